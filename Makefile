@@ -4,24 +4,26 @@
 #   make demo    the main job: real programs over kernel TCP and over sidestep, in one table
 #   make test    all tests, real server programs included
 #   make test-lab  the tests against the kernel's RDMA drivers in a guest; skipped without it (tests/interop/README.md)
+#   make test-fresh  builds the wheels and runs them on aarch64, emulated, and in a fresh Debian; slow
 #   make lint    ruff, mypy; the compiler's warnings are errors in every build
 #   make soak    the servers and clients of tests/apps/test_matrix.py at random, for SOAK_MINUTES (60)
 #   make bench   the speed table
 #   make docs    the reference pages that are made from the code
-#   make wheel   a wheel in dist/
+#   make wheel   a wheel in dist/, by the compiler of this machine
+#   make wheels  wheels in dist/ for every Linux on x86-64 and aarch64, by a compiler that pip brings
 
 PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 NATIVE := src/sidestep/native
 LIB    := $(NATIVE)/libsidestep.so
-EXTS   := $(NATIVE)/_channel.abi3.so $(NATIVE)/_ring.abi3.so $(NATIVE)/_framing.abi3.so
+EXTS   := $(NATIVE)/_channel.abi3.so $(NATIVE)/_framing.abi3.so
 PYTEST_ARGS ?=
 
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export PIP_ROOT_USER_ACTION := ignore
 
-.PHONY: build build-locked dev demo test test-lab soak lint bench wheel docs clean setup-apps
+.PHONY: build build-locked dev demo test test-lab test-fresh soak lint bench wheel wheels docs clean setup-apps
 
 # The lock lets several make runs meet in one tree.
 build:
@@ -30,9 +32,10 @@ build:
 build-locked: $(VENV)/.installed
 	@test -f build/native/build.ninja || PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/meson setup build/native >/dev/null
 	@$(BIN)/ninja -C build/native --quiet
-	@for ext in $(EXTS); do \
-		if [ -f build/native/$$ext ]; then cmp -s build/native/$$ext $$ext || cp build/native/$$ext $$ext; fi; done
-	@cmp -s build/native/$(LIB) $(LIB) || { cp build/native/$(LIB) $(LIB).new && mv $(LIB).new $(LIB); }
+# By renaming: programs that run have the old ones mapped.
+	@for made in $(EXTS) $(LIB); do \
+		if [ -f build/native/$$made ] && ! cmp -s build/native/$$made $$made; then \
+			cp build/native/$$made $$made.new && mv $$made.new $$made || exit 1; fi; done
 
 dev: build
 
@@ -46,8 +49,8 @@ $(BIN)/python:
 # Dependencies first, so that a C file that does not compile leaves a usable .venv.
 $(VENV)/.dependencies: pyproject.toml | $(BIN)/python
 	@$(BIN)/python -c 'import tomllib; p = tomllib.load(open("pyproject.toml", "rb"))["project"]; \
-		print(*p["dependencies"], *p["optional-dependencies"]["dev"], \
-		*p["optional-dependencies"]["test"], sep="\n")' > build/requirements.txt
+		print(*p["dependencies"], *(line for extra in ("top", "metrics", "capture", "dev", "test") \
+		for line in p["optional-dependencies"][extra]), sep="\n")' > build/requirements.txt
 	$(BIN)/pip install --quiet -r build/requirements.txt
 	@touch $@
 
@@ -69,11 +72,13 @@ setup-apps:
 # Those that need a guest with the kernel's RDMA drivers take part if SIDESTEP_LAB names it.
 LAB := $(if $(SIDESTEP_LAB),,-m 'not lab')
 # The scenes of tests/shim mostly wait for each other, so many run at a time, and a few of those with little to do; the
-# matrix has a load beside it, which its workers share. Programs that are killed or wait to be promoted, CPython's own
-# tests, and hosts in network namespaces run alone. All runs take place whatever the first one finds.
-MATRIX  := tests/apps/test_matrix.py
-AT_ONCE := $(addprefix tests/,api cli net observe policy project provider rdma sdp sdp_model sim switch system)
-ALONE   := $(patsubst %,--ignore=%,tests/shim $(MATRIX) $(AT_ONCE))
+# matrix has a load beside it, which its workers share. Hosts have network namespaces of their own, real programs
+# directories and ports. What is killed or compared with the kernel runs alone. All runs take place whatever one finds.
+MATRIX   := tests/apps/test_matrix.py
+AT_ONCE  := $(addprefix tests/,api cli net observe policy project provider rdma sdp sdp_model sim switch system)
+HOSTS    := tests/remote tests/native
+PROGRAMS := tests/apps tests/cpython
+ALONE    := $(patsubst %,--ignore=%,tests/shim tests/fresh $(AT_ONCE) $(HOSTS) $(PROGRAMS))
 # Many workers and hundreds of providers start: they share what Python compiles, also where it should write nothing.
 test: export PYTHONDONTWRITEBYTECODE :=
 test: export PYTHONPYCACHEPREFIX := $(CURDIR)/build/pycache
@@ -82,11 +87,16 @@ test: setup-apps build
 	$(BIN)/pytest tests/shim -n 8 $(PYTEST_ARGS) || failed=1; \
 	$(BIN)/pytest $(MATRIX) -n 8 $(PYTEST_ARGS) || failed=1; \
 	$(BIN)/pytest $(AT_ONCE) -n 4 $(PYTEST_ARGS) || failed=1; \
+	$(BIN)/pytest $(HOSTS) -n 2 $(PYTEST_ARGS) || failed=1; \
+	$(BIN)/pytest $(PROGRAMS) --ignore=$(MATRIX) -n 2 $(PYTEST_ARGS) || failed=1; \
 	$(BIN)/pytest $(ALONE) $(LAB) $(PYTEST_ARGS) || failed=1; \
 	exit $$failed
 
 test-lab: build
 	$(BIN)/pytest tests/interop $(PYTEST_ARGS)
+
+test-fresh: build wheels
+	$(BIN)/pytest tests/fresh $(PYTEST_ARGS)
 
 SOAK_MINUTES ?= 60
 SOAK_ARGS ?=
@@ -97,7 +107,7 @@ lint: build
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	@for place in bench docs/reference examples tests/conftest.py tests/*/; do \
+	@for place in bench docs/reference examples packaging tests/conftest.py tests/*/; do \
 		if [ -f $$place ] || ls $$place/*.py >/dev/null 2>&1; then \
 			echo "mypy $$place"; $(BIN)/mypy $$place || exit 1; fi; done
 	$(BIN)/python docs/reference/make.py --check
@@ -111,6 +121,16 @@ docs: build
 
 wheel: $(BIN)/python
 	$(BIN)/pip wheel --quiet --no-deps -w dist .
+
+$(VENV)/.wheels: pyproject.toml $(VENV)/.dependencies
+	@$(BIN)/python -c 'import tomllib; \
+		print(*tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"]["wheels"], sep="\n")' \
+		> build/requirements-wheels.txt
+	$(BIN)/pip install --quiet -r build/requirements-wheels.txt
+	@touch $@
+
+wheels: $(VENV)/.wheels
+	$(BIN)/python packaging/wheels.py
 
 clean:
 	rm -rf build dist $(VENV) $(LIB) $(EXTS)

@@ -26,7 +26,7 @@ from pathlib import Path
 
 from harness.machine import Machine
 
-from sidestep.rdma.loopback import Fabric
+from sidestep.rdma.loopback import NO_DELAY, Fabric
 from sidestep.rdma.verbs import DeviceAttributes
 from sidestep.sdp.endpoint import SdpStream
 from sidestep.sdp.requests import StreamReceive, StreamSend, Told
@@ -101,7 +101,7 @@ class Pair:
     """Two connected streams: one sends, the other receives."""
 
     def __init__(self, mechanism: Mechanism, size: int) -> None:
-        self.fabric = Fabric(random.Random(0), immediate=True)
+        self.fabric = Fabric(random.Random(0), timing=NO_DELAY)
         attributes = DeviceAttributes(checks_local_memory=False)  # as of a device made of software
         settings = SdpSettings(strategy=mechanism.strategy)
         ends = [Stack(self.fabric.device(name, attributes), lambda: self.fabric.now, settings) for name in "ab"]

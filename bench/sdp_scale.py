@@ -16,7 +16,7 @@ from pathlib import Path
 
 from harness.machine import Machine
 
-from sidestep.rdma.loopback import Fabric
+from sidestep.rdma.loopback import NO_DELAY, Fabric
 from sidestep.rdma.verbs import DeviceAttributes
 from sidestep.sdp.endpoint import SdpStream
 from sidestep.sdp.requests import StreamReceive, Told
@@ -38,7 +38,7 @@ def resident_bytes() -> int:
 
 def run(count: int, settings: SdpSettings) -> None:
     """Opens them, talks over each, and prints what it took."""
-    fabric = Fabric(random.Random(0), immediate=True, run_limit=1000 * count)
+    fabric = Fabric(random.Random(0), timing=NO_DELAY, run_limit=1000 * count)
     attributes = DeviceAttributes(checks_local_memory=False, queue_pairs_max=count + 16, regions_max=8 * count)
     unlimited = 4 * count * settings.receive_count * settings.receive_size
     left, right = (

@@ -20,7 +20,7 @@ import click
 
 from sidestep import config, limits
 from sidestep.api import sockets, streams
-from sidestep.cli import cli
+from sidestep.cli.group import cli
 from sidestep.counters import NAMES
 from sidestep.native import layout
 from sidestep.native.layout import REASON_TEXT, Reason, State

@@ -1,27 +1,30 @@
 """What a user can set, and where things are: values checked once, at the edge.
 
 The environment of the shim is written here and nowhere else, so that `sidestep run` and the tests agree.
+
+`sidestep run` reads this before each program, so it imports at the top only what is quick to load: no dataclasses.
 """
 
 from __future__ import annotations
 
-import contextlib
+import errno
 import os
-import secrets
 import socket
 import stat
 import struct
 from collections.abc import Mapping
-from dataclasses import dataclass
 from enum import Enum
-from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_network
 from pathlib import Path
-from typing import Final, Self
+from typing import TYPE_CHECKING, Final, NamedTuple, Self
 
 from sidestep import limits
 from sidestep.errors import Misuse, Unavailable
 from sidestep.installation import native_library
+from sidestep.native import layout
 from sidestep.native.layout import Welcome
+
+if TYPE_CHECKING:
+    from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network
 
 ENV_SOCKET: Final = "SIDESTEP_SOCKET"  # path of the provider's socket
 ENV_PROMOTE_AFTER: Final = "SIDESTEP_PROMOTE_AFTER"  # `CALLS[:BYTES]` until promotion (else :65536); `0`: at once
@@ -33,9 +36,12 @@ ENV_FROM_ROOT: Final = "SIDESTEP_FROM_ROOT"  # `1`: root said `sidestep run`; ma
 ENV_LOG: Final = "SIDESTEP_LOG"  # file to which the shim appends diagnostics
 
 SYSTEM_POLICY: Final = Path("/etc/sidestep/policy.conf")
-SYSTEM_SOCKET: Final = Path("/run/sidestep/provider")  # of the system-wide provider
+SYSTEM_SOCKET: Final = Path(layout.SYSTEM_SOCKET)  # of the system-wide provider
 SYSTEM_USER: Final = "sidestep"  # as which it runs
 SYSTEM_RUNTIME: Final = Path("/run/sidestep-provider")  # its XDG_RUNTIME_DIR: its /tmp is its own
+
+# Where all users can make things. In a container whose root is read-only the second can still be written.
+SHARED_PLACES: Final = (Path("/tmp"), Path("/dev/shm"))  # noqa: S108 - see shared_place
 
 SPIN_US_MAX: Final = 10_000  # longer than any wake-up; more would only burn a core
 _UCRED: Final = struct.Struct("iII")  # struct ucred: pid, uid, gid
@@ -45,28 +51,20 @@ _SUN_PATH_MAX: Final = 107  # bytes of a socket's path that fit struct sockaddr_
 class Proof(Enum):
     """How the provider makes sure that a client holds the connection it names."""
 
-    LOOKUP = "lookup"  # it asks the kernel: within its own user and network namespace
-    POSSESSION = "possession"  # clients bring a duplicate of the socket: both ends in one namespace, whichever
+    LOOKUP = "lookup"  # it asks the kernel; clients in another network namespace bring a duplicate of the socket
+    POSSESSION = "possession"  # all clients bring one: both ends in one namespace, whichever
     PATH = "path"  # and a UDP socket: the ends may be in different namespaces
 
 
-_WANTS: Final = {
-    Proof.LOOKUP: Welcome(0),
-    Proof.POSSESSION: Welcome.POSSESSION,
-    Proof.PATH: Welcome.POSSESSION | Welcome.PATH,
-}
-
-
-@dataclass(frozen=True, slots=True)
-class PromoteAfter:
+class PromoteAfter(NamedTuple):
     """How much life a connection must show before it is promoted: either bound is enough; 0 calls: at once."""
 
-    calls: int = 8  # reads and writes; a few round trips, so that short connections cost nothing
-    payload_len: int = 64 << 10  # bytes; what the shim takes when a user gives only the calls
+    calls: int = layout.PROMOTE_AFTER_CALLS  # reads and writes
+    payload_len: int = layout.PROMOTE_AFTER_BYTES  # bytes
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """`CALLS` or `CALLS:BYTES`; raises Misuse."""
+        """`CALLS` or `CALLS:BYTES`, as the shim reads it (native/shim.c::promote_after_read); raises Misuse."""
         calls, colon, payload_len = text.partition(":")
         if (
             not calls.isascii()
@@ -75,8 +73,9 @@ class PromoteAfter:
         ):
             raise Misuse(f"{text!r} is not CALLS or CALLS:BYTES", remedy="for example 8, 8:65536, or 0 for at once")
         value = cls(int(calls), int(payload_len)) if colon else cls(int(calls))
-        if value.calls >= 1 << 32 or value.payload_len >= 1 << 63:
-            raise Misuse(f"{text!r} is out of range", remedy="calls fit 32 bits, bytes 63")
+        calls_max, payload_max = layout.PROMOTE_AFTER_CALLS_MAX, layout.PROMOTE_AFTER_BYTES_MAX
+        if value.calls > calls_max or value.payload_len > payload_max:
+            raise Misuse(f"{text!r} is out of range", remedy=f"give at most {calls_max} calls and {payload_max} bytes")
         return value
 
     def __str__(self) -> str:
@@ -109,29 +108,39 @@ def parse_workers(text: str) -> int:
 
 
 def runtime_dir() -> Path:
-    """The per-user directory of the provider's socket, not yet made."""
-    if directory := os.environ.get("XDG_RUNTIME_DIR"):
-        return Path(directory) / "sidestep"
-    user_dir = Path(f"/run/user/{os.getuid()}")
-    return user_dir / "sidestep" if user_dir.is_dir() else shared_place(Path("/tmp"))  # noqa: S108 - see there
+    """The per-user directory of the provider's socket, not yet made: in the first place that nobody else can change.
+
+    That is the rule, and this its one source: shims are told the path, and check what they find there. None of the
+    places takes a session, a home, or a root file system that can be written.
+    """
+    given = os.environ.get("XDG_RUNTIME_DIR")
+    for place in (*([Path(given)] if given else []), Path(f"/run/user/{os.getuid()}")):
+        if _is_mine(place, but_for=0o022):  # sudo and su leave another user's in the environment
+            return place / "sidestep"
+    return shared_place(next((place for place in SHARED_PLACES if os.access(place, os.W_OK)), SHARED_PLACES[0]))
 
 
 def shared_place(shared: Path) -> Path:
-    """A place in a directory where all users can make things: the usual one, or if another has taken that, of ours.
+    """A place in a directory where all users can make things: the usual one, or if that is taken, another of ours.
 
-    Nobody else can make what is ours, nor take a name that cannot be guessed.
+    Nobody else can make a private directory of ours, nor take a name that cannot be guessed.
     """
     usual = shared / f"sidestep-{os.getuid()}"
-
-    def owner(path: Path) -> int | None:
-        with contextlib.suppress(OSError):
-            return path.lstat().st_uid
-        return None
-
-    if owner(usual) in (None, os.getuid()):
+    if not os.path.lexists(usual) or _is_mine(usual):
         return usual
-    mine = sorted(path for path in shared.glob(f"{usual.name}-*") if owner(path) == os.getuid())
+    import secrets
+
+    mine = sorted(path for path in shared.glob(f"{usual.name}-*") if _is_mine(path))
     return mine[0] if mine else usual.with_name(f"{usual.name}-{secrets.token_hex(8)}")
+
+
+def _is_mine(path: Path, *, but_for: int = 0o077) -> bool:
+    """Whether it is a directory of this user, with no such rights for others. A link to one is not."""
+    try:
+        found = path.lstat()
+    except OSError:
+        return False
+    return stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid() and not found.st_mode & but_for
 
 
 def rdma_dir() -> Path:
@@ -172,6 +181,34 @@ def check_listener(sock: socket.socket, path: Path) -> None:
         raise NotBelieved(f"{what}others than you and root can change {path.parent}", remedy=remedy)
 
 
+def connect(path: Path) -> socket.socket:
+    """A connection to the provider at `path`; raises Unavailable if there is none, or none that is believed."""
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_CLOEXEC)
+    try:
+        sock.connect(os.fspath(path))
+        check_listener(sock, path)
+    except NotBelieved:
+        sock.close()
+        raise
+    except OSError as error:
+        sock.close()
+        raise Unavailable(
+            f"no provider answers at {path}: {error.strerror}", remedy="start one with 'sidestep provider start'"
+        ) from error
+    return sock
+
+
+def answers(path: Path) -> bool:
+    """Whether a provider listens at `path`; raises NotBelieved if that could be anybody's."""
+    try:
+        connect(path).close()
+    except NotBelieved:
+        raise
+    except Unavailable:
+        return False
+    return True
+
+
 def system_socket() -> Path | None:
     """The socket of the system-wide provider; None if nobody listens, or nobody who is believed."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as probe:
@@ -205,10 +242,9 @@ def make_private_dir(path: Path) -> None:
     """
     try:
         path.mkdir(mode=0o700, exist_ok=True)
-        found = path.lstat()
     except OSError as error:
         raise Unavailable(f"cannot make {path}: {error.strerror}", remedy="give another place with --socket") from error
-    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o077:
+    if not _is_mine(path):
         raise Unavailable(
             f"{path} is not a directory of mode 0700 owned by uid {os.getuid()}",
             remedy="put the socket into one of its own, which is made if missing: --socket DIRECTORY/provider",
@@ -233,8 +269,29 @@ def check_public_dir(path: Path) -> None:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class PolicyPlace:
+def log_file(environment: Mapping[str, str]) -> Path | None:
+    """The file that the shim is asked to log to; None if there is to be none. Makes nothing.
+
+    Raises:
+        Unavailable: It cannot be written, and the shim would say nothing of it.
+    """
+    if not (name := environment.get(ENV_LOG)):
+        return None
+    path = Path(name)
+    try:
+        if not path.exists():
+            os.close(os.open(path.parent, os.O_DIRECTORY | os.O_CLOEXEC))
+        if not os.access(path if path.exists() else path.parent, os.W_OK) or path.is_dir():
+            raise PermissionError(errno.EACCES, "it is a directory" if path.is_dir() else os.strerror(errno.EACCES))
+    except OSError as error:
+        raise Unavailable(
+            f"{ENV_LOG}={name} cannot be written: {error.strerror}",
+            remedy="name a file that the programs' user can write, in a directory that is there",
+        ) from error
+    return path
+
+
+class PolicyPlace(NamedTuple):
     """A file that rules are read from."""
 
     path: Path
@@ -268,8 +325,7 @@ def _home(environment: Mapping[str, str]) -> str | None:
     return f"{home}/.config" if (home := environment.get("HOME")) else None
 
 
-@dataclass(frozen=True, slots=True)
-class ShimSettings:
+class ShimSettings(NamedTuple):
     """What `sidestep run` tells the shim; None leaves the provider's default."""
 
     socket: Path
@@ -293,8 +349,7 @@ class ShimSettings:
         return env
 
 
-@dataclass(frozen=True, slots=True)
-class RemoteSettings:
+class RemoteSettings(NamedTuple):
     """With which other hosts connections are carried, and why they are believed.
 
     Whoever may send from the address of a trusted host can take over connections between the two: all its users are
@@ -311,6 +366,8 @@ class RemoteSettings:
     @classmethod
     def parse(cls, hosts: str, key_file: str | None = None) -> Self:
         """`NETWORK[,NETWORK...]`; raises Misuse."""
+        from ipaddress import ip_network
+
         try:
             networks = tuple(ip_network(each.strip()) for each in hosts.split(","))
         except ValueError as error:
@@ -323,8 +380,7 @@ class RemoteSettings:
         return ",".join(map(str, self.hosts))
 
 
-@dataclass(frozen=True, slots=True)
-class ProviderSettings:
+class ProviderSettings(NamedTuple):
     """How a provider runs."""
 
     socket: Path
@@ -342,8 +398,17 @@ class ProviderSettings:
     @property
     def wants(self) -> Welcome:
         """What shims are asked to bring along."""
-        wants = _WANTS[Proof.PATH if self.system else self.proof]
+        proof, wants = Proof.PATH if self.system else self.proof, Welcome(0)
+        if proof is not Proof.LOOKUP:
+            wants |= Welcome.POSSESSION
+        if proof is Proof.PATH:
+            wants |= Welcome.PATH
         return wants | Welcome.REMOTE if self.remote else wants
+
+    @property
+    def wants_elsewhere(self) -> Welcome:
+        """The same of those in another network namespace: nothing can be looked up there, nor is the network ours."""
+        return (self.wants | Welcome.POSSESSION) & ~Welcome.REMOTE
 
     def arguments(self) -> list[str]:
         """The command line of ``python -m sidestep.provider`` that says the same."""

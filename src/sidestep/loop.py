@@ -24,9 +24,11 @@ READ: Final = select.EPOLLIN
 WRITE: Final = select.EPOLLOUT
 _NOTICES_MAX: Final = 10_000  # calls of one turn: a user who makes more and more of them must not stop the sockets
 _EVENTS_MAX: Final = 256  # of one turn
-
-
 _CANCELLED_MAX: Final = 64  # timers that stay in the heap though nobody wants them, or half of the heap
+
+
+def nothing() -> None:
+    """What is called where nobody wants to know."""
 
 
 class Timer:
@@ -112,7 +114,7 @@ class Loop:
         # An earlier one may close a later one, and open a socket that gets the same number.
         for fd, events, handler in [(fd, events, handlers.get(fd)) for fd, events in ready]:
             if handler is not None and handlers.get(fd) == handler:
-                self._call(handler, events)
+                self.call(handler, events)
         happened = bool(ready) | self._run_timers() | bool(self._soon) | bool(self.notices)
         for nested in [nested for nested in self._nested if nested.next_in_s == 0]:
             happened |= nested.turn(0)
@@ -120,7 +122,7 @@ class Loop:
         for _ in range(_NOTICES_MAX):
             if not self.notices:
                 break
-            self._call(self.notices.popleft())
+            self.call(self.notices.popleft())
         self._run_soon()
         return happened
 
@@ -199,7 +201,7 @@ class Loop:
                 break
             callback = next(iter(self._soon))
             del self._soon[callback]
-            self._call(callback)
+            self.call(callback)
 
     def _run_timers(self) -> bool:
         happened = False
@@ -210,11 +212,12 @@ class Loop:
                 self._cancelled -= 1
                 continue
             callback, timer.callback = timer.callback, None
-            self._call(callback)
+            self.call(callback)
             happened = True
         return happened
 
-    def _call(self, callback: Callable[..., object], *given: int) -> None:
+    def call(self, callback: Callable[..., object], *given: int) -> None:
+        """Calls, and answers for what that raises as for what is called in a turn."""
         try:
             callback(*given)
         except Exception as error:

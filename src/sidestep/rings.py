@@ -23,7 +23,7 @@ from sidestep.errors import Misuse
 from sidestep.native import layout
 
 if TYPE_CHECKING:
-    from sidestep.native._ring import Ring
+    from sidestep.native._channel import Ring
 
 
 _WORD: Final = {"I": ctypes.c_uint32, "Q": ctypes.c_uint64}
@@ -178,7 +178,7 @@ def _mapped(
         return known
     shim = embed.loaded()
     try:
-        from sidestep.native._ring import Ring
+        from sidestep.native._channel import Ring
     except ImportError:  # built without Python's headers
         return None
     if shim is None:

@@ -19,7 +19,7 @@ import contextlib
 import socket as _stdlib
 from typing import TYPE_CHECKING, Any, Final, Literal, overload
 
-from sidestep import constants, embed
+from sidestep import constants, embed, limits
 from sidestep.constants import AF_INET6_DIRECT as AF_INET6_DIRECT
 from sidestep.constants import AF_INET6_OFFLOAD as AF_INET6_OFFLOAD
 from sidestep.constants import AF_INET_DIRECT as AF_INET_DIRECT
@@ -44,11 +44,13 @@ _EXPLICIT: Final = (AF_INET_OFFLOAD, AF_INET6_OFFLOAD, AF_INET_DIRECT, AF_INET6_
 
 def __getattr__(name: str) -> Any:
     """Whatever else the standard module has, and what is imported when it is first used."""
-    if name == "SdpSocket":
-        from sidestep.api.sockets import SdpSocket
+    return _sdp_socket() if name == "SdpSocket" else getattr(_stdlib, name)
 
-        return SdpSocket
-    return getattr(_stdlib, name)
+
+def _sdp_socket() -> type[SdpSocket]:
+    from sidestep.api.sockets import SdpSocket
+
+    return SdpSocket
 
 
 def __dir__() -> list[str]:
@@ -219,25 +221,24 @@ def _connect_each(
     rdma_port: int | None,
 ) -> tuple[socket | SdpSocket | None, list[OSError]]:
     """What is connected, or what came of each address."""
-    if protocol == "sdp":
-        from sidestep.api import sockets
-
-        if timeout is _GLOBAL_DEFAULT:
-            timeout = _stdlib.getdefaulttimeout()
-        return sockets.create_connection(address, timeout, source_address, rdma_port)
-    if protocol != "tcp" or rdma_port is not None:
+    if protocol not in ("tcp", "sdp") or (protocol == "tcp" and rdma_port is not None):
         raise Misuse(f"protocol {protocol!r}, RDMA port {rdma_port}", remedy='"tcp", or "sdp" with or without a port')
     host, port = address
     errors: list[OSError] = []
     for family, kind, proto, _, peer in _stdlib.getaddrinfo(host, port, 0, _stdlib.SOCK_STREAM):
         with contextlib.ExitStack() as stack:
             try:
-                sock = stack.enter_context(socket(family, kind, proto))
+                sdp = protocol == "sdp"
+                sock: socket | SdpSocket = _sdp_socket()(family) if sdp else socket(family, kind, proto)
+                stack.callback(sock.close)
                 if timeout is not _GLOBAL_DEFAULT:
                     sock.settimeout(timeout)
                 if source_address is not None:
                     sock.bind(source_address)
-                sock.connect(peer)
+                if isinstance(sock, socket):
+                    sock.connect(peer)
+                else:
+                    sock.connect(peer, rdma_port=rdma_port)
             except OSError as error:
                 errors.append(error)
                 continue
@@ -279,11 +280,14 @@ def create_server(
 ) -> socket | SdpSocket:
     """A socket that listens at `address`; as `socket.create_server`, and with `protocol="sdp"` for SDP."""
     if protocol == "sdp":
-        from sidestep.api import sockets
-
         if reuse_port or dualstack_ipv6:
             raise Misuse("an SDP listener has a port for itself, and one family")
-        return sockets.create_server(address, family, backlog)
+        with contextlib.ExitStack() as stack:
+            listener = stack.enter_context(_sdp_socket()(family))
+            listener.bind(address)
+            listener.listen(limits.RDMA_BACKLOG_DEFAULT if backlog is None else backlog)
+            stack.pop_all()  # it stays open
+            return listener
     if protocol != "tcp":
         raise Misuse(f"protocol {protocol!r}", remedy='"tcp" or "sdp"')
     plain = _stdlib.create_server(

@@ -8,7 +8,6 @@ from random import Random
 
 import pytest
 from endpoint_world import (
-    BOTH_MODES,
     CHECKING,
     LEFT,
     LENIENT,
@@ -27,8 +26,8 @@ from endpoint_world import (
     read_zcopy,
     socket_on,
 )
+from virtual_time import VirtualTime
 
-from sidestep.api.loopback import VirtualTime
 from sidestep.api.sockets import (
     MSG_DONTWAIT,
     MSG_OOB,
@@ -47,7 +46,6 @@ from sidestep.sdp.host import EPHEMERAL, Host
 from sidestep.sdp.settings import SdpSettings
 from sidestep.sdp.strategy import Strategy, bcopy_only
 
-MODES = pytest.mark.parametrize("immediate", BOTH_MODES, ids=["timed", "immediate"])
 ATTRIBUTES = pytest.mark.parametrize("attributes", [LENIENT, CHECKING], ids=["lenient", "checking"])
 
 Program = Callable[[SdpSocket], object]
@@ -88,11 +86,10 @@ def recv_all(conn: SdpSocket, size: int) -> bytes:
 # --- data ---
 
 
-@MODES
 @ATTRIBUTES
 @pytest.mark.parametrize("strategy", [Strategy, eager, bcopy_only, read_zcopy, pipelined])
-def test_bytes_arrive(immediate: bool, attributes: DeviceAttributes, strategy: Callable[[], Strategy]) -> None:
-    world = World(immediate=immediate, attributes=attributes, settings=SdpSettings(strategy=strategy))
+def test_bytes_arrive(attributes: DeviceAttributes, strategy: Callable[[], Strategy]) -> None:
+    world = World(attributes=attributes, settings=SdpSettings(strategy=strategy))
     sizes = [1, 100, 5000, 64 << 10, 65 << 10, 300_000]
     data = [pattern(size, size) for size in sizes]
 
@@ -113,11 +110,10 @@ def test_bytes_arrive(immediate: bool, attributes: DeviceAttributes, strategy: C
     converse(world, client, server)
 
 
-@MODES
 @ATTRIBUTES
-def test_a_large_send_goes_from_buffer_to_buffer(immediate: bool, attributes: DeviceAttributes) -> None:
+def test_a_large_send_goes_from_buffer_to_buffer(attributes: DeviceAttributes) -> None:
     watch = Watch()
-    world = World(immediate=immediate, attributes=attributes, watch=watch)
+    world = World(attributes=attributes, watch=watch)
     data = bytearray(pattern(1_000_000))
     room = bytearray(len(data))
 
@@ -136,11 +132,10 @@ def test_a_large_send_goes_from_buffer_to_buffer(immediate: bool, attributes: De
     assert all(Range.of(room).holds(each) for each in targets)
 
 
-@MODES
 @ATTRIBUTES
-def test_a_small_send_gathers_the_users_buffer(immediate: bool, attributes: DeviceAttributes) -> None:
+def test_a_small_send_gathers_the_users_buffer(attributes: DeviceAttributes) -> None:
     watch = Watch()
-    world = World(immediate=immediate, attributes=attributes, watch=watch)
+    world = World(attributes=attributes, watch=watch)
     data = bytearray(b"small, and where the user has it")
 
     def client(conn: SdpSocket) -> None:
@@ -156,9 +151,8 @@ def test_a_small_send_gathers_the_users_buffer(immediate: bool, attributes: Devi
     data.append(1)  # and it is free again
 
 
-@MODES
-def test_waitall_and_peek(immediate: bool) -> None:
-    world = World(immediate=immediate)
+def test_waitall_and_peek() -> None:
+    world = World()
 
     def client(conn: SdpSocket) -> None:
         for part in (b"one ", b"two ", b"three"):
@@ -178,9 +172,8 @@ def test_waitall_and_peek(immediate: bool) -> None:
     converse(world, client, server)
 
 
-@MODES
-def test_waitall_waits_for_all(immediate: bool) -> None:
-    world = World(immediate=immediate)
+def test_waitall_waits_for_all() -> None:
+    world = World()
 
     def client(conn: SdpSocket) -> None:
         for part in (b"one", b"two", b"three"):
@@ -194,10 +187,9 @@ def test_waitall_waits_for_all(immediate: bool) -> None:
     converse(world, client, server)
 
 
-@MODES
 @ATTRIBUTES
-def test_peek_at_bytes_that_are_only_on_offer(immediate: bool, attributes: DeviceAttributes) -> None:
-    world = World(immediate=immediate, attributes=attributes, settings=SdpSettings(strategy=pipelined))
+def test_peek_at_bytes_that_are_only_on_offer(attributes: DeviceAttributes) -> None:
+    world = World(attributes=attributes, settings=SdpSettings(strategy=pipelined))
     data = pattern(200_000)
 
     def client(conn: SdpSocket) -> None:
@@ -212,9 +204,8 @@ def test_peek_at_bytes_that_are_only_on_offer(immediate: bool, attributes: Devic
     converse(world, client, server)
 
 
-@MODES
-def test_urgent_data(immediate: bool) -> None:
-    world = World(immediate=immediate)
+def test_urgent_data() -> None:
+    world = World()
 
     def client(conn: SdpSocket) -> None:
         conn.sendall(b"before")
@@ -237,9 +228,8 @@ def test_urgent_data(immediate: bool) -> None:
     converse(world, client, server)
 
 
-@MODES
-def test_urgent_data_inline(immediate: bool) -> None:
-    world = World(immediate=immediate, settings=SdpSettings(urgent_inline=True))
+def test_urgent_data_inline() -> None:
+    world = World(settings=SdpSettings(urgent_inline=True))
 
     def client(conn: SdpSocket) -> None:
         conn.send(b"ab!", MSG_OOB)
@@ -285,9 +275,8 @@ def test_an_urgent_byte_that_is_announced_but_not_here() -> None:
 # --- time ---
 
 
-@MODES
-def test_a_receive_in_vain(immediate: bool) -> None:
-    world = World(immediate=immediate)
+def test_a_receive_in_vain() -> None:
+    world = World()
 
     def client(conn: SdpSocket) -> None:
         before = world.fabric.now
@@ -311,9 +300,8 @@ def test_a_receive_in_vain(immediate: bool) -> None:
     converse(world, client, server)
 
 
-@MODES
-def test_waitall_gives_what_there_is_when_time_is_over(immediate: bool) -> None:
-    world = World(immediate=immediate)
+def test_waitall_gives_what_there_is_when_time_is_over() -> None:
+    world = World()
 
     def client(conn: SdpSocket) -> None:
         conn.sendall(b"part")
@@ -327,10 +315,9 @@ def test_waitall_gives_what_there_is_when_time_is_over(immediate: bool) -> None:
     converse(world, client, server)
 
 
-@MODES
 @ATTRIBUTES
-def test_a_send_that_nobody_reads_is_taken_back(immediate: bool, attributes: DeviceAttributes) -> None:
-    world = World(immediate=immediate, attributes=attributes)
+def test_a_send_that_nobody_reads_is_taken_back(attributes: DeviceAttributes) -> None:
+    world = World(attributes=attributes)
     data = bytearray(pattern(4_000_000))
     sent = 0
 
@@ -354,9 +341,8 @@ def test_a_send_that_nobody_reads_is_taken_back(immediate: bool, attributes: Dev
     converse(world, client, server)
 
 
-@MODES
-def test_sendall_in_vain(immediate: bool) -> None:
-    world = World(immediate=immediate, settings=SdpSettings(receive_count=8, receive_size=4096))
+def test_sendall_in_vain() -> None:
+    world = World(settings=SdpSettings(receive_count=8, receive_size=4096))
 
     def client(conn: SdpSocket) -> None:
         conn.settimeout(1.0)
@@ -372,9 +358,8 @@ def test_sendall_in_vain(immediate: bool) -> None:
     converse(world, client, server)
 
 
-@MODES
-def test_a_timeout_of_zero(immediate: bool) -> None:
-    world = World(immediate=immediate, settings=SdpSettings(receive_count=8, receive_size=4096))
+def test_a_timeout_of_zero() -> None:
+    world = World(settings=SdpSettings(receive_count=8, receive_size=4096))
 
     def client(conn: SdpSocket) -> None:
         conn.settimeout(0)
@@ -410,9 +395,8 @@ def test_a_timeout_of_zero(immediate: bool) -> None:
     converse(world, client, server)
 
 
-@MODES
-def test_connecting_takes_too_long(immediate: bool) -> None:
-    world = World(immediate=immediate)
+def test_connecting_takes_too_long() -> None:
+    world = World()
     nowhere = Host(world.stacks[0], [LEFT], resolve=lambda address: "nowhere")
     sock = socket_on(nowhere, world.driver)
     sock.settimeout(2.0)
@@ -480,9 +464,8 @@ def test_an_interrupted_call_gives_memory_back_and_loses_nothing() -> None:
 # --- ends ---
 
 
-@MODES
-def test_shutdown_of_either_direction(immediate: bool) -> None:
-    world = World(immediate=immediate)
+def test_shutdown_of_either_direction() -> None:
+    world = World()
 
     def client(conn: SdpSocket) -> None:
         conn.sendall(b"request")
@@ -505,9 +488,8 @@ def test_shutdown_of_either_direction(immediate: bool) -> None:
     converse(world, client, server)
 
 
-@MODES
-def test_closing_with_unread_bytes_resets(immediate: bool) -> None:
-    world = World(immediate=immediate)
+def test_closing_with_unread_bytes_resets() -> None:
+    world = World()
 
     def client(conn: SdpSocket) -> None:
         conn.sendall(b"never read")
@@ -523,10 +505,9 @@ def test_closing_with_unread_bytes_resets(immediate: bool) -> None:
     converse(world, client, server)
 
 
-@MODES
 @pytest.mark.parametrize("linger", [None, 5.0])
-def test_closing_with_all_read_is_graceful(immediate: bool, linger: float | None) -> None:
-    world = World(immediate=immediate)
+def test_closing_with_all_read_is_graceful(linger: float | None) -> None:
+    world = World()
     data = pattern(500_000)
 
     def client(conn: SdpSocket) -> None:
@@ -545,9 +526,8 @@ def test_closing_with_all_read_is_graceful(immediate: bool, linger: float | None
     converse(world, client, server)
 
 
-@MODES
-def test_a_linger_that_is_over_resets(immediate: bool) -> None:
-    world = World(immediate=immediate)
+def test_a_linger_that_is_over_resets() -> None:
+    world = World()
 
     def client(conn: SdpSocket) -> None:
         conn.set_linger(2.0)
@@ -564,9 +544,8 @@ def test_a_linger_that_is_over_resets(immediate: bool) -> None:
     converse(world, client, server)
 
 
-@MODES
-def test_the_other_end_breaks_off(immediate: bool) -> None:
-    world = World(immediate=immediate)
+def test_the_other_end_breaks_off() -> None:
+    world = World()
 
     def client(conn: SdpSocket) -> None:
         assert conn.recv(1) == b"."
@@ -581,9 +560,8 @@ def test_the_other_end_breaks_off(immediate: bool) -> None:
     converse(world, client, server)
 
 
-@MODES
-def test_so_error_is_told_once(immediate: bool) -> None:
-    world = World(immediate=immediate)
+def test_so_error_is_told_once() -> None:
+    world = World()
 
     def client(conn: SdpSocket) -> None:
         assert conn.recv(1) == b"."
@@ -602,9 +580,8 @@ def test_so_error_is_told_once(immediate: bool) -> None:
 # --- names ---
 
 
-@MODES
-def test_names(immediate: bool) -> None:
-    world = World(immediate=immediate)
+def test_names() -> None:
+    world = World()
     with create_server(world.right, world.driver, ("", 0)) as server:
         port = server.getsockname()[1]
         assert server.getsockname() == ("0.0.0.0", port)
@@ -620,9 +597,8 @@ def test_names(immediate: bool) -> None:
     world.assert_nothing_left()
 
 
-@MODES
-def test_names_of_ipv6(immediate: bool) -> None:
-    world = World(immediate=immediate)
+def test_names_of_ipv6() -> None:
+    world = World()
     left = Host(world.stacks[0], ["10.0.0.1", "fd00::1"], resolve=lambda address: RIGHT)
     right = Host(world.stacks[1], ["fd00::2"])
     with create_server(right, world.driver, ("fd00::2", PORT)) as server:
@@ -649,9 +625,8 @@ def test_ports_run_out() -> None:
 # --- listening ---
 
 
-@MODES
-def test_refusals(immediate: bool) -> None:
-    world = World(immediate=immediate)
+def test_refusals() -> None:
+    world = World()
     with pytest.raises(ConnectionRefusedError):
         create_connection(world.left, world.driver, (RIGHT, PORT))
     with create_server(world.right, world.driver, ("", PORT), backlog=1):
@@ -670,9 +645,8 @@ def test_refusals(immediate: bool) -> None:
     world.assert_nothing_left()
 
 
-@MODES
-def test_accept_in_vain(immediate: bool) -> None:
-    world = World(immediate=immediate)
+def test_accept_in_vain() -> None:
+    world = World()
     with create_server(world.right, world.driver, ("", PORT)) as server:
         server.settimeout(1.5)
         with pytest.raises(TimeoutError):
@@ -719,9 +693,8 @@ def test_what_a_socket_is_not_for() -> None:
     world.assert_nothing_left()
 
 
-@MODES
-def test_what_cannot_be_received_into(immediate: bool) -> None:
-    world = World(immediate=immediate)
+def test_what_cannot_be_received_into() -> None:
+    world = World()
 
     def client(conn: SdpSocket) -> None:
         with pytest.raises(TypeError):
@@ -738,10 +711,9 @@ def test_what_cannot_be_received_into(immediate: bool) -> None:
 # --- many ---
 
 
-@MODES
-def test_many_programs_at_once(immediate: bool) -> None:
+def test_many_programs_at_once() -> None:
     count = 8
-    world = World(immediate=immediate, settings=SdpSettings(receive_count=16, receive_size=4096))
+    world = World(settings=SdpSettings(receive_count=16, receive_size=4096))
     server = create_server(world.right, world.driver, ("", PORT))
     data = [pattern(20_000 + 1000 * index, index) for index in range(count)]
     answers: list[str] = []

@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 from endpoint_world import (
-    BOTH_MODES,
     CHECKING,
     LEFT,
     LENIENT,
@@ -25,8 +24,8 @@ from endpoint_world import (
     pipelined,
     read_zcopy,
 )
+from virtual_time import LoopbackPump, OneHost
 
-from sidestep.api.loopback import LoopbackPump, OneHost
 from sidestep.api.streams import SdpReader, SdpServer, SdpWriter, open_connection, start_server
 from sidestep.rdma.loopback import Kind
 from sidestep.rdma.verbs import DeviceAttributes
@@ -35,7 +34,6 @@ from sidestep.sdp.settings import SdpSettings
 from sidestep.sdp.strategy import Strategy, bcopy_only
 from sidestep.sdp.wire import Mid, Mode
 
-MODES = pytest.mark.parametrize("immediate", BOTH_MODES, ids=["timed", "immediate"])
 ATTRIBUTES = pytest.mark.parametrize("attributes", [LENIENT, CHECKING], ids=["lenient", "checking"])
 
 Program = Callable[[SdpReader, SdpWriter], Awaitable[None]]
@@ -125,10 +123,9 @@ async def turns(count: int = 200) -> None:
 # --- data ---
 
 
-@MODES
 @ATTRIBUTES
 @pytest.mark.parametrize("strategy", [Strategy, eager, bcopy_only, read_zcopy, pipelined])
-def test_bytes_arrive(immediate: bool, attributes: DeviceAttributes, strategy: Callable[[], Strategy]) -> None:
+def test_bytes_arrive(attributes: DeviceAttributes, strategy: Callable[[], Strategy]) -> None:
     sizes = [1, 100, 5000, 64 << 10, 65 << 10, 300_000]
     data = [pattern(size, size) for size in sizes]
 
@@ -146,12 +143,11 @@ def test_bytes_arrive(immediate: bool, attributes: DeviceAttributes, strategy: C
             await writer.sendall(bytearray(got[::-1]))
         assert await reader.read() == b""
 
-    converse(client, server, immediate=immediate, attributes=attributes, settings=SdpSettings(strategy=strategy))
+    converse(client, server, attributes=attributes, settings=SdpSettings(strategy=strategy))
 
 
-@MODES
 @ATTRIBUTES
-def test_several_outstanding_are_pipelined_from_buffer_to_buffer(immediate: bool, attributes: DeviceAttributes) -> None:
+def test_several_outstanding_are_pipelined_from_buffer_to_buffer(attributes: DeviceAttributes) -> None:
     watch = Watch()
     count, size = 12, 100_000
     data = [bytearray(pattern(size, seed)) for seed in range(count)]
@@ -166,7 +162,7 @@ def test_several_outstanding_are_pipelined_from_buffer_to_buffer(immediate: bool
         counts = await asyncio.gather(*(reader.recv_into(room, waitall=True) for room in rooms))
         assert counts == [size] * count
 
-    converse(client, server, immediate=immediate, attributes=attributes, watch=watch)
+    converse(client, server, attributes=attributes, watch=watch)
     assert modes == [Mode.PIPELINED]
     assert [digest(room) for room in rooms] == [digest(each) for each in data]
     answers = [views[0] for kind, source, views, _ in watch.gathered if kind is Kind.READ_RESPONSE and source == LEFT]
@@ -176,9 +172,8 @@ def test_several_outstanding_are_pipelined_from_buffer_to_buffer(immediate: bool
     assert all(any(Range.of(room).holds(one) for room in rooms) for one in targets)
 
 
-@MODES
 @ATTRIBUTES
-def test_receives_that_wait_are_written_into(immediate: bool, attributes: DeviceAttributes) -> None:
+def test_receives_that_wait_are_written_into(attributes: DeviceAttributes) -> None:
     watch = Watch()
     count, size = 8, 100_000
     data = [bytearray(pattern(size, seed)) for seed in range(count)]
@@ -202,7 +197,6 @@ def test_receives_that_wait_are_written_into(immediate: bool, attributes: Device
     converse(
         client,
         server,
-        immediate=immediate,
         attributes=attributes,
         watch=watch,
         settings=SdpSettings(strategy=pipelined),
@@ -216,8 +210,7 @@ def test_receives_that_wait_are_written_into(immediate: bool, attributes: Device
     assert all(any(Range.of(room).holds(to) for room in rooms) for _, to in written)
 
 
-@MODES
-def test_both_ways_at_once(immediate: bool) -> None:
+def test_both_ways_at_once() -> None:
     data = pattern(2_000_000)
 
     async def talk(reader: SdpReader, writer: SdpWriter) -> None:
@@ -226,11 +219,10 @@ def test_both_ways_at_once(immediate: bool) -> None:
         assert got == len(data)
         assert digest(room) == digest(data)
 
-    converse(talk, talk, immediate=immediate)
+    converse(talk, talk)
 
 
-@MODES
-def test_urgent_data(immediate: bool) -> None:
+def test_urgent_data() -> None:
     async def client(reader: SdpReader, writer: SdpWriter) -> None:
         await writer.sendall(b"before!", urgent=True)
         await writer.sendall(b"after")
@@ -244,11 +236,10 @@ def test_urgent_data(immediate: bool) -> None:
         assert await reader.readexactly(5) == b"after"
         await writer.sendall(b".")
 
-    converse(client, server, immediate=immediate)
+    converse(client, server)
 
 
-@MODES
-def test_an_end_that_comes_too_early(immediate: bool) -> None:
+def test_an_end_that_comes_too_early() -> None:
     async def client(reader: SdpReader, writer: SdpWriter) -> None:
         await writer.sendall(b"short")
 
@@ -260,15 +251,14 @@ def test_an_end_that_comes_too_early(immediate: bool) -> None:
         with pytest.raises(TypeError):
             await reader.recv_into(b"read-only")
 
-    converse(client, server, immediate=immediate)
+    converse(client, server)
 
 
 # --- cancelling ---
 
 
-@MODES
 @ATTRIBUTES
-def test_a_cancelled_receive_loses_nothing(immediate: bool, attributes: DeviceAttributes) -> None:
+def test_a_cancelled_receive_loses_nothing(attributes: DeviceAttributes) -> None:
     async def client(reader: SdpReader, writer: SdpWriter) -> None:
         assert await reader.read(1) == b"1"
         await writer.sendall(b"the whole of it")
@@ -293,14 +283,11 @@ def test_a_cancelled_receive_loses_nothing(immediate: bool, attributes: DeviceAt
         assert await reader.read(100) == b"the whole of it"
         await writer.sendall(b"2")
 
-    converse(client, server, immediate=immediate, attributes=attributes)
+    converse(client, server, attributes=attributes)
 
 
-@MODES
 @ATTRIBUTES
-def test_a_receive_that_was_shown_to_the_other_end_can_be_cancelled(
-    immediate: bool, attributes: DeviceAttributes
-) -> None:
+def test_a_receive_that_was_shown_to_the_other_end_can_be_cancelled(attributes: DeviceAttributes) -> None:
     watch = Watch()
     data = bytearray(pattern(250_000))
 
@@ -329,7 +316,6 @@ def test_a_receive_that_was_shown_to_the_other_end_can_be_cancelled(
     converse(
         client,
         server,
-        immediate=immediate,
         attributes=attributes,
         watch=watch,
         settings=SdpSettings(strategy=pipelined),
@@ -337,9 +323,8 @@ def test_a_receive_that_was_shown_to_the_other_end_can_be_cancelled(
     assert Mid.SINK_AVAIL_CANCEL in watch.mids(RIGHT)
 
 
-@MODES
 @ATTRIBUTES
-def test_a_send_that_is_advertised_can_be_cancelled(immediate: bool, attributes: DeviceAttributes) -> None:
+def test_a_send_that_is_advertised_can_be_cancelled(attributes: DeviceAttributes) -> None:
     watch = Watch()
     data = bytearray(pattern(500_000))
     got: list[bytes] = []
@@ -365,15 +350,14 @@ def test_a_send_that_is_advertised_can_be_cancelled(immediate: bool, attributes:
         got.append(await reader.read())
         await writer.sendall(b".")
 
-    converse(client, server, immediate=immediate, attributes=attributes, watch=watch)
+    converse(client, server, attributes=attributes, watch=watch)
     part, _, rest = got[0].rpartition(b"|")
     assert rest == b"the end"
     assert len(part) < 400_000
     assert bytes(data).startswith(part)
 
 
-@MODES
-def test_cancelling_everything_at_once(immediate: bool) -> None:
+def test_cancelling_everything_at_once() -> None:
     """A group that is cancelled gets all its memory back, and the stream goes on."""
 
     async def client(reader: SdpReader, writer: SdpWriter) -> None:
@@ -394,7 +378,7 @@ def test_cancelling_everything_at_once(immediate: bool) -> None:
         await writer.sendall(b"go")
         assert await recv_all(reader, 3000) == b"abc" * 1000
 
-    converse(client, server, immediate=immediate)
+    converse(client, server)
 
 
 def test_a_stream_with_a_hole_is_reset() -> None:
@@ -421,13 +405,12 @@ def test_a_stream_with_a_hole_is_reset() -> None:
         with pytest.raises(ConnectionAbortedError):
             await reader.read(1)
 
-    converse(client, server, immediate=True)
+    converse(client, server)
 
 
-@MODES
-def test_connecting_can_be_cancelled(immediate: bool) -> None:
+def test_connecting_can_be_cancelled() -> None:
     async def main() -> None:
-        world = AsyncWorld(immediate=immediate)
+        world = AsyncWorld()
         attempt = asyncio.ensure_future(world.connect())
         while not world.stacks[0].streams:
             await asyncio.sleep(0)
@@ -444,8 +427,7 @@ def test_connecting_can_be_cancelled(immediate: bool) -> None:
 # --- ends ---
 
 
-@MODES
-def test_errors(immediate: bool) -> None:
+def test_errors() -> None:
     async def client(reader: SdpReader, writer: SdpWriter) -> None:
         assert await reader.read(1) == b"."
         writer.abort()
@@ -466,11 +448,10 @@ def test_errors(immediate: bool) -> None:
             await writer.sendall(b"x")
         writer.close()
 
-    converse(client, server, immediate=immediate)
+    converse(client, server)
 
 
-@MODES
-def test_half_close(immediate: bool) -> None:
+def test_half_close() -> None:
     async def client(reader: SdpReader, writer: SdpWriter) -> None:
         await writer.sendall(b"question")
         writer.write_eof()
@@ -486,13 +467,12 @@ def test_half_close(immediate: bool) -> None:
         assert await reader.read() == b"question"
         await writer.sendall(b"answer")
 
-    converse(client, server, immediate=immediate)
+    converse(client, server)
 
 
-@MODES
-def test_a_body_that_raises_resets(immediate: bool) -> None:
+def test_a_body_that_raises_resets() -> None:
     async def main() -> None:
-        world = AsyncWorld(immediate=immediate)
+        world = AsyncWorld()
         told: list[type[BaseException]] = []
 
         async def serve(reader: SdpReader, writer: SdpWriter) -> None:
@@ -521,12 +501,11 @@ def test_a_body_that_raises_resets(immediate: bool) -> None:
     run(main)
 
 
-@MODES
-def test_who_is_served_by_what_raises_is_reset(immediate: bool) -> None:
+def test_who_is_served_by_what_raises_is_reset() -> None:
     """The task tells of the exception; the connection does not stay, with an other end that waits for ever."""
 
     async def main() -> None:
-        world = AsyncWorld(immediate=immediate)
+        world = AsyncWorld()
         raised: list[object] = []
         asyncio.get_running_loop().set_exception_handler(lambda loop, context: raised.append(context.get("exception")))
 
@@ -544,10 +523,9 @@ def test_who_is_served_by_what_raises_is_reset(immediate: bool) -> None:
     run(main)
 
 
-@MODES
-def test_refusals(immediate: bool) -> None:
+def test_refusals() -> None:
     async def main() -> None:
-        world = AsyncWorld(immediate=immediate)
+        world = AsyncWorld()
         with pytest.raises(ConnectionRefusedError):
             await world.connect()
         with pytest.raises(OSError, match="family") as told:
@@ -568,8 +546,7 @@ def test_refusals(immediate: bool) -> None:
     run(main)
 
 
-@MODES
-def test_names(immediate: bool) -> None:
+def test_names() -> None:
     seen: list[tuple[str, int]] = []
 
     async def client(reader: SdpReader, writer: SdpWriter) -> None:
@@ -582,19 +559,18 @@ def test_names(immediate: bool) -> None:
         seen.append(writer.get_extra_info("peername"))
         await writer.sendall(b".")
 
-    converse(client, server, immediate=immediate)
+    converse(client, server)
     assert seen[0] == seen[1] == (LEFT, 32768)
 
 
 # --- many ---
 
 
-@MODES
-def test_many_connections(immediate: bool) -> None:
+def test_many_connections() -> None:
     count = 30
 
     async def main() -> None:
-        world = AsyncWorld(immediate=immediate, settings=SdpSettings(receive_count=8, receive_size=4096))
+        world = AsyncWorld(settings=SdpSettings(receive_count=8, receive_size=4096))
 
         async def serve(reader: SdpReader, writer: SdpWriter) -> None:
             got = await reader.read()

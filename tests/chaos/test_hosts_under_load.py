@@ -38,7 +38,7 @@ from sidestep.remote.protocol import HELLO_LEN
 from sidestep.testing import Connection
 
 SEEDS: Final = range(int(os.environ.get("SIDESTEP_CHAOS_SEEDS", "1")))
-PROMOTED_S: Final = 20.0  # until new connections are, unless the host was found silent before
+PROMOTED_S: Final = limits.PEER_ABSENT_S + 20  # until new connections are, also to a host that has just said no
 END_S: Final = 90.0
 _TCP_HEADER_LEN: Final = 32  # bytes; Linux sends no option but timestamps with data
 
@@ -306,6 +306,7 @@ def test_providers_go(world: Callable[[int], World], seed: int, how: signal.Sign
         assert faults_where_some_were_reset(load.enough(END_S)) == []
 
 
+@pytest.mark.timeout(400)
 @pytest.mark.parametrize("seed", SEEDS)
 def test_the_protocol_is_removed_and_added(world: Callable[[int], World], seed: int) -> None:
     made = world(seed)

@@ -6,6 +6,7 @@ import json
 import os
 import re
 import socket
+import stat
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -18,6 +19,7 @@ from common import run_command, slot
 from shim_client import ShimClient
 
 import sidestep as package
+from sidestep import config
 from sidestep.cli import COMMANDS
 from sidestep.native.layout import REASON_TEXT, Reason
 from sidestep.provider import control
@@ -31,7 +33,7 @@ def home(tmp_path: Path) -> Iterator[Path]:
     """A runtime directory of its own; a provider that is started there is stopped after the test."""
     yield tmp_path
     path = tmp_path / "sidestep" / "provider"
-    if control.answers(path):
+    if config.answers(path):
         control.stop(path)
 
 
@@ -53,7 +55,7 @@ def test_run_starts_a_provider_and_tells_the_shim(command: Run, home: Path) -> N
     assert socket == str(home / "sidestep" / "provider")
     assert (promote_after, ring_size, spin_us) == ("3:99", "8192", "0")
     assert found.stderr == ""
-    assert control.answers(home / "sidestep" / "provider")
+    assert config.answers(home / "sidestep" / "provider")
 
 
 def test_run_leaves_defaults_to_the_provider(command: Run) -> None:
@@ -145,13 +147,90 @@ def test_another_users_provider_is_not_believed_and_that_is_said(tmp_path: Path)
                 assert client.recv(1) == b""
 
 
-def test_run_warns_of_a_program_out_of_reach(command: Run, tmp_path: Path) -> None:
+def on_terminal(home: Path, *args: str | Path) -> str:
+    """What `sidestep ARGS` says on standard error if that is a terminal."""
+    master, terminal = os.openpty()
+    env = os.environ | {"XDG_RUNTIME_DIR": str(home), "XDG_CONFIG_HOME": str(home)}
+    with open(master, "rb", buffering=0) as reader:
+        with open(terminal, "wb", buffering=0) as writer:
+            argv = [sys.executable, "-m", "sidestep", *args]
+            subprocess.run(argv, env=env, stdout=subprocess.DEVNULL, stderr=writer, timeout=60, check=True)
+            os.write(terminal, b"\n--\n")
+        said = b""
+        while b"\n--" not in said.replace(b"\r", b""):
+            said += reader.read(4096)
+    return said.decode()
+
+
+def test_run_tells_a_terminal_and_the_log_of_a_program_out_of_reach(command: Run, home: Path, tmp_path: Path) -> None:
+    """A script that joins both streams of a program gets the program's own."""
     source = tmp_path / "static.c"
     source.write_text('#include <stdio.h>\nint main(void) { puts("ran"); return 0; }\n')
     subprocess.run(["cc", "-static", source, "-o", tmp_path / "static"], check=True)
-    found = command("run", tmp_path / "static")
-    assert found.stdout == "ran\n"
-    assert "linked statically" in found.stderr
+    log = tmp_path / "log"
+    found = command("run", tmp_path / "static", SIDESTEP_LOG=str(log))
+    assert (found.stdout, found.stderr) == ("ran\n", "")
+    assert "linked statically" in log.read_text()
+    assert stat.S_IMODE(log.stat().st_mode) == 0o600
+    assert "linked statically" in on_terminal(home, "run", tmp_path / "static")
+    assert "linked statically" in command("check", tmp_path / "static").stdout
+
+
+@pytest.mark.parametrize(
+    ("name", "why"),
+    [("nowhere/log", "No such file or directory"), ("", "it is a directory"), ("file/log", "Not a direc")],
+)
+def test_a_log_that_cannot_be_written_is_told(command: Run, tmp_path: Path, name: str, why: str) -> None:
+    (tmp_path / "file").touch()
+    path = f"{tmp_path}/{name}"
+    told = f"SIDESTEP_LOG={path} cannot be written: {why}"
+    ran = command("run", "echo", "done", SIDESTEP_LOG=path)
+    assert (ran.stdout, ran.returncode) == ("done\n", 0)
+    assert ran.stderr.startswith(f"sidestep: {told}")
+    assert len(ran.stderr.splitlines()) == 1
+    for words in (("doctor",), ("check", "sh")):
+        found = command(*words, SIDESTEP_LOG=path)
+        assert found.returncode == 0
+        assert told in found.stdout
+
+
+def test_a_log_that_can_be_written_is_not_made_by_looking(command: Run, tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    findings = json.loads(command("doctor", "--json", SIDESTEP_LOG=str(log)).stdout)["findings"]
+    assert [one["level"] for one in findings if one["subject"] == "log"] == ["ok"]
+    assert not log.exists()
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root starts programs that become another user")
+def test_run_tells_root_once_whom_its_own_provider_leaves_out(command: Run, home: Path, tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    for _ in range(2):
+        assert command("run", "true", SIDESTEP_LOG=str(log)).stderr == ""
+    (line,) = (line for line in log.read_text().splitlines() if "only programs of root are paired" in line)
+    assert "sidestep provider start --system" in line or "systemctl enable --now sidestep.socket" in line
+    command("provider", "stop")
+    assert "only programs of root are paired" in on_terminal(home, "run", "true")
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can be another user")
+def test_doctor_tells_which_users_a_users_own_provider_leaves_out(command: Run) -> None:
+    def users() -> dict[str, str]:
+        findings = json.loads(command("doctor", "--json").stdout)["findings"]
+        (found,) = (one for one in findings if one["subject"] == "users")
+        return dict(found)
+
+    assert "uid 12345" not in users()["text"]
+    os.seteuid(12345)
+    try:
+        server = socket.create_server(("127.0.0.1", 0))
+    finally:
+        os.seteuid(0)
+    with server:
+        found = users()
+    assert found["level"] == "note"
+    assert "root's own and leaves out servers of" in found["text"]
+    assert "uid 12345" in found["text"]
+    assert found["remedy"].startswith("one provider for all users, as root: s")
 
 
 @pytest.mark.parametrize(
@@ -197,7 +276,7 @@ def test_provider_in_the_foreground_serves_until_it_is_stopped(command: Run, hom
     with subprocess.Popen(argv, stderr=subprocess.PIPE, text=True) as process:
         assert process.stderr is not None
         assert f"provider {process.pid} serves" in process.stderr.readline()
-        while not control.answers(path):
+        while not config.answers(path):
             assert process.poll() is None
         assert command("provider", "stop").returncode == 0
         assert process.wait(10) == 0
@@ -210,7 +289,7 @@ def test_provider_in_the_foreground_speaks_json_and_only_once_it_serves(command:
     with subprocess.Popen(argv, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         assert json.loads(process.stdout.readline()) == {"pid": process.pid, "started": True, "socket": str(path)}
-        assert control.answers(path)
+        assert config.answers(path)
         second = command(*args)
         assert (second.returncode, second.stdout) == (1, "")
         assert "serves" not in second.stderr.replace("a provider serves", "")
@@ -257,7 +336,7 @@ def test_ss_prints_one_json_document(listed: Callable[..., Any]) -> None:
     assert set(found[0]) == {
         "pid", "program", "fd", "local", "remote", "role", "state", "reason", "why", "segment", "tx", "rx", "doorbells",
         "sleeps", "calls", "spins_won", "spins_lost", "age_s", "promoted_s", "born_ns",
-        "promotions", "link",
+        "promotions", "link", "container",
     }  # fmt: skip
     assert set(found[0]["tx"]) == {"tcp_bytes", "tcp_msgs", "ring_bytes", "ring_msgs", "ring_from"}
 
@@ -344,6 +423,36 @@ def test_doctor_names_a_missing_interpreter(command: Run, tmp_path: Path) -> Non
 
 
 # ---- all ----
+
+
+@pytest.mark.parametrize(
+    ("args", "slow"),
+    [
+        (
+            ("run", "--", "true"),
+            {"click", "dataclasses", "inspect", "json", "shutil", "subprocess"},
+        ),
+        (("--help",), {"dataclasses", "json", "subprocess", "sidestep.config", "sidestep.cli.run"}),
+    ],
+)
+def test_what_is_started_often_loads_only_what_it_needs(
+    sidestep: Sidestep, args: tuple[str, ...], slow: set[str]
+) -> None:
+    argv = [sys.executable, "-X", "importtime", "-m", "sidestep", *args]
+    env = os.environ | {config.ENV_SOCKET: str(sidestep.socket)}
+    found = subprocess.run(argv, env=env, capture_output=True, text=True, timeout=60, check=True)
+    loaded = {line.rpartition("|")[2].strip() for line in found.stderr.splitlines()}
+    assert "sidestep.cli" in loaded
+    assert loaded & slow == set()
+
+
+def test_run_with_and_without_options_is_the_same(command: Run) -> None:
+    for words in ("-- echo -h", "echo -h", "--spin-us=0 echo -h", "--spin-us=0 -- echo -h"):
+        assert command("run", *words.split()).stdout == "-h\n"
+    for words in ("", "--", "--no-such-option true"):
+        found = command("run", *words.split())
+        assert (found.returncode, found.stdout) == (2, "")
+        assert "Usage: sidestep run [OPTIONS] [--] CMD [ARG]..." in found.stderr
 
 
 def test_every_command_has_help(command: Run) -> None:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 from lab_guest import Lab, Unusable, lab_folder
+from mpa_oracle import Deframer
 from raw_iwarp import Depths, RawPeer, request
 from raw_rping import Advertisement, ping
 
@@ -14,7 +15,6 @@ from sidestep.observe.capture.layers import Segment, dissect
 from sidestep.observe.capture.tcp import Direction
 from sidestep.rdma.iwarp import ddp
 from sidestep.rdma.iwarp.ddp import RdmapOp
-from sidestep.rdma.iwarp.mpa import Deframer
 from sidestep.rdma.iwarp.startup.frame import StartFrame
 
 _PORT = 7175

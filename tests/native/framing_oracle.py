@@ -6,8 +6,10 @@ import struct
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
+from mpa_oracle import Deframer
+
 from sidestep.errors import PeerViolation
-from sidestep.rdma.iwarp.mpa import Deframer, fpdu
+from sidestep.rdma.iwarp.mpa import fpdu
 
 TAGGED_LEN, UNTAGGED_LEN = 14, 18
 FAULTS = {"mpa_crc": "crc", "mpa_marker": "marker"}

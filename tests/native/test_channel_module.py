@@ -189,14 +189,6 @@ class AgainstAQueue(RuleBasedStateMachine):
         self.pair[side].consume(skip // 2)
         del queue[: skip // 2]
 
-    @rule(side=SIDES)
-    def trim(self, side: int) -> None:
-        if self.ways[side].unread:
-            with pytest.raises(ValueError, match="has not read"):
-                self.pair[side].trim()
-        elif not self.ways[side].filled:
-            self.pair[side].trim()
-
     @invariant()
     def counts_agree(self) -> None:
         for side, way in enumerate(self.ways):
@@ -319,7 +311,6 @@ def test_closed_channels_refuse_every_use(pair: Pair) -> None:
         end.writable,
         end.readable,
         end.read,
-        end.trim,
         end.__enter__,
         lambda: end.avail,
         lambda: end.space,
@@ -372,7 +363,7 @@ def test_an_impossible_head_is_a_reset(segment: tuple[Pair, mmap.mmap], head: in
     (end, _), words = segment
     assert end.write(b"abc") == 3
     poke(words, "consumer[0].head", head)
-    uses = (lambda: end.space, lambda: end.unread, end.trim, lambda: end.write(bytes(PAGE)), end.spill, end.writable)
+    uses = (lambda: end.space, lambda: end.unread, lambda: end.write(bytes(PAGE)), end.spill, end.writable)
     for use in uses:
         with pytest.raises(ConnectionResetError):
             use()
@@ -426,8 +417,6 @@ def test_references_do_not_leak() -> None:
     for _ in range(100):
         with _channel.map(fd, 0) as end:
             end.write(b"x")
-            with pytest.raises(ValueError, match="has not read"):
-                end.trim()
     with pytest.raises(OSError, match="Invalid"):
         _channel.map(-1, 0)
     os.close(fd)

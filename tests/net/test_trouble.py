@@ -46,8 +46,8 @@ def test_no_privilege_is_needed(follow: Follow) -> None:
 def test_messages_that_are_not_the_kernels_are_nothing(follow: Follow) -> None:
     follower = follow()
     network = follower.network
-    gone = struct.pack("=IHHIIBxHiII", 32 + 12, 17, 0, 1, 0, 0, 1, 1, 0, 0)  # RTM_DELLINK of interface 1
-    gone += struct.pack("=HH8s", 7, 3, b"lo\0")
+    gone = struct.pack("=IHHIIBxHiII", 32 + 8, 17, 0, 1, 0, 0, 1, 1, 0, 0)  # RTM_DELLINK of interface 1
+    gone += struct.pack("=HH4s", 7, 3, b"lo\0")
     assert netlink.record_of(Frame(17, 0, 1, gone)) is not None  # it would be believed
     network.route(ip_address("127.0.0.1"))  # a socket has an address once it has sent
     refused = struct.pack("=IHHIIi16x", 36, 2, 0, network._sequence + 1, 0, -errno.ENETUNREACH)

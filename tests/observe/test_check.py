@@ -58,11 +58,11 @@ def check(tmp_path: Path) -> Check:
 def build(tmp_path_factory: pytest.TempPathFactory) -> Build:
     """Compiles a program, or with -shared a library, from this text."""
 
-    def compile_it(text: str, *options: str | Path, name: str = "program") -> Path:
+    def compile_it(text: str, *options: str | Path, name: str = "program", compiler: str = "cc") -> Path:
         made = tmp_path_factory.mktemp("built") / name
         source = made.with_suffix(".c")
         source.write_text(text)
-        subprocess.run(["cc", "-O1", source, "-o", made, *options], check=True)
+        subprocess.run([compiler, "-O1", source, "-o", made, *options], check=True)
         return made
 
     return compile_it
@@ -93,6 +93,22 @@ def test_a_static_program_is_not(check: Check, build: Build) -> None:
     assert found["findings"][0]["remedy"] == "use a dynamically linked build"
 
 
+@pytest.mark.skipif(shutil.which("musl-gcc") is None, reason="musl-gcc is not installed; run tests/setup")
+def test_a_program_of_musl_is_not_and_runs_without_the_shim(check: Check, build: Build, sidestep: Sidestep) -> None:
+    program = build('#include <stdio.h>\nint main(void) { return puts("well") < 0; }\n', compiler="musl-gcc")
+    found = check(program)
+    (finding,) = by_subject(found, str(program))
+    assert (found["verdict"], finding["level"]) == ("fail", "fail")
+    assert finding["text"] == "stays on TCP: its C library is not the one that the shim was built for (musl)"
+    argv = [sys.executable, "-m", "sidestep", "doctor", f"--socket={sidestep.socket}", "--json", str(program)]
+    ended = subprocess.run(argv, capture_output=True, text=True, timeout=60, check=False)
+    assert (ended.returncode, ended.stderr) == (1, "")
+    assert by_subject(json.loads(ended.stdout), str(program)) == [finding]
+    argv = [sys.executable, "-m", "sidestep", "run", f"--socket={sidestep.socket}", "--", str(program)]
+    ended = subprocess.run(argv, capture_output=True, text=True, timeout=60, check=False)
+    assert (ended.returncode, ended.stdout, ended.stderr) == (0, "well\n", "")
+
+
 def test_a_library_that_is_missing_is_named(check: Check, build: Build) -> None:
     library = build("int other(void) { return 0; }\n", "-shared", "-fPIC", name="libother.so")
     program = build("int other(void); int main(void) { return other(); }\n", library, f"-Wl,-rpath,{library.parent}")
@@ -101,6 +117,26 @@ def test_a_library_that_is_missing_is_named(check: Check, build: Build) -> None:
     found = check(program)
     assert found["verdict"] == "fail"
     assert any("libother.so not found" in one["text"] for one in by_subject(found, str(program)))
+
+
+def test_a_library_beside_the_program_is_found_through_a_link(check: Check, build: Build, tmp_path: Path) -> None:
+    """As /usr/bin/java is one: $ORIGIN is where the program lies, for the kernel has resolved the link."""
+    shared = ("-shared", "-fPIC", "-Wl,-soname,libother.so")
+    library = build("int other(void) { return 0; }\n", *shared, name="libother.so")
+    program = build("int other(void); int main(void) { return other(); }\n", library, "-Wl,-rpath,$ORIGIN/../lib")
+    jvm = tmp_path / "jvm"
+    for folder, file in (("bin", program), ("lib", library)):
+        (jvm / folder).mkdir(parents=True)
+        shutil.move(file, jvm / folder)
+    (tmp_path / "alternative").symlink_to(jvm / "bin" / program.name)
+    (tmp_path / "java").symlink_to("alternative")
+    subprocess.run([tmp_path / "java"], check=True)
+    found = check(tmp_path / "java")
+    assert found["verdict"] == "ok", found["findings"][:2]
+    library = jvm / "lib" / library.name
+    library.unlink()
+    found = check(tmp_path / "java")
+    assert any("libother.so not found" in one["text"] for one in by_subject(found, str(tmp_path / "java")))
 
 
 CALLS = """
@@ -197,6 +233,7 @@ def test_a_provider_in_another_network_namespace_is_noted(check: Check, sidestep
         pytest.skip("no network namespaces can be made here")
     (there,) = by_subject(check("sh", before=("unshare", "--net"), socket=sidestep.socket), "namespace")
     assert there["level"] == "note"
+    assert "serves both; connections between the two stay on TCP" in there["text"]
     assert "sidestep provider start --socket PATH" in there["remedy"]
 
 

@@ -246,9 +246,34 @@ def test_what_is_anothers_is_told_as_such(sidestep: Sidestep, chat: Chat) -> Non
     argv = [sys.executable, "-c", code, "--socket=/proc/nowhere/provider", "--json", f":{chat.port}"]
     found = subprocess.run(argv, capture_output=True, text=True, timeout=60, check=True)
     explanations = json.loads(found.stdout)["explanations"]
-    assert {one["reason"] for one in explanations} == {"UNSEEN"}
+    assert {one["reason"] for one in explanations} == {"OTHER_USER"}  # the kernel tells everybody whose a socket is
+    assert "its process runs as root, and a user's own provider leaves out" in explanations[0]["cause"]
+    assert explanations[0]["hint"].startswith("one provider for all users, as root: s")
     assert len(explanations) == 3  # the listener and both ends
     assert "only the kernel was asked" in found.stderr
+
+
+EXECUTED = ["setpriv", "--reuid=12345", "--clear-groups", "bash", "-c"]
+EXECUTED += ["exec 3<>/dev/tcp/127.0.0.1/$2; echo x >&3; read -n 1 <&3; echo talked; read", "bash"]
+# The provider knows the parent, and by it the arena. The interpreter may be where that user cannot enter.
+FORKED = [sys.executable, "-c", "import os, sys; sys.path[0] = sys.argv.pop(1); import chat, encodings.idna; "]
+FORKED[-1] += "os.setuid(12345); child = os.fork(); os.wait() if child else chat.talk(int(sys.argv[2]), urgent=False)"
+FORKED += [str(PROGRAM.parent)]
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can start a program of another user")
+@pytest.mark.parametrize("argv", [EXECUTED, FORKED], ids=["executed", "forked"])
+def test_a_program_that_changed_its_user_is_told_with_the_command_that_would_help(
+    sidestep: Sidestep, explain: Explain, chat: Chat, argv: list[str]
+) -> None:
+    """As a server of root's does whose start script becomes the server's user."""
+    chat.client(sidestep.popen, argv=argv)
+    ends = [one for one in explain(f":{chat.port}") if one["verdict"] != "listens"]
+    assert {one["reason"] for one in ends} == {"OTHER_USER"}
+    assert len(ends) == 2
+    for one in ends:
+        assert "runs as uid 12345, and a user's own provider leaves out the programs of others" in one["cause"]
+        assert one["hint"].startswith("one provider for all users, as root: s")
 
 
 def test_without_a_provider_nothing_is_claimed_that_is_not_known(

@@ -198,7 +198,7 @@ def test_a_rule_that_is_said_never_to_decide_never_does(data: st.DataObject, rul
     policy = Policy(placed)
     assert never <= set(range(1, len(placed) + 1))
     for rule in placed:
-        if rule.line in never:
+        if rule.origin.line in never:
             # its own corners, asked for by somebody it is about
             network = rule.network or data.draw(st.sampled_from(EVERYWHERE))
             edge = data.draw(st.sampled_from([network.network_address, network.broadcast_address]))

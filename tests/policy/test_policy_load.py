@@ -15,7 +15,7 @@ from sidestep.policy.disk import DiskFiles, DiskNames
 from sidestep.policy.load import Loaded, compile_all, load
 
 
-class People:
+class People(DiskNames):
     """Two users and a group."""
 
     def __init__(self) -> None:
@@ -60,7 +60,7 @@ def test_what_is_included_stands_where_it_is_included(tmp_path: Path) -> None:
     found = loaded(place)
     assert texts(found) == [f"use tcp connect {name} *:*" for name in "abcd"]
     rules = [statement for statement in found.statements if isinstance(statement, Rule)]
-    assert [(Path(rule.file).name, rule.line) for rule in rules] == [
+    assert [(Path(rule.origin.file).name, rule.origin.line) for rule in rules] == [
         ("policy", 1), ("inner", 1), ("beside", 1), ("policy", 3),
     ]  # fmt: skip
     assert [path.resolve() for path in found.files] == [

@@ -13,7 +13,8 @@ import click
 import pytest
 
 from sidestep import config, limits
-from sidestep.cli import COMMANDS, cli
+from sidestep.cli import COMMANDS
+from sidestep.cli.group import cli
 from sidestep.native import layout, reasons
 from sidestep.observe.sockets import Outside
 
@@ -38,7 +39,7 @@ def test_the_reference_names_every_limit_and_variable() -> None:
 
 @pytest.mark.parametrize("codes", [layout.State, layout.Reason, layout.Refusal])
 def test_every_code_in_the_reference_is_given_somewhere(codes: type[IntEnum]) -> None:
-    sources = [*(ROOT / "src").rglob("*.c"), *(ROOT / "src").rglob("*.py")]
+    sources = [path for kind in ("c", "h", "py") for path in (ROOT / "src").rglob(f"*.{kind}")]
     tables = {Path(layout.__file__), Path(reasons.__file__)}
     text = "\n".join(path.read_text() for path in sources if path not in tables)
     name = codes.__name__

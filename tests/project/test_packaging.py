@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import json
 import os
+import re
 import subprocess
 import sys
+import sysconfig
 import zipfile
 from collections import Counter
 from pathlib import Path
@@ -15,36 +18,54 @@ import pytest
 from sidestep import __version__
 from sidestep.native import layout
 
+CORE = ("click", "inotify_simple.py")  # what is installed with it
+INSTALLED_MAX = 15_000_000  # bytes, with these
 ROOT = Path(layout.__file__).parents[3]
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-def test_the_wheel_holds_all_modules_and_the_shim_and_runs(tmp_path: Path) -> None:
+def test_the_wheel_holds_all_modules_and_the_shim_and_runs_with_little_else(tmp_path: Path) -> None:
     pip = [sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check"]
     subprocess.run([*pip, "wheel", "--no-deps", "--wheel-dir", tmp_path, ROOT], check=True)
     (wheel,) = tmp_path.glob("sidestep-*.whl")
     assert wheel.name.split("-")[2:4] == ["cp311", "abi3"]
     names = {name for name in zipfile.ZipFile(wheel).namelist() if ".dist-info/" not in name}
     sources = {str(path.relative_to(ROOT / "src")) for path in (ROOT / "src").rglob("*.py")}
-    extensions = (f"{name}.abi3.so" for name in ("_channel", "_framing", "_ring"))
+    extensions = (f"{name}.abi3.so" for name in ("_channel", "_framing"))
     native = {f"sidestep/native/{name}" for name in ("libsidestep.so", *extensions)}
     units = {f"sidestep-{__version__}.data/data/sidestep/systemd/sidestep.{kind}" for kind in ("socket", "service")}
     assert names == sources | native | units | {"sidestep/py.typed", "sidestep/include/sidestep.h"}
 
     target = tmp_path / "installed"
     subprocess.run([*pip, "install", "--no-deps", "--target", target, wheel], check=True)
-    # -S keeps the checkout out of sys.path; click and rich come from where they are installed here.
-    paths = [str(target), *(path for path in sys.path if path.endswith("site-packages"))]
+    for library in CORE:
+        (target / library).symlink_to(Path(sysconfig.get_path("purelib")) / library)
+    # -S keeps the checkout and what is installed here out of sys.path.
     code = "import sys, sidestep; print(sidestep.native_library()); from sidestep.cli import main; main()"
-    found = subprocess.run(
-        [sys.executable, "-S", "-c", code, "doctor", "--json", "sh"],
-        env=os.environ | {"PYTHONPATH": os.pathsep.join(paths), "XDG_RUNTIME_DIR": str(tmp_path)},
-        capture_output=True, text=True, check=True,
-    )  # fmt: skip
-    library, _, document = found.stdout.partition("\n")
-    assert library == str(target / "sidestep/native/libsidestep.so")
+    argv = [sys.executable, "-S", "-c", code]
+    env = os.environ | {"PYTHONPATH": str(target), "XDG_RUNTIME_DIR": str(tmp_path)}
+    found = subprocess.run([*argv, "doctor", "--json", "sh"], env=env, capture_output=True, text=True, check=True)
+    place, _, document = found.stdout.partition("\n")
+    assert place == str(target / "sidestep/native/libsidestep.so")
     assert {one["subject"]: one["level"] for one in json.loads(document)["findings"]}["shim"] == "ok"
+
+    (facts,) = target.glob("sidestep-*.dist-info")
+    required = [one for one in importlib.metadata.PathDistribution(facts).requires or () if "extra ==" not in one]
+    assert {re.split(r"\W", one)[0] for one in required} == {library.removesuffix(".py") for library in CORE}
+    installed = [*target.rglob("*"), *(path for library in CORE for path in (target / library).rglob("*"))]
+    assert sum(path.stat().st_size for path in installed) < INSTALLED_MAX
+    for args, extra in (
+        (["top"], "top"), (["metrics"], "metrics"), (["capture", "-w", os.devnull], "capture"),
+    ):  # fmt: skip
+        master, terminal = os.openpty()
+        lacking = subprocess.run(
+            [*argv, *args], env=env, stdin=terminal, stdout=terminal, stderr=subprocess.PIPE, text=True, check=False
+        )
+        os.close(terminal)
+        os.close(master)
+        assert (lacking.returncode, lacking.stderr.count("\n")) == (2, 1)
+        assert lacking.stderr.endswith(f"is not installed: pip install 'sidestep[{extra}]'\n")
 
 
 def test_modules_of_tests_have_names_of_their_own() -> None:

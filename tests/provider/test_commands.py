@@ -15,7 +15,7 @@ from common import eventually, slot
 from shim_client import ShimClient
 
 from sidestep import limits
-from sidestep.cli import cli
+from sidestep.cli.group import cli
 from sidestep.errors import Misuse, Unavailable
 from sidestep.native import layout
 from sidestep.native.layout import Ask, Reason, Rpc, Rx, State, Tx

@@ -7,19 +7,20 @@ import os
 import socket
 import subprocess
 import sys
+from collections.abc import Callable
 from ipaddress import ip_address
 from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
-from modules_world import NoServices, Point, Told, World
+from modules_world import Point, Told, World, no_services
 
 from sidestep import limits
 from sidestep.errors import Unavailable
 from sidestep.native.layout import Refusal
 from sidestep.policy import BOTH, TCP, Decision, Policy, Role, Subject
 from sidestep.provider.control import ControlConnection
-from sidestep.provider.decisions import Decisions, Router, subject_of
+from sidestep.provider.decisions import Decisions, subject_of
 from sidestep.routing import Address, Route
 from sidestep.switch.local import Local
 from sidestep.switch.modules import Modules
@@ -65,20 +66,19 @@ class Raising(Told):
         raise RuntimeError("cannot say")
 
 
-class OneRoute:
-    def route(self, destination: Address, *, source: Address | None = None, uid: int | None = None) -> Route:
-        if destination == ip_address("192.0.2.1"):
-            raise Unavailable("no route to 192.0.2.1")
-        assert uid == WHO.uid
-        return ROUTE
+def one_route(destination: Address, *, source: Address | None = None, uid: int | None = None) -> Route:
+    if destination == ip_address("192.0.2.1"):
+        raise Unavailable("no route to 192.0.2.1")
+    assert uid == WHO.uid
+    return ROUTE
 
 
-def decisions(target: str, *classes: type[OffloadProtocol], router: Router | None = None) -> Decisions:
+def decisions(target: str, *classes: type[OffloadProtocol], route: Callable[..., Route] | None = None) -> Decisions:
     here = World({found.name: Point(found.name, found) for found in classes})
     kind: Any = OffloadProtocol
-    modules = Modules(kind, here.find, NoServices(), lambda name, error: None)
+    modules = Modules(kind, here.find, no_services(), lambda name, error: None)
     Routed.asked.clear()
-    return Decisions(modules, lambda: Ruled(target), lambda: router or OneRoute(), lambda: 0.0)
+    return Decisions(modules, lambda: Ruled(target), route or one_route, lambda: 0.0)
 
 
 def test_both_means_the_first_that_can() -> None:

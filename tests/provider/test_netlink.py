@@ -5,8 +5,6 @@ from __future__ import annotations
 import random
 import socket
 import struct
-import subprocess
-import sys
 from collections.abc import Iterator
 from ipaddress import ip_address
 
@@ -132,14 +130,3 @@ def test_mangled_messages_are_records_or_malformed_and_nothing_else(frames: list
         except NoRoute:
             outcomes.add("no route")
     assert {"decoded", "malformed"} <= outcomes
-
-
-def test_pyroute2_is_loaded_only_when_it_is_wanted() -> None:
-    """It takes longer to import than the provider takes to start."""
-    script = (
-        "import sys, sidestep.provider.__main__, sidestep.provider.network.routes, sidestep.cli\n"
-        "assert 'pyroute2' not in sys.modules\n"
-        "sidestep.provider.network.routes.Network(print).close()\n"
-        "assert 'pyroute2' in sys.modules\n"
-    )
-    subprocess.run([sys.executable, "-c", script], check=True, timeout=60)

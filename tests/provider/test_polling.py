@@ -7,7 +7,10 @@ from collections.abc import Iterator
 import pytest
 
 from sidestep import limits
-from sidestep.provider.carry.polling import Polling
+from sidestep.counters import Counters
+from sidestep.loop import Loop
+from sidestep.provider.carry.hub import Hub
+from sidestep.provider.carry.polling import Waiting
 
 
 class Clock:
@@ -22,14 +25,14 @@ class Clock:
 
 
 @pytest.fixture
-def polling(monkeypatch: pytest.MonkeyPatch) -> Iterator[Polling]:
-    made = Polling(Clock(1e-6))
+def polling(monkeypatch: pytest.MonkeyPatch) -> Iterator[Waiting]:
+    made = Waiting(Loop(clock=Clock(1e-6)), Hub(Loop(), Counters(), relays_max=0))
     monkeypatch.setattr(made, "_running", lambda: 1)
     yield made
     made.close()
 
 
-def looks(polling: Polling, until: int | None) -> int:
+def looks(polling: Waiting, until: int | None) -> int:
     """How often it looks, if the look number `until` finds something."""
     count = 0
 
@@ -43,7 +46,7 @@ def looks(polling: Polling, until: int | None) -> int:
     return count
 
 
-def test_the_budget_follows_what_was_found(polling: Polling) -> None:
+def test_the_budget_follows_what_was_found(polling: Waiting) -> None:
     assert polling.budget_s == limits.POLL_MIN_S
     for _ in range(10):
         looks(polling, 1)
@@ -56,19 +59,19 @@ def test_the_budget_follows_what_was_found(polling: Polling) -> None:
     assert looks(polling, None) < many / 5
 
 
-def test_only_news_make_it_look(polling: Polling) -> None:
+def test_only_news_make_it_look(polling: Waiting) -> None:
     assert looks(polling, 1) == 1
     assert not polling.look(lambda: pytest.fail("a look without news"))
 
 
-def test_a_crowded_machine_is_left_to_others(polling: Polling, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_crowded_machine_is_left_to_others(polling: Waiting, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(polling, "_running", lambda: 1 << 16)
     polling.warm = True
     assert not polling.look(lambda: pytest.fail("it looked"))
 
 
 def test_the_load_is_the_machines() -> None:
-    polling = Polling(Clock(1e-6))
+    polling = Waiting(Loop(clock=Clock(1e-6)), Hub(Loop(), Counters(), relays_max=0))
     try:
         assert 1 <= polling._running() < 1 << 22  # threads: we are one
     finally:

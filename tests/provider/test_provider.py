@@ -411,13 +411,6 @@ def providers_own_message(client: ShimClient) -> None:
 
 
 @misbehaviour
-def another_version(client: ShimClient) -> None:
-    data = bytearray(Message(type=Rpc.HELLO).encode())
-    struct.pack_into("=H", data, layout.offsets("rpc_msg")["version"], layout.LAYOUT_VERSION + 1)
-    client.sock.send(data)
-
-
-@misbehaviour
 def control_on_a_shims_connection(client: ShimClient) -> None:
     client.hello()
     rpc.send(client.sock, Message(type=Rpc.CONTROL), body=b'{"op": "stop"}')
@@ -638,3 +631,30 @@ def test_who_may_not_remove_a_module_begins_no_removal(tmp_path: Path) -> None:
         assert b"only root" in packet.body
         assert provider.parts.hub.refused == {"sdp"}
         provider.close()
+
+
+@pytest.mark.parametrize("version", [layout.LAYOUTS.start - 1, layout.LAYOUT_VERSION + 1])
+def test_a_layout_that_is_not_served_is_told_so(sidestep: Sidestep, version: int) -> None:
+    with ShimClient(sidestep.socket) as other:
+        rpc.send(other.sock, Message(type=Rpc.HELLO, version=version))
+        assert other.receive().message.type is Rpc.LAYOUT
+        assert other.hung_up()
+    assert sidestep.status()["counters"]["client_dropped{version}"] == 1
+
+
+@pytest.mark.parametrize("version", layout.LAYOUTS)
+def test_each_layout_is_served_in_its_own_words(
+    sidestep: Sidestep, tcp_pair: MakePair, channel: Callable[..., Channel], version: int
+) -> None:
+    active, passive = tcp_pair()
+    with ShimClient(sidestep.socket, version=version) as one, ShimClient(sidestep.socket) as other:
+        assert (one.hello().version, other.hello().version) == (version, layout.LAYOUT_VERSION)
+        one.write_arena([slot(7, born_ns=7)])
+        assert [found.born_ns for found in sidestep.connections()] == [7]
+        one.offer(active, channel(), token=1)
+        other.claim(passive, channel(None), token=2)
+        for client in (one, other):
+            packet = client.receive()
+            packet.descriptors.close()
+            assert packet.message.version == client.version
+            assert packet.message.type in (Rpc.ATTACH, Rpc.CLAIMED)

@@ -276,11 +276,87 @@ def test_a_recall_is_handed_on_with_bytes_under_way(world: World) -> None:
     world.rest()
     assert (b.word("notice"), b.word("rx_frozen")) == (Notice.RECALL | Notice.DEMOTE, 200)
     assert b.end.unread >= 600  # all of what it must send again is still there
-    assert a.word("acked") == Acked.READY | Acked.SWITCH | Acked.REQUEST
+    assert a.word("acked") == Acked.READY | Acked.SWITCH | Acked.REQUEST | Acked.RECALL
     b.send_control(shut_wr=1)
     world.rest()
     assert not reset(a) | reset(b)
     assert a.word("tx_fin") == 1
+
+
+def test_a_recall_has_an_answer_of_its_own(world: World) -> None:
+    """Who reads TCP on the answer to an earlier request may read what stands behind the recalled bytes."""
+    app, _, stranger = world.stranger()
+    app.send_control(notice=Notice.DEMOTE)
+    stranger.send_control(Control.ACKED, Acked.REQUEST)
+    world.rest()
+    recall(app)
+    world.rest()
+    assert app.word("acked") & (Acked.REQUEST | Acked.RECALL) == Acked.REQUEST
+    stranger.send_control(Control.ACKED, Acked.REQUEST | Acked.RECALL)  # which nobody says
+    world.rest()
+    assert not app.word("acked") & Acked.RECALL
+    stranger.send_control(Control.RESENDS)
+    world.rest()
+    assert app.word("acked") & Acked.RECALL
+
+
+def test_a_recall_of_what_the_provider_has_recalled_as_it_went_is_answered(world: World) -> None:
+    app, _, stranger = world.stranger()
+    world.one.hub.leave()
+    world.rest()
+    app.end.publish("rx_frozen", 0)
+    assert app.end.decide(False, Back.RECALLED) == Back.RECALLED
+    assert not app.word("acked") & Acked.RECALL
+    stranger.send_control(Control.RESENDS)
+    world.rest()
+    assert app.word("acked") & Acked.RECALL
+    app.send_control(notice=Notice.RECALL | Notice.DEMOTE)
+    world.rest()
+    assert not reset(app)
+
+
+def test_a_recall_of_nothing_is_answered_by_an_end(world: World) -> None:
+    """Its word may cross that of the end, and the provider lets go."""
+    app, far, stranger = world.stranger()
+    app.end.publish("rx_frozen", 0)
+    assert app.end.decide(False, Back.RECALLED) == Back.RECALLED
+    stranger.send_control(Control.CLOSED, 0)
+    stranger.send_control(Control.ENDED, 0)
+    close(app)
+    world.rest()
+    assert far.lost
+    assert not reset(app)
+    assert app.word("acked") & Acked.RECALL
+
+
+def test_a_recall_is_answered_once_it_is_known_how_far_the_link_came(world: World) -> None:
+    a, b, one, other = world.pair()
+    b.send(bytes(100))
+    world.rest()
+    a.end.read(100)
+    snap(world, one, other)
+    assert recall(a) == 100
+    settle(one, other)
+    assert not reset(a) | reset(b)
+    assert a.word("acked") & Acked.RECALL
+    assert b.word("rx_frozen") == 100
+
+
+def test_no_end_is_shown_before_a_recall_is_answered(world: World) -> None:
+    """The end stands behind bytes that may come again, or be lost."""
+    app, far, stranger = world.stranger()
+    stranger.send_control(Control.DATA, 300, bytes(300))
+    world.rest()
+    app.end.read(100)
+    far.handle_control(Control.SHUT, 300)
+    recall(app)
+    world.rest()
+    assert app.word("tx_fin") == 0
+    stranger.send_control(Control.RESENDS)
+    world.rest()
+    assert app.word("acked") & Acked.RECALL
+    assert (app.word("tx_fin"), app.word("shut_wr")) == (1, 1)
+    assert not reset(app)
 
 
 def test_recalls_that_cross(world: World) -> None:

@@ -64,7 +64,7 @@ def test_a_corrupt_message_is_refused_or_still_a_message(message: Message, at: i
 
 
 def test_fields_of_the_message_are_those_of_the_record() -> None:
-    fields = {name for name, _, _ in layout.RECORDS["rpc_msg"]} - {"magic", "version"}
+    fields = {name for name, _, _ in layout.RECORDS["rpc_msg"]} - {"magic"}
     assert set(Message.__dataclass_fields__) == fields
 
 

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import os
 import socket
 import stat
+import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -64,7 +67,7 @@ def test_a_socket_of_another_user_is_not_used(place: Path, closing: ExitStack) -
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can make a directory of somebody else's")
 def test_where_all_can_make_things_a_taken_place_is_left_to_who_took_it(tmp_path: Path) -> None:
     usual = config.shared_place(tmp_path)
-    usual.mkdir()
+    usual.mkdir(mode=0o700)
     assert config.shared_place(tmp_path) == usual
     os.chown(usual, 12345, 12345)
     first, second = config.shared_place(tmp_path), config.shared_place(tmp_path)
@@ -73,6 +76,62 @@ def test_where_all_can_make_things_a_taken_place_is_left_to_who_took_it(tmp_path
     assert config.shared_place(tmp_path) == second  # but oneself finds it again
     os.chown(second, 12345, 12345)
     assert config.shared_place(tmp_path) not in (usual, second)
+
+
+def test_a_thing_of_ones_own_that_is_no_private_directory_does_not_take_the_place(tmp_path: Path) -> None:
+    """Others may have put it there: a hard link to a file that they may write, or a directory open to all."""
+    usual = config.shared_place(tmp_path)
+    usual.touch()
+    first = config.shared_place(tmp_path)
+    assert first != usual
+    first.mkdir(mode=0o755)
+    second = config.shared_place(tmp_path)
+    assert second not in (first, usual)
+    config.make_private_dir(second)
+    assert config.shared_place(tmp_path) == second
+
+
+@pytest.mark.parametrize("mode", [0o1777, 0o770])
+def test_a_runtime_directory_that_others_can_change_is_not_used(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: int
+) -> None:
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    assert config.runtime_dir() == tmp_path / "sidestep"
+    tmp_path.chmod(mode)
+    assert not config.runtime_dir().is_relative_to(tmp_path)
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path / "missing"))
+    assert not config.runtime_dir().is_relative_to(tmp_path)
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can make a directory of somebody else's")
+def test_another_users_runtime_directory_is_not_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As sudo and su may leave it in the environment."""
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    os.chown(tmp_path, 12345, 12345)
+    assert not config.runtime_dir().is_relative_to(tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can make mounts, and a directory of somebody else's")
+def test_a_provider_has_a_place_without_session_home_and_a_root_to_write_to() -> None:
+    """And where the name that is left was taken by another user. Whoever comes next finds the same provider."""
+    script = (
+        "mount -t tmpfs none /run && mount -t tmpfs none /dev/shm && chmod 1777 /dev/shm && mkdir /dev/shm/sidestep-0"
+        " && chown 12345 /dev/shm/sidestep-0 && mount --bind /tmp /tmp && mount -o remount,ro,bind /tmp"
+        ' && "$@" provider start --json && "$@" provider start --json && "$@" run -- sh -c \'echo "$SIDESTEP_SOCKET"\''
+        ' && "$@" provider stop'
+    )
+    argv = ["unshare", "--mount", "sh", "-c", script, "sh", sys.executable, "-m", "sidestep"]
+    env = {name: os.environ[name] for name in ("PATH", "PYTHONPATH") if name in os.environ}
+    found = subprocess.run(argv, env=env, capture_output=True, text=True, timeout=90, check=False, cwd="/")
+    assert found.returncode == 0, found.stderr
+    first, second, told = found.stdout.splitlines()
+    one, other = json.loads(first), json.loads(second)
+    assert (one["started"], other["started"]) == (True, False)
+    assert one["pid"] == other["pid"]
+    assert one["socket"] == other["socket"] == told
+    assert Path(told).parent.name.startswith("sidestep-0-")
+    assert Path(told).parent.parent == Path("/dev/shm")
 
 
 def test_a_socket_that_nobody_answers_is_not_used(place: Path) -> None:

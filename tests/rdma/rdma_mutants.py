@@ -26,10 +26,9 @@ from sidestep.rdma.loopback.manager import (
 from sidestep.rdma.loopback.observer import CmMessage, Kind
 from sidestep.rdma.loopback.qp import LoopbackQueuePair
 from sidestep.rdma.loopback.settings import CmKind
-from sidestep.rdma.loopback.timed import TimedQueuePair
 from sidestep.rdma.pools import DatagramPool, MessagePool, RdmaElement, RdmaPool
 from sidestep.rdma.soft.keys import Keys
-from sidestep.rdma.soft.listeners import ServiceListeners, SoftListener
+from sidestep.rdma.soft.manager import SoftListener
 from sidestep.rdma.soft.memory import AccessRefusal, Domain, SoftRegion
 from sidestep.rdma.soft.qp import SoftQueuePair
 from sidestep.rdma.soft.queues import HandledQueue, PolledQueue
@@ -151,14 +150,14 @@ def tells_no_length(patch: pytest.MonkeyPatch) -> None:
 @caught_by("reads_beyond_the_depth_wait")
 def refuses_reads_beyond_the_depth(patch: pytest.MonkeyPatch) -> None:
     def make(post: Any) -> Any:
-        def strict(self: TimedQueuePair, request: Any) -> None:
+        def strict(self: LoopbackQueuePair, request: Any) -> None:
             if isinstance(request, RdmaRead) and self._reads >= self.initiator_depth:
                 raise LimitReached("too many reads")
             post(self, request)
 
         return strict
 
-    _around(patch, TimedQueuePair, "post_send", make)
+    _around(patch, LoopbackQueuePair, "post_send", make)
 
 
 @caught_by("read_with_a_depth_of_zero_fails", "read_depth_is_agreed")
@@ -176,12 +175,12 @@ def agrees_on_no_depth(patch: pytest.MonkeyPatch) -> None:
 @caught_by("fence_waits_for_reads")
 def knows_no_fence(patch: pytest.MonkeyPatch) -> None:
     def make(may_leave: Any) -> Any:
-        def unfenced(self: TimedQueuePair, request: Any) -> Any:
+        def unfenced(self: LoopbackQueuePair, request: Any) -> Any:
             return may_leave(self, request if isinstance(request, LocalInvalidate) else replace(request, fence=False))
 
         return unfenced
 
-    _around(patch, TimedQueuePair, "_may_leave", make)
+    _around(patch, LoopbackQueuePair, "_may_leave", make)
 
 
 @caught_by("fenced_invalidation_waits")
@@ -189,7 +188,7 @@ def invalidates_at_once(patch: pytest.MonkeyPatch) -> None:
     def make(may_leave: Any) -> Any:
         return lambda self, request: isinstance(request, LocalInvalidate) or may_leave(self, request)
 
-    _around(patch, TimedQueuePair, "_may_leave", make)
+    _around(patch, LoopbackQueuePair, "_may_leave", make)
 
 
 @caught_by("memory_is_let_go")
@@ -246,14 +245,14 @@ def keeps_the_bell_to_itself(patch: pytest.MonkeyPatch) -> None:
 @caught_by("completed_memory_is_free")
 def completes_before_it_reads(patch: pytest.MonkeyPatch) -> None:
     def make(leave: Any) -> Any:
-        def early(self: TimedQueuePair, sent: Any) -> None:
+        def early(self: LoopbackQueuePair, sent: Any) -> None:
             leave(self, sent)
             sent.status = Status.SUCCESS
             self._complete_answered()
 
         return early
 
-    _around(patch, TimedQueuePair, "_leave", make)
+    _around(patch, LoopbackQueuePair, "_leave", make)
 
 
 @caught_by("empty_write_checks_no_key")
@@ -796,7 +795,7 @@ def forgets_requests(patch: pytest.MonkeyPatch) -> None:
     def make(take: Any) -> Any:
         return lambda self: take(self)[:0]
 
-    _around(patch, TimedQueuePair, "take_unfinished", make)
+    _around(patch, LoopbackQueuePair, "take_unfinished", make)
 
 
 @caught_by("message_too_long_is_an_error")
@@ -954,12 +953,12 @@ def matches_anything(patch: pytest.MonkeyPatch) -> None:
 
 @caught_by("one_listener_for_each_match")
 def listens_twice(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(ServiceListeners, "check", lambda self, service_id, match, backlog: None)
+    patch.setattr(PrivateDataMatch, "__eq__", lambda self, other: False)
 
 
 @caught_by("backlog_is_bounded")
 def counts_no_requests(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(SoftListener, "count", lambda self, change: None)
+    patch.setattr(SoftListener, "pending", property(lambda self: 0, lambda self, value: None), raising=False)
 
 
 @caught_by("a_request_is_answered_once")
@@ -974,7 +973,7 @@ def connects_twice(patch: pytest.MonkeyPatch) -> None:
 
 @caught_by("states_follow_the_handshake")
 def hurries_to_rts(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(LoopbackQueuePair, "ready_to_receive", lambda self: self._set_state(QpState.RTS))
+    patch.setattr(LoopbackQueuePair, "ready_to_receive", lambda self: setattr(self, "state", QpState.RTS))
 
 
 @caught_by("reply_can_be_refused")

@@ -9,7 +9,7 @@ import pytest
 from loopback_dut import LoopbackUnderTest
 
 from sidestep.rdma.conformance import CHECKS, Check, DeviceUnderTest, run
-from sidestep.rdma.loopback import Fabric, Timing
+from sidestep.rdma.loopback import NO_DELAY, Fabric, Timing
 from sidestep.rdma.verbs import DeviceAttributes
 
 IWARP_LIKE = DeviceAttributes(
@@ -31,19 +31,14 @@ def timed(seed: int, attributes: DeviceAttributes | None = None) -> DeviceUnderT
     return LoopbackUnderTest(Fabric(Random(seed)), attributes)
 
 
-def immediate(attributes: DeviceAttributes | None = None) -> DeviceUnderTest:
-    return LoopbackUnderTest(Fabric(Random(0), immediate=True), attributes)
-
-
 MODES: dict[str, Callable[[], DeviceUnderTest]] = {
     "timed-1": lambda: timed(1),
     "timed-2": lambda: timed(2),
     "timed-3": lambda: timed(3),
     "slow-reads": lambda: LoopbackUnderTest(Fabric(Random(4), timing=Timing(read_s=(0, 1e-3), cm_s=(0, 1e-3)))),
     "bandwidth": lambda: LoopbackUnderTest(Fabric(Random(5), timing=Timing(bandwidth=1e9))),
-    "immediate": immediate,
+    "no-delay": lambda: LoopbackUnderTest(Fabric(Random(0), timing=NO_DELAY)),
     "timed-iwarp": lambda: timed(6, IWARP_LIKE),
-    "immediate-iwarp": lambda: immediate(IWARP_LIKE),
 }
 
 

@@ -28,7 +28,6 @@ from sidestep.rdma.verbs import DeviceAttributes, EventKind, MemoryRegion, QpSta
 from sidestep.rdma.work import Access, Completion, Opcode, RdmaRead, RdmaWrite, Receive, Send, Status
 
 SEEDS = range(20)
-MODES = pytest.mark.parametrize("immediate", [False, True], ids=["timed", "immediate"])
 
 
 def say(end: End, wr_id: int, text: bytes = b"hello", *, fence: bool = False) -> None:
@@ -89,9 +88,8 @@ def test_run_until_keeps_its_limit() -> None:
     assert fabric.now <= 50.0
 
 
-@MODES
-def test_two_ends_that_never_rest_are_found(immediate: bool) -> None:
-    fabric = Fabric(Random(1), immediate=immediate, run_limit=500)
+def test_two_ends_that_never_rest_are_found() -> None:
+    fabric = Fabric(Random(1), run_limit=500)
     active, passive = connected(fabric)
 
     def on_batch(end: End, batch: list[Completion]) -> None:
@@ -122,33 +120,6 @@ def test_bandwidth_takes_time_by_size() -> None:
     fabric.run()
     assert len(passive.received) == len(rooms)
     assert 0.2 < fabric.now - begun < 0.202  # 200 000 bytes and a few headers at a megabyte a second
-
-
-@MODES
-def test_immediate_takes_no_time(immediate: bool) -> None:
-    fabric = Fabric(Random(1), immediate=immediate)
-    active, passive = connected(fabric)
-    room = passive.room()
-    say(active, 1)
-    assert (bytes(room.view[:5]) == b"hello") is immediate
-    fabric.run()
-    assert (fabric.now == 0.0) is immediate
-    assert (len(active.done), len(passive.done)) == (1, 1)
-
-
-def test_immediate_completions_can_be_polled_at_once() -> None:
-    fabric = Fabric(Random(1), immediate=True)
-    active, passive = connected(fabric)
-    device = passive.device
-    queue = device.create_cq(8)
-    qp = passive.domain.create_qp(queue, queue)
-    passive.device.cm.listen(9, lambda request: request.accept(qp, b"", lambda *_: None))
-    other = End.of(active.device)
-    other.connection = active.device.cm.connect(device.address, 9, other.qp, b"", lambda *_: None)
-    fabric.run()
-    qp.post_recv(Receive(5, (passive.memory(8).view,)))
-    say(other, 1)
-    assert [each.wr_id for each in queue.poll(8)] == [5]
 
 
 # Order.
@@ -260,7 +231,7 @@ def test_a_region_pins_its_buffer() -> None:
 
 
 def test_local_memory_is_not_checked_where_the_device_does_not() -> None:
-    fabric = Fabric(Random(1), immediate=True)
+    fabric = Fabric(Random(1))
     attributes = DeviceAttributes(checks_local_memory=False)
     left, right = End.of(fabric.device("l", attributes)), End.of(fabric.device("r", attributes))
     right.device.cm.listen(SERVICE, lambda request: request.accept(right.qp, b"", lambda *_: None))
@@ -269,12 +240,12 @@ def test_local_memory_is_not_checked_where_the_device_does_not() -> None:
     room = bytearray(8)
     right.qp.post_recv(Receive(1, (memoryview(room),)))
     left.qp.post_send(Send(1, (memoryview(bytearray(b"loose")),)))
+    fabric.run()
     assert bytes(room) == b"loose\0\0\0"
 
 
-@MODES
-def test_a_receive_of_impossible_memory_is_an_error_at_both_ends(immediate: bool) -> None:
-    fabric = Fabric(Random(1), immediate=immediate)
+def test_a_receive_of_impossible_memory_is_an_error_at_both_ends() -> None:
+    fabric = Fabric(Random(1))
     active, passive = connected(fabric)
     memory = bytearray(8)
     passive.domain.register(memory, ALL)
@@ -288,10 +259,9 @@ def test_a_receive_of_impossible_memory_is_an_error_at_both_ends(immediate: bool
 # Faults.
 
 
-@MODES
-def test_a_request_fails_as_told(immediate: bool) -> None:
+def test_a_request_fails_as_told() -> None:
     faults = Faults(error_by_wr_id={2: Status.REMOTE_OPERATION_ERROR})
-    fabric = Fabric(Random(1), immediate=immediate, faults=faults)
+    fabric = Fabric(Random(1), faults=faults)
     active, passive = connected(fabric)
     for index in range(3):
         passive.room(wr_id=index)
@@ -302,10 +272,9 @@ def test_a_request_fails_as_told(immediate: bool) -> None:
     assert (faults.error_by_wr_id, passive.qp.state) == ({}, QpState.RTS)
 
 
-@MODES
-def test_requests_fail_by_chance(immediate: bool) -> None:
+def test_requests_fail_by_chance() -> None:
     faults = Faults(complete_with_error=0.2, error_statuses=(Status.FATAL,))
-    fabric = Fabric(Random(3), immediate=immediate, faults=faults)
+    fabric = Fabric(Random(3), faults=faults)
     active, passive = connected(fabric)
     for index in range(50):
         passive.room(wr_id=index)
@@ -318,9 +287,8 @@ def test_requests_fail_by_chance(immediate: bool) -> None:
     assert len([each for each in passive.received if each.ok]) == good
 
 
-@MODES
-def test_a_cut_is_found_by_who_sends(immediate: bool) -> None:
-    fabric = Fabric(Random(1), immediate=immediate)
+def test_a_cut_is_found_by_who_sends() -> None:
+    fabric = Fabric(Random(1))
     active, passive = connected(fabric)
     passive.room()
     fabric.cut(active.qp)
@@ -353,9 +321,8 @@ def test_a_cut_takes_what_is_on_its_way() -> None:
     assert seen == {(lost, False), (lost, True), (Status.SUCCESS, True)}
 
 
-@MODES
-def test_a_reset_is_told_to_both_ends(immediate: bool) -> None:
-    fabric = Fabric(Random(1), immediate=immediate)
+def test_a_reset_is_told_to_both_ends() -> None:
+    fabric = Fabric(Random(1))
     active, passive = connected(fabric)
     for end in (active, passive):
         end.room()
@@ -369,9 +336,8 @@ def test_a_reset_is_told_to_both_ends(immediate: bool) -> None:
     assert active.kinds == passive.kinds == ["Established", "Disconnected", "TimewaitExit"]
 
 
-@MODES
-def test_a_connection_is_lost_by_chance(immediate: bool) -> None:
-    fabric = Fabric(Random(5), immediate=immediate, faults=Faults(lose_connection=0.05))
+def test_a_connection_is_lost_by_chance() -> None:
+    fabric = Fabric(Random(5), faults=Faults(lose_connection=0.05))
     active, passive = connected(fabric)
     for index in range(100):
         passive.room(wr_id=index)
@@ -386,9 +352,8 @@ def test_a_connection_is_lost_by_chance(immediate: bool) -> None:
     assert good <= len(passive.received)  # an acknowledgement may be what was lost
 
 
-@MODES
-def test_a_dead_device_is_silent(immediate: bool) -> None:
-    fabric = Fabric(Random(1), immediate=immediate)
+def test_a_dead_device_is_silent() -> None:
+    fabric = Fabric(Random(1))
     active, passive = connected(fabric)
     passive.room()
     told: list[EventKind] = []
@@ -401,9 +366,8 @@ def test_a_dead_device_is_silent(immediate: bool) -> None:
     assert [each.status for each in active.sent] == [Status.RETRY_EXCEEDED]
 
 
-@MODES
-def test_an_unplugged_device_is_silent_until_plugged(immediate: bool) -> None:
-    fabric = Fabric(Random(1), immediate=immediate)
+def test_an_unplugged_device_is_silent_until_plugged() -> None:
+    fabric = Fabric(Random(1))
     active, passive = connected(fabric)
     told: list[EventKind] = []
     passive.device.on_event = lambda event: told.append(event.kind)
@@ -423,11 +387,12 @@ def test_an_unplugged_device_is_silent_until_plugged(immediate: bool) -> None:
 
 
 @pytest.mark.parametrize("kind", [CmKind.REQ, CmKind.REP, CmKind.RTU, CmKind.DREQ, CmKind.DREP])
-@MODES
-def test_a_lost_message_is_made_up_for(kind: CmKind, immediate: bool) -> None:
+def test_a_lost_message_is_made_up_for(
+    kind: CmKind,
+) -> None:
     recorder = Recorder()
     faults = Faults(lose_cm_next={kind: 2})
-    fabric = Fabric(Random(1), immediate=immediate, faults=faults, observer=recorder)
+    fabric = Fabric(Random(1), faults=faults, observer=recorder)
     active, passive = ends(fabric)
     connect(active, passive)
     fabric.run_until(1000.0)
@@ -441,9 +406,8 @@ def test_a_lost_message_is_made_up_for(kind: CmKind, immediate: bool) -> None:
     assert not passive.device.cm.by_remote
 
 
-@MODES
-def test_a_lost_rejection_is_made_up_for(immediate: bool) -> None:
-    fabric = Fabric(Random(1), immediate=immediate, faults=Faults(lose_cm_next={CmKind.REJ: 2}))
+def test_a_lost_rejection_is_made_up_for() -> None:
+    fabric = Fabric(Random(1), faults=Faults(lose_cm_next={CmKind.REJ: 2}))
     active, passive = ends(fabric)
     asked: list[int] = []
     passive.device.cm.listen(5, lambda request: [asked.append(1), request.reject()])  # type: ignore[func-returns-value]
@@ -461,11 +425,12 @@ def test_a_lost_rejection_is_made_up_for(immediate: bool) -> None:
         (CmKind.RTU, ["Established"], ["Unreachable"]),
     ],
 )
-@MODES
 def test_what_is_always_lost_ends_the_attempt(
-    kind: CmKind, active_told: list[str], passive_told: list[str], immediate: bool
+    kind: CmKind,
+    active_told: list[str],
+    passive_told: list[str],
 ) -> None:
-    fabric = Fabric(Random(1), immediate=immediate, faults=Faults(lose_cm_next={kind: 1000}))
+    fabric = Fabric(Random(1), faults=Faults(lose_cm_next={kind: 1000}))
     active, passive = ends(fabric)
     connect(active, passive)
     fabric.run_until(1000.0)
@@ -478,9 +443,8 @@ def test_what_is_always_lost_ends_the_attempt(
         assert active.told == [Unreachable()]
 
 
-@MODES
-def test_disconnects_that_are_always_lost_end_as_well(immediate: bool) -> None:
-    fabric = Fabric(Random(1), immediate=immediate, faults=Faults(lose_cm_next={CmKind.DREQ: 1000}))
+def test_disconnects_that_are_always_lost_end_as_well() -> None:
+    fabric = Fabric(Random(1), faults=Faults(lose_cm_next={CmKind.DREQ: 1000}))
     active, passive = connected(fabric)
     active.disconnect()
     fabric.run_until(1000.0)
@@ -530,10 +494,9 @@ def test_registrations_fail_and_take_time() -> None:
 # Observers.
 
 
-@MODES
-def test_an_observer_proves_that_nothing_is_copied_twice(immediate: bool) -> None:
+def test_an_observer_proves_that_nothing_is_copied_twice() -> None:
     recorder = Recorder()
-    fabric = Fabric(Random(1), immediate=immediate, observer=recorder)
+    fabric = Fabric(Random(1), observer=recorder)
     active, passive = connected(fabric)
     source, target, sink = active.memory(b"s" * 100), passive.memory(200), active.memory(50)
     head = b"header"
@@ -554,10 +517,9 @@ def test_an_observer_proves_that_nothing_is_copied_twice(immediate: bool) -> Non
     assert (kind, address, length, len(placed)) == (Kind.READ_RESPONSE, buffer_address(sink.view) + 5, 20, 5)
 
 
-@MODES
-def test_an_observer_sees_the_wire(immediate: bool) -> None:
+def test_an_observer_sees_the_wire() -> None:
     recorder = Recorder()
-    fabric = Fabric(Random(1), immediate=immediate, observer=recorder)
+    fabric = Fabric(Random(1), observer=recorder)
     active, passive = connected(fabric)
     target, sink = passive.memory(b"." * 8), active.memory(8)
     passive.room()
@@ -594,10 +556,9 @@ def test_an_observer_sees_the_wire(immediate: bool) -> None:
     assert times == sorted(times)
 
 
-@MODES
-def test_a_refusal_is_on_the_wire(immediate: bool) -> None:
+def test_a_refusal_is_on_the_wire() -> None:
     recorder = Recorder()
-    fabric = Fabric(Random(1), immediate=immediate, observer=recorder)
+    fabric = Fabric(Random(1), observer=recorder)
     active, passive = connected(fabric)
     target = passive.memory(8, Access.LOCAL_WRITE)
     active.qp.post_send(RdmaWrite(1, (b"x",), target.va, target.rkey))

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from loopback_ends import End, connected
 
-from sidestep.rdma.loopback import Fabric, Faults, Recorder, Timing
+from sidestep.rdma.loopback import NO_DELAY, Fabric, Faults, Recorder, Timing
 from sidestep.rdma.verbs import DeviceAttributes, QpCapabilities, QpState
 from sidestep.rdma.work import Opcode, RdmaRead, RdmaWrite, Receive, Send, Status
 
@@ -25,11 +25,11 @@ _step = st.one_of(
 def build(kind: str, seed: int) -> Fabric:
     if kind == "timed":
         return Fabric(Random(seed), timing=Timing(read_s=(0, 1e-4)))
-    return Fabric(Random(seed), immediate=True, observer=Recorder() if kind == "watched" else None)
+    return Fabric(Random(seed), timing=NO_DELAY, observer=Recorder() if kind == "watched" else None)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["timed", "immediate", "watched"])
+@pytest.mark.parametrize("kind", ["timed", "no delay", "watched"])
 @settings(max_examples=60, deadline=None)
 @given(steps=st.lists(_step, max_size=12), seed=st.integers(0, 1000))
 def test_programs_do_what_the_model_says(kind: str, steps: list[tuple[str, list, object]], seed: int) -> None:  # type: ignore[type-arg]
@@ -99,13 +99,12 @@ class _Talker:
 
 
 @pytest.mark.parametrize("acknowledged", [True, False], ids=["acknowledged", "unacknowledged"])
-@pytest.mark.parametrize("immediate", [False, True], ids=["timed", "immediate"])
 @pytest.mark.parametrize("seed", range(30))
-def test_faults_keep_the_rules(seed: int, immediate: bool, acknowledged: bool) -> None:
+def test_faults_keep_the_rules(seed: int, acknowledged: bool) -> None:
     """Whatever goes wrong: completions come once and in order, what is received is what was sent, all comes to rest."""
     rng = Random(seed)
     faults = Faults()
-    fabric = Fabric(Random(seed), immediate=immediate, faults=faults)
+    fabric = Fabric(Random(seed), faults=faults)
     attributes = DeviceAttributes(acknowledged=acknowledged, error_disconnects=not acknowledged)
     active, passive = connected(fabric, attributes=attributes)
     faults.lose_cm = 0.1

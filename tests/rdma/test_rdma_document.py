@@ -14,7 +14,7 @@ from loopback_dut import LoopbackUnderTest
 
 from sidestep.rdma import cm, conformance, loopback, verbs, work
 from sidestep.rdma.conformance import DeviceUnderTest
-from sidestep.rdma.loopback import Fabric
+from sidestep.rdma.loopback import NO_DELAY, Fabric
 from sidestep.rdma.soft import device as soft_device
 from sidestep.rdma.soft import manager as soft_manager
 from sidestep.rdma.soft import memory as soft_memory
@@ -34,7 +34,7 @@ def test_the_first_sample_runs(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_the_suite_runs_as_shown() -> None:
     def make_devices() -> DeviceUnderTest:
-        return LoopbackUnderTest(Fabric(Random(1), immediate=True))
+        return LoopbackUnderTest(Fabric(Random(1), timing=NO_DELAY))
 
     exec(compile(SAMPLES[1], "rdma.md", "exec"), {"make_devices": make_devices})
     assert len(SAMPLES) == 2

@@ -14,9 +14,21 @@ from sdp_vectors import vectors
 
 from sidestep.errors import Misuse, PeerViolation
 from sidestep.rdma.roce import mad, packet
-from sidestep.rdma.roce.icrc import icrc
 from sidestep.rdma.roce.mad import Dreq, Mad, Rej, Rep, Req, address_of, gid
-from sidestep.rdma.roce.packet import Aeth, AtomicAckEth, AtomicEth, Bth, Deth, Ieth, ImmDt, Op, Packet, Reth, nak_text
+from sidestep.rdma.roce.packet import (
+    Aeth,
+    AtomicAckEth,
+    AtomicEth,
+    Bth,
+    Deth,
+    Ieth,
+    ImmDt,
+    Op,
+    Packet,
+    Reth,
+    icrc,
+    nak_text,
+)
 
 V = vectors()
 

@@ -31,9 +31,8 @@ from sidestep.errors import Misuse
 from sidestep.observe.capture.events import What
 from sidestep.rdma.frames import Side
 from sidestep.rdma.roce.connection import RecordKind, RoceEnds, RoceRecord
-from sidestep.rdma.roce.icrc import icrc
 from sidestep.rdma.roce.mad import Mad
-from sidestep.rdma.roce.packet import READ_RESPONSES, Aeth, Deth, Op, Packet, Reth
+from sidestep.rdma.roce.packet import READ_RESPONSES, Aeth, Deth, Op, Packet, Reth, icrc
 from sidestep.sdp.hello import service_id
 
 

@@ -8,8 +8,9 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from ipaddress import ip_address
 
+from virtual_time import OneHost
+
 from sidestep.api.driver import Driver
-from sidestep.api.loopback import OneHost
 from sidestep.api.sockets import SdpSocket
 from sidestep.loop import Loop
 from sidestep.rdma.iwarp.device import IwarpDevice

@@ -8,7 +8,6 @@ from random import Random
 
 import pytest
 from endpoint_world import (
-    BOTH_MODES,
     CHECKING,
     LEFT,
     LENIENT,
@@ -43,8 +42,6 @@ from sidestep.sdp.stack import Stack, stack_on
 from sidestep.sdp.strategy import bcopy_only
 from sidestep.sdp.wire import encode
 
-MODES = pytest.mark.parametrize("immediate", BOTH_MODES, ids=["timed", "immediate"])
-
 
 def finish(world: World, *ends: End) -> None:
     for end in ends:
@@ -59,9 +56,8 @@ def is_over(*ends: End) -> bool:
 # --- listening ---
 
 
-@MODES
-def test_listeners_of_one_port_are_told_apart_by_what_hello_asks_for(immediate: bool) -> None:
-    world = World(immediate=immediate)
+def test_listeners_of_one_port_are_told_apart_by_what_hello_asks_for() -> None:
+    world = World()
     found: list[tuple[str, str]] = []
 
     def ready(name: str, listening: list[Listening]) -> None:
@@ -115,10 +111,9 @@ def test_a_match_compares_the_whole_address_and_the_family() -> None:
     assert not match.matches(hello("::a00:2", "::a00:1"))  # the same bytes, of the other family
 
 
-@MODES
 @pytest.mark.parametrize(("wildcard", "served"), [("0.0.0.0", "10.0.0.2"), ("::", "fd00::2")])
-def test_a_wildcard_serves_its_family_only(immediate: bool, wildcard: str, served: str) -> None:
-    world = World(immediate=immediate)
+def test_a_wildcard_serves_its_family_only(wildcard: str, served: str) -> None:
+    world = World()
     listening = Listening(world.stacks[1], PORT, address=ip_address(wildcard), backlog=5)
     for name in ("10.0.0.2", "fd00::2"):
         remote = ip_address(name)
@@ -132,9 +127,8 @@ def test_a_wildcard_serves_its_family_only(immediate: bool, wildcard: str, serve
     world.assert_nothing_left()
 
 
-@MODES
-def test_the_backlog_refuses_who_comes_too_many(immediate: bool) -> None:
-    world = World(immediate=immediate)
+def test_the_backlog_refuses_who_comes_too_many() -> None:
+    world = World()
     woken: list[int] = []
     listening = Listening(world.stacks[1], PORT, backlog=2, ready=lambda: woken.append(1))
     ends = [End() for _ in range(4)]
@@ -160,9 +154,8 @@ def test_the_backlog_refuses_who_comes_too_many(immediate: bool) -> None:
     world.assert_nothing_left()
 
 
-@MODES
-def test_what_happens_before_accept_is_told_afterwards(immediate: bool) -> None:
-    world = World(immediate=immediate)
+def test_what_happens_before_accept_is_told_afterwards() -> None:
+    world = World()
     listening = Listening(world.stacks[1], PORT, backlog=2)
     left, right = End(), End()
     left.stream = world.stacks[0].connect(RIGHT, addresses(), left.tell)
@@ -183,9 +176,8 @@ def test_what_happens_before_accept_is_told_afterwards(immediate: bool) -> None:
     finish(world, left, right)
 
 
-@MODES
-def test_the_peer_is_who_its_hello_says(immediate: bool) -> None:
-    world = World(immediate=immediate)
+def test_the_peer_is_who_its_hello_says() -> None:
+    world = World()
     right = End()
     world.stacks[1].listen(PORT, partial(take, right))
     left = End()
@@ -197,9 +189,8 @@ def test_the_peer_is_who_its_hello_says(immediate: bool) -> None:
     finish(world, left, right)
 
 
-@MODES
-def test_over_iwarp_the_peer_is_who_the_transport_says(immediate: bool) -> None:
-    world = World(immediate=immediate, settings=SdpSettings(carrier=Carrier.IWARP))
+def test_over_iwarp_the_peer_is_who_the_transport_says() -> None:
+    world = World(settings=SdpSettings(carrier=Carrier.IWARP))
     left, right = join(world)
     found = right.to.connection.addresses
     assert found is not None
@@ -212,14 +203,13 @@ def test_over_iwarp_the_peer_is_who_the_transport_says(immediate: bool) -> None:
 # --- what a device must have ---
 
 
-@MODES
 @pytest.mark.parametrize("padded", [True, False])
 @pytest.mark.parametrize("carrier", list(Carrier))
-def test_private_data_may_be_just_enough(immediate: bool, padded: bool, carrier: Carrier) -> None:
+def test_private_data_may_be_just_enough(padded: bool, carrier: Carrier) -> None:
     attributes = DeviceAttributes(
         request_private_data_max=68, reply_private_data_max=28, private_data_padded=padded, checks_local_memory=False
     )
-    world = World(immediate=immediate, attributes=attributes, settings=SdpSettings(carrier=carrier))
+    world = World(attributes=attributes, settings=SdpSettings(carrier=carrier))
     left, right = join(world)
     room = bytearray(10)
     receive = right.to.receive(memoryview(room))
@@ -278,9 +268,8 @@ def test_settings_are_suited_to_the_device() -> None:
     finish(world, left, right)
 
 
-@MODES
-def test_no_queue_pair_is_left(immediate: bool) -> None:
-    world = World(immediate=immediate, attributes=DeviceAttributes(queue_pairs_max=1, checks_local_memory=False))
+def test_no_queue_pair_is_left() -> None:
+    world = World(attributes=DeviceAttributes(queue_pairs_max=1, checks_local_memory=False))
     left, right = join(world)
     with pytest.raises(LimitReached):
         world.stacks[0].connect(RIGHT, addresses(40001), End().tell)
@@ -295,10 +284,9 @@ def test_no_queue_pair_is_left(immediate: bool) -> None:
     finish(world, left, right)
 
 
-@MODES
-def test_no_private_buffers_can_be_registered(immediate: bool) -> None:
+def test_no_private_buffers_can_be_registered() -> None:
     faults = Faults()
-    world = World(immediate=immediate, faults=faults)
+    world = World(faults=faults)
     world.stacks[1].listen(PORT, partial(take, End()))
     faults.fail_registrations_next = 1
     left = End()
@@ -339,9 +327,8 @@ def test_an_attempt_can_be_given_up_at_any_time(steps: int, who: str) -> None:
     finish(world, *(end for end in (left, right) if end.stream is not None))
 
 
-@MODES
-def test_nobody_answers(immediate: bool) -> None:
-    world = World(immediate=immediate)
+def test_nobody_answers() -> None:
+    world = World()
     end = End()
     end.stream = world.stacks[0].connect("nowhere", addresses(), end.tell)
     assert world.fabric.run_until(partial(is_over, end))
@@ -350,9 +337,8 @@ def test_nobody_answers(immediate: bool) -> None:
     world.assert_nothing_left()
 
 
-@MODES
-def test_nobody_listens(immediate: bool) -> None:
-    world = World(immediate=immediate)
+def test_nobody_listens() -> None:
+    world = World()
     end = End()
     end.stream = world.stacks[0].connect(RIGHT, addresses(), end.tell)
     assert world.fabric.run_until(partial(is_over, end))
@@ -360,11 +346,10 @@ def test_nobody_listens(immediate: bool) -> None:
     world.assert_nothing_left()
 
 
-@MODES
 @pytest.mark.parametrize("kind", list(CmKind))
-def test_any_message_of_the_connection_manager_may_be_lost(immediate: bool, kind: CmKind) -> None:
+def test_any_message_of_the_connection_manager_may_be_lost(kind: CmKind) -> None:
     faults = Faults(lose_cm_next={kind: 1})
-    world = World(immediate=immediate, faults=faults)
+    world = World(faults=faults)
     left, right = join(world)
     room = bytearray(5)
     receive = right.to.receive(memoryview(room), waitall=True)
@@ -376,10 +361,9 @@ def test_any_message_of_the_connection_manager_may_be_lost(immediate: bool, kind
 # --- ends ---
 
 
-@MODES
 @pytest.mark.parametrize("first", ["left", "right"])
-def test_half_close(immediate: bool, first: str) -> None:
-    world = World(immediate=immediate)
+def test_half_close(first: str) -> None:
+    world = World()
     left, right = join(world)
     one, other = (left, right) if first == "left" else (right, left)
     one.to.send(memoryview(b"last words"))
@@ -402,12 +386,11 @@ def test_half_close(immediate: bool, first: str) -> None:
     world.assert_nothing_left()
 
 
-@MODES
 @pytest.mark.parametrize("strategy", [read_zcopy, pipelined])
 @pytest.mark.parametrize("attributes", [LENIENT, CHECKING], ids=["lenient", "checking"])
-def test_a_connection_cut_in_the_middle(immediate: bool, strategy: object, attributes: DeviceAttributes) -> None:
+def test_a_connection_cut_in_the_middle(strategy: object, attributes: DeviceAttributes) -> None:
     settings = SdpSettings(strategy=strategy, keepalive_s=10.0)  # type: ignore[arg-type]
-    world = World(immediate=immediate, settings=settings, attributes=attributes)
+    world = World(settings=settings, attributes=attributes)
     left, right = join(world)
     data = [bytearray(pattern(100_000, seed)) for seed in range(10)]
     rooms = [bytearray(60_000) for _ in range(8)]
@@ -427,9 +410,8 @@ def test_a_connection_cut_in_the_middle(immediate: bool, strategy: object, attri
     finish(world, left, right)
 
 
-@MODES
-def test_a_connection_that_is_reset_beneath(immediate: bool) -> None:
-    world = World(immediate=immediate)
+def test_a_connection_that_is_reset_beneath() -> None:
+    world = World()
     left, right = join(world)
     room = bytearray(10)
     receive = right.to.receive(memoryview(room))
@@ -440,9 +422,8 @@ def test_a_connection_that_is_reset_beneath(immediate: bool) -> None:
     finish(world, left, right)
 
 
-@MODES
-def test_rdma_that_is_not_allowed_is_a_violation(immediate: bool) -> None:
-    world = World(immediate=immediate)
+def test_rdma_that_is_not_allowed_is_a_violation() -> None:
+    world = World()
     left, right = join(world)
     room = bytearray(10)
     qp_of(left).post_send(RdmaRead(1 << 40, (memoryview(room),), 0x1234, RKey(0xBAD)))
@@ -454,9 +435,8 @@ def test_rdma_that_is_not_allowed_is_a_violation(immediate: bool) -> None:
     finish(world, left, right)
 
 
-@MODES
-def test_a_device_that_dies_takes_its_connections_along(immediate: bool) -> None:
-    world = World(immediate=immediate)
+def test_a_device_that_dies_takes_its_connections_along() -> None:
+    world = World()
     told: list[AsyncEvent] = []
     ends = [End() for _ in range(3)]
     others: list[SdpStream] = []
@@ -501,9 +481,8 @@ def test_events_of_the_device_still_reach_who_had_them() -> None:
     assert told == [EventKind.PORT_ERROR, EventKind.PORT_ACTIVE]
 
 
-@MODES
-def test_a_stack_that_is_closed_gives_everything_back_at_once(immediate: bool) -> None:
-    world = World(immediate=immediate, attributes=CHECKING)
+def test_a_stack_that_is_closed_gives_everything_back_at_once() -> None:
+    world = World(attributes=CHECKING)
     left, right = join(world)
     data, room = bytearray(pattern(500_000)), bytearray(1000)
     sends = [left.to.send(memoryview(data)) for _ in range(3)]
@@ -528,9 +507,8 @@ def test_a_stack_that_is_closed_gives_everything_back_at_once(immediate: bool) -
         assert_empty(device)
 
 
-@MODES
-def test_a_device_that_is_not_waited_for(immediate: bool) -> None:
-    world = World(immediate=immediate)
+def test_a_device_that_is_not_waited_for() -> None:
+    world = World()
     left, right = join(world)
     left.to.abort()
     left.to.lose_device()
@@ -542,11 +520,10 @@ def test_a_device_that_is_not_waited_for(immediate: bool) -> None:
     finish(world, left, right)
 
 
-@MODES
-def test_completions_with_errors_end_the_connection(immediate: bool) -> None:
+def test_completions_with_errors_end_the_connection() -> None:
     for status in (Status.REMOTE_OPERATION_ERROR, Status.RETRY_EXCEEDED, Status.FATAL):
         faults = Faults()
-        world = World(immediate=immediate, faults=faults)
+        world = World(faults=faults)
         left, right = join(world)
         faults.error_by_wr_id[left.to.connection._flow.next_wr_id] = status
         send = left.to.send(memoryview(b"never"))
@@ -557,11 +534,10 @@ def test_completions_with_errors_end_the_connection(immediate: bool) -> None:
         finish(world, left, right)
 
 
-@MODES
-def test_an_error_while_both_ends_are_closing(immediate: bool) -> None:
+def test_an_error_while_both_ends_are_closing() -> None:
     """The last completion fails: the transport connection is taken down all the same."""
     faults = Faults()
-    world = World(immediate=immediate, faults=faults)
+    world = World(faults=faults)
     left, right = join(world)
     left.to.shutdown_write()
     world.fabric.run()
@@ -572,9 +548,8 @@ def test_an_error_while_both_ends_are_closing(immediate: bool) -> None:
     world.assert_nothing_left()
 
 
-@MODES
-def test_calls_after_the_queue_pair_broke_lose_no_memory(immediate: bool) -> None:
-    world = World(immediate=immediate, settings=SdpSettings(receive_count=8))
+def test_calls_after_the_queue_pair_broke_lose_no_memory() -> None:
+    world = World(settings=SdpSettings(receive_count=8))
     left, right = join(world)
     for _ in range(4):
         left.to.send(memoryview(b"x" * 100))
@@ -589,9 +564,8 @@ def test_calls_after_the_queue_pair_broke_lose_no_memory(immediate: bool) -> Non
     finish(world, left, right)
 
 
-@MODES
-def test_a_queue_pair_that_fails_says_so_before_the_other_end_does(immediate: bool) -> None:
-    world = World(immediate=immediate)
+def test_a_queue_pair_that_fails_says_so_before_the_other_end_does() -> None:
+    world = World()
     left, right = join(world)
     qp_of(left).break_off(EventKind.QP_FATAL, "worn out")
     assert world.fabric.run_until(partial(is_over, left, right))
@@ -601,9 +575,8 @@ def test_a_queue_pair_that_fails_says_so_before_the_other_end_does(immediate: bo
     finish(world, left, right)
 
 
-@MODES
-def test_reads_into_memory_after_close_are_over(immediate: bool) -> None:
-    world = World(immediate=immediate, settings=SdpSettings(strategy=pipelined))
+def test_reads_into_memory_after_close_are_over() -> None:
+    world = World(settings=SdpSettings(strategy=pipelined))
     left, right = join(world)
     left.to.connection.want_send_mode(left.to.connection.send_mode.PIPELINED, world.fabric.now)
     left.to.run()
@@ -621,10 +594,9 @@ def test_reads_into_memory_after_close_are_over(immediate: bool) -> None:
 # --- many, and for long ---
 
 
-@MODES
-def test_many_connections_on_one_stack(immediate: bool) -> None:
+def test_many_connections_on_one_stack() -> None:
     count = 50
-    world = World(immediate=immediate, settings=SdpSettings(receive_count=8, receive_size=4096))
+    world = World(settings=SdpSettings(receive_count=8, receive_size=4096))
     rights: list[End] = []
 
     def accepted(stream: SdpStream) -> None:
@@ -704,10 +676,9 @@ def test_the_clock_is_told_of_the_next_deadline() -> None:
     other.close()
 
 
-@MODES
-def test_private_buffers_change_size(immediate: bool) -> None:
+def test_private_buffers_change_size() -> None:
     settings = SdpSettings(receive_count=32, receive_size=1024, receive_size_max=64 << 10, strategy=bcopy_only)
-    world = World(immediate=immediate, settings=settings)
+    world = World(settings=settings)
     left, right = join(world)
     left.to.connection.resize_remote(16384, world.fabric.now)
     left.to.run()
@@ -724,10 +695,9 @@ def test_private_buffers_change_size(immediate: bool) -> None:
     finish(world, left, right)
 
 
-@MODES
-def test_larger_buffers_that_come_in_parts(immediate: bool) -> None:
+def test_larger_buffers_that_come_in_parts() -> None:
     settings = SdpSettings(receive_count=8, receive_size=1024, receive_size_max=64 << 10, strategy=bcopy_only)
-    world = World(immediate=immediate, settings=settings, private_bytes_max=8 * 1024 + 6 * 4096)
+    world = World(settings=settings, private_bytes_max=8 * 1024 + 6 * 4096)
     left, right = join(world)
     taken: list[object] = []
     world.stacks[1].buffers.ask(6, 4096, lambda found: taken.append(found))

@@ -241,7 +241,7 @@ def test_who_voids_the_key_that_it_was_shown_voids_no_other() -> None:
     assert keys[0] is not None
     first = pairs[0][1].to
     assert first.qp is not None
-    first._poster = Voiding(first.qp, keys[0].rkey)
+    first._poster = Voiding(first.qp, keys[0].rkey)  # type: ignore[assignment]
     rooms = [bytearray(len(data)) for _ in pairs]
     for (_, right), room, send in zip(pairs, rooms, sends, strict=True):
         right.to.receive(memoryview(room), waitall=True)
@@ -266,7 +266,7 @@ def test_who_voids_a_key_that_it_was_not_shown_is_cut_off() -> None:
     assert region is not None
     hostile = pairs[1][1].to
     assert hostile.qp is not None
-    hostile._poster = Voiding(hostile.qp, region.rkey)
+    hostile._poster = Voiding(hostile.qp, region.rkey)  # type: ignore[assignment]
     hostile.send(memoryview(b"!"))
     assert world.fabric.run_until(lambda: pairs[1][0].got(SdpEventKind.CLOSED))
     error = pairs[1][0].to.connection.error

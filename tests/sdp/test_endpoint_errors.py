@@ -6,7 +6,7 @@ import errno
 from collections.abc import Callable
 
 import pytest
-from endpoint_world import BOTH_MODES, LEFT, PORT, RIGHT, World, create_connection, create_server, socket_on
+from endpoint_world import LEFT, PORT, RIGHT, World, create_connection, create_server, socket_on
 
 from sidestep.api.sockets import SdpSocket
 from sidestep.errors import InternalError, LimitReached, Misuse, PeerViolation, SidestepError, Unavailable
@@ -17,8 +17,6 @@ from sidestep.sdp.connection import SdpCause, SdpConnection
 from sidestep.sdp.errnos import BY_CAUSE, BY_ERROR, Reports, error_of, os_error
 from sidestep.sdp.host import Host
 from sidestep.sdp.settings import SdpSettings
-
-MODES = pytest.mark.parametrize("immediate", BOTH_MODES, ids=["timed", "immediate"])
 
 
 def test_the_tables_are_complete() -> None:
@@ -108,7 +106,6 @@ def no_answer(world: World, client: SdpSocket, conn: SdpSocket) -> None:
     client.stream.close(3.0)
 
 
-@MODES
 @pytest.mark.parametrize(
     ("act", "cause", "number"),
     [
@@ -120,9 +117,9 @@ def no_answer(world: World, client: SdpSocket, conn: SdpSocket) -> None:
     ],
 )
 def test_an_established_connection(
-    immediate: bool, act: Callable[[World, SdpSocket, SdpSocket], None], cause: SdpCause, number: int
+    act: Callable[[World, SdpSocket, SdpSocket], None], cause: SdpCause, number: int
 ) -> None:
-    world = World(immediate=immediate)
+    world = World()
     client, conn = pair(world)
     act(world, client, conn)
     assert client.stream is not None
@@ -142,9 +139,8 @@ def test_an_established_connection(
     world.assert_nothing_left()
 
 
-@MODES
-def test_writing_is_told_why_first_and_then_epipe(immediate: bool) -> None:
-    world = World(immediate=immediate)
+def test_writing_is_told_why_first_and_then_epipe() -> None:
+    world = World()
     client, conn = pair(world)
     reset_by_peer(world, client, conn)
     world.fabric.run()
@@ -157,18 +153,16 @@ def test_writing_is_told_why_first_and_then_epipe(immediate: bool) -> None:
     world.assert_nothing_left()
 
 
-@MODES
-def test_nobody_listens(immediate: bool) -> None:
-    world = World(immediate=immediate)
+def test_nobody_listens() -> None:
+    world = World()
     with pytest.raises(ConnectionRefusedError) as told:
         create_connection(world.left, world.driver, (RIGHT, PORT))
     assert "listening" in str(told.value)
     world.assert_nothing_left()
 
 
-@MODES
-def test_nobody_answers(immediate: bool) -> None:
-    world = World(immediate=immediate)
+def test_nobody_answers() -> None:
+    world = World()
     host = Host(world.stacks[0], [LEFT], resolve=lambda address: "nowhere")
     with pytest.raises(TimeoutError) as told:
         create_connection(host, world.driver, (RIGHT, PORT))
@@ -176,10 +170,9 @@ def test_nobody_answers(immediate: bool) -> None:
     world.assert_nothing_left()
 
 
-@MODES
-def test_no_memory(immediate: bool) -> None:
+def test_no_memory() -> None:
     faults = Faults()
-    world = World(immediate=immediate, faults=faults)
+    world = World(faults=faults)
     faults.fail_registrations_next = 1
     with pytest.raises(OSError, match="buffer space") as told:
         create_connection(world.left, world.driver, (RIGHT, PORT))

@@ -6,7 +6,6 @@ from functools import partial
 
 import pytest
 from endpoint_world import (
-    BOTH_MODES,
     CHECKING,
     LEFT,
     LENIENT,
@@ -38,7 +37,6 @@ from sidestep.sdp.strategy import Strategy, bcopy_only
 from sidestep.sdp.wire import Mid, Mode
 
 ATTRIBUTES = pytest.mark.parametrize("attributes", [LENIENT, CHECKING], ids=["lenient", "checking"])
-MODES = pytest.mark.parametrize("immediate", BOTH_MODES, ids=["timed", "immediate"])
 
 
 def finish(world: World, left: End, right: End) -> None:
@@ -56,11 +54,10 @@ def forget(*ends: End) -> None:
 # --- zero copy, by address ---
 
 
-@MODES
 @ATTRIBUTES
-def test_bcopy_gathers_from_the_users_buffer(immediate: bool, attributes: DeviceAttributes) -> None:
+def test_bcopy_gathers_from_the_users_buffer(attributes: DeviceAttributes) -> None:
     watch = Watch()
-    world = World(immediate=immediate, attributes=attributes, watch=watch, settings=SdpSettings(strategy=bcopy_only))
+    world = World(attributes=attributes, watch=watch, settings=SdpSettings(strategy=bcopy_only))
     left, right = join(world)
     data = bytearray(pattern(200_000))
     room = bytearray(len(data))
@@ -83,11 +80,10 @@ def test_bcopy_gathers_from_the_users_buffer(immediate: bool, attributes: Device
     finish(world, left, right)
 
 
-@MODES
 @ATTRIBUTES
-def test_read_zcopy_goes_from_buffer_to_buffer(immediate: bool, attributes: DeviceAttributes) -> None:
+def test_read_zcopy_goes_from_buffer_to_buffer(attributes: DeviceAttributes) -> None:
     watch = Watch()
-    world = World(immediate=immediate, attributes=attributes, watch=watch, settings=SdpSettings(strategy=read_zcopy))
+    world = World(attributes=attributes, watch=watch, settings=SdpSettings(strategy=read_zcopy))
     left, right = join(world)
     data = bytearray(pattern(500_000))
     room = bytearray(len(data))
@@ -104,17 +100,14 @@ def test_read_zcopy_goes_from_buffer_to_buffer(immediate: bool, attributes: Devi
         if kind is Kind.READ_RESPONSE and device == RIGHT
     ]
     assert all(Range.of(room).holds(to) for _, to in placed)
-    if immediate:  # in timed mode the bytes travel
-        assert all(Range.of(data).holds(source) for source, _ in placed)
     del shown, placed
     finish(world, left, right)
 
 
-@MODES
 @ATTRIBUTES
-def test_write_zcopy_goes_from_buffer_to_buffer(immediate: bool, attributes: DeviceAttributes) -> None:
+def test_write_zcopy_goes_from_buffer_to_buffer(attributes: DeviceAttributes) -> None:
     watch = Watch()
-    world = World(immediate=immediate, attributes=attributes, watch=watch, settings=SdpSettings(strategy=pipelined))
+    world = World(attributes=attributes, watch=watch, settings=SdpSettings(strategy=pipelined))
     left, right = join(world)
     data = [bytearray(pattern(100_000, seed)) for seed in range(6)]
     rooms = [bytearray(100_000) for _ in data]
@@ -138,15 +131,12 @@ def test_write_zcopy_goes_from_buffer_to_buffer(immediate: bool, attributes: Dev
     finish(world, left, right)
 
 
-@MODES
 @ATTRIBUTES
-def test_the_answer_to_a_transaction_is_written_where_it_was_asked_for(
-    immediate: bool, attributes: DeviceAttributes
-) -> None:
+def test_the_answer_to_a_transaction_is_written_where_it_was_asked_for(attributes: DeviceAttributes) -> None:
     watch = Watch()
     strategy = partial(Strategy, bcopy_max=1024, read_min=0, sink_min=0)
     settings = SdpSettings(strategy=strategy, receive_count=5, receive_size=1024)
-    world = World(immediate=immediate, attributes=attributes, watch=watch, settings=settings)
+    world = World(attributes=attributes, watch=watch, settings=settings)
     left, right = join(world)
     right.to.connection.want_send_mode(Mode.PIPELINED, world.fabric.now)
     right.to.run()
@@ -183,10 +173,9 @@ def test_the_answer_to_a_transaction_is_written_where_it_was_asked_for(
 # --- when memory is the user's again ---
 
 
-@MODES
 @pytest.mark.parametrize("strategy", [read_zcopy, pipelined])
-def test_memory_is_out_of_reach_before_the_user_is_told(immediate: bool, strategy: type[Strategy]) -> None:
-    world = World(immediate=immediate, settings=SdpSettings(strategy=strategy))
+def test_memory_is_out_of_reach_before_the_user_is_told(strategy: type[Strategy]) -> None:
+    world = World(settings=SdpSettings(strategy=strategy))
     left, right = join(world)
     regions = [stack.domain.regions for stack in world.stacks]  # type: ignore[attr-defined]
     left_over: list[int] = []
@@ -218,9 +207,8 @@ def test_memory_is_out_of_reach_before_the_user_is_told(immediate: bool, strateg
     room.append(1)
 
 
-@MODES
-def test_regions_may_be_kept_for_the_next_time(immediate: bool) -> None:
-    world = World(immediate=immediate, settings=SdpSettings(strategy=read_zcopy), keep_registered=True)
+def test_regions_may_be_kept_for_the_next_time() -> None:
+    world = World(settings=SdpSettings(strategy=read_zcopy), keep_registered=True)
     left, right = join(world)
     data, room = bytearray(pattern(100_000)), bytearray(100_000)
     for _ in range(3):
@@ -232,9 +220,8 @@ def test_regions_may_be_kept_for_the_next_time(immediate: bool) -> None:
     finish(world, left, right)
 
 
-@MODES
-def test_a_cut_gives_memory_back_when_the_queue_pair_is_flushed(immediate: bool) -> None:
-    world = World(immediate=immediate, settings=SdpSettings(strategy=read_zcopy))
+def test_a_cut_gives_memory_back_when_the_queue_pair_is_flushed() -> None:
+    world = World(settings=SdpSettings(strategy=read_zcopy))
     left, right = join(world)
     data = bytearray(pattern(2_000_000))
     room = bytearray(64 << 10)
@@ -260,11 +247,10 @@ def test_a_cut_gives_memory_back_when_the_queue_pair_is_flushed(immediate: bool)
 # --- devices that want local memory registered ---
 
 
-@MODES
 @pytest.mark.parametrize("kind", [bytearray, bytes])
-def test_small_sends_from_a_checking_device(immediate: bool, kind: type[bytes]) -> None:
+def test_small_sends_from_a_checking_device(kind: type[bytes]) -> None:
     watch = Watch()
-    world = World(immediate=immediate, attributes=CHECKING, watch=watch)
+    world = World(attributes=CHECKING, watch=watch)
     left, right = join(world)
     data = kind(b"a few bytes")
     room = bytearray(100)
@@ -277,9 +263,8 @@ def test_small_sends_from_a_checking_device(immediate: bool, kind: type[bytes]) 
     finish(world, left, right)
 
 
-@MODES
-def test_memory_that_is_registered_for_good_is_not_registered_again(immediate: bool) -> None:
-    world = World(immediate=immediate, attributes=CHECKING)
+def test_memory_that_is_registered_for_good_is_not_registered_again() -> None:
+    world = World(attributes=CHECKING)
     left, right = join(world)
     ring = bytearray(pattern(256 << 10))
     room = bytearray(len(ring))
@@ -297,9 +282,8 @@ def test_memory_that_is_registered_for_good_is_not_registered_again(immediate: b
     finish(world, left, right)
 
 
-@MODES
-def test_rdma_into_memory_that_is_registered_for_good(immediate: bool) -> None:
-    world = World(immediate=immediate, attributes=CHECKING, settings=SdpSettings(strategy=read_zcopy))
+def test_rdma_into_memory_that_is_registered_for_good() -> None:
+    world = World(attributes=CHECKING, settings=SdpSettings(strategy=read_zcopy))
     left, right = join(world)
     data, room = bytearray(pattern(100_000)), bytearray(100_000)
     landing = world.stacks[1].register(room)
@@ -331,11 +315,10 @@ def test_a_cut_gives_spare_buffers_back() -> None:
     finish(world, left, right)
 
 
-@MODES
-def test_what_cannot_be_registered_goes_through_spare_buffers(immediate: bool) -> None:
+def test_what_cannot_be_registered_goes_through_spare_buffers() -> None:
     faults = Faults()
     watch = Watch()
-    world = World(immediate=immediate, attributes=CHECKING, faults=faults, watch=watch)
+    world = World(attributes=CHECKING, faults=faults, watch=watch)
     left, right = join(world)
     faults.fail_registrations_next = 1 << 30
     data = bytearray(pattern(1_000_000))
@@ -357,13 +340,10 @@ def test_what_cannot_be_registered_goes_through_spare_buffers(immediate: bool) -
     finish(world, left, right)
 
 
-@MODES
 @pytest.mark.parametrize("failing", range(1, 6))
-def test_registrations_that_fail_now_and_then_lose_nothing(immediate: bool, failing: int) -> None:
+def test_registrations_that_fail_now_and_then_lose_nothing(failing: int) -> None:
     faults = Faults()
-    world = World(
-        immediate=immediate, attributes=CHECKING, faults=faults, settings=SdpSettings(strategy=pipelined), seed=failing
-    )
+    world = World(attributes=CHECKING, faults=faults, settings=SdpSettings(strategy=pipelined), seed=failing)
     left, right = join(world)
     faults.fail_registration = failing / 6
     data = [bytearray(pattern(70_000 + seed, seed)) for seed in range(8)]
@@ -573,10 +553,9 @@ def test_who_waits_is_told_when_the_pool_closes() -> None:
     pool.put(first.loans[0])  # harmless
 
 
-@MODES
-def test_a_connection_waits_for_private_buffers(immediate: bool) -> None:
+def test_a_connection_waits_for_private_buffers() -> None:
     settings = SdpSettings(receive_count=16, receive_size=1024)
-    world = World(immediate=immediate, settings=settings, private_bytes_max=16 * 1024)
+    world = World(settings=settings, private_bytes_max=16 * 1024)
     left, right = join(world)
     second = End()
     from endpoint_world import PORT, addresses, take
@@ -594,10 +573,9 @@ def test_a_connection_waits_for_private_buffers(immediate: bool) -> None:
     finish(world, second, other)
 
 
-@MODES
-def test_who_gives_up_while_waiting_for_buffers_gets_none(immediate: bool) -> None:
+def test_who_gives_up_while_waiting_for_buffers_gets_none() -> None:
     settings = SdpSettings(receive_count=16, receive_size=1024)
-    world = World(immediate=immediate, settings=settings, private_bytes_max=24 * 1024)
+    world = World(settings=settings, private_bytes_max=24 * 1024)
     left, right = join(world)
     from endpoint_world import addresses
 
@@ -611,9 +589,8 @@ def test_who_gives_up_while_waiting_for_buffers_gets_none(immediate: bool) -> No
     finish(world, left, right)
 
 
-@MODES
-def test_unread_bytes_hold_their_buffers_until_they_are_read_or_dropped(immediate: bool) -> None:
-    world = World(immediate=immediate)
+def test_unread_bytes_hold_their_buffers_until_they_are_read_or_dropped() -> None:
+    world = World()
     left, right = join(world)
     left.to.send(memoryview(b"x" * 1000))
     left.to.shutdown_write()

@@ -8,7 +8,6 @@ from ipaddress import IPv4Address
 
 import pytest
 from endpoint_world import (
-    BOTH_MODES,
     CHECKING,
     LEFT,
     LENIENT,
@@ -36,7 +35,6 @@ from sidestep.sdp.settings import Addresses, SdpSettings
 from sidestep.sdp.stack import Stack, stack_on
 from sidestep.sdp.strategy import bcopy_only
 
-MODES = pytest.mark.parametrize("immediate", BOTH_MODES, ids=["timed", "immediate"])
 NEW_PORT = 6001
 
 
@@ -109,11 +107,10 @@ def close_all(world: MovingWorld, *ends: End) -> None:
     world.assert_nothing_left()
 
 
-@MODES
 @pytest.mark.parametrize("late", [False, True])
 @pytest.mark.parametrize("attributes", [LENIENT, CHECKING], ids=["lenient", "checking"])
-def test_the_stream_goes_on_elsewhere(immediate: bool, late: bool, attributes: DeviceAttributes) -> None:
-    world = MovingWorld(immediate=immediate, attributes=attributes, settings=SdpSettings(receive_size=4096))
+def test_the_stream_goes_on_elsewhere(late: bool, attributes: DeviceAttributes) -> None:
+    world = MovingWorld(attributes=attributes, settings=SdpSettings(receive_size=4096))
     left, right = join(world)
     left.to.send(memoryview(b"unread"))
     world.fabric.run()
@@ -140,16 +137,13 @@ def test_the_stream_goes_on_elsewhere(immediate: bool, late: bool, attributes: D
     close_all(world, left, new)
 
 
-@MODES
 @pytest.mark.parametrize("strategy", [bcopy_only, read_zcopy, pipelined])
 @pytest.mark.parametrize("attributes", [LENIENT, CHECKING], ids=["lenient", "checking"])
 @pytest.mark.parametrize("reading", [0, 3])
-def test_bytes_on_their_way_arrive_once(
-    immediate: bool, strategy: object, attributes: DeviceAttributes, reading: int
-) -> None:
+def test_bytes_on_their_way_arrive_once(strategy: object, attributes: DeviceAttributes, reading: int) -> None:
     """Both ends are sending, and partly being read, when one of them moves."""
     settings = SdpSettings(strategy=strategy, receive_count=8, receive_size=2048)  # type: ignore[arg-type]
-    world = MovingWorld(immediate=immediate, attributes=attributes, settings=settings)
+    world = MovingWorld(attributes=attributes, settings=settings)
     left, right = join(world)
     here = [bytearray(pattern(30_000, seed)) for seed in range(6)]
     there = [bytearray(pattern(25_000, 10 + seed)) for seed in range(6)]
@@ -182,9 +176,8 @@ def test_bytes_on_their_way_arrive_once(
     close_all(world, left, new)
 
 
-@MODES
-def test_the_new_place_is_not_there(immediate: bool) -> None:
-    world = MovingWorld(immediate=immediate)
+def test_the_new_place_is_not_there() -> None:
+    world = MovingWorld()
     left, right = join(world)
     right.to.suspend(NEW_PORT)
     room = bytearray(10)
@@ -196,9 +189,8 @@ def test_the_new_place_is_not_there(immediate: bool) -> None:
     close_all(world, left, right)
 
 
-@MODES
-def test_the_new_place_waits_no_longer(immediate: bool) -> None:
-    world = MovingWorld(immediate=immediate)
+def test_the_new_place_waits_no_longer() -> None:
+    world = MovingWorld()
     left, right = join(world)
     arrival = Arrival(world.new, End())
     right.to.suspend(NEW_PORT)
@@ -209,10 +201,9 @@ def test_the_new_place_waits_no_longer(immediate: bool) -> None:
     close_all(world, left, right)
 
 
-@MODES
-def test_the_old_place_goes_by_itself(immediate: bool) -> None:
+def test_the_old_place_goes_by_itself() -> None:
     """The other end should disconnect; if it does not, the old process does."""
-    world = MovingWorld(immediate=immediate)
+    world = MovingWorld()
     left, right = join(world)
     new = move_right(world, right)
     right.to.close()
@@ -221,9 +212,8 @@ def test_the_old_place_goes_by_itself(immediate: bool) -> None:
     close_all(world, left, new)
 
 
-@MODES
-def test_no_queue_pair_for_the_new_connection(immediate: bool) -> None:
-    world = MovingWorld(immediate=immediate)
+def test_no_queue_pair_for_the_new_connection() -> None:
+    world = MovingWorld()
     left, right = join(world)
 
     def tell(stream: SdpStream, event: Told) -> None:
@@ -249,9 +239,8 @@ def test_who_may_move() -> None:
     close_all(world, left, right)
 
 
-@MODES
-def test_the_other_end_closes_its_direction_meanwhile(immediate: bool) -> None:
-    world = MovingWorld(immediate=immediate)
+def test_the_other_end_closes_its_direction_meanwhile() -> None:
+    world = MovingWorld()
     left, right = join(world)
     new = End()
     arrival = Arrival(world.new, new)
@@ -270,10 +259,9 @@ def test_the_other_end_closes_its_direction_meanwhile(immediate: bool) -> None:
     close_all(world, left, new)
 
 
-@MODES
-def test_both_ends_move_at_once(immediate: bool) -> None:
+def test_both_ends_move_at_once() -> None:
     """The connecting end answers, and repeats its own wish in the new connection."""
-    world = MovingWorld(immediate=immediate)
+    world = MovingWorld()
     left, right = join(world)
     left.to.send(memoryview(b"from the left"))
     right.to.send(memoryview(b"from the right"))

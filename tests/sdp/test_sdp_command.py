@@ -14,7 +14,7 @@ from captures import FRAMES_OF_WHOLE, V, pcap, written
 from captures import WHOLE as RECORDS
 from click.testing import CliRunner, Result
 
-from sidestep.cli import cli
+from sidestep.cli.group import cli
 from sidestep.errors import SidestepError
 from sidestep.observe.capture.hexed import looks_like_hex, messages_in
 

@@ -7,7 +7,7 @@ import json
 import pytest
 from click.testing import CliRunner, Result
 
-from sidestep.cli import cli
+from sidestep.cli.group import cli
 from sidestep.errors import Misuse
 from sidestep.sdp.simulate.trace import Entry, Trace
 

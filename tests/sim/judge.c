@@ -11,7 +11,9 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "layout.h"
 #include "program.h"
+#include "provider.h"
 #include "relay.h"
 
 struct side sides[2];
@@ -223,14 +225,15 @@ void judge_error(struct program *mine, const char *call, int error)
 	struct side *side = mine->side;
 	const struct side *peer = other_side(side);
 
-	if (error == EAGAIN || (error == EPIPE && side->shut_wr))
+	if (error == EAGAIN || (error == EPIPE && side->shut_wr && strcmp(call, "send") == 0))
 		return;
 	if ((error == EPIPE || error == ENOTCONN) && side->told_reset) {
 		mine->told_reset |= error == ENOTCONN; /* another process of this side was told of the reset */
 		return;
 	}
 	/* where the socket was passed on much is excused, but not a reset that the kernel knows nothing of */
-	if (error == ECONNRESET && peer->passed && !peer->forked && !connection[side_index(side)]->tcp.dead && !has_ended(peer))
+	if (error == ECONNRESET && peer->passed && !peer->forked && !connection[side_index(side)]->tcp.dead &&
+	    !connection[side_index(side)]->tcp.half_reset && !has_ended(peer))
 		fail("end %d: %s tells of a reset, and the connection is whole", side_index(side), call);
 	if (((error == ECONNRESET || error == EPIPE) && reset_excused(side)) ||
 	    (error == ENOTCONN && (side->aborted || (side->passed && reset_excused(side))))) {
@@ -269,6 +272,11 @@ void judge_told(struct program *mine, uint32_t asked, uint32_t told)
 	mine->hung_up |= (told & POLLHUP) != 0;
 	if (told & ~(asked | POLLHUP | POLLERR))
 		fail("end %d: told of %#x, asked for %#x", side_index(mine->side), told, asked);
+	/* the kernel's own halves, where there has been no ring, are not the shim's doing */
+	const struct conn_slot *slot = provider_slot(side_index(mine->side));
+	uint32_t whole = POLLHUP | (asked & (POLLIN | POLLRDHUP | POLLOUT));
+	if ((told & POLLERR) && (told & whole) != whole && !mine->stranger && slot && slot->promoted_ns)
+		fail("end %d: told of half a reset: %#x", side_index(mine->side), told);
 	/* tcp_poll: only a socket that was disconnected hangs up and has nothing to read */
 	if ((told & POLLHUP) && (asked & POLLIN) && !(told & POLLIN) && !mine->side->aborted && !mine->side->passed)
 		fail("end %d: told of a hang-up, and not that it can be read: %#x", side_index(mine->side), told);

@@ -89,6 +89,7 @@ static void libraries_load(char *const paths[2])
 {
 	setenv("SIDESTEP_SOCKET", "/provider/socket", 1);
 	setenv("SIDESTEP_LOG", "/log", 1); /* always: a seed that is told is to take the same steps */
+	setenv("SIDESTEP_CHECKED", "1", 1);
 	for (int i = 0; i < 2; i++) {
 		current = &ends[i]; /* its constructor runs as this process */
 		programs[i].index = i;
@@ -134,8 +135,9 @@ static void run_seed(char *const paths[2], uint64_t seed)
 	setenv("SIDESTEP_PROMOTE_AFTER", choose(2) ? "0" : "4", 1);
 	tcp_out_max = rooms[choose(4)];
 	tcp_in_max = rooms[choose(4)];
-	static const uint32_t some[] = {0, MAY_ORDER, MAY_ORDER | MAY_SHUT};
-	stimuli = choose(2) ? choose(STIMULI) : some[choose(3)];
+	static const uint32_t some[] = {0, MAY_ORDER, MAY_ORDER | MAY_SHUT, MAY_RELAY | MAY_SHUT | MAY_CLOSE,
+	                                MAY_RELAY | MAY_SHUT | MAY_FORK | MAY_EXEC | MAY_ORDER};
+	stimuli = choose(2) ? choose(STIMULI) : some[choose(5)];
 	for (int i = 0; i < 2; i++)
 		configure(i);
 	libraries_load(paths);

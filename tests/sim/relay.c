@@ -3,8 +3,9 @@
  * joins do for the applications, in one step instead of two, with a protocol that copies.
  *
  * Each move is one step of a turn there (hand words on, carry some bytes, give room back, find who is gone), at some moment
- * that the scheduler chooses: so bytes and words arrive late, and not all at once. Not here: hints, what asks a reader to
- * ring (the relay looks by itself), the spill of a reader's ring, and what passes between the two ends of far.py.
+ * that the scheduler chooses: so bytes and words arrive late, and not all at once. A recall takes three: it is said, heard at
+ * the other end, and answered. Not here: hints, what asks a reader to ring (the relay looks by itself), the spill of a reader's
+ * ring, and what else passes between the two ends of far.py.
  */
 #include "relay.h"
 
@@ -17,7 +18,8 @@
 #include "layout.h"
 #include "provider.h"
 
-enum { HAND_ON, PUMP, PUMP_BACK, RELEASE, RELEASE_BACK, LOOK, STEPS };
+enum { HAND_ON, PUMP, PUMP_BACK, RELEASE, RELEASE_BACK, RECALL, RECALL_BACK, LOOK, STEPS };
+#define ACKED_RECALL 8 /* CHANNEL_ACKED_RECALL, where there is one */
 
 struct channel { /* with one application */
 	struct channel_side *local;
@@ -37,7 +39,9 @@ static struct relay_side {
 	uint64_t rung, held;
 	bool gone;
 	/* of the direction that comes from this application, what has been handed on to the other */
-	bool ready_told, switched, demote_told, recalled, frozen, finished, back_told, end_told, closed_told;
+	bool ready_told, switched, demote_told, frozen, finished, back_told, end_told, closed_told;
+	/* how far the word of this application has come that it wants again what it has not read */
+	enum { RECALLS_NOT, RECALL_SAID, RECALL_HEARD, RECALL_ANSWERED } recall;
 } sides_of[2];
 static bool exists, is_open, lost, left, dead, weaker;
 static uint32_t quiet; /* steps that changed nothing since something else did */
@@ -161,8 +165,12 @@ static bool decide(struct relay_side *target, uint32_t value)
 {
 	struct channel *channel = &target->channel;
 
-	if (channel_decide(&channel->local->tx_back, 1, value) == CHANNEL_RECALLED && channel->remote->rx_frozen != *channel->sent)
-		reset("recall");
+	if (channel_decide(&channel->local->tx_back, 1, value) == CHANNEL_RECALLED) {
+		if (channel->remote->rx_frozen != *channel->sent)
+			reset("recall");
+		else
+			channel->local->acked |= ACKED_RECALL;
+	}
 	return !lost;
 }
 
@@ -170,7 +178,7 @@ static void tell_end(struct relay_side *source, struct relay_side *target)
 {
 	struct channel *channel = &target->channel;
 
-	if (source->frozen && !is_final(source))
+	if ((source->frozen && !is_final(source)) || (target->recall && target->recall != RECALL_ANSWERED))
 		return;
 	if (back_of(source) == CHANNEL_BACK && !source->back_told) {
 		source->back_told = true;
@@ -195,13 +203,32 @@ static void tell_end(struct relay_side *source, struct relay_side *target)
 	ring(target);
 }
 
-static void recall(struct relay_side *source, struct relay_side *target)
+/* What comes for this application from now on is wanted by TCP. */
+static void recall(struct relay_side *source)
 {
 	if (channel_decide(&source->channel.local->tx_back, 1, CHANNEL_RECALLED) != CHANNEL_RECALLED)
 		violation(source, "recalls what was decided otherwise");
-	uint64_t frozen = source->channel.remote->rx_frozen;
-	if (frozen < *target->channel.received || frozen > *source->channel.sent)
+	if (source->channel.remote->rx_frozen > *source->channel.sent)
 		violation(source, "recalls what is not there");
+	source->recall = RECALL_SAID;
+	changed = true;
+}
+
+/* The word comes to the other end's provider, and the answer back. */
+static void recall_goes_on(struct relay_side *source, struct relay_side *target)
+{
+	uint64_t frozen = source->channel.remote->rx_frozen;
+
+	if (source->recall == RECALL_HEARD) {
+		source->recall = RECALL_ANSWERED;
+		source->channel.local->acked |= CHANNEL_ACKED_REQUEST | ACKED_RECALL;
+		ring(source);
+	}
+	if (source->recall != RECALL_SAID)
+		return;
+	if (frozen < *target->channel.received)
+		violation(source, "recalls what it has read");
+	source->recall = RECALL_HEARD;
 	target->channel.local->rx_frozen = frozen;
 	uint32_t stands = channel_decide(target->channel.remote_back, 1, CHANNEL_RECALLED);
 	if (stands != CHANNEL_RECALLED && *target->channel.tail != frozen) {
@@ -210,7 +237,6 @@ static void recall(struct relay_side *source, struct relay_side *target)
 	}
 	target->frozen = true;
 	target->channel.local->notice |= CHANNEL_RECALL | CHANNEL_DEMOTE;
-	source->channel.local->acked |= CHANNEL_ACKED_REQUEST;
 	ring(target);
 }
 
@@ -259,9 +285,8 @@ static void hand_on_from(struct relay_side *source, struct relay_side *target)
 	}
 	if (words->tx_switched && !source->switched)
 		switch_told(source, target);
-	if ((words->notice & CHANNEL_RECALL) && !source->recalled) {
-		source->recalled = true;
-		recall(source, target);
+	if ((words->notice & CHANNEL_RECALL) && !source->recall) {
+		recall(source);
 	} else if ((words->notice & CHANNEL_DEMOTE) && !source->demote_told) {
 		source->demote_told = true;
 		target->channel.local->notice |= CHANNEL_DEMOTE;
@@ -303,7 +328,7 @@ static void pump(struct relay_side *source, struct relay_side *target)
 {
 	struct channel *in = &source->channel, *out = &target->channel;
 	uint64_t from = *in->received + source->held, there = *in->tail - from, room = space(target);
-	uint64_t len = source->frozen || !source->switched ? 0 : there < room ? there : room;
+	uint64_t len = source->frozen || target->recall || !source->switched ? 0 : there < room ? there : room;
 
 	if (len && choose(2))
 		len = 1 + choose((uint32_t)len);
@@ -353,6 +378,8 @@ static void step(int which)
 	case PUMP_BACK: pump(&sides_of[which - PUMP], &sides_of[1 - (which - PUMP)]); break;
 	case RELEASE:
 	case RELEASE_BACK: release(&sides_of[which - RELEASE]); break;
+	case RECALL:
+	case RECALL_BACK: recall_goes_on(&sides_of[which - RECALL], &sides_of[1 - (which - RECALL)]); break;
 	default: look_for_gone();
 	}
 	bool over = (sides_of[0].end_told && sides_of[1].end_told) || (is_closed(&sides_of[0]) && is_closed(&sides_of[1]));

@@ -4,9 +4,10 @@
  *   0.send 1.close@7 0.recv net
  *
  * A command of an end is done whole; with @7 it is interrupted at its seventh point (a system call, a word that both ends
- * have) for the next word. Between words the provider has answered; TCP brings what is under way with `net` only, and
- * a provider between (`relay=1`) carries what it has with `carry`; with `settle` all moves that can. At the end
- * both programs send a little more, where they can, and read to the end.
+ * have) for the next word. What is no end's, as net@7, so interrupts the end that it wakes. Between words the provider has
+ * answered; TCP brings what is under way with `net` only, the first step of a reset with `half`, and a provider between
+ * (`relay=1`) carries what it has with `carry`; with `settle` all moves that can. At the end both programs send a little
+ * more, where they can, and read to the end.
  */
 #include "scenario.h"
 
@@ -180,6 +181,9 @@ static void word_do(char *word)
 		configure(word);
 	else if (strcmp(word, "net") == 0)
 		network_settles();
+	else if (strcmp(word, "half") == 0)
+		for (int end = 0; end < 2; end++)
+			network_half_reset(end);
 	else if (strcmp(word, "promoted") == 0)
 		become_promoted();
 	else if (strcmp(word, "lost") == 0)
@@ -200,12 +204,15 @@ static void word_do(char *word)
 		provider_order(i & 1, word[2] == 'p');
 	else
 		order(i, word + 2);
+	bool wakes = interrupted && (i < 0 || i >= ENDS); /* whom it wakes is interrupted */
+	for (int end = 0; wakes && end < ENDS; end++)
+		go_on(end);
 	if (interrupted && points_left >= 0) {
 		never_interrupted = true;
 		points_left = -1;
 	}
 	for (int end = 0; end < ENDS; end++)
-		if (!interrupted || end != i)
+		if (!interrupted || (!wakes && end != i))
 			go_on(end);
 	provider_settles();
 }

@@ -19,6 +19,7 @@ BEFORE: Final = (
     "0.send net 1.send",  # offered and not claimed
     "promoted 0.send 1.shut",
     "relay=1 promoted 0.send 1.send",  # the provider stands between
+    "relay=1 promoted 0.fork 0.send 1.send",
     "promoted 0.fork 0.send 1.send",  # two processes at one end
 )
 # End 1 reads as nginx does, as much as FIONREAD has counted, and waits for edges: where it was told last, what follows.

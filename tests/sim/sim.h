@@ -83,6 +83,7 @@ struct tcp {
 	bool shut_rd, shut_wr, done;
 	bool dead, orphan, reset_coming; /* TCP_CLOSE; closed by all; a RST is on its way to us */
 	bool was_reset; /* one has come, before the peer's FIN */
+	bool half_reset; /* the error is known, the end is not yet */
 	bool no_space;
 	int error;
 	struct linger linger;
@@ -141,6 +142,7 @@ struct object *object_new(enum kind kind);
 void object_put(struct object *object);
 bool network_can(int which);
 void network_move(int which);
+void network_half_reset(int which); /* its first step, if one is coming */
 #define NETWORK_MOVES 8
 bool memory_shared(const void *address);
 void line_end(struct object *line);

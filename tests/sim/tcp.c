@@ -5,6 +5,7 @@
  * acknowledgements and RST are moves of their own. The names of Linux's functions stand where its ways were taken from.
  */
 #include "kernel.h"
+#include "scenario.h"
 
 #include <errno.h>
 #include <netinet/in.h>
@@ -51,6 +52,7 @@ static bool tcp_writable(const struct tcp *tcp) /* sk_stream_is_writeable */
 static void tcp_done(struct tcp *tcp)
 {
 	tcp->dead = true;
+	tcp->half_reset = false;
 	tcp->shut_rd = tcp->shut_wr = true;
 	tcp->out.len = tcp->unacked = 0;
 	wake(tcp->object, WAKES_ALL);
@@ -75,13 +77,21 @@ int tcp_state(const struct tcp *tcp)
 	return tcp->fin_in_first ? TCP_LAST_ACK : TCP_CLOSING;
 }
 
-static void tcp_reset(struct tcp *tcp) /* tcp_reset: one has come */
+/* tcp_reset: one has come. In two steps: who looks between them finds the error alone, who sleeps is woken after both. */
+static void tcp_reset_begins(struct tcp *tcp)
 {
-	if (tcp->dead)
+	if (tcp->dead || tcp->half_reset)
 		return;
 	tcp->error = tcp_state(tcp) == TCP_CLOSE_WAIT ? EPIPE : ECONNRESET;
 	tcp->was_reset = !tcp->fin_in;
-	tcp_done(tcp);
+	tcp->half_reset = true;
+}
+
+static void tcp_reset(struct tcp *tcp)
+{
+	tcp_reset_begins(tcp);
+	if (!tcp->dead)
+		tcp_done(tcp);
 }
 
 static void tcp_send_reset(struct tcp *tcp)
@@ -152,8 +162,19 @@ bool network_can(int which)
 	case MOVE_DATA: return tcp->out.len && (to->dead || to->orphan || to->in.len < to->in_max);
 	case MOVE_FIN: return tcp->fin_out && !tcp->fin_there && !tcp->out.len && !tcp->dead;
 	case MOVE_ACK: return tcp->unacked && !tcp->dead;
-	default: return tcp->reset_coming;
+	default: return tcp->reset_coming || tcp->half_reset;
 	}
+}
+
+void network_half_reset(int which)
+{
+	struct tcp *tcp = &connection[which]->tcp;
+
+	if (!tcp->reset_coming)
+		return;
+	trace("    network: half a RST to %d", which);
+	tcp->reset_coming = false;
+	tcp_reset_begins(tcp);
 }
 
 static void tcp_deliver(struct tcp *tcp)
@@ -222,6 +243,10 @@ void network_move(int which)
 		tcp_space(tcp);
 		break;
 	default:
+		if (tcp->reset_coming && !scenario && choose(2)) {
+			network_half_reset(which & 1);
+			break;
+		}
 		trace("    network: RST to %d", which & 1);
 		tcp->reset_coming = false;
 		tcp_reset(tcp);

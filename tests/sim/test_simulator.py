@@ -21,7 +21,7 @@ FROM: Final = int(os.environ.get("SIDESTEP_SIM_FROM", "1"))
 DEPTH: Final = int(os.environ.get("SIDESTEP_SIM_DEPTH", "2"))
 CHUNK: Final = 1_000_000  # steps, of fewer than SEEDS seeds
 SEEDS: Final = 10_000
-LIMIT_S: Final = 3000 if DEPTH > 2 else 300
+LIMIT_S: Final = 600
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(LIMIT_S)]
 
@@ -47,7 +47,7 @@ def test_seeds(shim: Simulator, chunk: int) -> None:
 # Of some 750 seeds, so many at least: what occurs seldom is soon not tried at all.
 FLOORS: Final = {
     "promoted": 100, "back": 30, "again": 4, "passed": 4, "reset": 50, "forked": 25, "shared": 7, "died": 40,
-    "relayed": 12,
+    "relayed": 30,
 }  # fmt: skip
 
 
@@ -138,9 +138,46 @@ ONCE_WRONG: Final = {
         "until=2 way0=3 way1=3 tcp=2000 more=0 0.byte net 1.byte net 1.some 0.recv 1.water 0.send net 0.byte 1.peek "
         "0.send 1.wait 1.turn 1.turn 1.turn net 1.drain settle"
     ),
+    "who looks in the midst of a reset by the kernel is told of the error, and of no end": (
+        "promoted 1.abort half 0.poll net 0.recv"
+    ),
+    "and who waits for an edge": (
+        "way0=3 promoted 0.demote 0.nap 1.nap 0.recv 1.recv 0.byte net 1.recv 1.byte net 0.recv 1.linger half 0.wait "
+        "net 0.wait 0.recv"
+    ),
+    "and who looks while another process makes known that the provider between is lost": (
+        "relay=1 promoted 0.fork 0.send tick=0 2.wait lost 0.wait@* 2.wait"
+    ),
+    "and who waits for an edge then": "way0=3 relay=1 promoted 0.fork 0.send tick=0 2.wait lost 0.wait@* 2.wait",
     "who reads as much as FIONREAD has counted misses the edge of what the ring holds behind TCP's bytes": (
         "until=2 way0=3 way1=3 tcp=2000 0.byte net 1.byte net 1.some 0.recv 0.send net 0.more 1.peek 0.send 1.wait "
         "1.turn net 1.turn 1.drain settle"
+    ),
+    "through a provider, a read sleeps for good over an end that is made known between its two looks": (
+        "relay=1 way0=0 way1=3 more=0 0.byte net 1.byte net 0.recv 1.recv carry 0.recv carry "
+        "0.block 1.shut net@* carry settle"
+    ),
+    "and over a reset": (
+        "relay=1 way0=0 way1=3 more=0 0.byte net 1.byte net 0.recv 1.recv carry 0.recv carry "
+        "0.block 1.abort net@* carry settle"
+    ),
+    "what stands behind recalled bytes is read in their place, as the other end had gone back by itself": (
+        "relay=1 way0=3 way1=3 promoted 0.fork 1.send carry 1.demote 1.nap 2.exec@* 1.more net 0.recv carry"
+    ),
+    "and where both ends are forked, and execute a program at once": (
+        "relay=1 way0=3 way1=3 promoted 0.fork 1.fork 1.send 2.exec@* 3.exec 1.more net 0.recv carry"
+    ),
+    "recalled bytes that another process has sent meanwhile are to be sent once more": (
+        "tcp=2000 way0=3 way1=3 promoted 0.fork 0.send 1.exec 0.peek net 0.shut@* 2.recv net"
+    ),
+    "before an exec, too": ("tcp=2000 way0=3 way1=3 promoted 0.fork 0.send 1.exec 0.peek net 0.exec@* 2.recv net"),
+    "through a provider, poll tells who has shut both directions down of an end, and a read waits": (
+        "relay=1 more=0 0.byte net 1.byte net 0.recv 1.recv carry 0.recv carry "
+        "0.shut 0.shutrd 1.close net 0.poll 0.recv 0.poll"
+    ),
+    "a provider dies, its shim resets what TCP had brought, and tells the end of the stream that the provider knew": (
+        "relay=1 way0=3 way1=3 more=0 0.byte net 1.byte net 0.send net 0.recv 1.poll carry 0.recv 1.poll carry "
+        "0.byte 1.byte carry 0.shut net 1.poll carry 1.byte lost 1.wait 1.shut 1.recv 1.recv"
     ),
 }
 
@@ -156,6 +193,13 @@ HOLDS: Final = {
         "relay=1 more=0 0.byte net 1.byte net 0.recv 1.recv carry 0.recv 1.recv carry "
         "0.send 0.demote 0.nap 0.send net 1.recv carry 1.recv"
     ),
+    **{
+        f"a reset is told whole where another process makes it known ({way}, {how})": (
+            f"{way} promoted 0.fork 1.{how} tick=0 2.wait net 0.wait@* 2.wait"
+        )
+        for way in ("way0=1", "way0=2", "way0=3")
+        for how in ("linger", "abort")
+    },
 }
 
 

@@ -11,9 +11,10 @@ from ipaddress import ip_address
 from random import Random
 from typing import Any
 
+from virtual_time import OneHost, VirtualTime
+
 from sidestep import limits
 from sidestep.api.driver import Driver
-from sidestep.api.loopback import OneHost, VirtualTime
 from sidestep.api.sockets import SdpSocket
 from sidestep.rdma.address import buffer_address
 from sidestep.rdma.loopback import CmMessage, Fabric, Faults, Kind, LoopbackDevice, Placed, QpMessage
@@ -31,7 +32,6 @@ LEFT, RIGHT = "10.0.0.1", "10.0.0.2"
 PORT = 5001
 LENIENT = DeviceAttributes(checks_local_memory=False)
 CHECKING = DeviceAttributes(checks_local_memory=True)
-BOTH_MODES = [False, True]  # of the fabric: timed, immediate
 
 
 def pattern(size: int, seed: int = 1) -> bytes:
@@ -95,7 +95,6 @@ class World:
     def __init__(
         self,
         *,
-        immediate: bool = False,
         seed: int = 7,
         attributes: DeviceAttributes = LENIENT,
         settings: SdpSettings | None = None,
@@ -105,7 +104,7 @@ class World:
         **options: Any,
     ) -> None:
         self.watch = watch
-        self.fabric = Fabric(Random(seed), immediate=immediate, faults=faults, observer=watch)
+        self.fabric = Fabric(Random(seed), faults=faults, observer=watch)
         self.driver = VirtualTime(self.fabric)
         self.devices = [self.fabric.device(name, attributes) for name in (LEFT, RIGHT)]
         settings = settings or SdpSettings(strategy=eager)

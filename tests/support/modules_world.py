@@ -2,27 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from importlib.metadata import EntryPoint
 from typing import Any, ClassVar
 
-from sidestep.config import RemoteSettings
 from sidestep.loop import Loop
 from sidestep.routing import NetworkEvent
 from sidestep.switch.modules import Modules
 from sidestep.switch.protocol import (
-    Awaited,
     Capabilities,
-    Endpoint,
-    Ends,
-    Incoming,
-    ListenerLease,
     OffloadProtocol,
-    OffloadTransport,
     Pair,
-    PortMapper,
     Services,
-    Workers,
 )
 
 
@@ -49,56 +41,23 @@ class Told(OffloadProtocol):
         pair.attach()
 
 
-class NoServices:
+def no_services() -> Services:
     """Modules under test ask for nothing."""
-
-    remote: RemoteSettings | None = None
-    port_mapper: PortMapper | None = None
-
-    @property
-    def loop(self) -> Loop:
-        raise AssertionError
-
-    def start_workers(self, carrier: OffloadProtocol, mapper: PortMapper) -> Workers | None:
-        raise AssertionError
-
-    def await_end(
-        self,
-        carrier: OffloadProtocol,
-        local: Endpoint,
-        remote: Endpoint,
-        on_found: Callable[[Incoming], None],
-        on_failed: Callable[[str], None],
-    ) -> Awaited:
-        raise AssertionError
-
-    def check_listener(self, carrier: OffloadProtocol, local: Endpoint) -> None:
-        raise AssertionError
-
-    def lease_listener(self, carrier: OffloadProtocol, local: Endpoint) -> ListenerLease:
-        raise AssertionError
-
-    def map_addresses(self, ends: Ends, names: Ends) -> Callable[[], None]:
-        raise AssertionError
-
-    def transports(self) -> Iterator[OffloadTransport]:
-        raise AssertionError
-
-    def log(self, text: str) -> None:
-        raise AssertionError
+    return Services(loop=Loop(), log=lambda text: None, remote=None)
 
 
-@dataclass
-class Point:
-    """An entry point, as importlib.metadata has them."""
+class Point(EntryPoint):
+    """One that gives what it was made with, or raises it, and counts."""
 
-    name: str
     found: object
-    value: str = "somewhere:Something"
-    loads: int = 0
+    loads: int
+
+    def __init__(self, name: str, found: object, value: str = "somewhere:Something") -> None:
+        super().__init__(name, value, "")
+        vars(self).update(found=found, loads=0)
 
     def load(self) -> Any:
-        self.loads += 1
+        vars(self)["loads"] += 1
         if isinstance(self.found, BaseException):
             raise self.found
         return self.found
@@ -114,4 +73,6 @@ class World:
 
     def modules(self, services: Services | None = None) -> Modules[OffloadProtocol]:
         kind: Any = OffloadProtocol
-        return Modules(kind, self.find, services or NoServices(), lambda name, error: self.broken.append((name, error)))
+        return Modules(
+            kind, self.find, services or no_services(), lambda name, error: self.broken.append((name, error))
+        )

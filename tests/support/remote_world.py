@@ -37,19 +37,13 @@ class HubWorld:
     def __init__(self, stack: ExitStack, relays_max: int = 8) -> None:
         self.faults: list[BaseException] = []
         self.now = 0.0
-        self.hub_loop = Loop(clock=lambda: self.now)
+        self.hub_loop = Loop(self.faults.append, clock=lambda: self.now)
         stack.callback(self.hub_loop.close)
         self.counters = Counters()
-        self.hub = Hub(self.hub_loop, self.counters, relays_max=relays_max, guarded=self._guarded)
+        self.hub = Hub(self.hub_loop, self.counters, relays_max=relays_max)
         self.hub.descriptors()
         stack.callback(self.hub.close)
         self.dropped = 0
-
-    def _guarded(self, callback: Callable[[], None]) -> None:
-        try:
-            callback()
-        except Exception as error:
-            self.faults.append(error)
 
     def _on_drop(self) -> None:
         self.dropped += 1

@@ -13,10 +13,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
+from sidestep import config
 from sidestep.errors import Misuse
 from sidestep.native import _channel, layout
 from sidestep.native.layout import Ask, Rpc, Welcome
-from sidestep.provider import control, memory, rpc
+from sidestep.provider import memory, rpc
 from sidestep.provider.proof import lookup as proof
 from sidestep.provider.rpc import Message
 from sidestep.testing import WAIT_TIMEOUT_S
@@ -58,8 +59,16 @@ class Channel:
 class ShimClient:
     """One process's connection to a provider, as the shim makes it: an arena, HELLO, offers and claims."""
 
-    def __init__(self, path: Path, *, slots_max: int = 16, timeout_s: float = WAIT_TIMEOUT_S) -> None:
+    def __init__(
+        self,
+        path: Path,
+        *,
+        slots_max: int = 16,
+        timeout_s: float = WAIT_TIMEOUT_S,
+        version: int = layout.LAYOUT_VERSION,
+    ) -> None:
         """Connects; `hello` introduces it."""
+        self.version = version  # of the layout that it speaks
         self.arena_id = secrets.token_bytes(16)
         self.arena = memory.sealed_memfd(
             "sidestep-arena", layout.ARENA_SLOTS_OFFSET + slots_max * layout.CONN_SLOT_SIZE
@@ -68,7 +77,7 @@ class ShimClient:
         self.write_arena([])
         self.netns_cookie = proof.netns_cookie()  # of the sockets it speaks of
         self.wants = Welcome(0)  # what the provider asked for as proof
-        self.sock = control.connect(path)
+        self.sock = config.connect(path)
         self.sock.settimeout(timeout_s)
         self._registry: mmap.mmap | None = None
 
@@ -93,7 +102,7 @@ class ShimClient:
         header = layout.pack(
             "arena_header",
             magic=layout.ARENA_MAGIC,
-            version=layout.LAYOUT_VERSION,
+            version=self.version,
             slot_size=layout.CONN_SLOT_SIZE,
             slots_max=self._slots_max,
             slots_used=len(slots),
@@ -108,7 +117,8 @@ class ShimClient:
         """Says HELLO, maps the registry that comes with the WELCOME, and returns that."""
         read_only = memory.reopen_read_only(self.arena)
         try:
-            rpc.send(self.sock, Message(type=Rpc.HELLO, pid=os.getpid(), arena_id=self.arena_id), [read_only])
+            hello = Message(type=Rpc.HELLO, version=self.version, pid=os.getpid(), arena_id=self.arena_id)
+            rpc.send(self.sock, hello, [read_only])
         finally:
             os.close(read_only)
         packet = self.receive()

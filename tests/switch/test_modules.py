@@ -7,9 +7,8 @@ from ipaddress import ip_network
 from typing import Any, ClassVar
 
 import pytest
-from modules_world import NoServices, Point, Told, World
+from modules_world import Point, Told, World, no_services
 
-from sidestep.loop import Loop
 from sidestep.routing import Change, NetworkEvent, RouteEvent
 from sidestep.switch.local import Local
 from sidestep.switch.modules import Modules
@@ -54,17 +53,6 @@ class Bare(Told):
 class Abstract(OffloadProtocol):
     name: ClassVar[str] = "abstract"
     capabilities: ClassVar[Capabilities] = Capabilities()
-
-
-class Looping(NoServices):
-    """A loop is all there is."""
-
-    def __init__(self) -> None:
-        self._loop = Loop()
-
-    @property
-    def loop(self) -> Loop:
-        return self._loop
 
 
 class Careless(Told):
@@ -156,7 +144,7 @@ def test_a_mended_module_can_be_added() -> None:
     here = World({"told": Point("told", OSError("half written"))})
     modules = here.modules()
     assert modules.get("told") is None
-    here.points["told"].found = Told
+    here.points = {"told": Point("told", Told)}
     assert modules.get("told") is None, "only somebody who asks for it makes it try again"
     assert modules.add("told") is modules.get("told")
 
@@ -219,7 +207,7 @@ def test_all_are_stopped_at_the_end_whatever_one_of_them_does() -> None:
 
 
 def test_what_a_module_has_the_loop_call_fails_as_the_module_does() -> None:
-    here, services = world(Careless, Local), Looping()
+    here, services = world(Careless, Local), no_services()
     modules = here.modules(services)
     careless = modules.get("careless")
     assert isinstance(careless, Careless)
@@ -231,7 +219,7 @@ def test_what_a_module_has_the_loop_call_fails_as_the_module_does() -> None:
 
 
 def test_what_a_removed_module_leaves_behind_is_cleared_away() -> None:
-    here, services = world(Careless), Looping()
+    here, services = world(Careless), no_services()
     modules = here.modules(services)
     careless = modules.get("careless")
     assert isinstance(careless, Careless)
@@ -243,7 +231,7 @@ def test_what_a_removed_module_leaves_behind_is_cleared_away() -> None:
 
 def test_a_transport_is_no_protocol_and_a_protocol_no_transport() -> None:
     wires = Modules(OffloadTransport, lambda: {"wire": Point("wire", Wire), "local": Point("local", Local)},
-                    NoServices(), lambda name, error: None)  # fmt: skip
+                    no_services(), lambda name, error: None)  # fmt: skip
     wire = wires.get("wire")
     assert isinstance(wire, Wire)
     assert wires.get("local") is None

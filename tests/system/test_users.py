@@ -16,7 +16,7 @@ import pytest
 from shim_client import Channel, ShimClient
 from tenants import ALICE, BOB, SERVICE, Namespace, System, answer, as_user
 
-from sidestep import limits
+from sidestep import config, limits
 from sidestep.errors import Unavailable
 from sidestep.native.layout import Refusal, Rpc, Welcome
 from sidestep.provider import control, rpc
@@ -214,8 +214,8 @@ def test_root_in_a_container_governs_nothing(
 
 def test_root_in_a_container_governs_nothing_by_a_socket_of_the_hosts(system: System) -> None:
     """Somebody outside has given it to him."""
-    code = "import sys; from pathlib import Path; from sidestep.provider import control, rpc; "
-    code += "from sidestep.native.layout import Rpc; sock = control.connect(Path(sys.argv[1])); "
+    code = "import sys; from pathlib import Path; from sidestep import config; from sidestep.provider import rpc; "
+    code += "from sidestep.native.layout import Rpc; sock = config.connect(Path(sys.argv[1])); "
     code += 'rpc.send(sock, rpc.Message(type=Rpc.CONTROL), [0], b\'{"op": "stop"}\'); '
     code += "print(rpc.receive(sock).body.decode())"
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as shown:
@@ -313,7 +313,7 @@ def test_one_user_cannot_have_all_the_descriptors_on_their_way(closing: ExitStac
     asking = Message(type=Rpc.CONTROL), (), b'{"op": "arenas"}'
     for _ in range(2 * 512 // len(families)):
         with as_user(ALICE):
-            greedy = closing.enter_context(control.connect(system.socket))
+            greedy = closing.enter_context(config.connect(system.socket))
         with suppress(OSError):  # it may have been dropped
             for _ in range(1 if leaves else 10):
                 rpc.send(greedy, *asking)

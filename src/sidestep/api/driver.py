@@ -1,7 +1,7 @@
 """What SDP of a program stands on: its hosts, and who gives their devices and timers a turn while a call waits.
 
-There is one of each for the program's own software RNICs (`rnic`, `service`, `engine`), and one for the loopback fabric
-(`loopback`). A device with a thread or a selector of its own needs a driver of some ten lines: `wait` waits on a
+There is one of each for the program's own software RNICs (`rnic`, `service`, `engine`), and one for tests, over the
+loopback fabric. A device with a thread or a selector of its own needs a driver of some ten lines: `wait` waits on a
 condition, which whoever serves the device notifies after each turn.
 """
 

@@ -7,6 +7,11 @@ Where a service is. A listener takes RDMA at the TCP port of the service's own n
 of the other host for the service (docs/wire/sdp.md §23.4). It names an RDMA port: that one. It says no: refused. Nobody
 answers: the service's own number, which is where a program of this API listens. `rdma_port` says it at once, and nobody
 is asked.
+
+While this process listens it answers the port mapper's question (UDP 3935) for its services, whatever event loop or
+thread serves them, unless another program has that port. If that is another one of this API, it names the service's own
+number for what it does not know, which is right. A provider with `--remote` knows TCP's listeners only: then the
+services of this process are found by who names their RDMA port, which is that number, too.
 """
 
 from __future__ import annotations
@@ -15,13 +20,12 @@ import errno
 import logging
 import sys
 from collections.abc import Callable
-from ipaddress import ip_address
+from ipaddress import IPv4Address, IPv6Address, ip_address
 from pathlib import Path
 from socket import AF_INET, AF_INET6, SOCK_STREAM, socket
 from typing import TYPE_CHECKING, Final
 
 from sidestep import limits
-from sidestep.api.announce import Announcer
 from sidestep.api.driver import Found, Hosts
 from sidestep.errors import InternalError, Misuse, SidestepError, Unavailable
 from sidestep.loop import Loop
@@ -42,6 +46,7 @@ if TYPE_CHECKING:
     from sidestep.sdp.endpoint import SdpStream
 
 log: Final = logging.getLogger("sidestep")
+_ANY: Final[dict[int, Address]] = {4: IPv4Address(0), 6: IPv6Address(0)}
 SETTINGS: Final = SdpSettings(carrier=Carrier.IWARP, cancel_answer_s=limits.API_CANCEL_S)
 
 
@@ -52,8 +57,9 @@ class Rnics(Hosts):
         self.loop = Loop()
         self._kick = kick
         self._at: dict[Address, _Rnic] = {}
-        self._announcer = Announcer(self.loop)
-        self._peers: Peers | None = None
+        self._peers: Peers | None = None  # whom services of other hosts are asked of
+        self._services: set[Endpoint] = set()  # where somebody listens
+        self._answers: Peers | None = None  # while somebody does: this process's part in the port mapper
         self._forsaken = False
 
     def at(self, address: Address) -> Host:
@@ -90,11 +96,23 @@ class Rnics(Hosts):
         self._kick()
 
     def announce(self, local: Endpoint) -> bool:
-        self._announcer.add(local)
-        return self._announcer.heard
+        self._services.add(local)
+        if self._answers is None:
+            self._answers = Peers(self.loop, self._port_for, log.info)
+        return not self._answers.blind
 
     def withdraw(self, local: Endpoint) -> None:
-        self._announcer.remove(local)
+        self._services.discard(local)
+        if not self._services and self._answers is not None:
+            self._answers.close()
+            self._answers = None
+
+    def _port_for(self, local: Address, host: Address, port: int) -> tuple[int, float] | None:
+        del host  # whoever may connect may ask
+        known = {Endpoint(local, port), Endpoint(_ANY[local.version], port)}
+        if known & self._services:
+            return port, limits.SERVICE_TOLD_S
+        return (port, 0.0) if port else None  # another program of this host may listen there, of which nothing is known
 
     def hide(self) -> None:
         """Nobody looks on any more: the process ends."""

@@ -47,8 +47,7 @@ if TYPE_CHECKING:
     from sidestep.sdp.host import Host
 
 __all__ = [
-    "MSG_DONTWAIT", "MSG_OOB", "MSG_PEEK", "MSG_WAITALL", "SHUT_RD", "SHUT_RDWR", "SHUT_WR", "SdpSocket",
-    "create_connection", "create_server", "select",
+    "MSG_DONTWAIT", "MSG_OOB", "MSG_PEEK", "MSG_WAITALL", "SHUT_RD", "SHUT_RDWR", "SHUT_WR", "SdpSocket", "select",
 ]  # fmt: skip
 
 _Raised: TypeAlias = type[BaseException]  # in the class `type` is something else
@@ -80,7 +79,7 @@ class SdpSocket(SdpEnd):
     Args:
         family: AF_INET or AF_INET6.
         driver: What runs while a call waits; unless given, the thread that serves this process's software RNICs.
-        hosts: Whose connection it becomes; unless given, that of such an RNIC. Both go together, see `loopback`.
+        hosts: Whose connection it becomes; unless given, that of such an RNIC. Both go together.
     """
 
     def __init__(
@@ -573,45 +572,6 @@ class SdpSocket(SdpEnd):
 
     def _time_is_over(self, timeout: float | None) -> OSError:
         return os_error(errno.EAGAIN) if timeout == 0 else TimeoutError("timed out")
-
-
-def create_connection(
-    address: tuple[str | None, int],
-    timeout: float | None,
-    source_address: SocketAddress | None,
-    rdma_port: int | None,
-) -> tuple[SdpSocket | None, list[OSError]]:
-    """A socket that is connected, or what came of each address that the host has."""
-    host, port = address
-    errors: list[OSError] = []
-    for family, _, _, _, peer in _stdlib.getaddrinfo(host, port, 0, _stdlib.SOCK_STREAM):
-        made = SdpSocket(family)
-        try:
-            made.settimeout(timeout)
-            if source_address is not None:
-                made.bind(source_address)
-            made.connect(peer, rdma_port=rdma_port)
-        except OSError as error:
-            made.close()
-            errors.append(error)
-        except BaseException:
-            made.close()
-            raise
-        else:
-            return made, []
-    return None, errors
-
-
-def create_server(address: SocketAddress, family: int, backlog: int | None) -> SdpSocket:
-    """A socket that listens."""
-    made = SdpSocket(family)
-    try:
-        made.bind(address)
-        made.listen(limits.RDMA_BACKLOG_DEFAULT if backlog is None else backlog)
-    except BaseException:
-        made.close()
-        raise
-    return made
 
 
 def select(

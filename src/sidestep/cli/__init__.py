@@ -2,85 +2,75 @@
 
 stdout is data, stderr is talk. Exit codes: 0 done, 1 could not be done, 2 wrong usage; `sidestep run` ends as its
 program does.
+
+Programs under sidestep are started through this file, so it imports next to nothing: click takes longer to load than
+Python itself.
 """
 
 from __future__ import annotations
 
 import errno
-import importlib
 import sys
-from collections.abc import Mapping
-from typing import Any, Final
 
-import click
-
-from sidestep import __version__
 from sidestep.errors import SidestepError
 
-# Name -> module that defines a click command of that name, or MODULE:NAME of it. In the order of the help page.
-COMMANDS: Final = {
-    "run": "sidestep.cli.run",
-    "ss": "sidestep.cli.ss",
-    "explain": "sidestep.cli.explain",
-    "top": "sidestep.cli.top",
-    "metrics": "sidestep.cli.metrics",
-    "demote": "sidestep.cli.demote",
-    "promote": "sidestep.cli.demote",
-    "policy": "sidestep.cli.policy",
-    "check": "sidestep.cli.check",
-    "doctor": "sidestep.cli.doctor",
-    "provider": "sidestep.cli.provider",
-    "gateway": "sidestep.cli.gateway",
-    "sdp": "sidestep.cli.sdp",
-    "rdma": "sidestep.cli.rdma",
-    "capture": "sidestep.cli.capture",
-    "demo": "sidestep.cli.demo",
+# Name -> what the help page says of it, and the module that defines a click command of that name. In the page's order.
+COMMANDS = {
+    "run": ("Run a program under sidestep.", "sidestep.cli.run"),
+    "ss": ("List the connections of programs under sidestep: state, why, and what went which way.", "sidestep.cli.ss"),
+    "explain": ("Explain what carries a connection, or what keeps it on TCP.", "sidestep.cli.explain"),
+    "top": ("Watch the connections: what goes through each, how much by ring, at what cost.", "sidestep.cli.top"),
+    "metrics": ("Print metrics in Prometheus' text format, or serve them.", "sidestep.cli.metrics"),
+    "demote": ("Send live connections back to TCP, losing nothing.", "sidestep.cli.demote"),
+    "promote": ("Let connections that were sent back to TCP be promoted again.", "sidestep.cli.demote"),
+    "policy": ("Check the rules about what is offloaded, try a connection, watch decisions.", "sidestep.cli.policy"),
+    "check": ("Predict whether a program's connections can be promoted here.", "sidestep.cli.doctor"),
+    "doctor": ("Check this machine, and whether the shim reaches a program; say what to do.", "sidestep.cli.doctor"),
+    "provider": ("Start, stop or look at the provider, which pairs the two ends.", "sidestep.cli.provider"),
+    "gateway": ("Relay between TCP and SDP, for hosts that know only one of them.", "sidestep.cli.gateway"),
+    "sdp": ("The Sockets Direct Protocol: messages, captures and conversations in words.", "sidestep.cli.sdp"),
+    "rdma": ("RDMA on any machine: what devices there are, and tools to try them.", "sidestep.cli.rdma"),
+    "capture": ("Capture what software RDMA devices send and receive, for Wireshark.", "sidestep.cli.capture"),
+    "demo": ("Compare real programs over kernel TCP and under sidestep.", "sidestep.cli.demo"),
 }
-
-
-class LazyGroup(click.Group):
-    """A group that imports a subcommand only when it is asked for: `sidestep run` must not pay for tables."""
-
-    def __init__(self, *args: Any, modules: Mapping[str, str], **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        self.modules = modules
-
-    def list_commands(self, ctx: click.Context) -> list[str]:
-        return list(self.modules)
-
-    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        if cmd_name not in self.modules:
-            return None
-        module, _, name = self.modules[cmd_name].partition(":")
-        command = getattr(importlib.import_module(module), name or cmd_name)
-        if not isinstance(command, click.Command):
-            raise TypeError(f"{self.modules[cmd_name]}.{cmd_name} is not a command")
-        return command
-
-
-@click.group(
-    cls=LazyGroup, modules=COMMANDS, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100}
-)
-@click.version_option(__version__, prog_name="sidestep")
-def cli() -> None:
-    """Run TCP programs over shared memory, unchanged.
-
-    Exit codes: 0 done, 1 could not be done, 2 wrong usage; `run` ends as its program does.
-    """
+# Of the libraries that are not installed with every sidestep: what pip brings them by.
+EXTRAS = {"pcapng": "capture", "prometheus_client": "metrics", "rich": "top", "textual": "top"}
 
 
 def main() -> None:
-    """The entry point: errors of ours become two lines on stderr and exit code 1."""
+    """The entry point: errors of ours become two lines on stderr and exit code 1, a missing extra one and 2."""
     try:
-        cli(prog_name="sidestep")
+        if command := plain_run(sys.argv[1:]):
+            from sidestep.cli.start import start
+
+            start(command)
+        else:
+            from sidestep.cli.group import cli
+
+            cli(prog_name="sidestep")
     except SidestepError as error:
-        click.echo(f"sidestep: {error.message}", err=True)
-        if error.remedy:
-            click.echo(f"hint: {error.remedy}", err=True)
-        sys.exit(1)
+        _fail(error.message, error.remedy)
+    except ModuleNotFoundError as error:
+        if (library := (error.name or "").partition(".")[0]) not in EXTRAS:
+            raise
+        _fail(f"{library} is not installed: pip install 'sidestep[{EXTRAS[library]}]'", code=2)
     except OSError as error:
         if error.errno != errno.ENOSPC:
             raise
-        click.echo(f"sidestep: not all of it could be written: {error.strerror}", err=True)
-        click.echo("hint: make room, or write elsewhere", err=True)
-        sys.exit(1)
+        _fail(f"not all of it could be written: {error.strerror}", "make room, or write elsewhere")
+
+
+def plain_run(words: list[str]) -> list[str]:
+    """CMD of `run [--] CMD`, which needs no parser, as it is without options; nothing of any other command line."""
+    if words[:1] != ["run"]:
+        return []
+    if words[1:2] == ["--"]:
+        return words[2:]
+    return words[1:] if not words[1:] or not words[1].startswith("-") else []
+
+
+def _fail(message: str, hint: str = "", code: int = 1) -> None:
+    print(f"sidestep: {message}", file=sys.stderr)  # noqa: T201 - click is not loaded yet
+    if hint:
+        print(f"hint: {hint}", file=sys.stderr)  # noqa: T201
+    sys.exit(code)

@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from types import FrameType
-from typing import BinaryIO
+from typing import Any, BinaryIO, cast
 
 import click
 
 from sidestep.cli.options import json_option, parsed
+from sidestep.cli.shown import show
 from sidestep.errors import Misuse, Unavailable
 from sidestep.observe.capture.conversation import ConversationWriter
 from sidestep.observe.capture.devices import DeviceWriter
@@ -91,9 +90,10 @@ def capture(
     ends = _ends(place or given)
     until = time.monotonic() + duration if duration is not None else float("inf")
     frames_max = count if count is not None else sys.maxsize
-    with _opened(file) as stream, _stopped() as stopped:
-        try:
-            writer: DeviceWriter
+    try:
+        with click.open_file(file, "wb") as opened, _stopped() as stopped:
+            stream = cast(BinaryIO, opened)
+            writer: DeviceWriter[Any]
             if as_sdp:
                 writer = ConversationWriter(
                     stream, places=ends, path_mtu=int(mtu) if mtu is not None else None, snaplen=snaplen or 0
@@ -106,11 +106,12 @@ def capture(
                 for _ in _turns(remote, writer, stopped, frames_max, until):
                     stream.flush()
             writer.close()
-        except BrokenPipeError:  # whoever read it has seen enough
-            os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())  # what is buffered goes nowhere at exit
-            sys.exit(0)
-        except OSError as error:
-            raise Unavailable(f"{file} cannot be written: {error.strerror}") from error
+    except BrokenPipeError:  # whoever read it has seen enough
+        if file == "-":
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what is buffered goes nowhere at exit
+        sys.exit(0)
+    except OSError as error:
+        raise Unavailable(f"{file} cannot be written: {error.strerror}") from error
     _tell(writer, remote, as_json=as_json)
 
 
@@ -136,7 +137,7 @@ def _hosts(ends: list[End] | None) -> list[End] | None:
 
 
 def _turns(
-    remote: RemoteCapture, writer: DeviceWriter, stopped: list[int], frames_max: int, until: float
+    remote: RemoteCapture, writer: DeviceWriter[Any], stopped: list[int], frames_max: int, until: float
 ) -> Iterator[None]:
     """Captures until it is to end, and what came before the end; yields whenever something may have been written."""
     remote.turn(0, frames_max)
@@ -152,33 +153,15 @@ def _turns(
         yield
 
 
-def _tell(writer: DeviceWriter, remote: RemoteCapture, *, as_json: bool) -> None:
-    if as_json:
-        found = {
-            "frames": writer.frames,
-            "connections": writer.connections,
-            "processes": remote.processes,
-            "dropped": writer.dropped,
-        }
-        click.echo(json.dumps(found))
-        return
-    click.echo(
-        f"{writer.frames} frames of {writer.connections} connections captured, {writer.dropped} pieces dropped",
-        err=True,
-    )
-
-
-@contextmanager
-def _opened(file: str) -> Iterator[BinaryIO]:
-    if file == "-":
-        yield sys.stdout.buffer
-        return
-    try:
-        stream = Path(file).open("wb")  # noqa: SIM115 - closed below
-    except OSError as error:
-        raise Unavailable(f"{file} cannot be written: {error.strerror}") from error
-    with stream:
-        yield stream
+def _tell(writer: DeviceWriter[Any], remote: RemoteCapture, *, as_json: bool) -> None:
+    found = {
+        "frames": writer.frames,
+        "connections": writer.connections,
+        "processes": remote.processes,
+        "dropped": writer.dropped,
+    }
+    text = f"{writer.frames} frames of {writer.connections} connections captured, {writer.dropped} pieces dropped"
+    show(found, [text], as_json=as_json, talk=True)
 
 
 @contextmanager

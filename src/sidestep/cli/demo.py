@@ -8,9 +8,8 @@ import subprocess
 import sys
 
 import click
-from rich.console import Console
-from rich.table import Table
 
+from sidestep.cli.table import table
 from sidestep.demo.demo import ROUNDS, SECONDS, Demo, ResultLine, run_demo, run_two_hosts
 from sidestep.errors import Unavailable
 
@@ -25,21 +24,19 @@ def _checks(line: ResultLine) -> tuple[str, str]:
     return "yes" if line.promoted else "NO", "yes" if line.equal else "NO"
 
 
-def _table(demo: Demo) -> Table:
-    table = Table()
-    table.add_column("work")
+def _table(demo: Demo) -> list[list[str]]:
+    """Headings, and a line for each work."""
     two_hosts = any("sdp" in line.runs for line in demo.lines)
     ways = {"sidestep": "promoted", "sdp": "SDP first"} if two_hosts else {"sidestep": "sidestep"}
     headings = [heading for way in ways.values() for heading in (way, "ratio")]
-    for heading in ("unit", "TCP", *(() if two_hosts else ("placed",)), *headings, "offloaded", "bytes equal"):
-        table.add_column(heading, justify="left" if heading in ("unit", "placed") else "right", no_wrap=True)
+    rows = [["work", "unit", "TCP", *(() if two_hosts else ("placed",)), *headings, "offloaded", "bytes equal"]]
     for line in demo.lines:
         figures = [_figure(line.median(line.best_tcp)), *(() if two_hosts else (PLACES[line.best_tcp],))]
         for way in ways:
             right = line.promoted and line.equal  # else it is a ratio of TCP with TCP, or of wrong bytes
             figures += _figure(line.median(way)), f"{line.ratio_of(way):.2f}x" if right else "-"
-        table.add_row(line.work.title, line.work.unit, *figures, *_checks(line))
-    return table
+        rows.append([line.work.title, line.work.unit, *figures, *_checks(line)])
+    return rows
 
 
 def _become_root() -> None:
@@ -87,7 +84,9 @@ def demo(rounds: int, seconds: float, two_hosts: bool, as_json: bool) -> None:
     if as_json:
         click.echo(json.dumps(result.as_json(), indent=2))
     else:
-        Console(width=None if sys.stdout.isatty() else 120).print(_table(result))
+        rows = _table(result)
+        left = ("work", "unit", "placed")
+        click.echo("\n".join(table(rows, right=[at for at, name in enumerate(rows[0]) if name not in left])))
     for line in result.lines:
         if not line.promoted:
             click.echo(f"{line.work.title}: not promoted: {'; '.join(line.why_not_promoted)}", err=True)

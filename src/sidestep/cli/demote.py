@@ -2,34 +2,27 @@
 
 from __future__ import annotations
 
-import json
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import click
 
-from sidestep import config, limits
-from sidestep.cli.options import json_option, matching, selection_options, socket_option
+from sidestep import limits
+from sidestep.cli.options import json_option, matching, selection_options, socket_option, together
+from sidestep.cli.shown import show
 from sidestep.errors import Misuse, Unavailable
 from sidestep.observe.demotion import TEXT, Order, Outcome, Result, order
 
-
-def _options(command: Callable[..., None]) -> Callable[..., None]:
-    for option in (
-        json_option,
-        socket_option,
-        click.option(
-            "--timeout", type=click.FloatRange(min=0), default=limits.ORDER_TIMEOUT_S, show_default=True,
-            help="Seconds to wait until it is done.",
-        ),
-        click.option("--all", "everything", is_flag=True, help="All connections at this provider."),
-        selection_options,
-        click.argument("address", nargs=-1, metavar="[ADDRESS:PORT]..."),
-    ):  # fmt: skip
-        command = option(command)
-    return command
+_options = together(
+    click.argument("address", nargs=-1, metavar="[ADDRESS:PORT]..."),
+    selection_options,
+    click.option("--all", "everything", is_flag=True, help="All connections at this provider."),
+    click.option("--timeout", type=click.FloatRange(min=0), default=limits.ORDER_TIMEOUT_S, show_default=True,
+                 help="Seconds to wait until it is done."),
+    socket_option,
+    json_option,
+)  # fmt: skip
 
 
 @click.command()
@@ -61,21 +54,17 @@ def promote(**arguments: Any) -> None:
 
 def _run(
     what: Order, *, address: tuple[str, ...], pid: tuple[int, ...], program: tuple[str, ...], port: tuple[int, ...],
-    everything: bool, timeout: float, socket: Path | None, as_json: bool,
+    everything: bool, timeout: float, socket: Path, as_json: bool,
 ) -> None:  # fmt: skip
     if everything == bool(address or pid or program or port):
         raise click.UsageError("name connections by ADDRESS:PORT, --pid, --program or --port, or give --all alone")
     for one in address:
         if not one.rpartition(":")[2].isdecimal():
             raise Misuse(f"{one!r} is not ADDRESS:PORT", remedy="copy one from 'sidestep ss'")
-    outcomes = order(config.socket_path(socket), what, matching(pid, program, port, address), timeout)
+    outcomes = order(socket, what, matching(pid, program, port, address), timeout)
     if not outcomes and not everything:
         raise Unavailable("no connection fits", remedy="see 'sidestep ss'")
-    if as_json:
-        click.echo(json.dumps({"connections": [outcome.as_json() for outcome in outcomes]}))
-    else:
-        for outcome in outcomes:
-            click.echo(_line(outcome))
+    show({"connections": [outcome.as_json() for outcome in outcomes]}, map(_line, outcomes), as_json=as_json)
     if not all(outcome.done for outcome in outcomes):
         sys.exit(1)
 
@@ -83,4 +72,4 @@ def _run(
 def _line(outcome: Outcome) -> str:
     found = outcome.connection
     why = f": {found.why}" if outcome.result in (Result.STAYS, Result.PENDING) and found.why else ""
-    return f"{found.program or '(gone)'} {found.pid}  {found.local} {found.remote}  {TEXT[outcome.result]}{why}"
+    return f"{found.who} {found.pid}  {found.local} {found.remote}  {TEXT[outcome.result]}{why}"

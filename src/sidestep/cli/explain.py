@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from pathlib import Path
 
 import click
 
-from sidestep import config
 from sidestep.cli.options import json_option, parsed, socket_option
-from sidestep.cli.shown import printable
+from sidestep.cli.shown import printable, show
 from sidestep.observe.explain import Explainer, Explanation, Query
 
 _MARGIN = 2  # between a heading's colon and its text
@@ -20,7 +18,7 @@ _MARGIN = 2  # between a heading's colon and its text
 @click.argument("what", required=False, callback=parsed(Query.parse), metavar="[WHAT]")
 @socket_option
 @json_option
-def explain(what: Query | None, socket: Path | None, as_json: bool) -> None:
+def explain(what: Query | None, socket: Path, as_json: bool) -> None:
     """Explain connections: what carries them, since which byte and at what saving; or what keeps them on TCP.
 
     WHAT is a process (PID), one of its descriptors (PID/FD), ADDRESS:PORT, :PORT, or the name of a program; connections
@@ -30,14 +28,12 @@ def explain(what: Query | None, socket: Path | None, as_json: bool) -> None:
 
     Exit code 1 if nothing such is found, or no provider answers and WHAT is left out.
     """
-    explainer = Explainer(config.socket_path(socket))
+    explainer = Explainer(socket)
     found = list(explainer.explain(what or Query()))
     if explainer.provider_missing is not None:
         click.echo(f"sidestep: {explainer.provider_missing.message}: only the kernel was asked", err=True)
-    if as_json:
-        click.echo(json.dumps({"explanations": [one.as_json() for one in found]}, indent=1))
-    else:
-        click.echo("\n\n".join(explanation_text(one) for one in found), nl=bool(found))
+    text = "\n\n".join(map(explanation_text, found))
+    show({"explanations": [one.as_json() for one in found]}, [text] if found else [], as_json=as_json, indent=1)
     if not found and what:
         click.echo(f"sidestep: {_nothing(what)}", err=True)
         sys.exit(1)

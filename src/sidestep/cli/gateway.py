@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import signal
 from collections.abc import Callable
 from pathlib import Path
@@ -13,7 +12,7 @@ import click
 from sidestep import limits
 from sidestep.cli.options import json_option
 from sidestep.cli.rdma_options import flush
-from sidestep.cli.shown import printable
+from sidestep.cli.shown import printable, show
 from sidestep.errors import Misuse
 from sidestep.rdma.tools.devices import signals
 from sidestep.remote.gateway import Gateway
@@ -104,15 +103,15 @@ def _run(made: Gateway, drain_s: float, show: Callable[[], None], reload: Callab
 
 
 def _show(status: dict[str, Any], *, as_json: bool) -> None:
-    if as_json:
-        click.echo(json.dumps(status))
-    else:
-        for rule in status["rules"]:
-            port = f", RDMA port {rule['rdma_port']}" if rule["rdma_port"] else ""
-            click.echo(f"{printable(rule['rule'])}: listening at {rule['listening']}{port}")
-            counts = ", ".join(
-                f"{rule[name]} {name.replace('_', ' ')}"
-                for name in ("active", "joined", "fell_back", "refused", "failed", "reset")
-            )
-            click.echo(f"  {counts}; {rule['to_target']} bytes to the target, {rule['to_client']} back")
+    show(status, map(_rule_text, status["rules"]), as_json=as_json)
     flush()
+
+
+def _rule_text(rule: dict[str, Any]) -> str:
+    port = f", RDMA port {rule['rdma_port']}" if rule["rdma_port"] else ""
+    names = ("active", "joined", "fell_back", "refused", "failed", "reset")
+    counts = ", ".join(f"{rule[name]} {name.replace('_', ' ')}" for name in names)
+    return (
+        f"{printable(rule['rule'])}: listening at {rule['listening']}{port}\n"
+        f"  {counts}; {rule['to_target']} bytes to the target, {rule['to_client']} back"
+    )

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import click
 
-from sidestep import config
 from sidestep.cli.options import parsed, socket_option
 from sidestep.observe.metrics import Exporter, MetricsServer, parse_listen
 
@@ -21,7 +20,7 @@ from sidestep.observe.metrics import Exporter, MetricsServer, parse_listen
     help="Serve them there by HTTP until a signal comes; without ADDRESS for this host only (127.0.0.1).",
 )
 @socket_option
-def metrics(listen: tuple[str, int] | Path | None, socket: Path | None) -> None:
+def metrics(listen: tuple[str, int] | Path | None, socket: Path) -> None:
     """Print metrics in Prometheus' text format, or serve them.
 
     Connections by state and reason, bytes and messages by path and direction, and the provider's counters. Counts of
@@ -31,7 +30,7 @@ def metrics(listen: tuple[str, int] | Path | None, socket: Path | None) -> None:
 
     Exit code 1 if it cannot listen there.
     """
-    exporter = Exporter(config.socket_path(socket))
+    exporter = Exporter(socket)
     if listen is None:
         click.echo(exporter.text(), nl=False)
         return

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import reduce
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -28,6 +29,11 @@ def parsed(parse: Callable[[str], ValueT]) -> Callable[[click.Context, click.Par
     return convert
 
 
+def together(*options: Callable[[CommandT], CommandT]) -> Callable[[CommandT], CommandT]:
+    """Several options as one, in this order on the help page."""
+    return lambda command: reduce(lambda made, option: option(made), reversed(options), command)
+
+
 def promote_after_option(default: str | None, text: str) -> Callable[[CommandT], CommandT]:
     """`--promote-after`: how much life a connection must show."""
     return click.option(
@@ -44,15 +50,12 @@ def ring_size_option(default: str | None, text: str) -> Callable[[CommandT], Com
     )  # fmt: skip
 
 
-def selection_options(command: CommandT) -> CommandT:
-    """`--pid`, `--program`, `--port`: which connections; see `matching`."""
-    for option in (
-        click.option("--port", type=click.IntRange(0, 65535), multiple=True, help="Only this local or remote port."),
-        click.option("--program", multiple=True, help="Only connections of programs of this name. May be repeated."),
-        click.option("--pid", type=int, multiple=True, help="Only connections of this process. May be repeated."),
-    ):
-        command = option(command)
-    return command
+# Which connections; see `matching`.
+selection_options = together(
+    click.option("--pid", type=int, multiple=True, help="Only connections of this process. May be repeated."),
+    click.option("--program", multiple=True, help="Only connections of programs of this name. May be repeated."),
+    click.option("--port", type=click.IntRange(0, 65535), multiple=True, help="Only this local or remote port."),
+)
 
 
 def matching(
@@ -73,19 +76,17 @@ def matching(
     return wanted
 
 
-def socket_option(command: CommandT) -> CommandT:
-    """`--socket`: the provider to talk to."""
-    return click.option(
-        "--socket",
-        type=click.Path(path_type=Path),
-        help=(
-            "Socket of the provider, in a directory of mode 0700, which is made if missing (default: "
-            f"${config.ENV_SOCKET}, else {config.SYSTEM_SOCKET} if it answers, else one in the user's runtime "
-            "directory)."
-        ),
-    )(command)
+# The provider to talk to: always a path, whether it was given or not.
+socket_option = click.option(
+    "--socket",
+    type=click.Path(path_type=Path),
+    callback=lambda _ctx, _param, value: config.socket_path(value),
+    help=(
+        "Socket of the provider, in a directory of mode 0700, which is made if missing (default: "
+        f"${config.ENV_SOCKET}, else {config.SYSTEM_SOCKET} if it answers, else one in the user's runtime "
+        "directory)."
+    ),
+)
 
-
-def json_option(command: CommandT) -> CommandT:
-    """`--json`: machine-readable output, whose names do not change."""
-    return click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")(command)
+# Machine-readable output, whose names do not change.
+json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import pwd
 import socket as sockets
@@ -21,6 +20,7 @@ import click
 
 from sidestep import config, limits
 from sidestep.cli.options import json_option, socket_option
+from sidestep.cli.shown import show
 from sidestep.config import PolicyPlace
 from sidestep.devices import device_of
 from sidestep.errors import Misuse, Unavailable
@@ -28,7 +28,7 @@ from sidestep.policy.grammar import printable
 from sidestep.policy.load import compile_all
 from sidestep.policy.model import ROLE_WORDS, Level, Pair, Role, Rule, Subject
 from sidestep.policy.review import review
-from sidestep.provider.control import ControlConnection, answers
+from sidestep.provider.control import ControlConnection
 from sidestep.provider.network.routes import Network
 from sidestep.provider.policy_files import read_places
 from sidestep.routing import Address
@@ -79,21 +79,18 @@ def check(files: tuple[Path, ...], strict: bool, as_json: bool) -> None:
     rules = sum(isinstance(statement, Rule) for statement in statements)
     pairs = sum(isinstance(statement, Pair) for statement in statements)
     read = [str(path) for one in found for path in one.files]
-    if as_json:
-        document = {
-            "files": read, "rules": rules, "pairs": pairs, "errors": counts[Level.ERROR],
-            "warnings": counts[Level.WARNING], "problems": [problem.as_json() for problem in problems],
-        }  # fmt: skip
-        click.echo(json.dumps(document, indent=1))
-    else:
-        for problem in problems:
-            click.echo(problem.report())
-        for path in (place.path for place in places if not place.path.exists() and not place.required):
-            click.echo(f"there is no {path}", err=True)
-        click.echo(
-            f"{_count(counts[Level.ERROR], 'error')}, {_count(counts[Level.WARNING], 'warning')}; "
-            f"{_count(rules, 'rule')} and {_count(pairs, 'pair')}"
-        )
+    document = {
+        "files": read, "rules": rules, "pairs": pairs, "errors": counts[Level.ERROR],
+        "warnings": counts[Level.WARNING], "problems": [problem.as_json() for problem in problems],
+    }  # fmt: skip
+    summary = (
+        f"{_count(counts[Level.ERROR], 'error')}, {_count(counts[Level.WARNING], 'warning')}; "
+        f"{_count(rules, 'rule')} and {_count(pairs, 'pair')}"
+    )
+    show(document, [*(problem.report() for problem in problems), summary], as_json=as_json, indent=1)
+    missing = [] if as_json else [one.path for one in places if not one.path.exists() and not one.required]
+    for path in missing:
+        click.echo(f"there is no {path}", err=True)
     sys.exit(1 if counts[Level.ERROR] or (strict and problems) else 0)
 
 
@@ -114,13 +111,7 @@ def _count(number: int, what: str) -> str:
 @socket_option
 @json_option
 def test(
-    role: str,
-    program: str,
-    endpoint: str,
-    user: str | None,
-    files: tuple[Path, ...],
-    socket: Path | None,
-    as_json: bool,
+    role: str, program: str, endpoint: str, user: str | None, files: tuple[Path, ...], socket: Path, as_json: bool
 ) -> None:
     """Tell what would become of a connection, because of which line, over which route and protocol.
 
@@ -130,13 +121,12 @@ def test(
     where = parse_endpoint(endpoint)
     uid, gids = _identity(user)
     subject = Subject((os.path.basename(program),), uid, gids)  # noqa: PTH119 - a name, not a path of ours
-    path = config.socket_path(socket)
-    if files or not answers(path):
+    if files or not config.answers(socket):
         found = _decide_here(_places(files), ROLE_WORDS[role], subject, where)
         if not files:
             click.echo("no provider runs: these are the files, protocols and routes as they are here", err=True)
     else:
-        with ControlConnection(path) as control:
+        with ControlConnection(socket) as control:
             found = control.document(
                 "decide", role=ROLE_WORDS[role].value, program=subject.programs[0], uid=uid, gids=sorted(gids),
                 address=str(where.address), port=where.port,
@@ -158,10 +148,7 @@ def test(
             f"{where.address} is not of this network namespace: {FIRST} carries it only if it is of this host"
         )
     asked = {"role": ROLE_WORDS[role].value, "program": subject.programs[0], "uid": uid, "endpoint": str(where)}
-    if as_json:
-        click.echo(json.dumps(asked | found, indent=1))
-    else:
-        click.echo("\n".join(verdict_lines(asked | found)))
+    show(asked | found, verdict_lines(asked | found), as_json=as_json, indent=1)
 
 
 def parse_endpoint(text: str) -> Endpoint:
@@ -249,14 +236,14 @@ def _route_text(route: dict[str, Any]) -> str:
 @click.option("--no-follow", is_flag=True, help="Stop after those that the provider remembers.")
 @socket_option
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document a line.")
-def trace(no_follow: bool, socket: Path | None, as_json: bool) -> None:
+def trace(no_follow: bool, socket: Path, as_json: bool) -> None:
     """Print decisions about connections: those that the provider remembers, then each as it is made.
 
     A line says when, which end, which program of which user, the destination or where it was accepted, what carries it,
     and why. Ends with the provider (exit code 1) or by Ctrl-C.
     """
     try:
-        with ControlConnection(config.socket_path(socket)) as control:
+        with ControlConnection(socket) as control:
             _follow(control, no_follow=no_follow, as_json=as_json)
     except KeyboardInterrupt:
         return
@@ -270,7 +257,7 @@ def _follow(control: ControlConnection, *, no_follow: bool, as_json: bool) -> No
         if after and decisions and (missed := decisions[0]["sequence"] - after - 1) > 0:
             click.echo(f"{_count(missed, 'decision')} more than could be followed", err=True)
         for decision in decisions:
-            click.echo(json.dumps(decision) if as_json else trace_line(decision))
+            show(decision, [trace_line(decision)], as_json=as_json)
         after = reply["next"]
         if decisions:
             continue

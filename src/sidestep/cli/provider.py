@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,7 +11,8 @@ import click
 from click.core import ParameterSource
 
 from sidestep import config, limits
-from sidestep.cli.options import CommandT, json_option, promote_after_option, ring_size_option, socket_option
+from sidestep.cli.options import json_option, promote_after_option, ring_size_option, socket_option, together
+from sidestep.cli.shown import show
 from sidestep.config import PromoteAfter, Proof, ProviderSettings, RemoteSettings
 from sidestep.errors import Misuse
 from sidestep.provider import control, daemon
@@ -40,7 +40,8 @@ def provider() -> None:
               help="Bytes of all channels together (default: the machine's memory).")  # fmt: skip
 @click.option("--proof", type=click.Choice([one.value for one in Proof]), default=Proof.LOOKUP.value,
               show_default=True, help="How it makes sure that a program holds the connection it names: by asking the "
-              "kernel, by a duplicate of its socket, or by that and datagrams between network namespaces.")  # fmt: skip
+              "kernel, and only in other network namespaces by a duplicate of its socket; always by that; or by that "
+              "and datagrams between network namespaces.")  # fmt: skip
 @click.option("--system", is_flag=True,
               help=f"Serve all users, at {config.SYSTEM_SOCKET} or at the socket that the service manager hands over, "
               "with --proof path and --idle-exit 0. Whose ends are paired: docs/internals/security.md.")  # fmt: skip
@@ -69,42 +70,38 @@ def provider() -> None:
 @json_option
 def start(
     promote_after: PromoteAfter, ring_size: int, offer_expiry: float, idle_exit: float, budget: int, proof: str,
-    system: bool, remote: str | None, remote_key: str | None, workers: str, foreground: bool, socket: Path | None,
+    system: bool, remote: str | None, remote_key: str | None, workers: str, foreground: bool, socket: Path,
     as_json: bool,
 ) -> None:  # fmt: skip
     """Start a provider, and return once it listens. Exit code 0 also if one runs already.
 
     With --foreground, return once it has ended, and fail if one runs already.
     """
+    policy = config.policy_places(os.environ)
     if system:
-        path = config.socket_path(socket or config.SYSTEM_SOCKET)
-        given = click.get_current_context().get_parameter_source("idle_exit")
-        idle_exit = 0 if given is ParameterSource.DEFAULT else idle_exit
-        policy: tuple[config.PolicyPlace, ...] = (config.PolicyPlace(config.SYSTEM_POLICY),)
-    else:
-        path = config.socket_path(socket)
-        policy = config.policy_places(os.environ)
+        source = click.get_current_context().get_parameter_source
+        socket = config.SYSTEM_SOCKET if source("socket") is ParameterSource.DEFAULT else socket
+        idle_exit = 0 if source("idle_exit") is ParameterSource.DEFAULT else idle_exit
+        policy = (config.PolicyPlace(config.SYSTEM_POLICY),)
     if remote_key and not remote:
         raise Misuse("--remote-key without --remote", remedy="name the hosts: --remote NETWORKS")
     workers_count = config.parse_workers(workers)
     if workers_count and not remote:
         raise Misuse("--workers without --remote", remedy="name the hosts: --remote NETWORKS")
     settings = ProviderSettings(
-        path, promote_after, ring_size, offer_expiry, idle_exit, budget, policy, system=system, proof=Proof(proof),
+        socket, promote_after, ring_size, offer_expiry, idle_exit, budget, policy, system=system, proof=Proof(proof),
         remote=RemoteSettings.parse(remote, remote_key) if remote else None, workers=workers_count,
     )  # fmt: skip
 
     def tell(pid: int, started: bool, text: str) -> None:
-        if as_json:
-            click.echo(json.dumps({"pid": pid, "started": started, "socket": str(path)}))
-        else:
-            click.echo(f"provider {pid} {text} {path}", err=True)
+        document = {"pid": pid, "started": started, "socket": str(socket)}
+        show(document, [f"provider {pid} {text} {socket}"], as_json=as_json, talk=True)
 
     if foreground:
         daemon.serve(settings, on_ready=lambda: tell(os.getpid(), True, "serves"))
         return
     started = control.start(settings)
-    with control.ControlConnection(path) as connection:
+    with control.ControlConnection(socket) as connection:
         pid = connection.status()["pid"]
     tell(pid, started, "started at" if started else "runs already at")
 
@@ -112,31 +109,24 @@ def start(
 @provider.command()
 @socket_option
 @json_option
-def stop(socket: Path | None, as_json: bool) -> None:
+def stop(socket: Path, as_json: bool) -> None:
     """Stop the provider. Promoted connections go on; new ones stay on TCP until the next provider."""
-    pid = control.stop(config.socket_path(socket))
-    if as_json:
-        click.echo(json.dumps({"pid": pid, "stopped": True}))
-    else:
-        click.echo(f"provider {pid} stopped", err=True)
+    pid = control.stop(socket)
+    show({"pid": pid, "stopped": True}, [f"provider {pid} stopped"], as_json=as_json, talk=True)
 
 
 @provider.command()
 @socket_option
 @json_option
-def status(socket: Path | None, as_json: bool) -> None:
+def status(socket: Path, as_json: bool) -> None:
     """Show the provider's settings and counters. Exit code 1 if none answers."""
-    with control.ControlConnection(config.socket_path(socket)) as connection:
+    with control.ControlConnection(socket) as connection:
         found = connection.status()
-    if as_json:
-        click.echo(json.dumps(found))
-        return
-    counters = found.pop("counters")
-    found["policy"] = _policy_line(found["policy"])
-    found["workers"] = ", ".join(f"{each['pid']} ({each['connections']})" for each in found["workers"]) or "none"
-    width = max(map(len, [*found, *counters]))
-    for name, value in [*found.items(), *counters.items()]:
-        click.echo(f"{name:<{width}}  {value}")
+    workers = ", ".join(f"{each['pid']} ({each['connections']})" for each in found["workers"]) or "none"
+    shown = found | {"policy": _policy_line(found["policy"]), "workers": workers} | found["counters"]
+    del shown["counters"]
+    width = max(map(len, shown))
+    show(found, (f"{name:<{width}}  {value}" for name, value in shown.items()), as_json=as_json)
 
 
 def _policy_line(policy: dict[str, Any]) -> str:
@@ -149,49 +139,45 @@ def _policy_line(policy: dict[str, Any]) -> str:
 @provider.command()
 @socket_option
 @json_option
-def modules(socket: Path | None, as_json: bool) -> None:
+def modules(socket: Path, as_json: bool) -> None:
     """List the offload protocols and transports that are installed: what they can do, or why they are refused."""
-    with control.ControlConnection(config.socket_path(socket)) as connection:
+    with control.ControlConnection(socket) as connection:
         found = connection.document("modules")["modules"]
-    if as_json:
-        click.echo(json.dumps({"modules": found}))
-        return
-    for one in found:
-        able = ", ".join(_abilities(one["capabilities"])) if one["capabilities"] else "not loaded: nobody has asked"
-        click.echo(f"{one['kind']:<9} {one['name']:<12} {one['state']:<9} {one['why'] or able}")
+    show({"modules": found}, map(_module_line, found), as_json=as_json)
 
 
-def transport_option(command: CommandT) -> CommandT:
-    """`--transport`: the name is a transport's."""
-    return click.option(
-        "--transport", "kind", flag_value="transport", default="protocol", help="NAME is a transport, not a protocol."
-    )(command)
+_module_options = together(
+    click.argument("name"),
+    click.option("--transport", "kind", flag_value="transport", default="protocol",
+                 help="NAME is a transport, not a protocol."),
+    socket_option,
+    json_option,
+)  # fmt: skip
 
 
 @provider.command()
-@click.argument("name")
-@transport_option
-@socket_option
-@json_option
-def add(name: str, kind: str, socket: Path | None, as_json: bool) -> None:
+@_module_options
+def add(name: str, kind: str, socket: Path, as_json: bool) -> None:
     """Start the offload protocol NAME, also one that was installed after the provider started, or was refused."""
     _change("module_add", name, kind, "is started", socket, as_json)
 
 
 @provider.command()
-@click.argument("name")
-@transport_option
-@socket_option
-@json_option
-def remove(name: str, kind: str, socket: Path | None, as_json: bool) -> None:
+@_module_options
+def remove(name: str, kind: str, socket: Path, as_json: bool) -> None:
     """Stop the offload protocol NAME until it is added again. The connections of others go on."""
     _change("module_remove", name, kind, "is removed", socket, as_json)
 
 
-def _change(op: str, name: str, kind: str, done: str, socket: Path | None, as_json: bool) -> None:
-    with control.ControlConnection(config.socket_path(socket)) as connection:
+def _change(op: str, name: str, kind: str, done: str, socket: Path, as_json: bool) -> None:
+    with control.ControlConnection(socket) as connection:
         connection.document(op, name=name, kind=kind)
-    click.echo(json.dumps({"name": name, "done": True}) if as_json else f"{name} {done}", err=not as_json)
+    show({"name": name, "done": True}, [f"{name} {done}"], as_json=as_json, talk=True)
+
+
+def _module_line(one: dict[str, Any]) -> str:
+    able = ", ".join(_abilities(one["capabilities"])) if one["capabilities"] else "not loaded: nobody has asked"
+    return f"{one['kind']:<9} {one['name']:<12} {one['state']:<9} {one['why'] or able}"
 
 
 def _abilities(capabilities: dict[str, Any]) -> Iterator[str]:

@@ -6,17 +6,17 @@ from typing import Final
 
 import click
 
-from sidestep.cli import LazyGroup
+from sidestep.cli.group import LazyGroup
 
 COMMANDS: Final = {
-    "list": "sidestep.cli.rdma_list:list_",
-    "server": "sidestep.cli.rdma_server",
-    "ping": "sidestep.cli.rdma_ping",
-    "bw": "sidestep.cli.rdma_bw",
+    "list": ("List the RDMA devices of running processes.", "sidestep.cli.rdma_list:list_"),
+    "server": ("Serve `sidestep rdma ping` and `bw`, and rping of librdmacm.", "sidestep.cli.rdma_server"),
+    "ping": ("Measure how long RDMA Sends take to a server and back.", "sidestep.cli.rdma_ping"),
+    "bw": ("Measure the bandwidth of RDMA Writes, Reads or Sends to a server.", "sidestep.cli.rdma_bw"),
 }
 
 
-@click.group(cls=LazyGroup, modules=COMMANDS)
+@click.group(cls=LazyGroup, lazy=COMMANDS)
 def rdma() -> None:
     """RDMA on any machine: what devices there are, and tools to try them.
 

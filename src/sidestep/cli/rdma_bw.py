@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import sys
 
 import click
 
 from sidestep.cli.options import json_option
 from sidestep.cli.rdma_options import ToolClient, device_options, server_argument, size_option, timeout_option
+from sidestep.cli.shown import show
 from sidestep.rdma.tools import client
 from sidestep.rdma.tools.bandwidth import Bandwidth
 from sidestep.rdma.tools.client import Measured
@@ -49,10 +49,7 @@ def bw(
             talk = made.connect(server, lambda device, failed: Bandwidth(device, terms, failed, active=True), timeout)
             measured = client.measure(made.loop, talk, made.session, duration, timeout)
         place, details = made.place, made.details()
-    if as_json:
-        click.echo(json.dumps(_as_json(measured, terms, place, details)))
-    else:
-        _show(measured, terms, place, details)
+    show(_as_json(measured, terms, place, details), _lines(measured, terms, place, details), as_json=as_json)
     if not measured.complete:
         click.echo(f"sidestep: the server did not say within {timeout:g} seconds that it has everything", err=True)
     if measured.wrong:
@@ -72,10 +69,10 @@ def _figures(measured: Measured, terms: Terms) -> dict[str, float]:
     }
 
 
-def _show(measured: Measured, terms: Terms, place: HostPort | None, details: dict[str, object]) -> None:
+def _lines(measured: Measured, terms: Terms, place: HostPort | None, details: dict[str, object]) -> list[str]:
     found = _figures(measured, terms)
     op = terms.op.name.lower() + (" both" if terms.both else "")
-    click.echo(
+    head = (
         f"{place}: depth {terms.depth}, CRC32C {'on' if details.get('crc') else 'off'}, "
         f"markers {'on' if details.get('markers_sent') else 'off'}, MULPDU {details.get('mulpdu')}, "
         f"contents {'compared' if terms.verify else 'not compared'}"
@@ -87,8 +84,8 @@ def _show(measured: Measured, terms: Terms, place: HostPort | None, details: dic
         "CPU%": f"{found['cpu_percent']:.0f}", "SERVER CPU%": f"{found['remote_cpu_percent']:.0f}",
     }  # fmt: skip
     widths = [max(len(name), len(cell)) for name, cell in row.items()]
-    for cells in (row, row.values()):
-        click.echo("  ".join(cell.rjust(width) for cell, width in zip(cells, widths, strict=True)))
+    rows = (row, row.values())
+    return [head, *("  ".join(cell.rjust(width) for cell, width in zip(cells, widths, strict=True)) for cells in rows)]
 
 
 def _as_json(measured: Measured, terms: Terms, place: HostPort | None, details: dict[str, object]) -> dict[str, object]:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import asdict
 
 import click
 
 from sidestep.cli.options import json_option
-from sidestep.cli.shown import printable
+from sidestep.cli.shown import printable, show
 from sidestep.observe.rdma import DeviceView, ProcessView, processes
 
 
@@ -24,14 +23,14 @@ def list_(verbose: bool, as_json: bool) -> None:
     Exit code 0 also if there is none.
     """
     found = processes()
-    if as_json:
-        click.echo(json.dumps({"processes": [asdict(process) for process in found]}))
-        return
-    for process in found:
-        for device in process.devices:
-            for line in _lines(process, device, verbose=verbose):
-                click.echo(printable(line))
-    if not found:
+    lines = (
+        printable(line)
+        for process in found
+        for device in process.devices
+        for line in _lines(process, device, verbose=verbose)
+    )
+    show({"processes": [asdict(process) for process in found]}, lines, as_json=as_json)
+    if not found and not as_json:
         click.echo("sidestep: no process with an RDMA device is running", err=True)
         click.echo("hint: start one with 'sidestep rdma server'", err=True)
 

@@ -9,7 +9,7 @@ from typing import TypeVar
 
 import click
 
-from sidestep.cli.options import CommandT, parsed
+from sidestep.cli.options import CommandT, parsed, together
 from sidestep.errors import Misuse, SidestepError, Unavailable
 from sidestep.loop import Loop
 from sidestep.rdma.cm import CmState
@@ -40,32 +40,22 @@ def size_option(default: str, text: str) -> Callable[[CommandT], CommandT]:
     )
 
 
-def server_argument(command: CommandT) -> CommandT:
-    return click.argument(
-        "server", metavar="HOST[:PORT]", callback=parsed(lambda text: HostPort.parse(text, DEFAULT_PORT))
-    )(command)
+server_argument = click.argument(
+    "server", metavar="HOST[:PORT]", callback=parsed(lambda text: HostPort.parse(text, DEFAULT_PORT))
+)
 
+# The device, and what connections it makes.
+device_options = together(
+    click.option("--device", default="iwarp", show_default=True, type=click.Choice(list(DEVICES)),
+                 help="Kind of device to use."),
+    click.option("--no-crc", is_flag=True, help="Do without CRC32C, if the other end does without as well."),
+    click.option("--markers", is_flag=True, help="Ask for MPA markers in what this end receives."),
+)  # fmt: skip
 
-def device_options(command: CommandT) -> CommandT:
-    """`--device` and what connections it makes."""
-    for option in (
-        click.option("--markers", is_flag=True, help="Ask for MPA markers in what this end receives."),
-        click.option("--no-crc", is_flag=True, help="Do without CRC32C, if the other end does without as well."),
-        click.option(
-            "--device",
-            default="iwarp",
-            show_default=True,
-            type=click.Choice(list(DEVICES)),
-            help="Kind of device to use.",
-        ),
-    ):
-        command = option(command)
-    return command
-
-
-def timeout_option(command: CommandT) -> CommandT:
-    return click.option("--timeout", type=click.FloatRange(0.01, 3600), default=10.0, show_default=True,
-                        help="Seconds to wait for the other end.")(command)  # fmt: skip
+timeout_option = click.option(
+    "--timeout", type=click.FloatRange(0.01, 3600), default=10.0, show_default=True,
+    help="Seconds to wait for the other end.",
+)  # fmt: skip
 
 
 def offered(loop: Loop, devices: list[ToolDevice], title: str) -> Control | None:
@@ -113,7 +103,7 @@ class ToolClient:
                 device = open_device(self._kind, source_for(address), self.loop, crc=self._crc, markers=self._markers)
                 self._device = device
                 self._control = offered(self.loop, [device], self._title)
-                talk = make(device, self._failed)
+                talk = make(device, self.session.failed)
                 client.connect(self.loop, talk, place, self.session, timeout_s)
             except Unavailable as error:
                 self._close_device()
@@ -134,9 +124,6 @@ class ToolClient:
     def stop(self) -> None:
         """The user does not want to wait any more."""
         self.session.stopped = True
-
-    def _failed(self, why: str) -> None:
-        self.session.failed(why)
 
     def _close_device(self) -> None:
         if self._control is not None:

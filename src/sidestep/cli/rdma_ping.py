@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import sys
+from collections.abc import Iterator
 
 import click
 
 from sidestep.cli.options import json_option
 from sidestep.cli.rdma_options import ToolClient, device_options, flush, server_argument, size_option, timeout_option
+from sidestep.cli.shown import show
 from sidestep.rdma.tools import client
 from sidestep.rdma.tools.client import Pinging, Pings
 from sidestep.rdma.tools.devices import HostPort, interruptible
@@ -56,21 +57,18 @@ def ping(
                 made.loop, talk, Pinging(count, size, interval, timeout, not no_verify), made.session, tell
             )
         details = made.details()
-    if as_json:
-        click.echo(json.dumps(_as_json(pings, place, size, details)))
-    else:
-        _show(pings, place)
+    show(_as_json(pings, place, size, details), _lines(pings, place), as_json=as_json)
     if pings.error is not None:
         raise pings.error
     if pings.wrong or not pings.round_trips_ns:
         sys.exit(1)
 
 
-def _show(pings: Pings, place: HostPort | None) -> None:
+def _lines(pings: Pings, place: HostPort | None) -> Iterator[str]:
     back = len(pings.round_trips_ns)
-    click.echo(f"--- {place}: {pings.sent} sent, {back} came back, {pings.wrong} with other contents ---")
+    yield f"--- {place}: {pings.sent} sent, {back} came back, {pings.wrong} with other contents ---"
     if found := pings.summary():
-        click.echo("round trip " + ", ".join(f"{name} {value:.1f}" for name, value in found.items()) + " us")
+        yield "round trip " + ", ".join(f"{name} {value:.1f}" for name, value in found.items()) + " us"
 
 
 def _as_json(pings: Pings, place: HostPort | None, size: int, details: dict[str, object]) -> dict[str, object]:

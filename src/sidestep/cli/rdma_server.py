@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import json
-
 import click
 
 from sidestep.cli.options import json_option
 from sidestep.cli.rdma_options import device_options, flush, offered
-from sidestep.cli.shown import printable
+from sidestep.cli.shown import printable, show
 from sidestep.errors import Misuse, Unavailable
 from sidestep.loop import Loop
 from sidestep.rdma.tools.devices import HostPort, ToolDevice, interruptible, open_device, resolve
@@ -33,11 +31,8 @@ def server(address: str | None, port: int, device: str, no_crc: bool, markers: b
     loop = Loop()
     devices, servers = _listening(loop, device, address, port, no_crc=no_crc, markers=markers)
     places = [HostPort(one.address, each.port) for one, each in zip(devices, servers, strict=True)]
-    if as_json:
-        click.echo(json.dumps({"listening": [{"address": place.host, "port": place.port} for place in places]}))
-    else:
-        for place in places:
-            click.echo(f"listening at {place}")
+    document = {"listening": [{"address": place.host, "port": place.port} for place in places]}
+    show(document, [f"listening at {place}" for place in places], as_json=as_json)
     flush()
     ended = False
 

@@ -6,11 +6,14 @@ from typing import Final
 
 import click
 
-from sidestep.cli import LazyGroup
+from sidestep.cli.group import LazyGroup
 
-COMMANDS: Final = {"decode": "sidestep.cli.sdp_decode", "simulate": "sidestep.cli.sdp_simulate"}
+COMMANDS: Final = {
+    "decode": ("Show SDP messages in words.", "sidestep.cli.sdp_decode"),
+    "simulate": ("Play a conversation of two SDP ends and print its messages.", "sidestep.cli.sdp_simulate"),
+}
 
 
-@click.group(cls=LazyGroup, modules=COMMANDS)
+@click.group(cls=LazyGroup, lazy=COMMANDS)
 def sdp() -> None:
     """The Sockets Direct Protocol: messages and captures in words, and conversations to look at."""

@@ -12,7 +12,7 @@ from typing import BinaryIO
 import click
 
 from sidestep import limits
-from sidestep.cli.shown import printable
+from sidestep.cli.shown import printable, show
 from sidestep.errors import Misuse, Unavailable
 from sidestep.observe.capture.decode import Decoder
 from sidestep.observe.capture.events import What
@@ -66,7 +66,8 @@ def _show_capture(decoder: Decoder, name: str, *, verbose: bool, as_json: bool) 
         seconds = (event.time_ns - decoder.begin_ns) / 1e9
         click.echo(f"{event.frame:6} {seconds:12.6f}  {event.source} > {event.destination}  {printable(event.line())}")
         if verbose and event.what is What.SDP:
-            _echo_fields(dissect.read(event.message, event.missing))
+            for line in dissect.lines_of(dissect.read(event.message, event.missing)):
+                click.echo(_INDENT + line)
     if not shown:
         click.echo(f"sidestep: no SDP in the {decoder.frames} frames of {name}", err=True)
         click.echo(f"hint: {_why_nothing(decoder)}", err=True)
@@ -94,12 +95,8 @@ def _show_messages(text: bytes, name: str, *, verbose: bool, as_json: bool) -> b
         if reading.fault is not None:
             broken += 1
             first = first or f"{name}, line {line}: {reading.name}, {reading.fault.rule}: {reading.fault.message}"
-        if as_json:
-            click.echo(json.dumps(dissect.as_json(reading)))
-        elif verbose:
-            click.echo("\n".join(dissect.lines_of(reading)))
-        else:
-            click.echo(dissect.line_of(reading))
+        lines = dissect.lines_of(reading) if verbose else [dissect.line_of(reading)]
+        show(dissect.as_json(reading), lines, as_json=as_json)
     if broken:
         more = f" (and {broken - 1} more broken of {count})" if broken > 1 else ""
         raise Misuse(f"{first}{more}", remedy="all that can be read is shown; check that the messages are whole")
@@ -107,11 +104,6 @@ def _show_messages(text: bytes, name: str, *, verbose: bool, as_json: bool) -> b
         click.echo(f"sidestep: {name} is empty", err=True)
         click.echo(f"hint: {_GIVE}", err=True)
     return count > 0
-
-
-def _echo_fields(reading: dissect.Reading) -> None:
-    for line in dissect.lines_of(reading):
-        click.echo(_INDENT + line)
 
 
 def _unreadable(name: str, error: OSError) -> Unavailable:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 import sys
 from collections import Counter
+from collections.abc import Iterator
 
 import click
 
-from sidestep.cli.shown import printable
+from sidestep.cli.shown import printable, show
 from sidestep.errors import Misuse
 from sidestep.sdp.simulate import Conversation, Outcome, PlanKind, Surprise, draw
 from sidestep.sdp.simulate.trace import Trace
@@ -53,13 +53,8 @@ def simulate(seed: int, count: int, kind: str | None, as_ladder: bool, as_json: 
             _show_failure(number, conversation, result, trace, as_json=as_json, as_ladder=as_ladder)
             continue
         kinds[result.kind.value] += 1
-        if as_json:
-            click.echo(json.dumps(_as_json(result, trace)))
-        elif trace is not None:
-            _show(trace, as_ladder=as_ladder)
-            click.echo(f"seed {number}: {_summary(result)}")
-        else:
-            click.echo(f"seed {number}: {_summary(result)}")
+        told = _lines(trace, as_ladder=as_ladder) if trace is not None else ()
+        show(_as_json(result, trace), [*told, f"seed {number}: {_summary(result)}"], as_json=as_json)
     if count > 1 and not as_json:
         found = ", ".join(f"{kinds[one]} {one}" for one in _KINDS if kinds[one])
         click.echo(f"{count} conversations: {found or 'none ended well'}; {len(failed)} failed", err=True)
@@ -76,10 +71,9 @@ def _play(seed: int, kind: PlanKind | None, trace: Trace | None) -> tuple[Conver
         return conversation, surprise
 
 
-def _show(trace: Trace, *, as_ladder: bool) -> None:
+def _lines(trace: Trace, *, as_ladder: bool) -> Iterator[str]:
     width = shutil.get_terminal_size((120, 24)).columns
-    for line in trace.ladder(width) if as_ladder else trace.lines():
-        click.echo(printable(line))
+    return map(printable, trace.ladder(width) if as_ladder else trace.lines())
 
 
 def _summary(outcome: Outcome) -> str:
@@ -106,10 +100,7 @@ def _as_json(outcome: Outcome, trace: Trace | None) -> dict[str, object]:
 def _show_failure(
     seed: int, conversation: Conversation, surprise: Surprise, trace: Trace, *, as_json: bool, as_ladder: bool
 ) -> None:
-    if as_json:
-        found = {"seed": seed, "kind": conversation.plan.kind.value, "fault": str(surprise), "entries": trace.as_json()}
-        click.echo(json.dumps(found))
-        return
-    _show(trace, as_ladder=as_ladder)
-    click.echo(conversation.describe())
-    click.echo(f"sidestep: seed {seed}: {surprise}", err=True)
+    found = {"seed": seed, "kind": conversation.plan.kind.value, "fault": str(surprise), "entries": trace.as_json()}
+    show(found, [*_lines(trace, as_ladder=as_ladder), conversation.describe()], as_json=as_json)
+    if not as_json:
+        click.echo(f"sidestep: seed {seed}: {surprise}", err=True)

@@ -1,6 +1,22 @@
-"""How values are shown: numbers in few characters, and foreign text that cannot move the cursor."""
+"""How results are shown: as JSON or as lines, numbers in few characters, foreign text that cannot move the cursor."""
 
 from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+
+import click
+
+
+def show(
+    document: object, lines: Iterable[str], *, as_json: bool, indent: int | None = None, talk: bool = False
+) -> None:
+    """One JSON document, or else lines of text, which go to stderr if they are talk."""
+    if as_json:
+        click.echo(json.dumps(document, indent=indent))
+    else:
+        for line in lines:
+            click.echo(line, err=talk)
 
 
 def short(number: float) -> str:

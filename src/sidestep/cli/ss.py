@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator
+import os
+import shutil
+import sys
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import Final
 
 import click
-from rich.console import Console
-from rich.table import Table
-from rich.text import Text
 
 from sidestep import config
 from sidestep.cli.options import json_option, matching, selection_options, socket_option
-from sidestep.cli.shown import short
+from sidestep.cli.shown import printable, short
+from sidestep.cli.table import table
 from sidestep.native.layout import State
 from sidestep.observe.connections import Connection, Traffic, connections
 
@@ -27,7 +28,6 @@ COLUMNS: Final = (
 )  # fmt: skip
 _NUMBERS: Final = frozenset({"PID", "FD", "BELLS", "SLEEPS", "SPINS"})
 _TERMINAL_COLUMNS: Final = ("PROGRAM", "PID", "FD", "CONNECTION", *COLUMNS[COLUMNS.index("STATE") :])
-_WHY_WIDTH_MIN: Final = 16  # columns; narrower, a sentence becomes a tower
 
 
 @click.command()
@@ -66,50 +66,44 @@ def _print_json(found: Iterable[Connection]) -> None:
 
 
 def _print_table(found: Iterator[Connection]) -> None:
-    console = Console()
-    show = _print_rich if console.is_terminal else _print_plain
+    show = _on_terminal if sys.stdout.isatty() else _plain
     count = 0
     while piece := list(islice(found, _PIECE)):
-        show(console, piece, with_head=count == 0)
+        for line in show(piece, with_head=count == 0):
+            click.echo(line)
         count += len(piece)
     if not count:
         click.echo("no connections", err=True)
 
 
-def _print_rich(console: Console, piece: list[Connection], *, with_head: bool) -> None:
+def _on_terminal(piece: list[Connection], *, with_head: bool) -> Iterator[str]:
     """Two lines a connection, folded to the width of the terminal."""
-    table = Table(box=None, show_header=with_head, pad_edge=False, header_style="bold")
-    for name in _TERMINAL_COLUMNS:
-        if name == "WHY":
-            table.add_column(name, overflow="fold", min_width=_WHY_WIDTH_MIN)
-        else:
-            table.add_column(name, no_wrap=True, justify="right" if name in _NUMBERS else "left")
+    coloured = not os.environ.get("NO_COLOR")
+    rows = [[click.style(name, bold=True) if coloured else name for name in _TERMINAL_COLUMNS]] if with_head else []
     for one in piece:
         cells = dict(zip(COLUMNS, _row(one, joint="\n"), strict=True))
         cells["CONNECTION"] = f"{one.local}\n{one.arrow} {one.remote}"
-        row = {name: Text(cells[name]) for name in _TERMINAL_COLUMNS}  # not markup: a program may be named "[red]"
-        row["STATE"].stylize(_STYLES.get(one.state, ""))
-        table.add_row(*row.values())
-    console.print(table)
+        if coloured and one.state in _STYLES:
+            cells["STATE"] = click.style(one.state, fg=_STYLES[one.state])
+        rows.append([cells[name] for name in _TERMINAL_COLUMNS])
+    return _lines(_TERMINAL_COLUMNS, rows, shutil.get_terminal_size().columns)
 
 
-def _print_plain(_console: Console, piece: list[Connection], *, with_head: bool) -> None:
-    """One line a connection, however wide; rich would take a millisecond for each."""
+def _plain(piece: list[Connection], *, with_head: bool) -> Iterator[str]:
+    """One line a connection, however wide."""
     rows = [_row(one, joint=" + ") for one in piece]
-    widths = [max(map(len, cells)) for cells in zip(COLUMNS, *rows, strict=True)]
-    for row in ([*COLUMNS], *rows) if with_head else rows:
-        cells = [
-            cell.rjust(width) if name in _NUMBERS else cell.ljust(width)
-            for name, cell, width in zip(COLUMNS, row, widths, strict=True)
-        ]
-        click.echo("  ".join(cells).rstrip())
+    return _lines(COLUMNS, [[*COLUMNS], *rows] if with_head else rows, None)
+
+
+def _lines(columns: Sequence[str], rows: list[list[str]], width: int | None) -> Iterator[str]:
+    return table(rows, right=[at for at, name in enumerate(columns) if name in _NUMBERS], width=width)
 
 
 def _row(one: Connection, *, joint: str) -> list[str]:
     """The cells of a connection, one for each of `COLUMNS`."""
     sent, read = one.tx.ring_msgs, one.rx.ring_msgs
     return [
-        one.program or "(gone)", str(one.pid), str(one.fd), one.local, one.remote, one.role, one.state,
+        printable(one.who), str(one.pid or "-"), str(one.fd), one.local, one.remote, one.role, one.state,
         joint.join(_traffic(one.tx)), joint.join(_traffic(one.rx)), _per(one.doorbells, sent), _per(one.sleeps, read),
         _per(one.spins_won + one.spins_lost, read), one.why or _link(one),
     ]  # fmt: skip

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 import sys
 import time
@@ -10,8 +9,8 @@ from pathlib import Path
 
 import click
 
-from sidestep import config
 from sidestep.cli.options import json_option, socket_option
+from sidestep.cli.shown import show
 from sidestep.cli.top_view import SORTS, frame, ordered, rate_as_json
 from sidestep.observe.traffic import View, compare, take_sample
 
@@ -30,7 +29,7 @@ _HEIGHT_LEFT = 3  # lines of a terminal that a frame leaves: its headings, and t
 @click.option("--once", is_flag=True, help="Print one frame, of one interval, and end.")
 @socket_option
 @json_option
-def top(interval: float, sort: str, wanted: str, once: bool, socket: Path | None, as_json: bool) -> None:
+def top(interval: float, sort: str, wanted: str, once: bool, socket: Path, as_json: bool) -> None:
     """Watch the connections under sidestep: what goes through each, how much of it by ring, and at what cost.
 
     Rates are per second: messages, bytes, and wake-ups for the other end; RING is the share of the bytes; SLEEP and
@@ -39,26 +38,25 @@ def top(interval: float, sort: str, wanted: str, once: bool, socket: Path | None
 
     Exit code 1 with --once or --json if no provider answers; the live screen waits for one.
     """
-    path = config.socket_path(socket)
     if once or as_json:
-        before = take_sample(path)
+        before = take_sample(socket)
         time.sleep(interval)
-        view = compare(before, take_sample(path))
-        click.echo(json.dumps(_as_json(view, sort, wanted), indent=1) if as_json else _frame(view, sort, wanted, path))
+        view = compare(before, take_sample(socket))
+        show(_as_json(view, sort, wanted), _frame(view, sort, wanted, socket), as_json=as_json, indent=1)
         return
     if not (sys.stdin.isatty() and sys.stdout.isatty()):
         raise click.UsageError("the live screen needs a terminal; use --once or --json")
     from sidestep.cli.top_app import TopApp  # the screen library takes a third of a second to load
 
-    TopApp(path, interval_s=interval, sort=sort, wanted=wanted).run()
+    TopApp(socket, interval_s=interval, sort=sort, wanted=wanted).run()
 
 
-def _frame(view: View, sort: str, wanted: str, path: Path) -> str:
+def _frame(view: View, sort: str, wanted: str, path: Path) -> list[str]:
     rows = ordered(view, sort, wanted)
     if not sys.stdout.isatty():
-        return "\n".join(frame(view, rows, str(path), _WIDTH_PIPED))
+        return frame(view, rows, str(path), _WIDTH_PIPED)
     width, height = shutil.get_terminal_size()
-    return "\n".join(frame(view, rows, str(path), width)[: max(1, height - _HEIGHT_LEFT)])
+    return frame(view, rows, str(path), width)[: max(1, height - _HEIGHT_LEFT)]
 
 
 def _as_json(view: View, sort: str, wanted: str) -> dict[str, object]:
@@ -70,5 +68,5 @@ def _as_json(view: View, sort: str, wanted: str) -> dict[str, object]:
         "connections": [
             one.connection.as_json() | {"rate": rate_as_json(one.rate)} for one in ordered(view, sort, wanted)
         ],
-        "provider": dict(view.status),
+        "provider": dict(view.after.status),
     }

@@ -37,7 +37,7 @@ class _Column:
 
 
 _COLUMNS: Final = (
-    _Column("PROGRAM", 10, lambda one: one.connection.program or "(gone)", number=False),
+    _Column("PROGRAM", 10, lambda one: one.connection.who, number=False),
     _Column("PID", 7, lambda one: str(one.connection.pid)),
     _Column("CONNECTION", 0, lambda one: _ends(one.connection), number=False),  # takes what is left
     _Column("STATE", 8, lambda one: one.connection.state, number=False),
@@ -59,7 +59,7 @@ def ordered(view: View, sort: str, wanted: str, *, reverse: bool = False) -> lis
 
 def head(view: View, path: str, width: int) -> list[str]:
     """The lines of totals, `HEAD_LINES` of them or one more."""
-    status, total = view.status, view.total
+    status, total = view.after.status, view.total
     states = ", ".join(f"{view.states[name]:,} {name}" for name in _STATES if view.states.get(name))
     reasons = ", ".join(f"{name} {count:,}" for name, count in sorted(view.reasons.items(), key=lambda one: -one[1]))
     counters = status["counters"]
@@ -78,7 +78,7 @@ def head(view: View, path: str, width: int) -> list[str]:
         f"{f', refused: {refused}' if refused else ''}; memory: {short(status['budget_used_bytes'])}B of "
         f"{short(status['budget_bytes'])}B",
         f"why not: {reasons}" if reasons else "",
-        *([summary(links)] if (links := view.links) else []),
+        *([summary(links)] if (links := view.after.links) else []),
     )
     return [_cut(line, width) for line in lines]
 
@@ -133,7 +133,7 @@ def _why(one: Connection) -> str:
 
 def _searched(one: Connection) -> str:
     link = " ".join(str(one.link.get(name)) for name in ("protocol", "device", "peer")) if one.link is not None else ""
-    return f"{one.program or ''} {one.pid} {one.local} {one.remote} {one.state} {one.reason or ''} {link}".lower()
+    return f"{one.who} {one.pid} {one.local} {one.remote} {one.state} {one.reason or ''} {link}".lower()
 
 
 def _carried(one: Connection) -> int:

@@ -57,7 +57,6 @@ class Look:
     ends_promoted: int
     ends_wanted: int
     why_not: tuple[str, ...]  # states and reasons of the ends that were not promoted
-    none: bool  # there was no connection any more
 
     @property
     def promoted(self) -> bool:
@@ -174,14 +173,9 @@ class Testbed:
     def address(self) -> str:
         return self._server.address
 
-    def serve(self, argv: list[str]) -> _Program:
-        """Starts a server; it ends, at the latest, with this place's block."""
-        return self._start(argv, self._server)
-
-    def start(self, argv: list[str]) -> _Program:
-        return self._start(argv, self._client)
-
-    def _start(self, argv: list[str], site: Site) -> _Program:
+    def start(self, argv: list[str], *, server: bool = False) -> _Program:
+        """Starts a client, or a server; it ends, at the latest, with this place's block."""
+        site = self._server if server else self._client
         with site.inside():
             env = plain_environment() if site.sidestep is None else site.sidestep.env()
             program = _Program(argv, env, self._cpu)
@@ -200,13 +194,13 @@ class Testbed:
         if self._client.first:
             opened, refused = (now - before for now, before in zip(self._counted(), self._before, strict=True))
             why = (f"{refused} connections came to TCP",) if refused else ()
-            return Look(0 if refused else 2 * min(opened, connections), 2 * connections, why, none=False)
+            return Look(0 if refused else 2 * min(opened, connections), 2 * connections, why)
         listed = [c for sidestep in providers.values() for c in sidestep.connections()]
         found = [c for c in listed if str(port) in (_port(c.local), _port(c.remote))]
         why_not = sorted({f"{c.state}, {c.why}" if c.why else c.state for c in found if not c.promoted})
         if not found:
             why_not = ["sidestep sees no such connection"]
-        return Look(sum(c.promoted for c in found), 2 * connections, tuple(why_not), none=not found)
+        return Look(sum(c.promoted for c in found), 2 * connections, tuple(why_not))
 
     def _counted(self) -> tuple[int, int]:
         """Of the client's connections that were to begin with SDP: those that did, and those that did not."""
@@ -235,16 +229,22 @@ def _port(endpoint: str) -> str:
 def _talk(role: str) -> Callable[[Testbed, float], Run]:
     def run(place: Testbed, seconds: float) -> Run:
         at = ["--address", place.address]
-        server = place.serve([*_PROGRAMS, f"{role}-server", *at])
+        server = place.start([*_PROGRAMS, f"{role}-server", *at], server=True)
         port = int(server.line(START_TIMEOUT_S))
         client = place.start([*_PROGRAMS, f"{role}-client", *at, "--port", str(port), "--seconds", str(seconds)])
-        result = json.loads(client.line(seconds + END_TIMEOUT_S))
-        look = place.look(port, 1)
-        client.rest()
+        found = _measured(place, port, client, seconds)
         server.rest()
-        return Run(result["value"], result["equal"], look)
+        return found
 
     return run
+
+
+def _measured(place: Testbed, port: int, client: _Program, seconds: float) -> Run:
+    """What a client of one connection tells; the connection is looked at while it is open."""
+    result = json.loads(client.line(seconds + END_TIMEOUT_S))
+    look = place.look(port, 1)
+    client.rest()
+    return Run(result["value"], result["equal"], look)
 
 
 class _Redis:
@@ -258,7 +258,7 @@ class _Redis:
         with tempfile.TemporaryDirectory(prefix="sidestep-demo-") as folder:
             port = free_port()
             argv = ["redis-server", "--port", str(port), "--bind", place.address, "--save", "", "--appendonly", "no"]
-            server = place.serve([*argv, "--protected-mode", "no", "--dir", folder])
+            server = place.start([*argv, "--protected-mode", "no", "--dir", folder], server=True)
             _wait_for_port(place, server, port)
             check = place.start([*_PROGRAMS, "redis-check", "--address", place.address, "--port", str(port)])
             equal = json.loads(check.line(END_TIMEOUT_S))["equal"]
@@ -309,15 +309,13 @@ def _nginx(place: Testbed, seconds: float) -> Run:
         user = "user root;" if os.geteuid() == 0 else ""  # the folder is ours alone
         conf = folder / "nginx.conf"
         conf.write_text(_NGINX.format(folder=folder, user=user, address=place.address, port=port))
-        server = place.serve(["nginx", "-p", name, "-e", "stderr", "-c", str(conf)])
+        server = place.start(["nginx", "-p", name, "-e", "stderr", "-c", str(conf)], server=True)
         _wait_for_port(place, server, port)
         at = ["--address", place.address, "--port", str(port), "--seconds", str(seconds)]
         client = place.start([*_PROGRAMS, "fetch", *at, "--sha256", hashlib.sha256(data).hexdigest()])
-        result = json.loads(client.line(seconds + END_TIMEOUT_S))
-        look = place.look(port, 1)
-        client.rest()
+        found = _measured(place, port, client, seconds)
         server.end()
-    return Run(result["value"], result["equal"], look)
+    return found
 
 
 def _wait_for_port(place: Testbed, program: _Program, port: int) -> None:
@@ -370,12 +368,8 @@ class ResultLine:
         pick = min if self.work.lower_is_better else max
         return pick((place for place in self.runs if place.startswith("tcp")), key=self.median)
 
-    @property
-    def ratio(self) -> float:
-        """How many times faster sidestep was than kernel TCP's better placement."""
-        return self.ratio_of("sidestep")
-
     def ratio_of(self, place: str) -> float:
+        """How many times faster it was there than over kernel TCP in its better placement."""
         tcp, ours = self.median(self.best_tcp), self.median(place)
         return tcp / ours if self.work.lower_is_better else ours / tcp
 
@@ -411,7 +405,7 @@ class ResultLine:
             "lower_is_better": self.work.lower_is_better,
             "places": places,
             "best_tcp": self.best_tcp,
-            "ratio": self.ratio,
+            "ratio": self.ratio_of("sidestep"),
             "promoted": self.promoted,
             "why_not_promoted": self.why_not_promoted,
             "equal": self.equal,

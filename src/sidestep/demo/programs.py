@@ -16,9 +16,9 @@ import socket
 import statistics
 import sys
 import time
+from collections.abc import Callable
 from typing import Any, Final
 
-ROLES: Final = ("echo-server", "echo-client", "bulk-server", "bulk-client", "redis-check", "fetch")
 ECHO_LEN: Final = 64  # bytes
 BULK_LEN: Final = 16 << 20  # bytes a transfer
 SEND_LEN: Final = 1 << 20  # bytes a send
@@ -63,6 +63,11 @@ def _receive(sock: socket.socket, view: memoryview) -> bool:
     return True
 
 
+def _receive_whole(sock: socket.socket, view: memoryview) -> None:
+    if not _receive(sock, view):
+        sys.exit("the server closed the connection")
+
+
 def echo_server(address: str) -> None:
     message = memoryview(bytearray(ECHO_LEN))
     with _accept(address) as sock:
@@ -83,8 +88,7 @@ def echo_client(address: str, port: int, seconds: float) -> None:
             sent = now
             message = number.to_bytes(ECHO_LEN, "little")
             sock.sendall(message)
-            if not _receive(sock, answer):
-                sys.exit("the server closed the connection")
+            _receive_whole(sock, answer)
             equal = equal and answer == message
             number += 1
             now = time.perf_counter_ns()
@@ -115,11 +119,9 @@ def bulk_client(address: str, port: int, seconds: float) -> None:
             start = time.perf_counter()
             for offset in range(0, BULK_LEN, SEND_LEN):
                 sock.sendall(view[offset : offset + SEND_LEN])
-            if not _receive(sock, done):
-                sys.exit("the server closed the connection")
+            _receive_whole(sock, done)
             rates.append(BULK_LEN / (time.perf_counter() - start) / 1e6)
-            if not _receive(sock, digest):  # summed after the clock was read: the transfer is what is measured
-                sys.exit("the server closed the connection")
+            _receive_whole(sock, digest)  # summed after the clock was read: the transfer is what is measured
             equal = equal and digest == hashlib.sha256(data).digest()
         _finish({"value": statistics.median(rates[1:]), "equal": equal})  # the first is the connection's youth
 
@@ -168,24 +170,17 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m sidestep.demo.programs", description=__doc__)
     parser.add_argument("role", choices=[*ROLES])
     parser.add_argument("--address", default="127.0.0.1", help="the server's")
-    parser.add_argument("--port", type=int, default=0, help="the server's port, for clients")
-    parser.add_argument("--seconds", type=float, default=1.0, help="measured, after a short warm-up")
-    parser.add_argument("--sha256", default="", help="what the file sums up to, for fetch")
-    args = parser.parse_args()
-    match args.role:
-        case "echo-server":
-            echo_server(args.address)
-        case "bulk-server":
-            bulk_server(args.address)
-        case "echo-client":
-            echo_client(args.address, args.port, args.seconds)
-        case "bulk-client":
-            bulk_client(args.address, args.port, args.seconds)
-        case "redis-check":
-            redis_check(args.address, args.port)
-        case "fetch":
-            fetch(args.address, args.port, args.seconds, args.sha256)
+    parser.add_argument("--port", type=int, help="the server's port, for clients")
+    parser.add_argument("--seconds", type=float, help="measured, after a short warm-up")
+    parser.add_argument("--sha256", help="what the file sums up to, for fetch")
+    args = vars(parser.parse_args())
+    ROLES[args.pop("role")](**{name: value for name, value in args.items() if value is not None})
 
+
+ROLES: Final[dict[str, Callable[..., None]]] = {
+    "echo-server": echo_server, "echo-client": echo_client, "bulk-server": bulk_server, "bulk-client": bulk_client,
+    "redis-check": redis_check, "fetch": fetch,
+}  # fmt: skip
 
 if __name__ == "__main__":
     main()

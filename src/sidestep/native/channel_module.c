@@ -1,8 +1,8 @@
 /*
  * channel_module.c - sidestep.native._channel: the channel for Python, in the limited API.
  *
- * A Channel is one end of a mapped segment; a Doorbell is what its peer rings, a RemoteDoorbell the peer's. Nothing here
- * blocks. Neither is made for several threads; the interpreter's lock makes each single call whole.
+ * A Channel is one end of a mapped segment; a Doorbell is what its peer rings, a RemoteDoorbell the peer's; a Ring is memory
+ * that the shim has mapped. Nothing here blocks. Neither is made for several threads; the interpreter's lock makes each single call whole.
  */
 #include "channel_module.h"
 
@@ -98,7 +98,8 @@ static int module_exec(PyObject *module)
 	    PyModule_AddIntConstant(module, "RING_MAX", CHANNEL_RING_MAX) < 0)
 		return -1;
 	state->piece_type = (PyTypeObject *)PyType_FromModuleAndSpec(module, &piece_spec, NULL);
-	if (!state->piece_type || add_type(module, &own_doorbell_spec) < 0 || add_type(module, &remote_doorbell_spec) < 0)
+	if (!state->piece_type || add_type(module, &own_doorbell_spec) < 0 || add_type(module, &remote_doorbell_spec) < 0 ||
+	    add_type(module, &ring_spec) < 0)
 		return -1;
 	PyObject *table = PyDict_New();
 	if (!table)
@@ -173,6 +174,8 @@ static PyMethodDef module_methods[] = {
 	{"doorbell_ring", module_doorbell_ring, METH_VARARGS, doorbell_ring_doc},
 	{"create", module_create, METH_VARARGS, create_doc},
 	{"map", module_map, METH_VARARGS, map_doc},
+	{"buffer_address", buffer_address, METH_O,
+	 "buffer_address(buffer)\n--\n\nThe address of the first byte of a contiguous buffer."},
 	{"give_back_free_memory", module_give_back, METH_NOARGS, give_back_doc},
 	{0},
 };

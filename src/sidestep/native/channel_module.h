@@ -26,6 +26,10 @@ struct place {
 /* channel_type.c: one end of a segment, and the views of its rings */
 extern PyType_Spec channel_spec, piece_spec;
 
+/* channel_mapping.c: memory that somebody else has mapped */
+extern PyType_Spec ring_spec;
+PyObject *buffer_address(PyObject *module, PyObject *buffer);
+
 /* channel_doorbells.c: whom to wake, and who is to be woken */
 extern PyType_Spec own_doorbell_spec, remote_doorbell_spec;
 int doorbell_fd_make(void);

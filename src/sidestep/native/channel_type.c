@@ -105,25 +105,6 @@ static PyObject *channel_read(PyObject *self, PyObject *args)
 	return bytes;
 }
 
-PyDoc_STRVAR(trim_doc, "trim($self, /)\n--\n\n"
-                       "Gives the pages of the sending ring back to the kernel. Raises ValueError unless the ring is empty.");
-
-static PyObject *channel_give_back(PyObject *self, PyObject *Py_UNUSED(unused))
-{
-	struct channel *channel = mapped(self);
-	if (!channel)
-		return NULL;
-	int64_t unread = unread_of(channel);
-	if (unread < 0)
-		return raise_errno((int)unread);
-	if (unread > 0) {
-		PyErr_SetString(PyExc_ValueError, "the sending ring holds bytes that the peer has not read");
-		return NULL;
-	}
-	channel_trim(&channel->end);
-	Py_RETURN_NONE;
-}
-
 PyDoc_STRVAR(close_doc, "close($self, /)\n--\n\n"
                         "Unmaps the segment, once no view of its rings is left; closing twice is allowed.");
 
@@ -445,7 +426,6 @@ static PyMethodDef channel_methods[] = {
 	{"remote", channel_remote, METH_NOARGS, remote_doc},
 	{"publish", channel_publish, METH_VARARGS, publish_doc},
 	{"decide", channel_decide_how, METH_VARARGS, decide_doc},
-	{"trim", channel_give_back, METH_NOARGS, trim_doc},
 	{"close", channel_close, METH_NOARGS, close_doc},
 	{"__enter__", channel_enter, METH_NOARGS, NULL},
 	{"__exit__", channel_close, METH_VARARGS, NULL},

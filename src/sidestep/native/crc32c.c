@@ -76,8 +76,13 @@ static uint32_t update_portable(uint32_t state, const uint8_t *data, size_t len)
 /* What folding needs of a CPU, in its own words. */
 #if defined(__x86_64__)
 #include <immintrin.h>
+#ifdef __clang__
+#define CPU_CRC __attribute__((target("sse4.2,crc32")))
+#define CPU_FOLD __attribute__((target("sse4.2,crc32,pclmul")))
+#else
 #define CPU_CRC __attribute__((target("sse4.2")))
 #define CPU_FOLD __attribute__((target("sse4.2,pclmul")))
+#endif
 #define CPU_FOLDS 1
 typedef __m128i block;
 

@@ -90,9 +90,6 @@ int framing_out_own(struct framing_out *out);
 /* Drops all but the rest of an FPDU that is partly written. */
 void framing_out_clear(struct framing_out *out);
 
-/* Gives memory back while nothing waits. */
-void framing_out_trim(struct framing_out *out);
-
 static inline uint64_t framing_out_waiting(const struct framing_out *out)
 {
 	return out->position - out->written;
@@ -150,9 +147,6 @@ int framing_in_place(const struct framing_in *in, const struct framing_run *run,
 /* The DDP header of a segment of a run; its bytes. */
 size_t framing_in_header(const struct framing_in *in, const struct framing_run *run, uint32_t index,
                          uint8_t header[FRAMING_HEADER_MAX], uint16_t *ulpdu_len);
-
-/* Gives memory back while nothing is staged. Ends all runs. */
-void framing_in_trim(struct framing_in *in);
 
 static inline uint32_t framing_in_pending(const struct framing_in *in)
 {

@@ -1,31 +1,11 @@
-/* framing_args.c - what Python hands over: arguments by position and by name, and tuples of buffers. */
+/* framing_args.c - what Python hands over: numbers, flags, and tuples of buffers. */
 #include "framing_module.h"
 
-int args_sort(const char *const *names, Py_ssize_t required, PyObject *const *args, Py_ssize_t given, PyObject *keywords,
-              PyObject **found)
+int args_count(Py_ssize_t given, Py_ssize_t least, Py_ssize_t most)
 {
-	Py_ssize_t known = 0, named = keywords ? PyTuple_Size(keywords) : 0;
-
-	while (names[known])
-		found[known++] = NULL;
-	if (given > known)
-		return PyErr_Format(PyExc_TypeError, "%zd arguments, and %zd are known", given, known), -1;
-	for (Py_ssize_t n = 0; n < given; n++)
-		found[n] = args[n];
-	for (Py_ssize_t n = 0; n < named; n++) {
-		PyObject *name = PyTuple_GetItem(keywords, n);
-		Py_ssize_t at = 0;
-
-		while (names[at] && PyUnicode_CompareWithASCIIString(name, names[at]) != 0)
-			at++;
-		if (!names[at] || found[at])
-			return PyErr_Format(PyExc_TypeError, "argument %R is unknown or there twice", name), -1;
-		found[at] = args[given + n];
-	}
-	for (Py_ssize_t n = 0; n < required; n++)
-		if (!found[n])
-			return PyErr_Format(PyExc_TypeError, "argument '%s' is missing", names[n]), -1;
-	return 0;
+	if (given >= least && given <= most)
+		return 0;
+	return PyErr_Format(PyExc_TypeError, "%zd arguments, not %zd to %zd", given, least, most), -1;
 }
 
 int arg_number(PyObject *object, const char *name, uint64_t max, uint64_t *value)

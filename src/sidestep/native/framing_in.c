@@ -27,18 +27,6 @@ static void runs_end(struct framing_in *in)
 	in->runs.tail = in->segments.tail = 0;
 }
 
-void framing_in_trim(struct framing_in *in)
-{
-	runs_end(in);
-	row_free(&in->segments);
-	row_free(&in->runs);
-	if (in->head != in->tail)
-		return;
-	free(in->staging);
-	in->staging = NULL;
-	in->head = in->tail = 0;
-}
-
 int framing_in_room(struct framing_in *in, uint8_t **at, size_t *len)
 {
 	uint32_t pending = in->tail - in->head, room = in->size - in->tail;

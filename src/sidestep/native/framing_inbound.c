@@ -225,26 +225,24 @@ static const struct framing_run *inbound_run(struct inbound *inbound, PyObject *
 	return &runs[index - inbound->first_index];
 }
 
-PyDoc_STRVAR(place_doc, "place(run, begin, scatter, offset, length)\n--\n\n"
+PyDoc_STRVAR(place_doc, "place(run, begin, scatter, offset, length, /)\n--\n\n"
                         "Copy payload [begin, begin + length) of a run to `offset` in the buffers `scatter`.");
 
-static PyObject *inbound_place(PyObject *self, PyObject *const *args, Py_ssize_t given, PyObject *keywords)
+static PyObject *inbound_place(PyObject *self, PyObject *const *args, Py_ssize_t given)
 {
-	static const char *const names[] = {"run", "begin", "scatter", "offset", "length", NULL};
 	struct inbound *inbound = (struct inbound *)self;
-	PyObject *found[ARGS_MAX];
 	uint64_t begin, offset, len;
 
-	if (args_sort(names, 5, args, given, keywords, found) < 0)
+	if (args_count(given, 5, 5) < 0)
 		return NULL;
-	if (arg_number(found[1], "begin", UINT64_MAX, &begin) < 0 || arg_number(found[3], "offset", UINT64_MAX, &offset) < 0)
+	if (arg_number(args[1], "begin", UINT64_MAX, &begin) < 0 || arg_number(args[3], "offset", UINT64_MAX, &offset) < 0)
 		return NULL;
-	if (arg_number(found[4], "length", UINT64_MAX, &len) < 0)
+	if (arg_number(args[4], "length", UINT64_MAX, &len) < 0)
 		return NULL;
-	struct held *held = held_get(found[2], PyBUF_WRITABLE);
+	struct held *held = held_get(args[2], PyBUF_WRITABLE);
 	if (!held)
 		return NULL;
-	const struct framing_run *run = inbound_run(inbound, found[0]); /* after what may run Python code */
+	const struct framing_run *run = inbound_run(inbound, args[0]); /* after what may run Python code */
 	int error = 0;
 	if (run)
 		error = framing_in_place(&inbound->in, run, begin, held->spans, (size_t)held->len, offset, len);
@@ -290,17 +288,6 @@ static PyObject *inbound_segments(PyObject *self, PyObject *object)
 	return list;
 }
 
-static PyObject *inbound_trim(PyObject *self, PyObject *Py_UNUSED(unused))
-{
-	struct inbound *inbound = (struct inbound *)self;
-
-	if (inbound->busy)
-		return refuse_busy();
-	inbound_end_runs(inbound);
-	framing_in_trim(&inbound->in);
-	Py_RETURN_NONE;
-}
-
 static PyObject *inbound_pending(PyObject *self, void *Py_UNUSED(unused))
 {
 	return PyLong_FromUnsignedLong(framing_in_pending(&((struct inbound *)self)->in));
@@ -331,13 +318,12 @@ static PyMethodDef inbound_methods[] = {
 	{"feed", inbound_feed, METH_O, "feed(data)\n--\n\nTake what fits of `data`; the bytes. Ends all runs."},
 	{"parse", inbound_parse, METH_NOARGS,
 	 "parse()\n--\n\nThe runs in what is staged; earlier ones end. After a fault there are no more."},
-	{"place", WITH_NAMES(inbound_place), METH_FASTCALL | METH_KEYWORDS, place_doc},
+	{"place", POSITIONAL(inbound_place), METH_FASTCALL, place_doc},
 	{"payload", inbound_payload, METH_O, "payload(run)\n--\n\nThe payload of a run."},
 	{"segments", inbound_segments, METH_O,
 	 "segments(run)\n--\n\nOf each segment of a run, its DDP header and the length of the whole."},
 	{"staged", inbound_staged, METH_NOARGS,
 	 "staged()\n--\n\nThe bytes that are staged and not parsed: the beginning of an FPDU."},
-	{"trim", inbound_trim, METH_NOARGS, "trim()\n--\n\nGive memory back while nothing is staged. Ends all runs."},
 	{0},
 };
 

@@ -28,29 +28,23 @@ static PyObject *checksum(crc32c_update_fn *update, PyObject *data, PyObject *st
 	return PyLong_FromUnsignedLong(~state);
 }
 
-static PyObject *module_crc32c(PyObject *Py_UNUSED(module), PyObject *const *args, Py_ssize_t given, PyObject *keywords)
+static PyObject *module_crc32c(PyObject *Py_UNUSED(module), PyObject *args)
 {
-	static const char *const names[] = {"data", "start", NULL};
-	PyObject *found[ARGS_MAX];
+	PyObject *data, *start = NULL;
 
-	if (args_sort(names, 1, args, given, keywords, found) < 0)
-		return NULL;
-	return checksum(crc32c_update, found[0], found[1]);
+	return PyArg_ParseTuple(args, "O|O:crc32c", &data, &start) ? checksum(crc32c_update, data, start) : NULL;
 }
 
-static PyObject *module_crc32c_by(PyObject *Py_UNUSED(module), PyObject *const *args, Py_ssize_t given, PyObject *keywords)
+static PyObject *module_crc32c_by(PyObject *Py_UNUSED(module), PyObject *args)
 {
-	static const char *const names[] = {"name", "data", "start", NULL};
-	PyObject *found[ARGS_MAX];
+	PyObject *name, *data, *start = NULL;
 
-	if (args_sort(names, 2, args, given, keywords, found) < 0)
+	if (!PyArg_ParseTuple(args, "UO|O:crc32c_by", &name, &data, &start))
 		return NULL;
-	if (!PyUnicode_Check(found[0]))
-		return PyErr_Format(PyExc_TypeError, "a name is wanted, not a %R", Py_TYPE(found[0]));
 	for (const struct crc32c_implementation *one = crc32c_implementations; one->name; one++)
-		if (PyUnicode_CompareWithASCIIString(found[0], one->name) == 0)
-			return checksum(one->update, found[1], found[2]);
-	return PyErr_Format(PyExc_ValueError, "this CPU has no %R", found[0]);
+		if (PyUnicode_CompareWithASCIIString(name, one->name) == 0)
+			return checksum(one->update, data, start);
+	return PyErr_Format(PyExc_ValueError, "this CPU has no %R", name);
 }
 
 static PyObject *module_crc32c_implementations(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(unused))
@@ -72,10 +66,10 @@ static PyObject *module_crc32c_implementations(PyObject *Py_UNUSED(module), PyOb
 /* ---- the module ---- */
 
 static PyMethodDef module_methods[] = {
-	{"crc32c", WITH_NAMES(module_crc32c), METH_FASTCALL | METH_KEYWORDS,
-	 "crc32c(data, start=0)\n--\n\nThe checksum of the data; `start` is that of what comes before."},
-	{"crc32c_by", WITH_NAMES(module_crc32c_by), METH_FASTCALL | METH_KEYWORDS,
-	 "crc32c_by(name, data, start=0)\n--\n\nThe same by one of the implementations."},
+	{"crc32c", module_crc32c, METH_VARARGS,
+	 "crc32c(data, start=0, /)\n--\n\nThe checksum of the data; `start` is that of what comes before."},
+	{"crc32c_by", module_crc32c_by, METH_VARARGS,
+	 "crc32c_by(name, data, start=0, /)\n--\n\nThe same by one of the implementations."},
 	{"crc32c_implementations", module_crc32c_implementations, METH_NOARGS,
 	 "crc32c_implementations()\n--\n\nThe names of those that this CPU can run, best first."},
 	{0},

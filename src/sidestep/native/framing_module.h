@@ -15,12 +15,10 @@ struct module_state {
 };
 
 /* framing_args.c */
-#define ARGS_MAX 10
-#define WITH_NAMES(function) ((PyCFunction)(void (*)(void))(function))
+#define POSITIONAL(function) ((PyCFunction)(void (*)(void))(function))
 
-/* Sorts arguments by position and by name into `found`, in the order of `names`; those left out stay NULL. */
-int args_sort(const char *const *names, Py_ssize_t required, PyObject *const *args, Py_ssize_t given, PyObject *keywords,
-              PyObject **found);
+/* TypeError unless there are so many. */
+int args_count(Py_ssize_t given, Py_ssize_t least, Py_ssize_t most);
 int arg_number(PyObject *object, const char *name, uint64_t max, uint64_t *value);
 int arg_u32(PyObject *object, const char *name, uint32_t *value);
 int arg_bool(PyObject *object, bool *value);

@@ -373,12 +373,3 @@ void framing_out_clear(struct framing_out *out)
 		out->arena.tail = out->arena.head;
 	}
 }
-
-void framing_out_trim(struct framing_out *out)
-{
-	if (framing_out_waiting(out))
-		return;
-	row_free(&out->pieces);
-	out->arena_start += out->arena.tail;
-	row_free(&out->arena);
-}

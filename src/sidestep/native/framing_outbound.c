@@ -139,15 +139,16 @@ static PyObject *put_refused(const struct outbound *outbound, int error, const s
 	                    (unsigned long long)begin, (unsigned long long)end, FRAMING_CALL_MAX, held->len);
 }
 
-/* `rest` are gather, begin, end, last and copy. */
-static PyObject *outbound_put(struct outbound *outbound, const struct framing_message *message, PyObject *const *rest)
+/* `rest` are gather, begin, end, last and, unless they are four, copy. */
+static PyObject *outbound_put(struct outbound *outbound, const struct framing_message *message, PyObject *const *rest,
+                              Py_ssize_t given)
 {
 	uint64_t begin, end;
 	bool last, copy;
 
 	if (arg_number(rest[1], "begin", UINT64_MAX, &begin) < 0 || arg_number(rest[2], "end", UINT64_MAX, &end) < 0)
 		return NULL;
-	if (arg_bool(rest[3], &last) < 0 || arg_bool(rest[4], &copy) < 0)
+	if (arg_bool(rest[3], &last) < 0 || arg_bool(given > 4 ? rest[4] : NULL, &copy) < 0)
 		return NULL;
 	struct held *held = held_get(rest[0], PyBUF_SIMPLE);
 	if (!held)
@@ -167,46 +168,41 @@ static PyObject *outbound_put(struct outbound *outbound, const struct framing_me
 }
 
 PyDoc_STRVAR(tagged_doc,
-             "tagged(rdmap, stag, to, gather, begin, end, last, copy=False)\n--\n\n"
+             "tagged(rdmap, stag, to, gather, begin, end, last, copy=False, /)\n--\n\n"
              "Frame the bytes [begin, end) of the tagged message that lies in the buffers `gather` and goes to `to`.");
 
-static PyObject *outbound_tagged(PyObject *self, PyObject *const *args, Py_ssize_t given, PyObject *keywords)
+static PyObject *outbound_tagged(PyObject *self, PyObject *const *args, Py_ssize_t given)
 {
-	static const char *const names[] = {"rdmap", "stag", "to", "gather", "begin", "end", "last", "copy", NULL};
 	struct framing_message message = {.tagged = true};
-	PyObject *found[ARGS_MAX];
 	uint64_t rdmap;
 
-	if (args_sort(names, 7, args, given, keywords, found) < 0)
+	if (args_count(given, 7, 8) < 0)
 		return NULL;
-	if (arg_number(found[0], "rdmap", UINT8_MAX, &rdmap) < 0 || arg_u32(found[1], "stag", &message.stag) < 0)
+	if (arg_number(args[0], "rdmap", UINT8_MAX, &rdmap) < 0 || arg_u32(args[1], "stag", &message.stag) < 0)
 		return NULL;
-	if (arg_number(found[2], "to", UINT64_MAX, &message.to) < 0)
+	if (arg_number(args[2], "to", UINT64_MAX, &message.to) < 0)
 		return NULL;
 	message.rdmap = (uint8_t)rdmap;
-	return outbound_put((struct outbound *)self, &message, found + 3);
+	return outbound_put((struct outbound *)self, &message, args + 3, given - 3);
 }
 
 PyDoc_STRVAR(untagged_doc,
-             "untagged(rdmap, inv_stag, qn, msn, gather, begin, end, last, copy=False)\n--\n\n"
+             "untagged(rdmap, inv_stag, qn, msn, gather, begin, end, last, copy=False, /)\n--\n\n"
              "Frame the bytes [begin, end) of the untagged message that lies in the buffers `gather`.");
 
-static PyObject *outbound_untagged(PyObject *self, PyObject *const *args, Py_ssize_t given, PyObject *keywords)
+static PyObject *outbound_untagged(PyObject *self, PyObject *const *args, Py_ssize_t given)
 {
-	static const char *const names[] = {"rdmap", "inv_stag", "qn",   "msn",  "gather",
-	                                    "begin", "end",      "last", "copy", NULL};
 	struct framing_message message = {.tagged = false};
-	PyObject *found[ARGS_MAX];
 	uint64_t rdmap;
 
-	if (args_sort(names, 8, args, given, keywords, found) < 0)
+	if (args_count(given, 8, 9) < 0)
 		return NULL;
-	if (arg_number(found[0], "rdmap", UINT8_MAX, &rdmap) < 0 || arg_u32(found[1], "inv_stag", &message.stag) < 0)
+	if (arg_number(args[0], "rdmap", UINT8_MAX, &rdmap) < 0 || arg_u32(args[1], "inv_stag", &message.stag) < 0)
 		return NULL;
-	if (arg_u32(found[2], "qn", &message.queue) < 0 || arg_u32(found[3], "msn", &message.msn) < 0)
+	if (arg_u32(args[2], "qn", &message.queue) < 0 || arg_u32(args[3], "msn", &message.msn) < 0)
 		return NULL;
 	message.rdmap = (uint8_t)rdmap;
-	return outbound_put((struct outbound *)self, &message, found + 4);
+	return outbound_put((struct outbound *)self, &message, args + 4, given - 4);
 }
 
 PyDoc_STRVAR(send_doc, "send(fd)\n--\n\n"
@@ -315,16 +311,6 @@ static PyObject *outbound_clear(PyObject *self, PyObject *Py_UNUSED(unused))
 	Py_RETURN_NONE;
 }
 
-static PyObject *outbound_trim(PyObject *self, PyObject *Py_UNUSED(unused))
-{
-	struct outbound *outbound = (struct outbound *)self;
-
-	if (outbound->busy)
-		return refuse_busy();
-	framing_out_trim(&outbound->out);
-	Py_RETURN_NONE;
-}
-
 static PyObject *outbound_waiting(PyObject *self, void *Py_UNUSED(unused))
 {
 	return PyLong_FromUnsignedLongLong(framing_out_waiting(&((struct outbound *)self)->out));
@@ -350,15 +336,14 @@ static int outbound_set_mulpdu(PyObject *self, PyObject *object, void *Py_UNUSED
 }
 
 static PyMethodDef outbound_methods[] = {
-	{"tagged", WITH_NAMES(outbound_tagged), METH_FASTCALL | METH_KEYWORDS, tagged_doc},
-	{"untagged", WITH_NAMES(outbound_untagged), METH_FASTCALL | METH_KEYWORDS, untagged_doc},
+	{"tagged", POSITIONAL(outbound_tagged), METH_FASTCALL, tagged_doc},
+	{"untagged", POSITIONAL(outbound_untagged), METH_FASTCALL, untagged_doc},
 	{"send", outbound_send, METH_O, send_doc},
 	{"take", outbound_take, METH_O, "take(limit)\n--\n\nThe next `limit` bytes at most, as if they had been written."},
 	{"peek", outbound_peek, METH_NOARGS, "peek()\n--\n\nAll that waits; it goes on waiting."},
 	{"own", outbound_own, METH_NOARGS, "own()\n--\n\nCopy the payload that waits, and release all buffers."},
 	{"clear", outbound_clear, METH_NOARGS,
 	 "clear()\n--\n\nDrop all that waits but the rest of an FPDU that is partly written."},
-	{"trim", outbound_trim, METH_NOARGS, "trim()\n--\n\nGive memory back while nothing waits."},
 	{0},
 };
 
@@ -366,7 +351,6 @@ static PyMemberDef outbound_members[] = {
 	{"position", T_ULONGLONG, offsetof(struct outbound, out.position), READONLY,
 	 "Bytes of the stream up to the end of what is framed."},
 	{"written", T_ULONGLONG, offsetof(struct outbound, out.written), READONLY, "Bytes of the stream that are written."},
-	{"partial", T_BOOL, offsetof(struct outbound, out.partial), READONLY, "Whether what is written ends within an FPDU."},
 	{0},
 };
 

@@ -21,7 +21,11 @@ from collections.abc import Mapping
 from enum import IntEnum, IntFlag
 from typing import Any, Final, NamedTuple
 
-LAYOUT_VERSION: Final = 7
+LAYOUT_VERSION: Final = 8
+# Those that a provider serves, so that it can be replaced while programs run: since the oldest only words and bits have
+# come that were zero before, and a program that does not know them does without.
+LAYOUTS: Final = range(7, LAYOUT_VERSION + 1)
+SYSTEM_SOCKET: Final = "/run/sidestep/provider"  # of the system-wide provider
 RPC_MAGIC: Final = 0x53445331  # "SDS1"
 REGISTRY_BUCKETS: Final = 4096  # power of two; one word per hash of a four-tuple
 REGISTRY_BUCKETS_OFFSET: Final = 4096
@@ -33,6 +37,12 @@ DOORBELLS_PER_PAGE: Final = 64  # one 64-byte line each
 # Bytes behind each ring of a segment, for what a reader that stands still leaves unread: more than kernel TCP would
 # hold (tcp_wmem, and the part of tcp_rmem that a reader has opened). Sparse: untouched pages cost no memory.
 CHANNEL_SPILL: Final = 16 << 20
+
+# How much life a connection shows before it is promoted: reads and writes, so that short ones cost nothing; or bytes.
+PROMOTE_AFTER_CALLS: Final = 8
+PROMOTE_AFTER_BYTES: Final = 64 << 10
+PROMOTE_AFTER_CALLS_MAX: Final = (1 << 22) - 1  # 32 bits hold 2^BACKOFF_MAX times as many
+PROMOTE_AFTER_BYTES_MAX: Final = (1 << 63) - 1
 
 # Explicit sockets: what a program gives socket(). The families are numbers that no kernel will ever give to one (Linux
 # stops at AF_MAX, below 64) and that fit the 16 bits of sa_family; the protocol is one that no IP header can hold.
@@ -69,6 +79,7 @@ class Rpc(IntEnum):
     PROMOTE = 12  # provider -> shim: it may be promoted again, unless something keeps it on TCP for good
     ASK = 13  # shim -> provider, which answers at once: what an explicit socket wants to do; `flags` is an Ask
     ANSWER = 14  # provider -> shim; `error`: errno that the call fails with; `reason`: a Refusal, so go on natively
+    LAYOUT = 15  # provider -> shim, whatever the record's version: it does not serve the shim's layout
 
 
 class Welcome(IntFlag):
@@ -159,6 +170,9 @@ class Reason(IntEnum):
     NO_PROTOCOL = 36
     BY_SDP = 37
     IO_URING = 38
+    INHERITED = 39
+    ASYNC_IO = 40
+    PROVIDER_LAYOUT = 41
 
 
 REASON_TEXT: Final[dict[Reason, str]] = {
@@ -167,6 +181,7 @@ REASON_TEXT: Final[dict[Reason, str]] = {
     Reason.WAITING_FOR_PEER: "offered; the other end has not made a call since",
     Reason.PEER_ABSENT: "the other end has not joined in: it is not under sidestep, keeps to TCP, or is idle",
     Reason.NO_PROVIDER: "no provider answers; start one with 'sidestep provider start'",
+    Reason.PROVIDER_LAYOUT: "the provider is of a version of sidestep that does not serve this program's",
     Reason.REMOTE: "the other end is not on this host",
     Reason.COUNT_MISMATCH: "the kernel counted other bytes than the shim: some calls bypass it",
     Reason.URGENT_DATA: "it uses urgent (out-of-band) data",
@@ -192,6 +207,8 @@ REASON_TEXT: Final[dict[Reason, str]] = {
     Reason.NO_PROTOCOL: "no offload protocol can carry it",
     Reason.BY_SDP: "its bytes go by SDP, between the providers of the two hosts; TCP leads to the provider only",
     Reason.IO_URING: "the program has an io_uring, whose calls the shim does not see",
+    Reason.ASYNC_IO: "asynchronous I/O has been asked for: its bytes are moved inside libc or the kernel",
+    Reason.INHERITED: "a program that was started here may hold the socket, too",
     Reason.PEER_LEFT: "it was promoted; then the other end had to go back to TCP",
 }
 
@@ -219,6 +236,7 @@ class Acked(IntFlag):
     SWITCH = 1  # tx_switch_offset
     REQUEST = 2  # Notice.DEMOTE or Notice.RECALL
     READY = 4  # rx_ready; set before the peer hears of it: without it nothing comes by ring
+    RECALL = 8  # Notice.RECALL, and all from rx_frozen on comes by TCP; what TCP brings before may be what follows that
 
 
 class Back(IntEnum):
@@ -275,7 +293,7 @@ class RxEvent(IntEnum):
     MISCOUNT = 3  # the counts differ
     SWITCHED = 4  # the peer has gone to the ring, and all that came by TCP before has been read
     UNUSED = 5  # the round that we consented to has ended before it began
-    DRY = 6  # the peer has gone back to TCP, and the ring has been read to where it did
+    DRY = 6  # the peer has gone back to TCP, and the ring has been read to where it did, or come again by TCP
     RECALL = 7  # we have asked for the ring's bytes by TCP, and decided first
 
 
@@ -307,6 +325,7 @@ RX_TRANSITIONS: Final[dict[tuple[Rx, RxEvent], Rx]] = {
     (Rx.CONSENTED, RxEvent.RECALL): Rx.RECALLED,
     (Rx.RING, RxEvent.DRY): Rx.BACK,
     (Rx.RING, RxEvent.RECALL): Rx.RECALLED,
+    (Rx.RECALLED, RxEvent.DRY): Rx.BACK,
     (Rx.BACK, RxEvent.WILLING): Rx.REOPENING,
     (Rx.REOPENING, RxEvent.SETTLED): Rx.CONSENTED,
     (Rx.REOPENING, RxEvent.UNSETTLED): Rx.BACK,
@@ -470,7 +489,13 @@ RECORDS: Final[dict[str, tuple[Field, ...]]] = {
         ("tx_spill_base", "Q", 1),
         ("tx_limit", "Q", 1),  # with tx_ring_to: up to this count it may go on while the reader stands still
         ("tx_spilled", "Q", 1),  # bytes of the spill that may have been touched since its pages were given back
-        ("spare", "Q", 4),
+        # MSG_ZEROCOPY: sends that the program hears of when they are done, and how many of these it has heard of
+        ("zerocopy_sent", "I", 1),
+        ("zerocopy_told", "I", 1),
+        ("option_level", "I", 1),  # of the socket option that gave the reason
+        ("option_name", "I", 1),  # 0: it was none
+        ("lent_ns", "Q", 1),  # CLOCK_MONOTONIC; when it last became a reason that a program was started
+        ("spare", "Q", 1),
     ),
     # Of a segment's header, two of each: written by the producer of a ring. All but the tail ride on the line that each
     # message moves anyway.
@@ -585,9 +610,9 @@ def pack(record: str, **values: Any) -> bytes:
     return _FORMATS[record].pack(*flat)
 
 
-def unpack(record: str, data: bytes | bytearray | memoryview, offset: int = 0) -> dict[str, Any]:
-    """The fields of `record` found at `offset` of `data`; struct.error where `data` is too short."""
-    flat = iter(_FORMATS[record].unpack_from(data, offset))
+def unpack(record: str, data: bytes | bytearray | memoryview) -> dict[str, Any]:
+    """The fields of the `record` that `data` begin with; struct.error where they are too short."""
+    flat = iter(_FORMATS[record].unpack_from(data))
     found: dict[str, Any] = {}
     for name, code, count in RECORDS[record]:
         found[name] = next(flat) if count == 1 or code == "B" else tuple(next(flat) for _ in range(count))
@@ -622,22 +647,17 @@ def _table(
 
 
 def c_header() -> str:
-    lines = [
-        "/* Made from layout.py by the build; change it there. */",
-        "#ifndef SIDESTEP_LAYOUT_H",
-        "#define SIDESTEP_LAYOUT_H",
-        "#include <assert.h>",
-        "#include <stdatomic.h>",
-        "#include <stddef.h>",
-        "#include <stdint.h>",
-        "",
-    ]
+    lines = ["/* Made from layout.py by the build; change it there. */"]
+    lines += ["#ifndef SIDESTEP_LAYOUT_H", "#define SIDESTEP_LAYOUT_H"]
+    lines += [f"#include <{name}.h>" for name in ("assert", "stdatomic", "stddef", "stdint")]
+    lines += [""]
     for name in (
         "LAYOUT_VERSION", "RPC_MAGIC", "REGISTRY_BUCKETS", "REGISTRY_BUCKETS_OFFSET", "REGISTRY_SIZE",
         "ARENA_SLOTS_OFFSET", "ARENA_SLOTS_MAX", "ARENA_MAGIC", "DOORBELLS_PER_PAGE", "TRANSLATED_ADDRESS",
-        "TRANSLATED_MASK",
+        "TRANSLATED_MASK", *(name for name in globals() if name.startswith("PROMOTE_AFTER_")),
     ):  # fmt: skip
         lines.append(f"#define {name} {globals()[name]:#x}u")
+    lines.append(f'#define SYSTEM_SOCKET "{SYSTEM_SOCKET}"')
     lines += ["#ifndef CHANNEL_SPILL /* a test has less */", f"#define CHANNEL_SPILL {CHANNEL_SPILL:#x}u", "#endif"]
     for name in EXPLICIT_NUMBERS:
         lines.append(f"#define {name} {globals()[name]:#x}")  # signed, as socket() takes them

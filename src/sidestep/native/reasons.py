@@ -8,9 +8,18 @@ from __future__ import annotations
 
 from typing import Final
 
-from sidestep.native.layout import Reason, Refusal
+from sidestep.native.layout import REASON_TEXT, Reason, Refusal
 
 _NO_NEED: Final = "nothing to do: "
+
+# The options that can be a reason by themselves, by level and name (asm-generic/socket.h, linux/tcp.h).
+_OPTIONS: Final = {
+    (1, 10): "SO_OOBINLINE", (1, 29): "SO_TIMESTAMP", (1, 35): "SO_TIMESTAMPNS", (1, 37): "SO_TIMESTAMPING",
+    (1, 42): "SO_PEEK_OFF", (1, 60): "SO_ZEROCOPY", (1, 63): "SO_TIMESTAMP", (1, 64): "SO_TIMESTAMPNS",
+    (1, 65): "SO_TIMESTAMPING", (6, 19): "TCP_REPAIR", (6, 30): "TCP_FASTOPEN_CONNECT", (6, 31): "TCP_ULP",
+    (6, 35): "TCP_ZEROCOPY_RECEIVE",
+}  # fmt: skip
+_BY_OPTION: Final = {Reason.UNUSUAL_OPTION, Reason.URGENT_DATA, Reason.KERNEL_TLS, Reason.FAST_OPEN}
 
 REMEDY: Final[dict[Reason, str]] = {
     Reason.NONE: "",
@@ -18,6 +27,7 @@ REMEDY: Final[dict[Reason, str]] = {
     Reason.WAITING_FOR_PEER: _NO_NEED + "it is promoted when the other end next sends, reads or waits",
     Reason.PEER_ABSENT: "start the other end with 'sidestep run', too",
     Reason.NO_PROVIDER: "sidestep provider start",
+    Reason.PROVIDER_LAYOUT: "restart whichever is older, the provider ('sidestep provider stop') or the program",
     Reason.REMOTE: "name its host with 'sidestep provider start --remote' here, and this one there; or run both ends "
     "on one host",
     Reason.COUNT_MISMATCH: "switch off what moves bytes past the C library (io_uring, system calls of its own)",
@@ -25,6 +35,7 @@ REMEDY: Final[dict[Reason, str]] = {
     Reason.KERNEL_TLS: "switch kernel TLS off in this program, such as OpenSSL's 'Options = -KTLS'",
     Reason.FAST_OPEN: "switch TCP Fast Open off in this program",
     Reason.PASSED: "start the program that receives the socket with 'sidestep run', too, or let it accept by itself",
+    Reason.INHERITED: _NO_NEED + "it is promoted once no other program holds it; SOCK_CLOEXEC would keep it from them",
     Reason.SHARED_BY_FORK: _NO_NEED + "it is promoted once a single process holds the socket",
     Reason.EPOLL_UNSUPPORTED: "let each process keep an epoll set of its own, neither nested nor EPOLLEXCLUSIVE",
     Reason.STDIO: "let the program read and write the socket by send() and recv() instead of C stdio",
@@ -34,8 +45,9 @@ REMEDY: Final[dict[Reason, str]] = {
     Reason.PEER_VIOLATION: "look at the other end: it wrote into shared memory what no shim writes",
     Reason.REFUSED_BY_PROVIDER: "sidestep provider status: its offer_refused counters name the reason",
     Reason.WAITER_IN_KERNEL: _NO_NEED + "it is promoted when that call returns",
-    Reason.UNUSUAL_OPTION: "do without the socket option, such as SO_TIMESTAMP, SO_PEEK_OFF or TCP_REPAIR",
-    Reason.ASYNC_SIGNAL_IO: "let the program wait by poll or epoll instead of SIGIO or POSIX asynchronous I/O",
+    Reason.UNUSUAL_OPTION: "do without the socket option, or read what MSG_ERRQUEUE has to tell of SO_ZEROCOPY",
+    Reason.ASYNC_SIGNAL_IO: "let the program wait by poll or epoll instead of SIGIO",
+    Reason.ASYNC_IO: "let the program use recv() and send() instead of aio_read(), aio_write() or io_submit()",
     Reason.IO_URING: "switch io_uring off in this program",
     Reason.PEER_LEFT: "explain the other end: its own reason says why it went back",
     Reason.UNHEARD: "let the programs read what they are sent; where a direction has ended, the other stays on TCP",
@@ -47,6 +59,14 @@ REMEDY: Final[dict[Reason, str]] = {
     Reason.RELAY_LOST: "look why it ended: 'sidestep provider status' counts relay_reset by reason",
     Reason.NO_PROTOCOL: "install or add an offload protocol that can: 'sidestep provider modules' lists them",
 }
+
+
+def why(reason: Reason, option: tuple[int, int] = (0, 0)) -> str:
+    """The reason as a sentence; `option`: level and name of the socket option that gave it, if it was one."""
+    if reason not in _BY_OPTION or not option[1]:
+        return REASON_TEXT[reason]
+    return f"{REASON_TEXT[reason]}: {_OPTIONS.get(option, f'option {option[1]} of level {option[0]}')} was set"
+
 
 REFUSAL_TEXT: Final[dict[Refusal, str]] = {
     Refusal.NO_OFFER: "nobody had offered that connection, or the offer had expired",

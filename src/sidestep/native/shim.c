@@ -3,8 +3,12 @@
 
 #include <fcntl.h>
 #include <sched.h>
+#include <signal.h>
 #include <sys/resource.h>
 #include <sys/rseq.h>
+
+#pragma weak __rseq_size /* of glibc 2.35: the shim comes up with an older one, too */
+#pragma weak __rseq_offset
 
 __thread struct thread self;
 _Atomic(struct file *) *fd_table;
@@ -14,8 +18,8 @@ _Atomic uint32_t own_first = UINT32_MAX, own_end;
 pthread_mutex_t shim_lock = PTHREAD_MUTEX_INITIALIZER;
 uint32_t shim_pid;
 struct config config = {
-	.promote_after_calls = 16,
-	.promote_after_bytes = 65536,
+	.promote_after_calls = PROMOTE_AFTER_CALLS,
+	.promote_after_bytes = PROMOTE_AFTER_BYTES,
 	.ring_size = 256u << 10,
 	.spin_ns = 50000,
 	.ncpus = 1,
@@ -24,6 +28,23 @@ static struct file own_file = {.kind = FILE_OWN};
 pthread_key_t thread_key;
 static int log_fd = -1;
 
+/* False: it cannot be written. Then the signal by which the kernel would end the program is taken back: it has not written. */
+static bool log_write(const char *line, size_t len)
+{
+	const uint64_t ends = 1ull << (SIGXFSZ - 1) | 1ull << (SIGPIPE - 1); /* a limit of RLIMIT_FSIZE; a reader that has gone */
+	const struct timespec at_once = {0};
+	uint64_t mask, waiting = 0;
+
+	real.syscall(SYS_rt_sigprocmask, SIG_BLOCK, (long)&ends, (long)&mask, sizeof(ends), 0, 0);
+	real.syscall(SYS_rt_sigpending, (long)&waiting, sizeof(waiting), 0, 0, 0, 0);
+	bool written = raw_write(log_fd, line, len) >= 0;
+	uint64_t ours = ends & ~waiting;
+	if (!written && ours)
+		real.syscall(SYS_rt_sigtimedwait, (long)&ours, 0, (long)&at_once, sizeof(ours), 0, 0);
+	real.syscall(SYS_rt_sigprocmask, SIG_SETMASK, (long)&mask, 0, sizeof(mask), 0, 0);
+	return written;
+}
+
 void shim_log(const char *format, ...)
 {
 	char line[512];
@@ -31,7 +52,7 @@ void shim_log(const char *format, ...)
 
 	if (log_fd < 0)
 		return;
-	int saved = errno;
+	KEEP_ERRNO;
 	int at = snprintf(line, sizeof(line), "%d.%d ", (int)shim_pid, (int)self.tid);
 	va_start(args, format);
 	int len = vsnprintf(line + at, sizeof(line) - (size_t)at - 1, format, args);
@@ -39,22 +60,30 @@ void shim_log(const char *format, ...)
 	if (len > 0) {
 		size_t total = (size_t)(at + len) < sizeof(line) - 2 ? (size_t)(at + len) : sizeof(line) - 2;
 		line[total++] = '\n';
-		if (raw_write(log_fd, line, total) < 0)
+		if (!log_write(line, total))
 			log_fd = -1; /* the disk is full or the reader gone: the program must not suffer */
 	}
-	errno = saved;
+}
+
+/* The digits of `text` up to `end`, which is a character or the end of the text; *rest stands there. As int() in config.py. */
+static bool digits(const char *text, char end, uint64_t *value, const char **rest)
+{
+	size_t len = strspn(text, "0123456789");
+
+	errno = 0;
+	*value = strtoull(text, NULL, 10);
+	*rest = text + len;
+	return len && text[len] == end && !errno;
 }
 
 static uint64_t env_number(const char *name, uint64_t low, uint64_t high, uint64_t fallback, bool *found)
 {
-	const char *text = getenv(name);
-	char *end;
+	const char *text = getenv(name), *end;
+	uint64_t value;
 
 	if (!text || !*text)
 		return fallback;
-	errno = 0;
-	unsigned long long value = strtoull(text, &end, 10);
-	if (errno || (*end && *end != ':') || value < low || value > high) {
+	if (!digits(text, '\0', &value, &end) || value < low || value > high) {
 		fprintf(stderr, "sidestep: %s=%s is not a number from %llu to %llu; using %llu\n", name, text,
 		        (unsigned long long)low, (unsigned long long)high, (unsigned long long)fallback);
 		return fallback;
@@ -64,17 +93,31 @@ static uint64_t env_number(const char *name, uint64_t low, uint64_t high, uint64
 	return value;
 }
 
+/* CALLS or CALLS:BYTES, as PromoteAfter.parse() in config.py has it. */
+static void promote_after_read(void)
+{
+	const char *text = getenv("SIDESTEP_PROMOTE_AFTER"), *rest;
+	uint64_t calls, bytes = PROMOTE_AFTER_BYTES;
+
+	if (!text || !*text)
+		return;
+	bool good = strchr(text, ':') ? digits(text, ':', &calls, &rest) && digits(rest + 1, '\0', &bytes, &rest)
+	                              : digits(text, '\0', &calls, &rest);
+	if (!good || calls > PROMOTE_AFTER_CALLS_MAX || bytes > PROMOTE_AFTER_BYTES_MAX) {
+		fprintf(stderr, "sidestep: SIDESTEP_PROMOTE_AFTER=%s is not CALLS or CALLS:BYTES; using %u:%llu\n", text,
+		        config.promote_after_calls, (unsigned long long)config.promote_after_bytes);
+		return;
+	}
+	config.promote_after_calls = (uint32_t)calls;
+	config.promote_after_bytes = bytes;
+	config.promote_set = true;
+}
+
 void config_read(void)
 {
-	const char *after = getenv("SIDESTEP_PROMOTE_AFTER");
 	cpu_set_t cpus;
 
-	config.promote_after_calls = (uint32_t)env_number("SIDESTEP_PROMOTE_AFTER", 0, 1u << 30,
-	                                                  config.promote_after_calls, &config.promote_set);
-	if (config.promote_set) {
-		const char *colon = strchr(after, ':');
-		config.promote_after_bytes = colon ? strtoull(colon + 1, NULL, 10) : 65536;
-	}
+	promote_after_read();
 	/* copied: servers clear their environment (nginx does) */
 	const char *provider = getenv("SIDESTEP_SOCKET");
 	if (provider && strlen(provider) < sizeof(config.socket))
@@ -100,7 +143,7 @@ void config_read(void)
 
 uint32_t cpu_now(void)
 {
-	if (likely(__rseq_size)) {
+	if (likely(&__rseq_size && __rseq_size)) {
 		const struct rseq *area = (const struct rseq *)((char *)__builtin_thread_pointer() + __rseq_offset);
 		return *(const volatile uint32_t *)&area->cpu_id + 1;
 	}
@@ -125,7 +168,7 @@ void thread_register(void)
 /* The signals that came in a critical section come once more, now that it has ended. */
 void critical_flush(void)
 {
-	int saved = errno;
+	KEEP_ERRNO;
 
 	thread_register(); /* gives the memory back */
 	while (self.signals_deferred) {
@@ -133,7 +176,6 @@ void critical_flush(void)
 		real.syscall(SYS_rt_tgsigqueueinfo, getpid(), self.tid ? (long)self.tid : (long)thread_init(), info.si_signo,
 		             (long)&info, 0, 0);
 	}
-	errno = saved;
 }
 
 void shim_lock_take(void)
@@ -173,12 +215,10 @@ void shim_after_fork(void)
 bool task_dead(uint32_t id, bool process)
 {
 	char path[32], text[512];
-	int saved = errno;
+	KEEP_ERRNO;
 
-	if (kill((pid_t)id, 0) < 0 && errno == ESRCH) {
-		errno = saved;
+	if (kill((pid_t)id, 0) < 0 && errno == ESRCH)
 		return true;
-	}
 	snprintf(path, sizeof(path), "/proc/%u/stat", id);
 	int fd = open(path, O_RDONLY | O_CLOEXEC);
 	ssize_t n = fd < 0 ? 0 : real.pread64(fd, text, sizeof(text) - 1, 0);
@@ -192,7 +232,6 @@ bool task_dead(uint32_t id, bool process)
 			at = strchr(at + 1, ' ');
 		dead = at && strtoul(at, NULL, 10) <= 1;
 	}
-	errno = saved;
 	return dead;
 }
 

@@ -186,6 +186,12 @@ static inline void conn_release(struct conn **conn)
 	if (*conn)
 		conn_unref(*conn);
 }
+/* Names the socket option that is about to become the reason. */
+static inline void option_reason(struct conn *conn, int level, int name)
+{
+	word_store(conn->slot->option_level, (uint32_t)level);
+	word_store(conn->slot->option_name, (uint32_t)name);
+}
 void conn_pin(struct conn *conn, enum reason_code reason);
 void conn_forget(int fd, bool closing); /* takes the fd out of the table, as close() does */
 void conn_dup(int from, int to);
@@ -217,8 +223,9 @@ static inline bool conn_relayed(const struct conn *conn)
 	return unlikely(slot_has(conn->slot, SLOT_RELAYED));
 }
 bool conn_relay_news(const struct conn *conn);   /* conn_probe() has something to do */
-bool conn_end_withheld(const struct conn *conn); /* the kernel's end is told already, the ring's is not */
-bool conn_fin_waits(struct conn *conn, int fd); /* that, and all of TCP's bytes have been read */
+bool recall_open(const struct conn *conn); /* nobody may read TCP yet */
+bool conn_end_withheld(const struct conn *conn); /* that, or the kernel's end is told already, and the ring's is not */
+bool conn_fin_waits(struct conn *conn, int fd); /* that, and TCP has no bytes that may be read */
 void conn_liveness_check(const struct conn *conn, const struct remote_doorbell **last);
 /* Whether the peer's sending direction has gone back to TCP in the round we are in. */
 static inline bool conn_peer_back(const struct conn *conn)
@@ -251,12 +258,17 @@ static inline bool conn_must_check(const struct conn *conn)
 bool conn_tcp_requested(const struct conn *conn);
 bool conn_judges_end(const struct conn *conn);
 bool conn_recalled_since(const struct conn *conn);
-bool conn_promote(struct conn *conn, int fd);
+bool conn_promote(struct conn *conn, int fd, uint32_t kept);
 struct conn *conn_find(uint32_t slot, uint32_t generation, int *fd);
 void conn_violation(struct conn *conn, int fd);
 uint32_t conn_ready(struct conn *conn, int fd, uint32_t kernel_bits, uint32_t interest);
 ssize_t conn_send(struct conn *conn, int fd, const struct iovec *iov, int iov_len, int flags);
-ssize_t conn_recv(struct conn *conn, int fd, const struct iovec *iov, int iov_len, int flags);
+struct beside; /* shim_call.h */
+ssize_t conn_recv_beside(struct conn *conn, int fd, const struct iovec *iov, int iov_len, int flags, struct beside *beside);
+static inline ssize_t conn_recv(struct conn *conn, int fd, const struct iovec *iov, int iov_len, int flags)
+{
+	return conn_recv_beside(conn, fd, iov, iov_len, flags, NULL);
+}
 extern _Atomic bool trim_due; /* bytes have gone by ring since the last conns_trim() that found none */
 void conns_trim(int64_t now);
 bool conn_alone(struct conn *conn);
@@ -267,10 +279,23 @@ static inline bool conn_switched(const struct conn *conn)
 	return rx_by_ring(conn->slot) && tx_by_ring(conn->slot);
 }
 void set_conn_switched(struct conn *conn); /* tells the sets that a direction has moved */
+/* ---- a socket that is held by programs that were started (shim_lent.c) ---- */
+void lent_look(void);
+void lending_begin(void);
+void lending_end(void);
+void lent_after_fork(void);
+static inline void conn_lent(const struct conn *conn)
+{
+	if (unlikely(slot_has(conn->slot, SLOT_LENT)))
+		lent_look();
+}
 /* Every call advances the switch-over of both directions, or a program that only reads would never switch its sending. */
 static inline void conn_advance(struct conn *conn, int fd)
 {
-	if (unlikely(!conn_switched(conn)) && conn->managed && conn_progress(conn, fd))
+	if (likely(conn_switched(conn)))
+		return;
+	conn_lent(conn);
+	if (conn->managed && conn_progress(conn, fd))
 		set_conn_switched(conn);
 }
 /* Honours what the peer asks for, if it asks for anything. */
@@ -279,7 +304,6 @@ static inline void conn_check(struct conn *conn, int fd)
 	if (conn_must_check(conn) && conn_honour(conn, fd))
 		set_conn_switched(conn);
 }
-bool conn_receives_tcp(struct conn *conn, int fd);
 bool conn_tcp_ended(struct conn *conn, int fd);
 size_t conn_ring_unread(struct conn *conn, size_t queued);
 bool conn_reserved(const struct conn *conn);
@@ -501,7 +525,9 @@ int sdp_connect_ask(struct conn *conn, struct explicit *explicit, int fd, const 
 int sdp_connect_start(struct conn *conn, int fd, const struct sdp_connect *attempt);
 bool address_may_translate(const struct sockaddr_storage *remote); /* worth the system calls of address_translate() */
 
-extern _Atomic bool has_io_uring; /* this process may move bytes past us */
+extern _Atomic bool has_io_uring; /* this process may move bytes past us (shim_uring.c) */
+void uring_made(void);
+bool uring_held(void);
 
 /* ---- epoll (shim_set.c, shim_ready.c, shim_epoll.c; between them: shim_set.h) ---- */
 struct set;

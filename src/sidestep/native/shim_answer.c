@@ -45,6 +45,7 @@ static void welcome(const struct rpc_msg *record, int registry_fd)
 	atomic_fetch_add(&provider.registry_epoch, 1);
 	atomic_store(&provider.registry, map);
 	provider.welcomed = true;
+	atomic_store(&provider.other_layout, false);
 }
 
 /* fds has room for one more than fds_len; what is left in it is the caller's to close. */
@@ -188,7 +189,10 @@ struct conn *rpc_receive(bool *more)
 			for (int i = 0; i < count && fds_len < 8; i++)
 				memcpy(&fds[fds_len++], CMSG_DATA(header) + (size_t)i * sizeof(int), sizeof(int));
 		}
-	if (n == (ssize_t)sizeof(record) && record.magic == RPC_MAGIC && record.version == LAYOUT_VERSION)
+	bool whole = n == (ssize_t)sizeof(record) && record.magic == RPC_MAGIC;
+	if (whole && record.type == RPC_LAYOUT)
+		atomic_store(&provider.other_layout, true);
+	else if (whole && record.version == LAYOUT_VERSION)
 		conn = take_record(&record, fds, &fds_len);
 	for (int i = 0; i < fds_len; i++)
 		if (fds[i] >= 0)

@@ -9,16 +9,17 @@
 void conn_pin(struct conn *conn, enum reason_code reason)
 {
 	struct conn_slot *slot = conn->slot;
+	uint32_t stays = reason == REASON_DEMOTED ? SLOT_DEMOTED : reason == REASON_INHERITED ? SLOT_LENT : SLOT_PIN;
 
-	if (reason == REASON_PASSED)
-		slot_set(slot, SLOT_PASSED);
-	if (slot_has(slot, SLOT_PIN) || (reason == REASON_DEMOTED && slot_has(slot, SLOT_DEMOTED)))
+	if (stays == SLOT_LENT)
+		atomic_store(&slot->lent_ns, (uint64_t)now_ns()); /* before the flag: see lent_back() */
+	uint32_t passed = reason == REASON_PASSED || reason == REASON_INHERITED ? SLOT_PASSED : 0;
+	if (atomic_fetch_or(&slot->flags, stays | passed) & (SLOT_PIN | stays))
 		return;
-	slot_set(slot, reason == REASON_DEMOTED ? SLOT_DEMOTED : SLOT_PIN);
 	word_store(slot->reason, reason);
 	if (word_load(slot->state) == STATE_OFFERED) {
 		/* The other end may hold the channel already and can have no second one, so we take this one and do not use it. */
-		if (reason == REASON_DEMOTED)
+		if (stays != SLOT_PIN)
 			return;
 		rpc_withdraw(conn);
 	}
@@ -44,9 +45,9 @@ int conn_attach(struct conn *conn, int fd, int segment_fd, int side, struct remo
 	word_store(slot->state, STATE_ATTACHED);
 	word_store(slot->reason, REASON_WAITING_FOR_PEER);
 	atomic_store(&conn->managed, 1);
-	if (slot_has(slot, SLOT_DEMOTED)) { /* since the offer; conn_demote() sets this first and reads `managed` afterwards */
+	if (slot_has(slot, SLOT_DEMOTED | SLOT_LENT)) { /* since the offer; conn_demote() sets this first and reads `managed` afterwards */
 		word_store(slot->state, STATE_PINNED);
-		word_store(slot->reason, REASON_DEMOTED);
+		word_store(slot->reason, slot_has(slot, SLOT_DEMOTED) ? REASON_DEMOTED : REASON_INHERITED);
 		atomic_fetch_or(&conn->channel.local->notice, CHANNEL_DEMOTE);
 	}
 	conn_bound(conn, fd);
@@ -57,21 +58,6 @@ int conn_attach(struct conn *conn, int fd, int segment_fd, int side, struct remo
 	peer_wake(conn);
 	shim_log("fd %d attached as side %d", fd, side);
 	return 0;
-}
-
-/*
- * The provider did not acknowledge our recall in time: is the recalled data lost? A peer that has ended sends nothing again,
- * unless it heard of the recall before, which only the provider knows.
- */
-static bool recall_fails(struct conn *conn, int fd)
-{
-	if (!relay_gone(conn)) {
-		if (!kernel_fin(fd) || relay_acked(conn, CHANNEL_ACKED_REQUEST, ACK_TURNS))
-			return false;
-		if (!relay_gone(conn))
-			return true;
-	}
-	return word_load(conn->remote_doorbell->dead) || (conn_notice(conn) & CHANNEL_RESET);
 }
 
 /*
@@ -96,9 +82,9 @@ void conn_drain_ring(struct conn *conn, int fd)
 
 /*
  * Both locks held. Asks the peer to send by TCP; with `recall`, if that is possible, beginning with the bytes that we have
- * not read. True: they are recalled.
+ * not read.
  */
-static bool request_tcp(struct conn *conn, bool recall)
+static void request_tcp(struct conn *conn, bool recall)
 {
 	struct conn_slot *slot = conn->slot;
 	struct channel_side *remote = conn->channel.remote;
@@ -116,7 +102,6 @@ static bool request_tcp(struct conn *conn, bool recall)
 	if (how == CHANNEL_RECALLED)
 		rx_move(slot, RX_ON_RECALL);
 	atomic_fetch_or(&conn->channel.local->notice, how == CHANNEL_RECALLED ? CHANNEL_RECALL : CHANNEL_DEMOTE);
-	return how == CHANNEL_RECALLED;
 }
 
 /* The next owner of the socket knows neither of bytes to be sent again nor of a reset that the kernel has told us alone. */
@@ -138,7 +123,7 @@ void conn_demote(struct conn *conn, int fd, enum reason_code reason, bool recall
 {
 	struct conn_slot *slot = conn->slot;
 	int saved = errno;
-	bool stranger = recall, moved = false, requested = false, relayed = false;
+	bool moved = false, requested = false, relayed = false;
 	bool waits = reason != REASON_DEMOTED; /* else all calls still come here, and one of the next can go back */
 
 	conn_pin(conn, reason);
@@ -165,9 +150,9 @@ void conn_demote(struct conn *conn, int fd, enum reason_code reason, bool recall
 		relayed = conn_relayed(conn);
 		requested = rx_watches(slot);
 		if (requested)
-			recall = request_tcp(conn, recall);
+			request_tcp(conn, recall);
 		atomic_fetch_or(&conn->channel.local->notice, CHANNEL_DEMOTE); /* and it must not come back by itself */
-		if (reason != REASON_DEMOTED || !slot_has(slot, SLOT_PIN)) /* else another thread has pinned it since */
+		if (!slot_has(slot, SLOT_PIN) || (reason != REASON_DEMOTED && reason != REASON_INHERITED)) /* else there is a better one */
 			word_store(slot->reason, reason);
 		word_store(slot->state, STATE_PINNED);
 		peer_wake(conn);
@@ -175,10 +160,11 @@ void conn_demote(struct conn *conn, int fd, enum reason_code reason, bool recall
 	}
 	slot_unlock(&slot->tx_lock);
 	slot_unlock(&slot->rx_lock);
-	if (requested && waits && relayed && !slot_has(slot, SLOT_RESET) &&
-	    !relay_acked(conn, CHANNEL_ACKED_REQUEST, REQUEST_TURNS) && recall && recall_fails(conn, fd))
-		conn_abort(conn, fd, ECONNRESET, REASON_RELAY_LOST); /* nobody sends the unread bytes again */
-	if (stranger)
+	if (recall && recall_open(conn)) /* maybe by another process */
+		recall_settle(conn, fd);
+	else if (requested && waits && relayed && !slot_has(slot, SLOT_RESET))
+		relay_acked(conn, CHANNEL_ACKED_REQUEST, REQUEST_TURNS);
+	if (recall)
 		leave_to_stranger(conn, fd);
 	if (moved)
 		conn_wake_own(conn); /* for threads that wait for room in the ring: TCP's buffer may have some */
@@ -187,23 +173,26 @@ void conn_demote(struct conn *conn, int fd, enum reason_code reason, bool recall
 }
 
 /*
- * Revokes a demotion by command, and ends the wait of a direction that left the ring of its own accord. A reason that keeps
- * the connection on TCP for good stays. True: it has no channel, and may be offered at once.
+ * Revokes what kept the connection on TCP for a while (`kept`: SLOT_DEMOTED or SLOT_LENT), and ends the wait of a direction
+ * that left the ring of its own accord. Another reason stays. True: it has no channel, and may be offered at once.
  */
-bool conn_promote(struct conn *conn, int fd)
+bool conn_promote(struct conn *conn, int fd, uint32_t kept)
 {
 	struct conn_slot *slot = conn->slot;
 
 	slot_lock(&slot->rx_lock);
 	slot_lock(&slot->tx_lock);
 	uint32_t state = word_load(slot->state);
-	bool stays = slot_has(slot, SLOT_PIN | SLOT_RESET | SLOT_RELAYED), was_demoted = slot_has(slot, SLOT_DEMOTED);
-	slot_clear(slot, SLOT_DEMOTED);
+	bool was_kept = slot_has(slot, kept);
+	slot_clear(slot, kept);
+	bool stays = slot_has(slot, SLOT_STAYS | SLOT_RESET | SLOT_RELAYED);
+	if (was_kept && (word_load(slot->flags) & SLOT_STAYS) == SLOT_DEMOTED)
+		word_store(slot->reason, REASON_DEMOTED);
 	if (!stays && word_load(slot->tx_retry_ns) != RETRY_NEVER)
 		word_store(slot->tx_retry_ns, 0);
 	if (!stays && conn->managed) {
 		/* While a recall stands, only the end of the round revokes the request; see rx_open(). */
-		if (was_demoted && !slot_has(slot, SLOT_RD_SHUT) &&
+		if (was_kept && !slot_has(slot, SLOT_RD_SHUT) &&
 		    !(atomic_load(&conn->channel.local->notice) & CHANNEL_RECALL))
 			atomic_fetch_and(&conn->channel.local->notice, ~(uint32_t)CHANNEL_DEMOTE);
 		if (state == STATE_PINNED && !rx_is(slot, RX_BARRED) && !word_load(slot->tx_retry_ns)) {
@@ -212,7 +201,7 @@ bool conn_promote(struct conn *conn, int fd)
 			mark_promoted(conn);
 		}
 		peer_wake(conn);
-	} else if (!stays && was_demoted && state == STATE_PINNED) {
+	} else if (!stays && was_kept && state == STATE_PINNED) {
 		word_store(slot->state, STATE_NATIVE);
 		word_store(slot->reason, REASON_YOUNG);
 	}

@@ -95,6 +95,13 @@ static inline int fail_with(int error)
 	return -1;
 }
 
+/* In this block: when it is left errno is as it was, though calls in between may fail. */
+#define KEEP_ERRNO const int kept_errno __attribute__((cleanup(errno_put), unused)) = errno
+static inline void errno_put(const int *kept)
+{
+	errno = *kept;
+}
+
 /* ---- time and CPU ---- */
 static inline int64_t now_ns(void)
 {
@@ -135,15 +142,23 @@ static inline void critical_leave(void)
 }
 
 /* ---- system calls that are no cancellation points: for use under locks ---- */
+#define RAW(result, name, params, ...) \
+	static inline result raw_##name params \
+	{ \
+		return (result)real.syscall(__VA_ARGS__); \
+	}
+RAW(ssize_t, write, (int fd, const void *buf, size_t n), SYS_write, fd, (long)buf, (long)n, 0, 0, 0)
+RAW(ssize_t, send, (int fd, const void *buf, size_t n, int f), SYS_sendto, fd, (long)buf, (long)n, f, 0, 0)
+RAW(ssize_t, recv, (int fd, void *buf, size_t n, int f), SYS_recvfrom, fd, (long)buf, (long)n, f, 0, 0)
+RAW(ssize_t, sendmsg, (int fd, const struct msghdr *m, int f), SYS_sendmsg, fd, (long)m, f, 0, 0, 0)
+RAW(ssize_t, recvmsg, (int fd, struct msghdr *m, int f), SYS_recvmsg, fd, (long)m, f, 0, 0, 0)
+RAW(int, epoll_look, (int e, struct epoll_event *ev, int n), SYS_epoll_pwait, e, (long)ev, n, 0, 0, _NSIG / 8)
+RAW(int, close, (int fd), SYS_close, fd, 0, 0, 0, 0, 0)
 static inline int raw_poll(struct pollfd *fds, nfds_t len, int timeout_ms)
 {
 	struct timespec limit = {timeout_ms / 1000, timeout_ms % 1000 * 1000000l};
 
 	return (int)real.syscall(SYS_ppoll, (long)fds, (long)len, (long)&limit, 0, _NSIG / 8, 0);
-}
-static inline ssize_t raw_write(int fd, const void *buf, size_t n)
-{
-	return real.syscall(SYS_write, fd, (long)buf, (long)n, 0, 0, 0);
 }
 /* Wakes all who sleep on a doorbell's eventfd, and never waits; see doorbell.h. */
 static inline bool raw_doorbell_ring(int fd)
@@ -152,30 +167,6 @@ static inline bool raw_doorbell_ring(int fd)
 	struct iovec into = {&taken, sizeof(taken)};
 
 	return real.syscall(SYS_preadv2, fd, (long)&into, 1, -1, -1, RWF_NOWAIT) == sizeof(taken);
-}
-static inline ssize_t raw_send(int fd, const void *buf, size_t n, int flags)
-{
-	return real.syscall(SYS_sendto, fd, (long)buf, (long)n, flags, 0, 0);
-}
-static inline ssize_t raw_recv(int fd, void *buf, size_t n, int flags)
-{
-	return real.syscall(SYS_recvfrom, fd, (long)buf, (long)n, flags, 0, 0);
-}
-static inline ssize_t raw_recvmsg(int fd, struct msghdr *message, int flags)
-{
-	return real.syscall(SYS_recvmsg, fd, (long)message, flags, 0, 0, 0);
-}
-static inline ssize_t raw_sendmsg(int fd, const struct msghdr *message, int flags)
-{
-	return real.syscall(SYS_sendmsg, fd, (long)message, flags, 0, 0, 0);
-}
-static inline int raw_epoll_look(int epfd, struct epoll_event *events, int max)
-{
-	return (int)real.syscall(SYS_epoll_pwait, epfd, (long)events, max, 0, 0, _NSIG / 8);
-}
-static inline int raw_close(int fd)
-{
-	return (int)real.syscall(SYS_close, fd, 0, 0, 0, 0, 0);
 }
 /* A socket's option of `len` bytes. False: it has none, and *value is as before. */
 static inline bool option_get(int fd, int level, int name, void *value, socklen_t len)

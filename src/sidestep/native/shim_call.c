@@ -54,23 +54,15 @@ int iov_from(const struct iovec *iov, int iov_len, size_t skip, size_t most, str
 /* What the kernel would refuse. A bad pointer beyond the first page faults here, where the kernel says EFAULT. */
 bool iov_refused(const struct iovec *iov, int iov_len, int flags)
 {
-	if (iov_len < 0 || iov_len > IOV_MAX) {
-		errno = EINVAL;
-		return true;
+	int error = iov_len < 0 || iov_len > IOV_MAX ? EINVAL : iov_len && (uintptr_t)iov < 4096 ? EFAULT : 0;
+
+	for (int i = 0; i < iov_len && !error; i++) {
+		if ((ssize_t)iov[i].iov_len < 0)
+			error = EINVAL;
+		else if (iov[i].iov_len && (uintptr_t)iov[i].iov_base < 4096 && !(flags & MSG_TRUNC))
+			error = EFAULT;
 	}
-	if (iov_len && (uintptr_t)iov < 4096) {
-		errno = EFAULT;
-		return true;
-	}
-	for (int i = 0; i < iov_len; i++) {
-		if ((ssize_t)iov[i].iov_len < 0) {
-			errno = EINVAL;
-			return true;
-		}
-		if (iov[i].iov_len && (uintptr_t)iov[i].iov_base < 4096 && !(flags & MSG_TRUNC)) {
-			errno = EFAULT;
-			return true;
-		}
-	}
-	return false;
+	if (error)
+		errno = error;
+	return error;
 }

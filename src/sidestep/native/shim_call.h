@@ -7,6 +7,13 @@
 /* what rx_step and tx_step found */
 enum step { STEP_DONE, STEP_AGAIN, STEP_EMPTY, STEP_END, STEP_ERROR, STEP_NATIVE, STEP_CLOSED };
 
+/* What recvmsg() tells beside the bytes, such as when they came: only the kernel knows, so only TCP's bytes bring it. */
+struct beside {
+	void *control;
+	size_t room, len;
+	int flags;
+};
+
 /* A receive or a send, until it returns. */
 struct call {
 	struct conn *conn;
@@ -17,6 +24,7 @@ struct call {
 	int saved; /* errno before the call: as it is after one that succeeds */
 	size_t total, done;
 	ssize_t result;
+	struct beside *beside; /* NULL: nobody asks */
 	bool look;    /* the native socket is asked before a receive says that there is nothing */
 	bool broken;  /* a send has nobody to send to: SIGPIPE */
 	bool started; /* it has waited: `clock` runs, and it is counted among conn->waiters */
@@ -46,6 +54,7 @@ static inline struct call call_of(struct conn *conn, int fd, const struct iovec 
 	call.saved = errno;
 	call.total = iov_total(iov, iov_len);
 	call.done = 0;
+	call.beside = NULL;
 	call.look = call.broken = call.started = false;
 	return call;
 }
@@ -69,6 +78,18 @@ bool iov_refused(const struct iovec *iov, int iov_len, int flags);
 void rx_finish(struct conn *conn);
 bool reserved_by_self(const struct conn *conn);
 void tx_cpu(struct conn *conn);
+/* ---- shim_message.c ---- */
+void message_received(struct conn *conn, int fd, struct msghdr *message, int flags);
+void message_errors_heard(struct conn *conn, const struct msghdr *message);
+ssize_t message_errors(struct conn *conn, int fd, struct msghdr *message, int flags);
+void message_copied(struct conn *conn);
+/* Hands the result of a send by TCP through. Before its thread is taken for out of the kernel: see zerocopy_in_kernel(). */
+static inline ssize_t zerocopy_counted(struct conn *conn, int flags, ssize_t n)
+{
+	if (unlikely(flags & MSG_ZEROCOPY) && n > 0 && slot_has(conn->slot, SLOT_ZEROCOPY))
+		word_add(conn->slot->zerocopy_sent, 1);
+	return n;
+}
 enum step tx_room_look(struct conn *conn, int fd, size_t wanted, size_t *room);
 
 #endif

@@ -68,7 +68,7 @@ void conn_abandon(struct conn *conn, int fd)
 	struct conn_slot *slot = conn->slot;
 
 	/* in this order: another process that is just going back (about to exec) sets the notice after its recall */
-	if (!conn->managed || word_load(slot->reason) != REASON_PASSED || !rx_watches(slot) ||
+	if (!conn->managed || !slot_has(slot, SLOT_PASSED) || !rx_watches(slot) ||
 	    !(atomic_load(&conn->channel.local->notice) & CHANNEL_DEMOTE) ||
 	    slot_has(slot, SLOT_RD_SHUT) || channel_rx_peek(&conn->channel) == 0)
 		return;

@@ -59,10 +59,31 @@ enum count tx_count(struct conn *conn, int fd)
 	return acked + (uint64_t)before == word_load(conn->slot->tx_tcp_bytes) ? COUNT_EQUAL : COUNT_DIFFERS;
 }
 
+/* Whether the connection is dead: an error that is none of single sends. */
+bool kernel_closed(int fd)
+{
+	uint8_t info[TCPI_SIZE];
+
+	return !tcp_info_get(fd, info) || info[TCPI_STATE] == TCP_CLOSE;
+}
+
 /* Whether the peer's FIN has come, which a socket whose reading was shut down does not tell by its end. */
 bool kernel_fin(int fd)
 {
 	uint8_t info[TCPI_SIZE];
 
 	return tcp_info_get(fd, info) && tcp_info_fin(info);
+}
+
+/* Whether these events of the socket tell of an error. Without a hang-up it may also be a message in the error queue, of who has
+ * asked for such, or the midst of a reset: see tcp_reset() in Linux. */
+bool kernel_failed(int fd, uint32_t events)
+{
+	int zerocopy = 0, stamping = 0;
+
+	if (likely(!(events & POLLERR)) || (events & POLLHUP))
+		return events & POLLERR;
+	option_get(fd, SOL_SOCKET, SO_ZEROCOPY, &zerocopy, sizeof(zerocopy));
+	option_get(fd, SOL_SOCKET, SO_TIMESTAMPING, &stamping, sizeof(stamping));
+	return !zerocopy && !stamping;
 }

@@ -234,14 +234,13 @@ void conn_hint(struct conn *conn, uint32_t number)
 void doorbell_ring_slow(struct conn *conn, uint64_t generation)
 {
 	struct remote_doorbell *doorbell = conn->remote_doorbell;
-	int saved = errno;
+	KEEP_ERRNO;
 
 	if (atomic_exchange_explicit(&doorbell->rung, generation, memory_order_relaxed) == generation)
 		return;
 	if (!raw_doorbell_ring(doorbell->fd))
 		shim_log("doorbell failed: %d", errno); /* its owner has made it so, and is not woken */
 	word_add(conn->slot->doorbells_sent, 1);
-	errno = saved;
 }
 
 /*

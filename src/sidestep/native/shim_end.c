@@ -109,25 +109,27 @@ static void probe(struct conn *conn, int fd)
 		slot_set(slot, SLOT_PEER_GONE);
 	int told_of = raw_poll(asked_of, 1 + relayed, 0);
 	short events = asked_of[0].revents;
+	if ((events & POLLERR) && zerocopy_in_kernel(slot) && !kernel_closed(fd))
+		events &= ~POLLERR; /* of a send that is done */
 	if (relayed && asked_of[1].revents)
 		atomic_store(&conn->remote_doorbell->dead, true);
 	if (relayed && relay_gone(conn)) {
 		relay_lost(conn, fd);
 		relayed = conn_relayed(conn); /* else we would wait for an end that was heard before, and nobody would report it */
 	}
-	bool reset = slot_has(slot, SLOT_RESET);
-	if (told_of <= 0 || (events & POLLNVAL) || ((events & POLLERR) && relayed && !reset && relay_reset_waits(conn)))
+	bool reset = slot_has(slot, SLOT_RESET), failed = told_of > 0 && kernel_failed(fd, (unsigned short)events);
+	if (told_of <= 0 || (events & POLLNVAL) || (failed && relayed && !reset && relay_reset_waits(conn)))
 		return;
 	bool fin = events & (POLLRDHUP | POLLHUP);
 	if (fin && slot_has(slot, SLOT_RD_SHUT))
 		fin = kernel_fin(fd); /* our own shutdown says the same */
-	if (events & POLLERR)
+	if (failed)
 		error_heard(conn, fd, on_ring, reset);
 	else if (on_ring && !relayed && (events & POLLIN))
 		bytes_heard(conn, fd, round);
 	if (fin && relayed && !slot_has(slot, SLOT_RESET)) {
 		known = relay_ended(conn);
-		fin = known || !rx_watches(slot);
+		fin = known || !rx_depends(conn);
 	}
 	if (fin && !slot_has(slot, SLOT_RESET))
 		fin_heard(conn, known, (events & POLLHUP) && !slot_has(slot, SLOT_WR_SHUT));

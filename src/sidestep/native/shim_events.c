@@ -15,8 +15,9 @@ static uint32_t relay_mask(struct conn *conn, int fd, uint32_t kernel_bits)
 		ended |= real.ioctl(fd, FIONREAD, &queued) == 0 && queued == 0;
 	if (conn_relay_news(conn) || (ended && !slot_has(slot, SLOT_NATIVE_FIN | SLOT_RESET)))
 		conn_probe(conn, fd);
-	if (slot_has(slot, SLOT_NATIVE_FIN) && rx_watches(slot) && !slot_has(slot, SLOT_FIN | SLOT_RESET)) {
-		kernel_bits &= ~(uint32_t)(EPOLLRDHUP | EPOLLHUP | (slot_has(slot, SLOT_NATIVE_RESET) ? EPOLLERR : 0u));
+	if (conn_end_withheld(conn)) {
+		bool reset = slot_has(slot, SLOT_NATIVE_RESET) || recall_open(conn);
+		kernel_bits &= ~(uint32_t)(EPOLLRDHUP | EPOLLHUP | (reset ? EPOLLERR : 0u));
 		if (conn_fin_waits(conn, fd))
 			kernel_bits &= ~(uint32_t)(EPOLLIN | EPOLLRDNORM);
 	}
@@ -114,7 +115,9 @@ static uint32_t tx_events(struct conn *conn, int fd, uint32_t kernel_bits, bool 
 
 static uint32_t end_events(const struct conn *conn)
 {
-	uint32_t flags = word_load(conn->slot->flags), ready = word_load(conn->slot->error) ? EPOLLERR : 0;
+	/* in this order: an end that is seen has its error */
+	uint32_t flags = atomic_load_explicit(&conn->slot->flags, memory_order_acquire);
+	uint32_t ready = word_load(conn->slot->error) || zerocopy_untold(conn->slot) ? EPOLLERR : 0;
 
 	if (flags & (SLOT_FIN | SLOT_RD_SHUT | SLOT_RESET))
 		ready |= READABLE | EPOLLRDHUP;
@@ -123,6 +126,12 @@ static uint32_t end_events(const struct conn *conn)
 	if ((flags & SLOT_RESET) || ((flags & (SLOT_FIN | SLOT_RD_SHUT)) && (flags & SLOT_WR_SHUT)))
 		ready |= EPOLLHUP;
 	return ready;
+}
+
+/* A reset is made known in steps, by the kernel and by us. Whoever looks in between is told all of it, as is who sleeps on TCP. */
+static uint32_t reset_whole(int fd, uint32_t ready)
+{
+	return unlikely(ready & EPOLLERR) && kernel_failed(fd, ready) ? ready | READABLE | WRITABLE | EPOLLRDHUP | EPOLLHUP : ready;
 }
 
 uint32_t conn_ready(struct conn *conn, int fd, uint32_t kernel_bits, uint32_t interest)
@@ -161,7 +170,7 @@ uint32_t conn_ready(struct conn *conn, int fd, uint32_t kernel_bits, uint32_t in
 			return conn_ready(conn, fd, kernel_bits, interest); /* the reset or the end has come just now */
 		ready |= kernel_bits & by_tcp;
 	}
-	return ready | (kernel_bits & (EPOLLHUP | EPOLLERR));
+	return reset_whole(fd, ready | (kernel_bits & (EPOLLHUP | EPOLLERR)));
 }
 
 /* Bytes of the ring that a read can return beside `queued` ones of TCP, from before the ring, behind it, or both. */

@@ -11,7 +11,8 @@ void conn_flush(struct conn *conn, int fd)
 
 	for (int turn = 0; turn < FLUSH_TURNS && tx_is(slot, TX_RESEND); turn++) {
 		slot_lock(&slot->tx_lock);
-		bool done = !conn->managed || tx_resend(conn, fd);
+		/* another process may have sent them since, and be on the ring again */
+		bool done = !conn->managed || !tx_is(slot, TX_RESEND) || tx_resend(conn, fd);
 		slot_unlock(&slot->tx_lock);
 		struct pollfd room = {.fd = fd, .events = POLLOUT};
 		if (!done)

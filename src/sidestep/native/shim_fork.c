@@ -14,6 +14,7 @@ static void (*const modules[][MOMENTS])(void) = {
 	{NULL, NULL, answers_after_fork},
 	{NULL, NULL, rpc_after_fork},
 	{NULL, NULL, explicit_after_fork},
+	{NULL, NULL, lent_after_fork},
 };
 
 static void each(int moment)

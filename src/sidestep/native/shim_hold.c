@@ -31,9 +31,8 @@ void conn_ref(struct conn *conn)
 void conn_unref(struct conn *conn)
 {
 	if (unlikely(refs_drop(&conn->refs))) {
-		int saved = errno;
+		KEEP_ERRNO;
 		conn_destroy(conn);
-		errno = saved;
 	}
 }
 

@@ -19,6 +19,19 @@ extern void __chk_fail(void) __attribute__((noreturn));
 /*
  * A number that is not tracked goes straight to the kernel: a load, a comparison and a jump. All else is in tracked_*().
  */
+#define HOOK(result, name, params, args) \
+	EXPORT result name params \
+	{ \
+		return likely(!file_get(fd)) ? real.name args : tracked_##name args; \
+	}
+/* what the compiler calls where it knows the size of the buffer: `room` */
+#define HOOK_CHECKED(name, params, args) \
+	EXPORT ssize_t __##name##_chk params \
+	{ \
+		if (n > room) \
+			__chk_fail(); \
+		return name args; \
+	}
 
 /* ---- receiving ---- */
 static TRACKED ssize_t tracked_read(int fd, void *buf, size_t n)
@@ -34,17 +47,8 @@ static TRACKED ssize_t tracked_read(int fd, void *buf, size_t n)
 	return conn_recv(conn, fd, &(struct iovec){buf, n}, 1, 0);
 }
 
-EXPORT ssize_t read(int fd, void *buf, size_t n)
-{
-	return likely(!file_get(fd)) ? real.read(fd, buf, n) : tracked_read(fd, buf, n);
-}
-
-EXPORT ssize_t __read_chk(int fd, void *buf, size_t n, size_t room)
-{
-	if (n > room)
-		__chk_fail();
-	return read(fd, buf, n);
-}
+HOOK(ssize_t, read, (int fd, void *buf, size_t n), (fd, buf, n))
+HOOK_CHECKED(read, (int fd, void *buf, size_t n, size_t room), (fd, buf, n))
 
 static TRACKED ssize_t tracked_readv(int fd, const struct iovec *iov, int len)
 {
@@ -59,10 +63,7 @@ static TRACKED ssize_t tracked_readv(int fd, const struct iovec *iov, int len)
 	return conn_recv(conn, fd, iov, len, 0);
 }
 
-EXPORT ssize_t readv(int fd, const struct iovec *iov, int len)
-{
-	return likely(!file_get(fd)) ? real.readv(fd, iov, len) : tracked_readv(fd, iov, len);
-}
+HOOK(ssize_t, readv, (int fd, const struct iovec *iov, int len), (fd, iov, len))
 
 EXPORT ssize_t preadv2(int fd, const struct iovec *iov, int len, off_t offset, int flags)
 {
@@ -88,17 +89,8 @@ static TRACKED ssize_t tracked_recv(int fd, void *buf, size_t n, int flags)
 	return conn_recv(conn, fd, &(struct iovec){buf, n}, 1, flags);
 }
 
-EXPORT ssize_t recv(int fd, void *buf, size_t n, int flags)
-{
-	return likely(!file_get(fd)) ? real.recv(fd, buf, n, flags) : tracked_recv(fd, buf, n, flags);
-}
-
-EXPORT ssize_t __recv_chk(int fd, void *buf, size_t n, size_t room, int flags)
-{
-	if (n > room)
-		__chk_fail();
-	return recv(fd, buf, n, flags);
-}
+HOOK(ssize_t, recv, (int fd, void *buf, size_t n, int flags), (fd, buf, n, flags))
+HOOK_CHECKED(recv, (int fd, void *buf, size_t n, size_t room, int flags), (fd, buf, n, flags))
 
 static TRACKED ssize_t tracked_recvfrom(int fd, void *buf, size_t n, int flags, struct sockaddr *address,
                                         socklen_t *len)
@@ -115,19 +107,10 @@ static TRACKED ssize_t tracked_recvfrom(int fd, void *buf, size_t n, int flags, 
 	return got;
 }
 
-EXPORT ssize_t recvfrom(int fd, void *buf, size_t n, int flags, struct sockaddr *address, socklen_t *len)
-{
-	return likely(!file_get(fd)) ? real.recvfrom(fd, buf, n, flags, address, len)
-	                             : tracked_recvfrom(fd, buf, n, flags, address, len);
-}
-
-EXPORT ssize_t __recvfrom_chk(int fd, void *buf, size_t n, size_t room, int flags, struct sockaddr *address,
-                              socklen_t *len)
-{
-	if (n > room)
-		__chk_fail();
-	return recvfrom(fd, buf, n, flags, address, len);
-}
+HOOK(ssize_t, recvfrom, (int fd, void *buf, size_t n, int flags, struct sockaddr *address, socklen_t *len),
+     (fd, buf, n, flags, address, len))
+HOOK_CHECKED(recvfrom, (int fd, void *buf, size_t n, size_t room, int flags, struct sockaddr *address, socklen_t *len),
+             (fd, buf, n, flags, address, len))
 
 /* A TCP socket that arrives in a message has an unknown history of bytes: it stays untracked, on TCP. */
 static TRACKED ssize_t tracked_recvmsg(int fd, struct msghdr *message, int flags)
@@ -136,34 +119,27 @@ static TRACKED ssize_t tracked_recvmsg(int fd, struct msghdr *message, int flags
 
 	if (likely(!conn || !message))
 		return real.recvmsg(fd, message, flags);
+	if (unlikely(flags & MSG_ERRQUEUE))
+		return message_errors(conn, fd, message, flags);
 	if (native_rx_begin(conn))
 		return NATIVE_RX(conn, fd, real.recvmsg(fd, message, flags), flags);
-	if (flags & (MSG_OOB | MSG_ERRQUEUE))
+	if (flags & MSG_OOB)
 		return real.recvmsg(fd, message, flags);
 	if (message->msg_iovlen > IOV_MAX)
 		return fail_with(EMSGSIZE);
-	/* timestamps and the like come with TCP's bytes, once receiving is back there */
-	if (message->msg_control && conn_receives_tcp(conn, fd)) {
-		atomic_fetch_add(&conn->slot->rx_kernel_waiters, 1); /* full fence */
-		if (rx_over(conn->slot)) {
-			ssize_t n = NATIVE_RX(conn, fd, real.recvmsg(fd, message, flags), flags);
-			return n == 0 && conn_tcp_ended(conn, fd) ? -1 : n;
-		}
-		atomic_fetch_sub(&conn->slot->rx_kernel_waiters, 1); /* consented anew meanwhile */
-	}
-	ssize_t got = conn_recv(conn, fd, message->msg_iov, (int)message->msg_iovlen, flags);
-	if (got >= 0) {
+	struct beside beside = {.control = message->msg_control, .room = message->msg_controllen};
+	ssize_t got = conn_recv_beside(conn, fd, message->msg_iov, (int)message->msg_iovlen, flags, &beside);
+	if (got >= 0 && beside.len && slot_has(conn->slot, SLOT_PIN)) { /* else it counts TCP's bytes alone */
 		message->msg_namelen = 0;
-		message->msg_controllen = 0;
-		message->msg_flags = flags & MSG_CMSG_CLOEXEC;
+		message->msg_controllen = beside.len;
+		message->msg_flags = beside.flags | (flags & MSG_CMSG_CLOEXEC);
+	} else if (got >= 0) {
+		message_received(conn, fd, message, flags);
 	}
 	return got;
 }
 
-EXPORT ssize_t recvmsg(int fd, struct msghdr *message, int flags)
-{
-	return likely(!file_get(fd)) ? real.recvmsg(fd, message, flags) : tracked_recvmsg(fd, message, flags);
-}
+HOOK(ssize_t, recvmsg, (int fd, struct msghdr *message, int flags), (fd, message, flags))
 
 static TRACKED int tracked_recvmmsg(int fd, struct mmsghdr *messages, unsigned len, int flags,
                                     struct timespec *timeout)
@@ -192,11 +168,8 @@ static TRACKED int tracked_recvmmsg(int fd, struct mmsghdr *messages, unsigned l
 	return (int)done;
 }
 
-EXPORT int recvmmsg(int fd, struct mmsghdr *messages, unsigned len, int flags, struct timespec *timeout)
-{
-	return likely(!file_get(fd)) ? real.recvmmsg(fd, messages, len, flags, timeout)
-	                             : tracked_recvmmsg(fd, messages, len, flags, timeout);
-}
+HOOK(int, recvmmsg, (int fd, struct mmsghdr *messages, unsigned len, int flags, struct timespec *timeout),
+     (fd, messages, len, flags, timeout))
 
 /*
  * ---- sending ----
@@ -214,10 +187,7 @@ static TRACKED ssize_t tracked_write(int fd, const void *buf, size_t n)
 	return conn_send(conn, fd, &(struct iovec){(void *)buf, n}, 1, 0);
 }
 
-EXPORT ssize_t write(int fd, const void *buf, size_t n)
-{
-	return likely(!file_get(fd)) ? real.write(fd, buf, n) : tracked_write(fd, buf, n);
-}
+HOOK(ssize_t, write, (int fd, const void *buf, size_t n), (fd, buf, n))
 
 static TRACKED ssize_t tracked_writev(int fd, const struct iovec *iov, int len)
 {
@@ -230,10 +200,7 @@ static TRACKED ssize_t tracked_writev(int fd, const struct iovec *iov, int len)
 	return conn_send(conn, fd, iov, len, 0);
 }
 
-EXPORT ssize_t writev(int fd, const struct iovec *iov, int len)
-{
-	return likely(!file_get(fd)) ? real.writev(fd, iov, len) : tracked_writev(fd, iov, len);
-}
+HOOK(ssize_t, writev, (int fd, const struct iovec *iov, int len), (fd, iov, len))
 
 EXPORT ssize_t pwritev2(int fd, const struct iovec *iov, int len, off_t offset, int flags)
 {
@@ -257,14 +224,11 @@ static TRACKED ssize_t tracked_send(int fd, const void *buf, size_t n, int flags
 	if (unlikely(flags & (MSG_OOB | MSG_FASTOPEN)))
 		conn_demote(conn, fd, flags & MSG_OOB ? REASON_URGENT_DATA : REASON_FAST_OPEN, false);
 	if (native_tx_begin(conn))
-		return NATIVE_TX(conn, fd, real.send(fd, buf, n, flags));
+		return NATIVE_TX(conn, fd, zerocopy_counted(conn, flags, real.send(fd, buf, n, flags)));
 	return conn_send(conn, fd, &(struct iovec){(void *)buf, n}, 1, flags);
 }
 
-EXPORT ssize_t send(int fd, const void *buf, size_t n, int flags)
-{
-	return likely(!file_get(fd)) ? real.send(fd, buf, n, flags) : tracked_send(fd, buf, n, flags);
-}
+HOOK(ssize_t, send, (int fd, const void *buf, size_t n, int flags), (fd, buf, n, flags))
 
 static TRACKED ssize_t tracked_sendto(int fd, const void *buf, size_t n, int flags, const struct sockaddr *address,
                                       socklen_t len)
@@ -280,15 +244,12 @@ static TRACKED ssize_t tracked_sendto(int fd, const void *buf, size_t n, int fla
 	if (unlikely(flags & (MSG_OOB | MSG_FASTOPEN)))
 		conn_demote(conn, fd, flags & MSG_OOB ? REASON_URGENT_DATA : REASON_FAST_OPEN, false);
 	if (native_tx_begin(conn))
-		return NATIVE_TX(conn, fd, real.sendto(fd, buf, n, flags, address, len));
+		return NATIVE_TX(conn, fd, zerocopy_counted(conn, flags, real.sendto(fd, buf, n, flags, address, len)));
 	return conn_send(conn, fd, &(struct iovec){(void *)buf, n}, 1, flags);
 }
 
-EXPORT ssize_t sendto(int fd, const void *buf, size_t n, int flags, const struct sockaddr *address, socklen_t len)
-{
-	return likely(!file_get(fd)) ? real.sendto(fd, buf, n, flags, address, len)
-	                             : tracked_sendto(fd, buf, n, flags, address, len);
-}
+HOOK(ssize_t, sendto, (int fd, const void *buf, size_t n, int flags, const struct sockaddr *address, socklen_t len),
+     (fd, buf, n, flags, address, len))
 
 /* A socket that is passed on is used by somebody whose calls we do not see. */
 static void pin_passed(const struct msghdr *message)
@@ -331,7 +292,7 @@ static TRACKED ssize_t tracked_sendmsg(int fd, const struct msghdr *message, int
 	if (unlikely(flags & (MSG_OOB | MSG_FASTOPEN)))
 		conn_demote(conn, fd, flags & MSG_OOB ? REASON_URGENT_DATA : REASON_FAST_OPEN, false);
 	if (native_tx_begin(conn))
-		return NATIVE_TX(conn, fd, real.sendmsg(fd, message, flags));
+		return NATIVE_TX(conn, fd, zerocopy_counted(conn, flags, real.sendmsg(fd, message, flags)));
 	if (message->msg_iovlen > IOV_MAX)
 		return fail_with(EMSGSIZE);
 	return conn_send(conn, fd, message->msg_iov, (int)message->msg_iovlen, flags);

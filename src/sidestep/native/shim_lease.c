@@ -48,14 +48,13 @@ void explicit_unref(struct explicit *explicit)
 {
 	if (atomic_fetch_sub(&explicit->refs, 1) != 1)
 		return;
-	int saved = errno;
+	KEEP_ERRNO;
 	own_fd_close(explicit->lease_fd);
 	explicit->lease_fd = -1;
 	shim_lock_take();
 	explicit->next_free = free_explicits;
 	free_explicits = explicit;
 	shim_lock_drop();
-	errno = saved;
 }
 
 /* References of calls at work stay in the parent: what they alone held has no holder here. */

@@ -28,9 +28,8 @@ static void consider(struct conn *conn, int fd)
 {
 	if (slot_has(conn->slot, SLOT_PIN)) {
 		if (unlikely(!word_load(conn->slot->local_port))) { /* pinned before it was connected: `ss` wants to name it */
-			int saved = errno;
+			KEEP_ERRNO;
 			conn_set_addresses(conn, fd);
-			errno = saved;
 		}
 		return;
 	}
@@ -41,6 +40,7 @@ static void consider(struct conn *conn, int fd)
 		rpc_consider(conn, fd);
 	else if (unlikely(slot_has(conn->slot, SLOT_DEMOTED)))
 		rpc_listen();
+	conn_lent(conn);
 }
 
 /* Counts what a native call has moved; its thread has left the kernel. */

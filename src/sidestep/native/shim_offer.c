@@ -100,7 +100,7 @@ static bool rpc_send_proven(struct conn *conn, int fd, struct rpc_msg *record, c
 static void not_sent(struct conn *conn)
 {
 	if (pending_take(conn->token)) { /* else the provider is lost, and so is the conn's entry */
-		refused(conn, REASON_NO_PROVIDER);
+		refused(conn, no_provider());
 		atomic_fetch_sub(&conn->refs, 1); /* never the last: the caller's descriptor holds one */
 	}
 }
@@ -259,6 +259,10 @@ void offer_make(struct conn *conn, int fd)
 	struct conn_slot *slot = conn->slot;
 	bool far = !local_peer(slot), more = true; /* its peer has another address */
 
+	if (unlikely(uring_held())) {
+		conn_pin(conn, REASON_IO_URING);
+		return;
+	}
 	if (far && atomic_load(&provider.answered) && far_unwanted()) {
 		conn_pin(conn, REASON_REMOTE);
 		return;
@@ -266,7 +270,7 @@ void offer_make(struct conn *conn, int fd)
 	shim_lock_take();
 	if (!rpc_up()) {
 		word_store(conn->calls, 0); /* ask again later */
-		word_store(slot->reason, REASON_NO_PROVIDER);
+		word_store(slot->reason, no_provider());
 	}
 	while (more && !provider.welcomed && provider.fd >= 0)
 		rpc_receive(&more);

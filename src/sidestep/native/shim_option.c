@@ -24,6 +24,22 @@ static const struct {
 	{SOL_SOCKET, SO_OOBINLINE}, {SOL_SOCKET, SO_PEEK_OFF}, {SOL_SOCKET, SO_ZEROCOPY}, {IPPROTO_TCP, TCP_INQ},
 };
 
+/* What says of a connection that a switch is set whose effect we bring about; 0: there is no such switch. */
+static uint32_t option_carried(int level, int name)
+{
+	if (level == IPPROTO_TCP && name == TCP_INQ)
+		return SLOT_INQ;
+	return level == SOL_SOCKET && name == SO_ZEROCOPY ? SLOT_ZEROCOPY : 0;
+}
+
+/* The connection stays on TCP, or goes back there, because of this option. `recall` as in conn_demote(). */
+static void option_pins(struct conn *conn, int fd, int level, int name, enum reason_code reason, bool recall)
+{
+	if (!slot_has(conn->slot, SLOT_PIN))
+		option_reason(conn, level, name);
+	conn_demote(conn, fd, reason, recall);
+}
+
 static void note_heritable(int level, int name)
 {
 	bool found = level == SOL_SOCKET && stamps(name);
@@ -39,13 +55,15 @@ void option_inherit(struct conn *conn, int fd)
 	if (likely(!word_load(heritage)))
 		return;
 	for (size_t i = 0; i < sizeof(heritable) / sizeof(*heritable); i++) {
-		int value = 0, name = heritable[i].name;
-		if (!option_get(fd, heritable[i].level, name, &value, sizeof(value)))
+		int value = 0, level = heritable[i].level, name = heritable[i].name;
+		if (!option_get(fd, level, name, &value, sizeof(value)))
 			continue;
-		if (heritable[i].level == SOL_SOCKET && name == SO_RCVLOWAT)
+		if (level == SOL_SOCKET && name == SO_RCVLOWAT)
 			conn->slot->rx_low_water = value > 0 ? (uint64_t)value : 1;
-		else if (heritable[i].level == SOL_SOCKET && name == SO_PEEK_OFF ? value >= 0 : value != 0)
-			conn_pin(conn, REASON_UNUSUAL_OPTION);
+		else if (option_carried(level, name))
+			slot_set(conn->slot, value ? option_carried(level, name) : 0);
+		else if (level == SOL_SOCKET && name == SO_PEEK_OFF ? value >= 0 : value != 0)
+			option_pins(conn, fd, level, name, REASON_UNUSUAL_OPTION, true);
 	}
 }
 
@@ -68,17 +86,9 @@ EXPORT int getsockopt(int fd, int level, int name, void *value, socklen_t *len)
 	return real.getsockopt(fd, level, name, value, len);
 }
 
-EXPORT int setsockopt(int fd, int level, int name, const void *value, socklen_t len)
+/* The kernel has taken it. */
+static void option_set(struct conn *conn, int fd, int level, int name, const void *value, socklen_t len)
 {
-	HELD conn = conn_hold(fd);
-
-	note_heritable(level, name);
-	if (likely(!conn))
-		return own(fd) ? fail_with(EBADF) : real.setsockopt(fd, level, name, value, len);
-	int result = real.setsockopt(fd, level, name, value, len);
-	if (result < 0)
-		return result;
-	int saved = errno;
 	if (level == SOL_SOCKET && name == SO_RCVLOWAT && len >= sizeof(int)) {
 		int low;
 		memcpy(&low, value, sizeof(low));
@@ -87,19 +97,37 @@ EXPORT int setsockopt(int fd, int level, int name, const void *value, socklen_t 
 	           (name == SO_SNDBUF || name == SO_SNDBUFFORCE || name == SO_RCVBUF || name == SO_RCVBUFFORCE)) {
 		if (conn->managed)
 			conn_bound(conn, fd);
-	} else if (level == SOL_SOCKET && (name == SO_PEEK_OFF || name == SO_ZEROCOPY)) {
-		conn_demote(conn, fd, REASON_UNUSUAL_OPTION, true);
-	} else if ((level == SOL_SOCKET && stamps(name)) || (level == IPPROTO_TCP && name == TCP_INQ)) {
-		conn_demote(conn, fd, REASON_UNUSUAL_OPTION, false); /* messages that only the kernel can attach */
+	} else if (level == SOL_SOCKET && name == SO_PEEK_OFF) {
+		option_pins(conn, fd, level, name, REASON_UNUSUAL_OPTION, true);
+	} else if (level == SOL_SOCKET && stamps(name)) {
+		option_pins(conn, fd, level, name, REASON_UNUSUAL_OPTION, false); /* messages that only the kernel can attach */
 	} else if (level == SOL_SOCKET && name == SO_OOBINLINE) {
-		conn_demote(conn, fd, REASON_URGENT_DATA, false);
+		option_pins(conn, fd, level, name, REASON_URGENT_DATA, false);
 	} else if (level == IPPROTO_TCP && name == TCP_FASTOPEN_CONNECT) {
-		conn_pin(conn, REASON_FAST_OPEN);
+		option_pins(conn, fd, level, name, REASON_FAST_OPEN, true);
 	} else if (level == IPPROTO_TCP && (name == TCP_REPAIR || name == TCP_ZEROCOPY_RECEIVE)) {
-		conn_demote(conn, fd, REASON_UNUSUAL_OPTION, true);
+		option_pins(conn, fd, level, name, REASON_UNUSUAL_OPTION, true);
 	} else if (level == IPPROTO_TCP && name == TCP_ULP) {
-		conn_demote(conn, fd, REASON_KERNEL_TLS, true);
+		option_pins(conn, fd, level, name, REASON_KERNEL_TLS, true);
 	}
+}
+
+EXPORT int setsockopt(int fd, int level, int name, const void *value, socklen_t len)
+{
+	HELD conn = conn_hold(fd);
+
+	note_heritable(level, name);
+	if (likely(!conn))
+		return own(fd) ? fail_with(EBADF) : real.setsockopt(fd, level, name, value, len);
+	uint32_t carried = option_carried(level, name), before = word_load(conn->slot->flags);
+	/* before the kernel: what it numbers and we do not count would be numbered twice; see zerocopy_in_kernel() */
+	slot_set(conn->slot, carried);
+	int result = real.setsockopt(fd, level, name, value, len);
+	int saved = errno;
+	if (carried && (result < 0 ? !(before & carried) : !*(const int *)value))
+		slot_clear(conn->slot, carried);
+	if (result == 0)
+		option_set(conn, fd, level, name, value, len);
 	errno = saved;
 	return result;
 }
@@ -127,6 +155,8 @@ EXPORT int ioctl(int fd, unsigned long command, ...)
 	conn_advance(conn, fd);
 	int result = real.ioctl(fd, command, argument);
 	if (result == 0 && command == FIONREAD && argument) {
+		if (unlikely(recall_open(conn)))
+			*(int *)argument = 0;
 		*(int *)argument += (int)conn_ring_unread(conn, (size_t)*(int *)argument);
 	} else if (result == 0 && command == SIOCOUTQ && argument && tx_by_ring(conn->slot)) {
 		/* Ring bytes are in the peer's buffer: TCP would have acknowledged them. Those that make the ring full wait. */

@@ -96,11 +96,11 @@ static void demote_inherited(bool leaving)
 	for (uint32_t fd = 0; fd < atomic_load(&fd_end); fd++) {
 		struct conn *conn = conn_get((int)fd);
 		if (conn && conn->managed && !(real.fcntl64((int)fd, F_GETFD, 0) & FD_CLOEXEC)) {
-			conn_demote(conn, (int)fd, REASON_PASSED, true);
+			conn_demote(conn, (int)fd, REASON_INHERITED, true);
 			if (leaving && conn_alone(conn))
 				conn_abandon(conn, (int)fd);
 		} else if (conn && !(real.fcntl64((int)fd, F_GETFD, 0) & FD_CLOEXEC)) {
-			conn_pin(conn, REASON_PASSED);
+			conn_pin(conn, REASON_INHERITED);
 		}
 	}
 }
@@ -117,25 +117,11 @@ static void hold_on_exec(int change)
 	}
 }
 
-static void before_exec(bool leaving)
-{
-	demote_inherited(leaving);
-	hold_on_exec(-1);
-}
-
-static int exec_failed(int result)
-{
-	hold_on_exec(1);
-	return result;
-}
-
 static bool executable(const char *path)
 {
-	int saved = errno;
-	bool found = path && access(path, X_OK) == 0;
+	KEEP_ERRNO;
 
-	errno = saved;
-	return found;
+	return path && access(path, X_OK) == 0;
 }
 
 /* Whether execvp() will find it: a directory of PATH holds it. */
@@ -155,23 +141,21 @@ static bool executable_by_name(const char *file)
 	return false;
 }
 
-EXPORT int execve(const char *path, char *const argv[], char *const env[])
-{
-	before_exec(executable(path));
-	return exec_failed(real.execve(path, argv, env));
-}
-
-EXPORT int execvpe(const char *file, char *const argv[], char *const env[])
-{
-	before_exec(executable_by_name(file));
-	return exec_failed(real.execvpe(file, argv, env));
-}
-
-EXPORT int execveat(int dir, const char *path, char *const argv[], char *const env[], int flags)
-{
-	before_exec(false);
-	return exec_failed(real.execveat(dir, path, argv, env, flags));
-}
+/* A call that returns only if it fails. */
+#define EXEC(name, leaving, params, args) \
+	EXPORT int name params \
+	{ \
+		demote_inherited(leaving); \
+		hold_on_exec(-1); \
+		int result = real.name args; \
+		hold_on_exec(1); \
+		return result; \
+	}
+EXEC(execve, executable(path), (const char *path, char *const argv[], char *const env[]), (path, argv, env))
+EXEC(execvpe, executable_by_name(file), (const char *file, char *const argv[], char *const env[]), (file, argv, env))
+EXEC(execveat, false, (int dir, const char *path, char *const argv[], char *const env[], int flags),
+     (dir, path, argv, env, flags))
+EXEC(fexecve, false, (int fd, char *const argv[], char *const env[]), (fd, argv, env))
 
 EXPORT int execv(const char *path, char *const argv[])
 {
@@ -181,12 +165,6 @@ EXPORT int execv(const char *path, char *const argv[])
 EXPORT int execvp(const char *file, char *const argv[])
 {
 	return execvpe(file, argv, environ);
-}
-
-EXPORT int fexecve(int fd, char *const argv[], char *const env[])
-{
-	before_exec(false);
-	return exec_failed(real.fexecve(fd, argv, env));
 }
 
 /* The l forms: libc's own would call its internal execve. */
@@ -229,6 +207,21 @@ EXPORT int execle(const char *path, const char *first, ...)
 	return execve(path, argv, env);
 }
 
+/* What is lent is not looked for until the new program is there to be found, or the call has failed. */
+#define LENDING bool __attribute__((cleanup(lend_over), unused))
+static bool lend(void)
+{
+	lending_begin();
+	demote_inherited(false);
+	return true;
+}
+
+static void lend_over(bool *lent)
+{
+	(void)lent;
+	lending_end();
+}
+
 /* posix_spawn makes its child inside libc; a socket without FD_CLOEXEC, or named by an action, is inherited by it. */
 EXPORT int posix_spawn_file_actions_adddup2(posix_spawn_file_actions_t *actions, int fd, int to)
 {
@@ -242,57 +235,42 @@ EXPORT int posix_spawn_file_actions_adddup2(posix_spawn_file_actions_t *actions,
 EXPORT int posix_spawn(pid_t *pid, const char *path, const posix_spawn_file_actions_t *actions,
                        const posix_spawnattr_t *attributes, char *const argv[], char *const env[])
 {
-	demote_inherited(false);
+	LENDING lent = lend();
 	return real.posix_spawn(pid, path, actions, attributes, argv, env);
 }
 
 EXPORT int posix_spawnp(pid_t *pid, const char *file, const posix_spawn_file_actions_t *actions,
                         const posix_spawnattr_t *attributes, char *const argv[], char *const env[])
 {
-	demote_inherited(false);
+	LENDING lent = lend();
 	return real.posix_spawnp(pid, file, actions, attributes, argv, env);
 }
 
 EXPORT int system(const char *command)
 {
-	if (command)
-		demote_inherited(false);
+	if (!command)
+		return real.system(command);
+	LENDING lent = lend();
 	return real.system(command);
 }
 
 EXPORT FILE *popen(const char *command, const char *mode)
 {
-	demote_inherited(false);
+	LENDING lent = lend();
 	return real.popen(command, mode);
 }
 
 /* Before root drops its rights: the provider must know us by the user who started us. */
-EXPORT int setuid(uid_t uid)
-{
-	if (fd_table_len)
-		rpc_ensure();
-	return real.setuid(uid);
-}
-
-EXPORT int seteuid(uid_t uid)
-{
-	if (fd_table_len)
-		rpc_ensure();
-	return real.seteuid(uid);
-}
-
-EXPORT int setreuid(uid_t ruid, uid_t euid)
-{
-	if (fd_table_len)
-		rpc_ensure();
-	return real.setreuid(ruid, euid);
-}
-
-EXPORT int setresuid(uid_t ruid, uid_t euid, uid_t suid)
-{
-	if (fd_table_len)
-		rpc_ensure();
-	return real.setresuid(ruid, euid, suid);
-}
+#define CHANGES_USER(name, params, args) \
+	EXPORT int name params \
+	{ \
+		if (fd_table_len) \
+			rpc_ensure(); \
+		return real.name args; \
+	}
+CHANGES_USER(setuid, (uid_t uid), (uid))
+CHANGES_USER(seteuid, (uid_t uid), (uid))
+CHANGES_USER(setreuid, (uid_t ruid, uid_t euid), (ruid, euid))
+CHANGES_USER(setresuid, (uid_t ruid, uid_t euid, uid_t suid), (ruid, euid, suid))
 
 ALIAS(_IO_popen, popen);

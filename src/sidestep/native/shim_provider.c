@@ -15,8 +15,6 @@
 #define BACKOFF_MAX 10               /* an unanswered offer doubles the calls until the next one, 2^10 times at most */
 #define BACKOFF_NS 1000000           /* and also doubles this time, for connections with many calls */
 
-#define SYSTEM_SOCKET "/run/sidestep/provider" /* of config.py */
-
 _Atomic uint32_t rpc_pending;
 struct provider provider = {.fd = -1, .serial = 1};
 static _Atomic int64_t retry_at;
@@ -216,7 +214,7 @@ static void pending_lose(void)
 {
 	for (int i = 0; i < PENDING_MAX; i++)
 		if (pending[i].conn && !pending[i].lost) {
-			refused(pending[i].conn, REASON_NO_PROVIDER);
+			refused(pending[i].conn, no_provider());
 			pending[i].lost = true;
 			pending_lost++;
 			atomic_fetch_sub(&rpc_pending, 1);

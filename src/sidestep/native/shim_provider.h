@@ -16,10 +16,17 @@ extern struct provider {
 	_Atomic bool answered;       /* `wants` is known, or there is no provider */
 	_Atomic bool introduced;     /* it knows this process */
 	bool welcomed;
+	_Atomic bool other_layout; /* it has told us that it does not serve ours */
 	const struct registry_header *_Atomic registry; /* NULL: no provider, or none that has answered yet */
 	_Atomic uint32_t registry_epoch;                /* one more with each provider: buckets are of a registry */
 	uint64_t tokens;
 } provider;
+
+/* Why there is none to ask. */
+static inline enum reason_code no_provider(void)
+{
+	return word_load(provider.other_layout) ? REASON_PROVIDER_LAYOUT : REASON_NO_PROVIDER;
+}
 
 /* CLOCK_MONOTONIC as it was a few milliseconds ago: costs next to nothing. */
 static inline int64_t coarse_ns(void)

@@ -15,6 +15,8 @@
 #include <sys/types.h>
 #include <sys/uio.h>
 
+int close_range(unsigned first, unsigned last, int flags); /* glibc declares it since 2.34 */
+
 #define REAL_FUNCTIONS(X) \
 	X(ssize_t, read, (int fd, void *buf, size_t n), (fd, buf, n)) \
 	X(ssize_t, write, (int fd, const void *buf, size_t n), (fd, buf, n)) \
@@ -35,7 +37,6 @@
 	X(ssize_t, sendfile64, (int out, int in, off_t *o, size_t n), (out, in, o, n)) \
 	X(ssize_t, splice, (int in, off_t *io, int out, off_t *oo, size_t n, unsigned f), (in, io, out, oo, n, f)) \
 	X(int, socket, (int d, int t, int p), (d, t, p)) \
-	X(int, accept, (int fd, struct sockaddr *a, socklen_t *l), (fd, a, l)) \
 	X(int, accept4, (int fd, struct sockaddr *a, socklen_t *l, int f), (fd, a, l, f)) \
 	X(int, connect, (int fd, const struct sockaddr *a, socklen_t l), (fd, a, l)) \
 	X(int, bind, (int fd, const struct sockaddr *a, socklen_t l), (fd, a, l)) \
@@ -67,7 +68,6 @@
 	X(int, epoll_pwait2, (int e, struct epoll_event *ev, int n, const struct timespec *t, const sigset_t *s), \
 	  (e, ev, n, t, s)) \
 	X(pid_t, fork, (void), ()) \
-	X(pid_t, _Fork, (void), ()) \
 	X(int, execve, (const char *p, char *const a[], char *const e[]), (p, a, e)) \
 	X(int, execveat, (int d, const char *p, char *const a[], char *const e[], int f), (d, p, a, e, f)) \
 	X(int, fexecve, (int fd, char *const a[], char *const e[]), (fd, a, e)) \

@@ -37,6 +37,25 @@ static size_t ring_read(const struct call *call, size_t at, size_t len)
 	return len;
 }
 
+/* Reads TCP by `receive`, with what comes beside the bytes. */
+static ssize_t tcp_message(const struct call *call, struct iovec *iov, size_t iov_len, int flags,
+                           ssize_t (*receive)(int fd, struct msghdr *message, int flags))
+{
+	struct beside *beside = call->beside;
+	struct msghdr message = {.msg_iov = iov, .msg_iovlen = iov_len};
+
+	if (likely(!beside))
+		return receive(call->fd, &message, flags);
+	message.msg_control = beside->control;
+	message.msg_controllen = beside->room;
+	ssize_t n = receive(call->fd, &message, flags);
+	if (n >= 0) {
+		beside->len = message.msg_controllen;
+		beside->flags = message.msg_flags;
+	}
+	return n;
+}
+
 /*
  * rx_lock held, consent declared. Reads TCP, but never past the offset at which the sender moved to the ring: it may be
  * back on TCP already, with bytes that come behind the ring's. Bytes that the kernel held while tx_switched was still unset
@@ -49,7 +68,6 @@ static ssize_t rx_tcp(const struct call *call, size_t at)
 	int fd = call->fd, flags = (call->flags & (MSG_PEEK | MSG_TRUNC)) | MSG_DONTWAIT;
 	const struct channel_side *remote = conn->channel.remote;
 	struct iovec rest[64];
-	struct msghdr message = {.msg_iov = rest};
 
 	for (int again = 0;;) {
 		size_t most = SIZE_MAX;
@@ -76,13 +94,13 @@ static ssize_t rx_tcp(const struct call *call, size_t at)
 		}
 		/* more than 64 pieces: as many calls as fill them */
 		for (size_t got = 0;;) {
-			message.msg_iovlen = (size_t)iov_from(call->iov, call->iov_len, at + got, most - got, rest);
-			if (got && message.msg_iovlen == 0)
+			int rest_len = iov_from(call->iov, call->iov_len, at + got, most - got, rest);
+			if (got && rest_len == 0)
 				return (ssize_t)got;
-			ssize_t n = raw_recvmsg(fd, &message, flags);
+			ssize_t n = tcp_message(call, rest, (size_t)rest_len, flags, raw_recvmsg);
 			if (got)
 				keep_error(conn, n);
-			if (n <= 0 || (flags & MSG_PEEK) || (size_t)n < iov_total(rest, (int)message.msg_iovlen))
+			if (n <= 0 || (flags & MSG_PEEK) || (size_t)n < iov_total(rest, rest_len))
 				return got ? (ssize_t)(got + (n > 0 ? (size_t)n : 0)) : n;
 			got += (size_t)n;
 		}
@@ -150,7 +168,9 @@ static enum step tcp_ended(struct conn *conn, int fd, ssize_t n, bool waits)
 	int error = n < 0 ? errno : 0;
 	/* before rx_follow(): the words of what was sent before an end are published before it */
 	bool alone = n != 0 || !conn_relayed(conn) || rx_over(slot);
-	bool known = !waits && (alone || (slot_has(slot, SLOT_RD_SHUT) && !kernel_fin(fd)) || relay_ended(conn));
+	/* who has shut it down here is told the end as soon as nothing is there, as by ring; a FIN of the peer's is passed on */
+	bool shut = slot_has(slot, SLOT_RD_SHUT);
+	bool known = !waits && (alone || (shut && !kernel_fin(fd)) || relay_ended(conn) || shut);
 
 	if (rx_follow(conn, fd)) {
 		if (n == 0) {
@@ -188,6 +208,8 @@ static enum step tcp_step(const struct call *call, size_t at, size_t *moved)
 		conn_probe(conn, fd);
 	if (conn_relayed(conn) && slot_has(conn->slot, SLOT_RESET))
 		return rx_follow(conn, fd) ? STEP_AGAIN : rx_ended(conn);
+	if (recall_open(conn))
+		return slot_has(conn->slot, SLOT_RD_SHUT) ? rx_ended(conn) : STEP_EMPTY;
 	bool waits = rx_reset_waits(conn, fd);
 	errno = EAGAIN;
 	ssize_t n = waits ? -1 : rx_tcp(call, at);
@@ -263,7 +285,6 @@ static inline enum step rx_step(const struct call *call, size_t at, bool look, s
 static enum turn native_recv(struct call *call)
 {
 	struct conn_slot *slot = call->conn->slot;
-	struct msghdr message = {.msg_iov = (struct iovec *)call->iov, .msg_iovlen = (size_t)call->iov_len};
 
 	atomic_fetch_add(&slot->rx_kernel_waiters, 1);
 	full_fence();
@@ -271,7 +292,7 @@ static enum turn native_recv(struct call *call)
 		atomic_fetch_sub(&slot->rx_kernel_waiters, 1);
 		return TURN_AGAIN;
 	}
-	ssize_t n = real.recvmsg(call->fd, &message, call->flags);
+	ssize_t n = tcp_message(call, (struct iovec *)call->iov, (size_t)call->iov_len, call->flags, real.recvmsg);
 	if (n == 0 && conn_tcp_ended(call->conn, call->fd))
 		n = -1;
 	n = native_rx_end(call->conn, call->fd, n, call->flags);
@@ -341,6 +362,7 @@ static inline enum turn recv_turn(struct call *call, size_t target)
 	int error = errno;
 	bool ended = slot_has(slot, SLOT_FIN | SLOT_RD_SHUT | SLOT_RESET) || rx_over(slot);
 	bool listen = !(word_load(slot->rx_ring_msgs) % LISTEN_EVERY);
+	bool notice = step == STEP_DONE && conn_notice(conn);
 	slot_unlock(&slot->rx_lock);
 	if (step == STEP_AGAIN)
 		return TURN_AGAIN;
@@ -350,6 +372,9 @@ static inline enum turn recv_turn(struct call *call, size_t target)
 		return step == STEP_EMPTY ? recv_short(call, target, 0) : recv_ended(call, step, error);
 	if (unlikely(listen))
 		rpc_listen();
+	/* who waits for bytes that it wants by TCP need not wait until we wait, or send */
+	if (unlikely(notice) && conn_stays(conn, &call->fd))
+		conn_check(conn, call->fd);
 	if (peek)
 		return moved >= target || ended || rx_divided(conn) ? call_over(call, (ssize_t)moved, call->saved)
 		                                                    : recv_short(call, target, moved);
@@ -357,15 +382,16 @@ static inline enum turn recv_turn(struct call *call, size_t target)
 	return likely(call->done >= target) ? call_over(call, (ssize_t)call->done, call->saved) : TURN_AGAIN;
 }
 
-ssize_t conn_recv(struct conn *conn, int fd, const struct iovec *iov, int iov_len, int flags)
+ssize_t conn_recv_beside(struct conn *conn, int fd, const struct iovec *iov, int iov_len, int flags, struct beside *beside)
 {
 	if (unlikely(iov_refused(iov, iov_len, flags)))
 		return -1;
 	struct call call = call_of(conn, fd, iov, iov_len, flags);
 
+	call.beside = beside;
 	if (unlikely(flags & (MSG_OOB | MSG_ERRQUEUE))) {
 		struct msghdr message = {.msg_iov = (struct iovec *)iov, .msg_iovlen = (size_t)iov_len};
-		return real.recvmsg(fd, &message, flags);
+		return flags & MSG_ERRQUEUE ? message_errors(conn, fd, &message, flags) : real.recvmsg(fd, &message, flags);
 	}
 	pthread_testcancel();
 	if (call.total == 0) { /* recv(2) of nothing waits for something all the same; read(2) of nothing does not come here */

@@ -10,6 +10,7 @@
  *     back. Only a call without a successor, or one that the kernel has to answer, waits for it.
  *   - A request to go back waits for its acknowledgement, too: else the peer's next bytes would still go to the ring, and come
  *     again only with its next call.
+ *   - A recall is open until the provider has said that the bytes come again: see recall_open().
  *   - Bytes on TCP are no violation: the peer may have gone back, and its word may be on its way behind the ring's bytes.
  *   - A provider that dies, or says CHANNEL_RESET, has lost bytes: the connection is reset, unless neither direction can have
  *     bytes there. A provider that lets go of the connection says CHANNEL_OVER, as a consent or a question may cross that.
@@ -18,6 +19,8 @@
 #include "shim_switch.h"
 
 #include <sys/ioctl.h>
+
+#define RECALL_TURNS 11000 /* milliseconds that a call waits whose successor reads what TCP brings */
 
 bool relay_gone(const struct conn *conn)
 {
@@ -49,6 +52,27 @@ void conn_liveness_check(const struct conn *conn, const struct remote_doorbell *
 		atomic_store(&doorbell->dead, true);
 }
 
+/*
+ * We have recalled the ring's bytes, and do not know yet whether they come again: the peer may just have gone back by itself, or
+ * ended, and what TCP brings then stands behind them. Nobody may read it before the provider has answered.
+ */
+bool recall_open(const struct conn *conn)
+{
+	if (likely(!conn_relayed(conn)) || !rx_is(conn->slot, RX_RECALLED) || slot_has(conn->slot, SLOT_RESET))
+		return false;
+	bool over = atomic_load_explicit(&conn->channel.remote->notice, memory_order_acquire) & CHANNEL_OVER;
+	uint32_t acked = atomic_load_explicit(&conn->channel.remote->acked, memory_order_acquire); /* after its last word */
+
+	/* whose consent was not passed on when the provider let go has never been sent to by ring */
+	return !(acked & CHANNEL_ACKED_RECALL) && !(over && !(acked & CHANNEL_ACKED_READY));
+}
+
+/* Bytes may come by ring, or what TCP brings may not be what follows: then its end, too, waits for the provider's word. */
+bool rx_depends(const struct conn *conn)
+{
+	return rx_watches(conn->slot) || recall_open(conn);
+}
+
 /* TCP's end has come: whether the provider has published the ring's end as well. Asks it to look. */
 bool relay_ended(struct conn *conn)
 {
@@ -64,7 +88,7 @@ bool relay_ended(struct conn *conn)
 /* TCP reports a reset. True: bytes that were sent before it may still be on their way, so it has to wait. */
 bool relay_reset_waits(struct conn *conn)
 {
-	if (slot_has(conn->slot, SLOT_RD_SHUT) || !rx_watches(conn->slot))
+	if (slot_has(conn->slot, SLOT_RD_SHUT) || !rx_depends(conn))
 		return false;
 	slot_set(conn->slot, SLOT_NATIVE_RESET);
 	return !relay_ended(conn);
@@ -76,20 +100,21 @@ bool rx_reset_waits(struct conn *conn, int fd)
 	struct pollfd native = {.fd = fd};
 	int queued = 0;
 
-	return conn_relayed(conn) && raw_poll(&native, 1, 0) > 0 && (native.revents & POLLERR) &&
+	return conn_relayed(conn) && raw_poll(&native, 1, 0) > 0 && kernel_failed(fd, (unsigned short)native.revents) &&
+	       !zerocopy_in_kernel(conn->slot) &&
 	       real.ioctl(fd, FIONREAD, &queued) == 0 && queued == 0 && relay_reset_waits(conn);
 }
 
-/* Whether the kernel has reported the end, but the ring's has not come yet. */
+/* Whether the kernel has reported the end, or may, but the ring's has not come yet. */
 bool conn_end_withheld(const struct conn *conn)
 {
 	const struct conn_slot *slot = conn->slot;
 
-	return conn_relayed(conn) && slot_has(slot, SLOT_NATIVE_FIN) && rx_watches(slot) &&
-	       !slot_has(slot, SLOT_FIN | SLOT_RESET);
+	return conn_relayed(conn) && !slot_has(slot, SLOT_FIN | SLOT_RESET) &&
+	       ((slot_has(slot, SLOT_NATIVE_FIN) && rx_watches(slot)) || recall_open(conn));
 }
 
-/* Whether that is so, and the kernel has no bytes left: then it has nothing more to report. */
+/* Whether that is so, and the kernel has no bytes left that may be read: then it has nothing more to report. */
 bool conn_fin_waits(struct conn *conn, int fd)
 {
 	struct conn_slot *slot = conn->slot;
@@ -97,6 +122,8 @@ bool conn_fin_waits(struct conn *conn, int fd)
 
 	if (!conn_end_withheld(conn))
 		return false;
+	if (recall_open(conn))
+		return true;
 	return rx_by_ring(slot) || real.ioctl(fd, FIONREAD, &queued) < 0 || queued == 0;
 }
 
@@ -129,9 +156,12 @@ void relay_lost(struct conn *conn, int fd)
 	/* once the provider has published the ring's end, our ring holds everything */
 	bool ended = atomic_load_explicit(&conn->channel.remote->tx_fin, memory_order_acquire);
 	bool invited = atomic_load(&conn->channel.remote->acked) & CHANNEL_ACKED_READY;
-	/* or the round's end is decided; a thread that is just recalling checks itself that the bytes come: conn_demote() */
+	/* or the round's end is decided, and not by a recall that nobody has answered */
 	bool decided = atomic_load(&conn->channel.remote->tx_back) >> 2 == word_load(slot->rx_round);
-	bool receives = rx_watches(slot) && !slot_has(slot, SLOT_RD_SHUT) && invited && !decided && !ended;
+	bool receives = (rx_watches(slot) && !slot_has(slot, SLOT_RD_SHUT) && invited && !decided && !ended) || recall_open(conn);
+	/* what TCP has brought, before the ring's bytes or behind them, is lost with a reset */
+	int queued = 0;
+	bool whole = ended && real.ioctl(fd, FIONREAD, &queued) == 0 && queued == 0;
 
 	if (!receives && !tx_relayed(conn) && !(conn_notice(conn) & CHANNEL_RESET)) {
 		slot_set(slot, SLOT_RELAY_OVER); /* full fence; before the second look: tx_switch() does it the other way round */
@@ -141,7 +171,7 @@ void relay_lost(struct conn *conn, int fd)
 		}
 		slot_clear(slot, SLOT_RELAY_OVER);
 	}
-	conn_abort(conn, fd, ended ? EPIPE : ECONNRESET, REASON_RELAY_LOST); /* as the kernel has it, after a FIN and before */
+	conn_abort(conn, fd, whole ? EPIPE : ECONNRESET, REASON_RELAY_LOST); /* as the kernel has it, after a FIN and before */
 }
 
 /* No lock held. Waits until the provider has acknowledged that the peer knows our words. False: it did not; it may be dead. */
@@ -159,4 +189,18 @@ bool relay_acked(struct conn *conn, uint32_t what, int turns)
 			break;
 	}
 	return false;
+}
+
+/*
+ * No lock held. Before a program without a shim gets the socket: waits until the provider has answered a recall. If it does not,
+ * nobody knows what TCP's next byte is, and nobody is to read it.
+ */
+void recall_settle(struct conn *conn, int fd)
+{
+	for (int turn = 0; turn < RECALL_TURNS && recall_open(conn) && !relay_gone(conn); turn++)
+		relay_acked(conn, CHANNEL_ACKED_RECALL, 1);
+	if (recall_open(conn)) {
+		conn_abort(conn, fd, ECONNRESET, REASON_RELAY_LOST);
+		conn_wake_own(conn);
+	}
 }

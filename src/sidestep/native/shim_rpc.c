@@ -29,7 +29,7 @@ static void command_run(const struct command *command)
 		return; /* another process of the family has it, or it has ended */
 	if (command->type == RPC_DEMOTE) {
 		conn_demote(conn, fd, REASON_DEMOTED, false);
-	} else if (conn_promote(conn, fd)) {
+	} else if (conn_promote(conn, fd, SLOT_DEMOTED)) {
 		conn->backoff = 0;
 		word_store(conn->calls, config.promote_after_calls);
 		rpc_consider(conn, fd);
@@ -79,7 +79,7 @@ static int receive_all(struct conn *done[PENDING_MAX], bool *more)
 static bool rpc_hear(void)
 {
 	struct conn *done[PENDING_MAX];
-	int saved = errno;
+	KEEP_ERRNO;
 	bool more;
 
 	shim_lock_take();
@@ -92,7 +92,6 @@ static bool rpc_hear(void)
 		atomic_store(&commands_seen, told);
 	let_go(done, done_len);
 	bool ran = commands_run();
-	errno = saved;
 	return full && ran;
 }
 
@@ -180,13 +179,12 @@ void rpc_watch(int epfd, _Atomic uint32_t *watched, uint64_t data)
 
 	if (likely(word_load(*watched) == word_load(provider.serial)))
 		return;
-	int saved = errno;
+	KEEP_ERRNO;
 	shim_lock_take();
 	word_store(*watched, provider.serial);
 	if (provider.fd >= 0 && real.epoll_ctl(epfd, EPOLL_CTL_ADD, provider.fd, &event) < 0 && errno != EEXIST)
 		shim_log("commands of the provider will not wake set %d: %d", epfd, errno);
 	shim_lock_drop();
-	errno = saved;
 }
 
 /* shim_lock held. An entry for a question, or -1. */
@@ -289,7 +287,7 @@ bool address_translate(int fd, struct sockaddr_storage *local, struct sockaddr_s
 
 	if (!fd_table_len)
 		return false;
-	int saved = errno;
+	KEEP_ERRNO;
 	if (real.getsockname(fd, (struct sockaddr *)&ends[0], &lens[0]) == 0 &&
 	    address_split((struct sockaddr *)&ends[0], lens[0], addrs[0], &port) &&
 	    real.getpeername(fd, (struct sockaddr *)&ends[1], &lens[1]) == 0 &&
@@ -305,7 +303,6 @@ bool address_translate(int fd, struct sockaddr_storage *local, struct sockaddr_s
 		*local = ends[0];
 	if (shown && remote)
 		*remote = ends[1];
-	errno = saved;
 	return shown;
 }
 
@@ -368,7 +365,7 @@ void rpc_consider(struct conn *conn, int fd)
 	rpc_listen();
 	if (unlikely(slot_has(slot, SLOT_DEMOTED)) || offer_missing(conn))
 		return;
-	int saved = errno;
+	KEEP_ERRNO;
 	if (offer_bearable(conn, fd)) {
 		if (!atomic_load_explicit(&slot->local_port, memory_order_acquire))
 			conn_set_addresses(conn, fd);
@@ -377,7 +374,6 @@ void rpc_consider(struct conn *conn, int fd)
 			commands_run();
 		}
 	}
-	errno = saved;
 }
 
 void rpc_after_fork(void)

@@ -143,7 +143,10 @@ static enum turn native_send(struct call *call)
 		message.msg_iovlen = (size_t)iov_from(call->iov, call->iov_len, call->done, SIZE_MAX, rest);
 		most = iov_total(rest, (int)message.msg_iovlen);
 	}
-	ssize_t n = native_tx_end(conn, call->fd, real.sendmsg(call->fd, &message, call->flags | (call->done ? MSG_NOSIGNAL : 0)));
+	int flags = call->flags | (call->done ? MSG_NOSIGNAL : 0);
+	if (unlikely(flags & MSG_ZEROCOPY)) /* who tells of it; see zerocopy_in_kernel() */
+		*(slot_has(slot, SLOT_NUMBERS) ? &flags : &call->flags) &= ~MSG_ZEROCOPY;
+	ssize_t n = native_tx_end(conn, call->fd, zerocopy_counted(conn, flags, real.sendmsg(call->fd, &message, flags)));
 	if (likely(!call->done))
 		return call_over(call, n, errno);
 	keep_error(conn, n);
@@ -248,6 +251,8 @@ ssize_t conn_send(struct conn *conn, int fd, const struct iovec *iov, int iov_le
 		conn_advance(conn, call.fd);
 	while (unlikely(send_turn(&call) == TURN_AGAIN));
 	ssize_t result = call_end(&call);
+	if (unlikely(call.flags & MSG_ZEROCOPY) && result > 0)
+		message_copied(conn);
 	if (unlikely(call.broken) && !(flags & MSG_NOSIGNAL)) {
 		raise(SIGPIPE); /* to this thread, as the kernel does */
 		errno = EPIPE;

@@ -477,7 +477,7 @@ static void members_arm(struct conn *conn, bool all, bool at_once)
 {
 	if (!has_members(conn))
 		return;
-	int saved = errno;
+	KEEP_ERRNO;
 	shim_lock_take();
 	for (struct member *member = conn->members; member; member = member->next) {
 		set_lock(member->set);
@@ -493,7 +493,6 @@ static void members_arm(struct conn *conn, bool all, bool at_once)
 		set_unlock(member->set);
 	}
 	shim_lock_drop();
-	errno = saved;
 }
 
 void set_conn_switched(struct conn *conn)
@@ -509,7 +508,7 @@ void set_conn_arm(struct conn *conn, bool all)
 
 void set_conn_closed(struct conn *conn, int fd, bool last)
 {
-	int saved = errno;
+	KEEP_ERRNO;
 	shim_lock_take();
 	for (struct member *member = conn->members, *next; member && !last; member = next) {
 		struct set *set = member->set;
@@ -530,7 +529,6 @@ void set_conn_closed(struct conn *conn, int fd, bool last)
 		set_unlock(set);
 	}
 	shim_lock_drop();
-	errno = saved;
 }
 
 /* shim_lock held. The one set's doorbell, made on first use: a busy server is then rung once, not once a connection. */

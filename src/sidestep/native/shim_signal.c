@@ -25,10 +25,9 @@ static bool deferral_room(void)
 {
 	if (likely(self.deferred))
 		return true;
-	int saved = errno;
+	KEEP_ERRNO;
 	void *room = mmap(NULL, DEFERRED_MAX * sizeof(*self.deferred), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
 	self.deferred = room == MAP_FAILED ? NULL : room;
-	errno = saved;
 	return self.deferred;
 }
 

@@ -25,6 +25,10 @@ enum {
 	SLOT_WR_SHUT = 1u << 6,    /* shutdown(SHUT_WR) here */
 	SLOT_PIN = 1u << 7,        /* never promote again; reason says why */
 	SLOT_CONNECTED = 1u << 8,  /* connect() or accept() has been seen */
+	SLOT_INQ = 1u << 9,        /* TCP_INQ is set */
+	SLOT_ZEROCOPY = 1u << 10,  /* SO_ZEROCOPY is set */
+	SLOT_NUMBERS = 1u << 11,   /* we number sends with MSG_ZEROCOPY; see zerocopy_in_kernel() */
+	SLOT_LENT = 1u << 12,      /* as SLOT_PIN, until no program that was started holds the socket; see shim_lent.c */
 	SLOT_DEMOTED = 1u << 13,   /* as SLOT_PIN, until a command says otherwise */
 	SLOT_PASSED = 1u << 14,    /* processes that `holders` does not count may hold the socket */
 	SLOT_RESERVED = 1u << 16,  /* the room behind the tail is being filled in place; nobody else sends by ring */
@@ -33,7 +37,7 @@ enum {
 	SLOT_NATIVE_RESET = 1u << 23, /* and the end was a reset, which stays in the kernel until the bytes have arrived */
 	SLOT_RELAY_OVER = 1u << 22, /* instead of RELAYED: the provider is gone, without bytes; the segment's words stand still */
 };
-#define SLOT_STAYS (SLOT_PIN | SLOT_DEMOTED)
+#define SLOT_STAYS (SLOT_PIN | SLOT_DEMOTED | SLOT_LENT)
 
 static inline bool slot_has(const struct conn_slot *slot, uint32_t bits)
 {
@@ -86,6 +90,18 @@ static inline bool rx_watches(const struct conn_slot *slot)
 static inline bool rx_over(const struct conn_slot *slot)
 {
 	return rx_among(slot, 1u << RX_BACK | 1u << RX_RECALLED | 1u << RX_BARRED);
+}
+/*
+ * Sends with MSG_ZEROCOPY are numbered, and the program is told of each number. Until our sending goes to the ring for the
+ * first time the kernel does that; from then on we do, by whichever path the bytes go.
+ */
+static inline bool zerocopy_in_kernel(const struct conn_slot *slot)
+{
+	return word_load(slot->zerocopy_sent) != word_load(slot->zerocopy_told) && !slot_has(slot, SLOT_NUMBERS);
+}
+static inline bool zerocopy_untold(const struct conn_slot *slot)
+{
+	return word_load(slot->zerocopy_sent) != word_load(slot->zerocopy_told) && slot_has(slot, SLOT_NUMBERS);
 }
 void tx_move(struct conn_slot *slot, enum tx_event_code event); /* a full fence */
 void rx_move(struct conn_slot *slot, enum rx_event_code event); /* likewise */

@@ -55,9 +55,8 @@ void slot_lock_slow(_Atomic uint32_t *lock)
 				return;
 			if (!naps)
 				continue;
-			int saved = errno;
+			KEEP_ERRNO;
 			raw_poll(NULL, 0, 1);
-			errno = saved;
 			if (turn > LOCK_YIELDS + LOCK_NAPS && arena_shared) {
 				atomic_store(lock, self.tid);
 				lock_broken(lock);

@@ -11,13 +11,12 @@ EXPORT int socket(int domain, int type, int protocol)
 
 	if (fd < 0)
 		return fd;
-	int saved = errno;
+	KEEP_ERRNO;
 	fd_fresh(fd);
 	int kind = type & ~(SOCK_CLOEXEC | SOCK_NONBLOCK);
 	if ((domain == AF_INET || domain == AF_INET6) && kind == SOCK_STREAM && fd_table_len && !config.opt_in &&
 	    (protocol == 0 || protocol == IPPROTO_TCP))
 		noted(conn_new(fd, domain, ROLE_UNKNOWN), type & SOCK_NONBLOCK);
-	errno = saved;
 	return fd;
 }
 
@@ -53,7 +52,7 @@ static int accepted(int listener, int fd, struct sockaddr_storage *from, int fla
 
 	if (fd < 0)
 		return fd;
-	int saved = errno;
+	KEEP_ERRNO;
 	fd_fresh(fd);
 	/* A peer elsewhere: the socket is not tracked, and its calls cost nothing. */
 	if (fd_table_len && (peer->sa_family == AF_INET || peer->sa_family == AF_INET6) &&
@@ -71,7 +70,6 @@ static int accepted(int listener, int fd, struct sockaddr_storage *from, int fla
 	}
 	if (conn)
 		rpc_introduce();
-	errno = saved;
 	return fd;
 }
 
@@ -147,7 +145,7 @@ EXPORT int connect(int fd, const struct sockaddr *address, socklen_t len)
 	if (dissolves && result == 0 && conn->managed)
 		start_over(conn, explicit);
 	if ((result == 0 || errno == EINPROGRESS || errno == EINTR) && !slot_has(slot, SLOT_CONNECTED)) {
-		int saved = errno;
+		KEEP_ERRNO;
 		slot->role = ROLE_ACTIVE;
 		slot_set(slot, SLOT_CONNECTED);
 		if (!is_loopback(address) && result == 0 && !same_host(fd, address) && !rpc_reaches_far())
@@ -156,7 +154,6 @@ EXPORT int connect(int fd, const struct sockaddr *address, socklen_t len)
 			rpc_introduce();
 		if (unlikely(explicit) && explicit->direct)
 			conn_set_addresses(conn, fd);
-		errno = saved;
 	}
 	return result;
 }

@@ -22,7 +22,7 @@ static void thread_gone(void *unused)
 
 __attribute__((constructor(101))) static void shim_init(void)
 {
-	int saved = errno;
+	KEEP_ERRNO;
 
 	real_init();
 	shim_pid = (uint32_t)getpid();
@@ -48,7 +48,6 @@ __attribute__((constructor(101))) static void shim_init(void)
 	rpc_before_exec();
 	shim_log("up: ring %u, promote after %u calls, spin %u ns", config.ring_size, config.promote_after_calls,
 	         config.spin_ns);
-	errno = saved;
 }
 
 __attribute__((destructor)) static void shim_exit(void)

@@ -150,6 +150,10 @@ EXPORT int dprintf(int fd, const char *format, ...)
 	return result;
 }
 
+/* As glibc's header declares them, which does so only for programs that are compiled with _FORTIFY_SOURCE. */
+int __vdprintf_chk(int fd, int level, const char *format, va_list args) __attribute__((format(printf, 3, 0)));
+int __dprintf_chk(int fd, int level, const char *format, ...) __attribute__((format(printf, 3, 4)));
+
 EXPORT int __vdprintf_chk(int fd, int level, const char *format, va_list args)
 {
 	(void)level;

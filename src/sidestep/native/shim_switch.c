@@ -67,7 +67,12 @@ static void rx_open(struct conn *conn, int fd)
 	if (!rx_willing(conn) || atomic_load_explicit(&conn->channel.remote->tx_ended, memory_order_acquire) != round ||
 	    channel_rx_avail(&conn->channel) != 0)
 		return;
-	rx_move(slot, RX_ON_WILLING); /* full fence; see tracked_recvmsg() */
+	if (zerocopy_in_kernel(slot)) { /* what the kernel tells of these sends looks like an error of the connection */
+		option_reason(conn, SOL_SOCKET, SO_ZEROCOPY);
+		waits_for(slot, REASON_UNUSUAL_OPTION);
+		return;
+	}
+	rx_move(slot, RX_ON_WILLING); /* full fence; see native_recv() */
 	enum rx_event_code settled = rx_settled(conn, fd);
 	rx_move(slot, settled);
 	if (settled != RX_ON_SETTLED)
@@ -80,6 +85,25 @@ static void rx_open(struct conn *conn, int fd)
 	peer_wake(conn);
 }
 
+/*
+ * rx_lock held. Whether all that we recalled has come by TCP, and was read here: then the ring holds nothing of the stream any
+ * more. Not before: the sender still needs its ring, and a stranger may have read the bytes.
+ */
+static bool recall_over(struct conn *conn)
+{
+	const struct channel_side *remote = conn->channel.remote;
+
+	if (!rx_willing(conn) ||
+	    atomic_load_explicit(&remote->tx_ended, memory_order_acquire) != word_load(conn->slot->rx_round))
+		return false;
+	int64_t recalled = channel_rx_avail(&conn->channel);
+	if (recalled < 0 || (recalled > 0 && (!conn_peer_switched(conn) || word_load(conn->slot->rx_tcp_bytes) <
+	                                      word_load(remote->tx_switch_offset) + (uint64_t)recalled)))
+		return false;
+	channel_rx_consume(&conn->channel, (size_t)recalled);
+	return true;
+}
+
 /* rx_lock held. Declares rx_ready if possible. True: both TCP and the segment are watched. */
 bool rx_consent(struct conn *conn, int fd)
 {
@@ -90,6 +114,8 @@ bool rx_consent(struct conn *conn, int fd)
 	/* in this order: the peer never switches to a round that has ended before it began */
 	if (rx_is(slot, RX_CONSENTED) && conn_peer_back(conn) && !conn_peer_switched(conn))
 		rx_move(slot, RX_ON_UNUSED);
+	if (rx_is(slot, RX_RECALLED) && recall_over(conn))
+		rx_move(slot, RX_ON_DRY);
 	if (rx_is(slot, RX_TCP) || rx_is(slot, RX_BACK))
 		rx_open(conn, fd);
 	return rx_consented(slot);
@@ -131,7 +157,8 @@ bool tx_switch(struct conn *conn, int fd)
 	    (conn_notice(conn) & (CHANNEL_DEMOTE | CHANNEL_RECALL)))
 		return false;
 	tx_move(slot, TX_ON_INVITED); /* full fence */
-	enum count count = atomic_load(&slot->tx_kernel_waiters) == 0 ? tx_count(conn, fd) : COUNT_UNSTABLE;
+	bool settled = atomic_load(&slot->tx_kernel_waiters) == 0 && !zerocopy_in_kernel(slot);
+	enum count count = settled ? tx_count(conn, fd) : COUNT_UNSTABLE;
 	if (count != COUNT_EQUAL) {
 		tx_move(slot, TX_ON_UNSETTLED);
 		if (count == COUNT_DIFFERS) {
@@ -144,6 +171,7 @@ bool tx_switch(struct conn *conn, int fd)
 	}
 	uint32_t round = word_load(slot->tx_round) + 1;
 	conn_bound(conn, fd);
+	slot_set(slot, SLOT_NUMBERS);
 	word_store(slot->tx_round, round);
 	word_store(slot->tx_switch_offset, word_load(slot->tx_tcp_bytes));
 	word_store(conn->channel.local->tx_switch_offset, word_load(slot->tx_tcp_bytes));
@@ -203,19 +231,6 @@ bool rx_back(struct conn *conn, int fd)
 	if (word_load(slot->state) == STATE_PROMOTED)
 		word_store(slot->state, STATE_PINNED);
 	return true;
-}
-
-/* Whether all that is left to receive comes by TCP. */
-bool conn_receives_tcp(struct conn *conn, int fd)
-{
-	struct conn_slot *slot = conn->slot;
-
-	if (rx_by_ring(slot) && conn_peer_back(conn) && slot_trylock(&slot->rx_lock)) {
-		if (conn->managed && rx_by_ring(slot))
-			rx_back(conn, fd);
-		slot_unlock(&slot->rx_lock);
-	}
-	return rx_over(slot);
 }
 
 /* The next bytes are on one path and those after them on the other, so a wait cannot be for both together. */
@@ -398,7 +413,7 @@ void tx_honour(struct conn *conn, int fd)
 bool conn_honour(struct conn *conn, int fd)
 {
 	struct conn_slot *slot = conn->slot;
-	int saved = errno;
+	KEEP_ERRNO;
 	bool moved = false;
 
 	if (!tx_request_pending(conn) || !slot_trylock(&slot->tx_lock))
@@ -408,7 +423,6 @@ bool conn_honour(struct conn *conn, int fd)
 		tx_honour(conn, fd);
 	}
 	slot_unlock(&slot->tx_lock);
-	errno = saved;
 	return moved;
 }
 
@@ -420,7 +434,7 @@ bool leave_ring(struct conn *conn, int fd)
 {
 	struct conn_slot *slot = conn->slot;
 	bool moved = false;
-	int saved = errno;
+	KEEP_ERRNO;
 
 	if (slot_has(slot, SLOT_PEER_GONE | SLOT_RESET) || !tx_by_ring(slot) || !tx_acked(conn))
 		return false;
@@ -436,7 +450,6 @@ bool leave_ring(struct conn *conn, int fd)
 		shim_log("fd %d: the peer's end would not be heard; ours goes on by TCP", fd);
 	}
 	slot_unlock(&slot->tx_lock);
-	errno = saved;
 	return moved;
 }
 

@@ -3,6 +3,7 @@
 
 #include <dlfcn.h>
 #include <fcntl.h>
+#include <linux/aio_abi.h>
 #include <linux/close_range.h>
 #include <sched.h>
 #include <sys/ioctl.h>
@@ -61,6 +62,22 @@ static long raw_moving(long number, const long a[6])
 	return real.syscall(number, a[0], a[1], a[2], a[3], a[4], a[5]);
 }
 
+/* Asynchronous I/O on a number: what moves its bytes does not come by here. */
+static void aio_demote(int fd)
+{
+	HELD conn = conn_hold(fd);
+
+	if (conn)
+		conn_demote(conn, fd, REASON_ASYNC_IO, true);
+}
+
+static void aio_kernel_demote(long len, struct iocb *const list[])
+{
+	for (long i = 0; list && i < len; i++)
+		if (list[i])
+			aio_demote((int)list[i]->aio_fildes);
+}
+
 EXPORT long syscall(long number, ...)
 {
 	va_list args;
@@ -75,6 +92,10 @@ EXPORT long syscall(long number, ...)
 		/* libuv batches epoll_ctl through io_uring, past every hook: it uses epoll_ctl when there is none */
 		if (fd_table_len)
 			return fail_with(ENOSYS);
+		break;
+	case SYS_io_submit:
+		if (fd_table_len)
+			aio_kernel_demote(a[1], (struct iocb *const *)a[2]);
 		break;
 	case SYS_socket: return socket((int)a[0], (int)a[1], (int)a[2]);
 	case SYS_bind: return bind((int)a[0], (const struct sockaddr *)a[1], (socklen_t)a[2]);
@@ -111,18 +132,16 @@ EXPORT long syscall(long number, ...)
 }
 
 /*
- * ---- io_uring ----
- * Its calls do not come by here: a read of a promoted socket would wait for ever, what was written would break it. Who has
- * a ring stays on TCP. liburing makes the system call itself; where it was loaded late it is in no scope that we can ask.
+ * ---- io_uring and libaio ----
+ * They make their system calls themselves; where they were loaded late they are in no scope that we can ask.
  */
-_Atomic bool has_io_uring;
-
-static void *uring_find(const char *name)
+static void *library_find(const char *name)
 {
+	static const char *const libraries[] = {"liburing.so.1", "liburing.so.2", "libaio.so.1", "libaio.so.1t64"};
 	void *found = dlsym(real_scope(), name);
 
-	for (int version = 1; !found && version <= 2; version++) {
-		void *library = dlopen(version == 1 ? "liburing.so.1" : "liburing.so.2", RTLD_LAZY | RTLD_NOLOAD);
+	for (size_t i = 0; !found && i < sizeof(libraries) / sizeof(*libraries); i++) {
+		void *library = dlopen(libraries[i], RTLD_LAZY | RTLD_NOLOAD);
 		if (library) {
 			found = dlsym(library, name);
 			dlclose(library);
@@ -131,23 +150,18 @@ static void *uring_find(const char *name)
 	return found;
 }
 
-static int uring_made(int result)
+static int uring_result(int result)
 {
-	if (result < 0 || atomic_exchange(&has_io_uring, true))
-		return result;
-	for (uint32_t fd = 0; fd < atomic_load(&fd_end); fd++) {
-		HELD conn = conn_hold((int)fd);
-		if (conn)
-			conn_demote(conn, (int)fd, REASON_IO_URING, true);
-	}
+	if (result >= 0)
+		uring_made();
 	return result;
 }
 
 #define URING(name, params, args) \
 	EXPORT int name params \
 	{ \
-		int(*found) params = (int(*) params)uring_find(#name); \
-		return found ? uring_made(found args) : -ENOSYS; \
+		int(*found) params = (int(*) params)library_find(#name); \
+		return found ? uring_result(found args) : -ENOSYS; \
 	}
 URING(io_uring_setup, (unsigned n, void *setup), (n, setup))
 URING(io_uring_queue_init, (unsigned n, void *ring, unsigned flags), (n, ring, flags))
@@ -155,31 +169,39 @@ URING(io_uring_queue_init_params, (unsigned n, void *ring, void *setup), (n, rin
 URING(io_uring_queue_init_mem, (unsigned n, void *ring, void *setup, void *memory, size_t len),
       (n, ring, setup, memory, len))
 
-/* ---- asynchronous I/O: libc's threads make the calls inside libc ---- */
-static void aio_demote(const struct aiocb *block)
+/* ---- asynchronous I/O: the kernel's, by libaio, and libc's, whose threads make the calls inside libc ---- */
+EXPORT int io_submit(aio_context_t context, long len, struct iocb *list[])
 {
-	HELD conn = block ? conn_hold(block->aio_fildes) : NULL;
+	static int (*_Atomic submit)(aio_context_t, long, struct iocb *[]);
 
-	if (conn)
-		conn_demote(conn, block->aio_fildes, REASON_ASYNC_SIGNAL_IO, true);
+	if (unlikely(!submit) && !(submit = (int (*)(aio_context_t, long, struct iocb *[]))library_find("io_submit")))
+		return -ENOSYS;
+	aio_kernel_demote(len, list);
+	return submit(context, len, list);
+}
+
+static void aio_block_demote(const struct aiocb *block)
+{
+	if (block)
+		aio_demote(block->aio_fildes);
 }
 
 EXPORT int aio_read(struct aiocb *block)
 {
-	aio_demote(block);
+	aio_block_demote(block);
 	return real.aio_read(block);
 }
 
 EXPORT int aio_write(struct aiocb *block)
 {
-	aio_demote(block);
+	aio_block_demote(block);
 	return real.aio_write(block);
 }
 
 EXPORT int lio_listio(int mode, struct aiocb *const list[], int len, struct sigevent *event)
 {
 	for (int i = 0; i < len; i++)
-		aio_demote(list[i]);
+		aio_block_demote(list[i]);
 	return real.lio_listio(mode, list, len, event);
 }
 

@@ -197,9 +197,10 @@ static int wait_set(struct conn *conn, int fd)
 	}
 	if (!conn_liveness_watch(conn, self.wait_epfd, UINT32_MAX))
 		return -1;
-	/* Only its edges where a provider stands between: what TCP holds, an end or what was sent after it went back to TCP,
-	 * may have to stay there for a while. Once it has gone, an end whose edge was taken is to be heard all the same. */
-	bool edges = conn_relayed(conn);
+	/* Only its edges where a provider stands between, and what TCP holds (an end, or what was sent after it went back to TCP)
+	 * may have to stay there for a while. Once that can be read it is to be heard all the same, though its edge was taken: by
+	 * now the provider may have said what it waited for, and another process may have heard that. */
+	bool edges = conn_relayed(conn) && (rx_by_ring(conn->slot) || conn_fin_waits(conn, fd));
 	for (at = 0; at < 4 && !(self.watched[at].serial == conn->serial && self.watched[at].fd == fd); at++)
 		;
 	if (at < 4 && self.watched[at].edges == edges)

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
-from sidestep import limits
+from sidestep import config, limits
 from sidestep.errors import SidestepError
 from sidestep.observe import doctor, preload_check
 from sidestep.observe.doctor import Finding, Level
@@ -83,26 +83,30 @@ def check_place(socket_path: Path) -> Iterator[Finding]:
         ("provider", lambda: doctor.provider(socket_path)),
         ("namespace", lambda: _namespace(socket_path)),
         ("memory", lambda: _memory(socket_path)),
+        *doctor.log_checks(),
     ))  # fmt: skip
 
 
 def _status(socket_path: Path) -> dict[str, object]:
-    if not control.answers(socket_path):
+    if not config.answers(socket_path):
         return {}
     with control.ControlConnection(socket_path) as connection:
         return connection.status()
 
 
 def _namespace(socket_path: Path) -> Finding:
-    mine, theirs = proof.netns_cookie(), _status(socket_path).get("netns_cookie")
+    status = _status(socket_path)
+    mine, theirs = proof.netns_cookie(), status.get("netns_cookie")
     if theirs is None:
         return Finding("namespace", Level.OK, "the provider will be in this network namespace")
     if mine == theirs:
         return Finding("namespace", Level.OK, "the provider is in this network namespace")
+    text = f"the provider is in another network namespace ({theirs}; this one is {mine}), and serves both"
+    if status.get("proves_paths"):
+        return Finding("namespace", Level.OK, text)
     return Finding(
-        "namespace", Level.NOTE, f"the provider is in another network namespace ({theirs}; this one is {mine})",
-        "connections of this one need a provider for the whole system, which proves them by their path; or start a "
-        "provider here: sidestep provider start --socket PATH",
+        "namespace", Level.NOTE, f"{text}; connections between the two stay on TCP",
+        "these need a provider for all users, or one with --remote in each: sidestep provider start --socket PATH",
     )  # fmt: skip
 
 

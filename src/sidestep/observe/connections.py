@@ -13,8 +13,10 @@ from pathlib import Path
 from socket import AF_INET, AF_INET6, inet_ntop
 from typing import Any, Final
 
-from sidestep.native.layout import REASON_TEXT, Reason, Role, Rx, State, Tx
-from sidestep.provider.arena import numbered_slots
+from sidestep.native.layout import Reason, Role, Rx, State, Tx
+from sidestep.native.reasons import why
+from sidestep.observe.processes import Processes
+from sidestep.provider.arena import numbered_slots, pid_namespace
 from sidestep.provider.control import ControlConnection
 
 _ROLES: Final = {Role.ACTIVE: "active", Role.PASSIVE: "passive"}
@@ -51,8 +53,8 @@ class Key:
 class Connection:
     """One end of a TCP connection."""
 
-    pid: int
-    program: str | None  # None: the process has gone
+    pid: int  # as it is seen from here; 0: it is not
+    program: str | None  # None: the process has gone, or is not seen from here
     fd: int
     local: str  # "addr:port", IPv6 as "[addr]:port"
     remote: str
@@ -71,6 +73,7 @@ class Connection:
     age_s: float
     promoted_s: float | None  # seconds since it was promoted
     born_ns: int  # CLOCK_MONOTONIC; no other connection of its process has it
+    container: str | None = None  # id or name of the one its process is in, as far as it can be told
     promotions: int = 0  # how often its sending has gone to the ring
     key: Key | None = None
     link: dict[str, Any] | None = None  # to another host: protocol, device, modes, credit; see `RemoteRelay.details`
@@ -79,6 +82,12 @@ class Connection:
     def promoted(self) -> bool:
         """Whether both directions use shared memory."""
         return self.state == "promoted"
+
+    @property
+    def who(self) -> str:
+        """The program, and the container it is in."""
+        name = self.program or ("(gone)" if self.pid else "(not seen from here)")
+        return f"{name}@{self.container}" if self.container else name
 
     @property
     def arrow(self) -> str:
@@ -91,17 +100,18 @@ class Connection:
 
 def connections(socket_path: Path) -> Iterator[Connection]:
     """All connections of all programs at this provider; raises Unavailable if none answers."""
-    programs: dict[int, str | None] = {}
+    processes = Processes()
     with ControlConnection(socket_path) as control:
         links = {str(link["segment"]): link for link in control.links()}
         for arena, fd in control.arenas():
-            now_ns = time.monotonic_ns()
+            now_ns, namespace = time.monotonic_ns(), pid_namespace(fd)
             for number, slot in numbered_slots(fd):
-                if (found := _decode(slot, now_ns, programs, Key(arena, number, slot["generation"]))) is not None:
+                slot["pid"] = processes.here(namespace, slot["pid"])
+                if (found := _decode(slot, now_ns, processes, Key(arena, number, slot["generation"]))) is not None:
                     yield replace(found, link=links[found.segment]) if found.segment in links else found
 
 
-def _decode(slot: dict[str, Any], now_ns: int, programs: dict[int, str | None], key: Key) -> Connection | None:
+def _decode(slot: dict[str, Any], now_ns: int, processes: Processes, key: Key) -> Connection | None:
     """The connection in a slot; None if it is free or makes no sense."""
     try:
         state, reason = State(slot["state"]), Reason(slot["reason"])
@@ -110,14 +120,13 @@ def _decode(slot: dict[str, Any], now_ns: int, programs: dict[int, str | None], 
     if state is State.FREE:
         return None
     pid = slot["pid"]
-    if pid not in programs:
-        programs[pid] = program_name(pid)
     return Connection(
-        pid=pid, program=programs[pid], fd=slot["fd"],
+        pid=pid, program=processes.name(pid), container=processes.container(pid), fd=slot["fd"],
         local=_endpoint(slot["family"], slot["local_addr"], slot["local_port"]),
         remote=_endpoint(slot["family"], slot["remote_addr"], slot["remote_port"]),
         role=_ROLES.get(slot["role"], "unknown"), state=state.name.lower(),
-        reason=reason.name if reason is not Reason.NONE else None, why=REASON_TEXT[reason],
+        reason=reason.name if reason is not Reason.NONE else None,
+        why=why(reason, (slot["option_level"], slot["option_name"])),
         segment=slot["segment_id"].hex() if any(slot["segment_id"]) else None, tx=_traffic(slot, "tx"),
         rx=_traffic(slot, "rx"), doorbells=slot["doorbells_sent"], sleeps=slot["sleeps"] + slot["tx_sleeps"],
         calls=slot["wait_calls"], spins_won=slot["spins_won"], spins_lost=slot["spins_lost"],
@@ -132,13 +141,6 @@ def _traffic(slot: dict[str, Any], way: str) -> Traffic:
         slot[f"{way}_tcp_bytes"], slot[f"{way}_tcp_msgs"], slot[f"{way}_ring_bytes"], slot[f"{way}_ring_msgs"],
         slot[f"{way}_switch_offset"] if slot[f"{way}_state"] in _BY_RING[way] else None,
     )  # fmt: skip
-
-
-def program_name(pid: int) -> str | None:
-    try:
-        return Path(f"/proc/{pid}/comm").read_text(errors="replace").rstrip("\n")
-    except OSError:
-        return None
 
 
 def _endpoint(family: int, addr: bytes, port: int) -> str:

@@ -12,15 +12,18 @@ import signal
 import socket
 import subprocess
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from enum import Enum
+from dataclasses import asdict, dataclass
+from enum import StrEnum
 from pathlib import Path
 from typing import Final, NoReturn
 
-from sidestep.config import ShimSettings, make_private_dir, policy_places
+from sidestep import config
+from sidestep.config import ENV_LOG, ShimSettings, log_file, make_private_dir, policy_places
 from sidestep.errors import SidestepError, Unavailable
 from sidestep.installation import native_library
 from sidestep.native import _channel
+from sidestep.native.layout import LAYOUT_VERSION
+from sidestep.observe import other_users
 from sidestep.provider import control, memory
 from sidestep.provider.policy_files import read_places
 from sidestep.provider.proof import lookup as proof
@@ -34,7 +37,7 @@ _MEMBARRIER_PRIVATE_EXPEDITED: Final = 1 << 3
 Checks = tuple[tuple[str, Callable[[], "Finding"]], ...]
 
 
-class Level(Enum):
+class Level(StrEnum):
     """How bad a finding is."""
 
     OK = "ok"
@@ -52,7 +55,7 @@ class Finding:
     remedy: str = ""
 
     def as_json(self) -> dict[str, str]:
-        return {"subject": self.subject, "level": self.level.value, "text": self.text, "remedy": self.remedy}
+        return asdict(self)
 
 
 def check_machine(socket_path: Path) -> Iterator[Finding]:
@@ -68,7 +71,9 @@ def check_machine(socket_path: Path) -> Iterator[Finding]:
         ("cpus", _cpus),
         ("shim", shim),
         ("provider", lambda: provider(socket_path)),
+        ("users", lambda: _users(socket_path)),
         ("policy", lambda: _policy(socket_path)),
+        *log_checks(),
     ))  # fmt: skip
 
 
@@ -237,9 +242,34 @@ def shim() -> Finding:
     )
 
 
+def log_checks() -> Checks:
+    """Of the shim's log, where there is to be one: the shim in a program says nothing if it cannot be written."""
+    return (("log", _log),) if os.environ.get(ENV_LOG) else ()
+
+
+def _log() -> Finding:
+    try:
+        return Finding("log", Level.OK, f"{log_file(os.environ)} can be written")
+    except Unavailable as error:  # a worse one would say that connections stay on TCP
+        return Finding("log", Level.NOTE, error.message, error.remedy)
+
+
+def _users(socket_path: Path) -> Finding:
+    """Whether programs of other users are left out, of those that listen on this host."""
+    uids = {found.uid for found in other_users.sockets() if found.listens}
+    others = sorted(other_users.name(uid) for uid in uids if other_users.left_out(uid, socket_path))
+    if not others:
+        return Finding("users", Level.OK, "nobody who listens here is left out for the user it runs as")
+    who = other_users.name(other_users.owner(socket_path))
+    return Finding(
+        "users", Level.NOTE, f"the provider is {who}'s own and leaves out servers of {', '.join(others)}",
+        other_users.remedy(),
+    )  # fmt: skip
+
+
 def _policy(socket_path: Path) -> Finding:
     """Whether the rules are in force; without a provider: whether one would take them."""
-    if control.answers(socket_path):
+    if config.answers(socket_path):
         with control.ControlConnection(socket_path) as connection:
             found = connection.status()["policy"]
         rules, bad, first, blind = found["rules"], found["errors"], found["first_error"], found["blind"]
@@ -258,9 +288,14 @@ def _policy(socket_path: Path) -> Finding:
 
 
 def provider(socket_path: Path) -> Finding:
-    if control.answers(socket_path):
+    if config.answers(socket_path):
         with control.ControlConnection(socket_path) as connection:
             found = connection.status()
+        if LAYOUT_VERSION not in control.layouts(found):
+            text = (
+                f"{found['pid']} at {socket_path}, of sidestep {found['version']}, does not serve programs of this one"
+            )
+            raise Unavailable(text, remedy=control.RESTART)
         return Finding("provider", Level.OK, f"{found['pid']} at {socket_path}, {found['shims']} programs")
     directory = socket_path.parent
     if directory.is_dir():

@@ -17,14 +17,14 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Final
 
-import psutil
-
 from sidestep.errors import Misuse, Unavailable
 from sidestep.native.layout import REASON_TEXT, Reason
 from sidestep.native.reasons import REMEDY
+from sidestep.observe import other_users
 from sidestep.observe.connections import Connection, Traffic, connections
 from sidestep.observe.sockets import HostSocket, Judgement, Outside, Process, endpoint, is_here, tcp_sockets
-from sidestep.provider.control import ControlConnection
+from sidestep.provider.arena import layout_of
+from sidestep.provider.control import RESTART, ControlConnection, layouts
 from sidestep.switch.protocol import Endpoint
 
 # Where the other end decides: what it is, and what keeps it, says more than the reason of this end.
@@ -160,11 +160,11 @@ class Explainer:
     # ---- tracked ----
 
     def _tracked_connection(self, one: Connection, ends: tuple[Endpoint, Endpoint]) -> Explanation:
-        subject = f"{one.program or '(gone)'}[{one.pid}] fd {one.fd}, {ends[0]} {one.arrow} {ends[1]},"
+        subject = f"{one.who}[{one.pid}] fd {one.fd}, {ends[0]} {one.arrow} {ends[1]},"
         peer = self._by_ends.get((ends[1], ends[0]))
         facts = [*_link_facts(one), *_traffic_facts(one)]
         if peer is not None:
-            facts.append(("peer", f"{peer.program or '(gone)'}[{peer.pid}] fd {peer.fd}, {peer.state}"))
+            facts.append(("peer", f"{peer.who}[{peer.pid}] fd {peer.fd}, {peer.state}"))
         if one.promoted:
             carrier = self._carrier(one, ends, peer)
             return Explanation(
@@ -180,7 +180,7 @@ class Explainer:
         self, one: Connection, ends: tuple[Endpoint, Endpoint], peer: Connection | None
     ) -> tuple[str | None, str, str]:
         cause, hint = one.why, self._remedy(one)
-        if failed := self._failed(one, ends):
+        if failed := self._failed(one, ends) or self._of_another_user(one, peer):
             return failed
         about_the_peer = one.reason in _ABOUT_THE_PEER
         if not about_the_peer and one.reason not in _DECIDED:
@@ -203,10 +203,20 @@ class Explainer:
             return one.reason, cause, hint
         held = next((s for s in self._host_sockets if (s.local, s.remote) == (ends[1], ends[0])), None)
         if held is None or held.pid is None:
-            judgement, name = Judgement.of(Outside.UNSEEN), "the process at the other end"
+            judgement, name = self._unseen(ends[1], ends[0]), "the process at the other end"
         else:
             judgement, name = self._judge(self._process(held.pid)), f"the other end, {self._process(held.pid)},"
         return judgement.code.name, f"{name} {judgement.text}", judgement.remedy
+
+    def _of_another_user(self, one: Connection, peer: Connection | None) -> tuple[str, str, str] | None:
+        """An end whose program has changed its user, and finds no provider since."""
+        for end, name in ((one, "this end,"), (peer, "the other end,")):
+            if end is not None and end.reason == Reason.NO_PROVIDER.name:
+                process = self._process(end.pid)
+                judgement = process.outside(self._socket_path)
+                if judgement is not None and judgement.code is Outside.OTHER_USER:
+                    return judgement.code.name, f"{name} {process}, {judgement.text}", judgement.remedy
+        return None
 
     @staticmethod
     def _remedy(one: Connection) -> str:
@@ -260,13 +270,13 @@ class Explainer:
     def _decide(self, one: Connection, role: str, listener: Endpoint) -> dict[str, Any] | None:
         """The provider's dry run of a connection; None if it cannot be asked, or the program has gone."""
         try:
-            process = psutil.Process(one.pid)
+            uid, gid = Process(one.pid).effective_ids()
             with ControlConnection(self._socket_path) as control:
                 return control.document(
-                    "decide", role=role, program=one.program or "", uid=process.uids().effective,
-                    gids=[process.gids().effective], address=str(listener.address), port=listener.port,
+                    "decide", role=role, program=one.program or "", uid=uid, gids=[gid],
+                    address=str(listener.address), port=listener.port,
                 )  # fmt: skip
-        except (Unavailable, psutil.Error):
+        except (Unavailable, OSError):
             return None
 
     def _carrier(self, one: Connection, ends: tuple[Endpoint, Endpoint], peer: Connection | None) -> str:
@@ -285,7 +295,7 @@ class Explainer:
     def _untracked(self, held: HostSocket) -> Explanation:
         ends = f"{held.local} -- {held.remote}" if held.remote else str(held.local)
         if held.pid is None:
-            unseen = Judgement.of(Outside.UNSEEN)
+            unseen = self._unseen(held.local, held.remote)
             return _plain(f"{ends},", Verdict.TCP, unseen.code.name, f"its process {unseen.text}", unseen.remedy)
         process = self._process(held.pid)
         subject = f"{process} fd {held.fd}, {ends},"
@@ -306,7 +316,21 @@ class Explainer:
             return judgement
         if self.provider_missing:
             return Judgement(Outside.NO_PROVIDER, Outside.NO_PROVIDER.text, self.provider_missing.remedy)
-        return Judgement.of(Outside.UNKNOWN_SOCKET)
+        version, served = layout_of(process.pid), layouts(self._status)
+        if version is None or version in served:
+            return Judgement.of(Outside.UNKNOWN_SOCKET)
+        known = " and ".join(map(str, served))
+        text = f"{version}; the provider, of sidestep {self._status['version']}, serves {known}"
+        remedy = f"restart {process.command}" if version < served.start else RESTART
+        return Judgement.of(Outside.OTHER_LAYOUT, text, remedy)
+
+    def _unseen(self, local: Endpoint, remote: Endpoint | None) -> Judgement:
+        """Why nothing can be told of the process that holds that socket; the kernel tells whose it is."""
+        uid = next(
+            (uid for *ends, _, uid in other_users.sockets() if ends[0] == local and remote in (None, ends[1])), None
+        )
+        left_out = Judgement.of_user(uid, self._socket_path) if uid is not None else None
+        return left_out or Judgement.of(Outside.UNSEEN)
 
     # ---- sources ----
 

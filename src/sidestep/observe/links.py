@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, fields
-from typing import Any, Final, TypeAlias
+from typing import Any, Final, NamedTuple, TypeAlias
 
 from sidestep import limits
 
@@ -26,8 +26,7 @@ _GROWING: Final = {
 }  # fmt: skip
 
 
-@dataclass(frozen=True, slots=True, order=True)
-class LinkRoute:
+class LinkRoute(NamedTuple):
     """Over what, and where to."""
 
     protocol: str

@@ -35,7 +35,7 @@ from sidestep import limits
 from sidestep.counters import NAMES
 from sidestep.errors import Misuse, Unavailable
 from sidestep.native.layout import State
-from sidestep.observe.links import LinkRoute, LinkTotals, Sum, modes, sums
+from sidestep.observe.links import LinkTotals, Sum, modes, sums
 from sidestep.observe.traffic import Sample, Totals, take_sample
 
 _COUNTER: Final = re.compile(r"(\w+)(?:\{(.*)\})?")
@@ -141,9 +141,9 @@ def _link_traffic(totals: LinkTotals) -> Iterator[Metric]:
     )  # fmt: skip
     for (way, unit, direction, mechanism), count in sorted(totals.counts.items()):
         if unit == "bytes":
-            whole.add_metric((*_way(way), direction), count)
+            whole.add_metric((*way, direction), count)
         else:
-            zcopy.add_metric((*_way(way), direction, mechanism), count)
+            zcopy.add_metric((*way, direction, mechanism), count)
     yield whole
     yield zcopy
 
@@ -153,7 +153,7 @@ def _links(sample: Sample, totals: LinkTotals) -> Iterator[Metric]:
     for name, text, read in _LINK_GAUGES:
         family = GaugeMetricFamily(f"sidestep_link{name}", text, labels=_WAY)
         for way, whole in sorted(found.items()):
-            family.add_metric(_way(way), read(whole))
+            family.add_metric(way, read(whole))
         yield family
     family = GaugeMetricFamily(
         "sidestep_link_modes", "Links by what they do now", labels=("protocol", "direction", "mode", "mechanism")
@@ -161,10 +161,6 @@ def _links(sample: Sample, totals: LinkTotals) -> Iterator[Metric]:
     for labels, count in sorted(modes(sample.links).items()):
         family.add_metric(labels, count)
     yield family
-
-
-def _way(way: LinkRoute) -> tuple[str, str, str]:
-    return way.protocol, way.device, way.peer
 
 
 def _provider(status: Any) -> Iterator[Metric]:

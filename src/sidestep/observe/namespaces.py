@@ -9,7 +9,7 @@ import ctypes
 import os
 import subprocess
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Final
 
@@ -69,10 +69,8 @@ class Namespace:
     def path(self) -> Path:
         return Path(f"/proc/{os.getpid()}/fd/{self._fd}")
 
-    @contextmanager
-    def inside(self) -> Iterator[None]:
-        with thread_in_netns(self.path):
-            yield
+    def inside(self) -> AbstractContextManager[None]:
+        return thread_in_netns(self.path)
 
     def close(self) -> None:
         os.close(self._fd)

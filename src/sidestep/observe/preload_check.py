@@ -9,15 +9,12 @@ from __future__ import annotations
 import errno
 import os
 import re
-import shutil
 import stat
 import struct
-import subprocess
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO, Final
+from typing import BinaryIO, Final, NamedTuple
 
 from sidestep.errors import Unavailable
 
@@ -35,8 +32,7 @@ _SCAN_MAX: Final = 256 << 20  # bytes of a file that are searched for system cal
 _LOADER_TIMEOUT_S: Final = 20.0  # for listing the libraries of a program
 
 
-@dataclass(frozen=True, slots=True)
-class PreloadObstacle:
+class PreloadObstacle(NamedTuple):
     """Why the shim does not get into a program."""
 
     code: str
@@ -52,9 +48,13 @@ class PreloadObstacle:
         """Whether the kernel itself refuses to execute the program."""
         return self.code in _STOPPING
 
+    @property
+    def forbids_it(self) -> bool:
+        """Whether the program's own loader ends it over the shim, instead of doing without."""
+        return self.code == _MUSL[0]
 
-@dataclass(frozen=True, slots=True)
-class Program:
+
+class Program(NamedTuple):
     """What the file of a program says."""
 
     path: Path
@@ -62,8 +62,7 @@ class Program:
     obstacles: tuple[PreloadObstacle, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Calls:
+class Calls(NamedTuple):
     """Which system calls the code of a file seems to make by itself, past the C library. A guess from its bytes."""
 
     io_uring: bool
@@ -105,10 +104,19 @@ _UNREADABLE = ("unreadable", "it cannot be read ({})", "run as a user who may re
 
 def find(name: str) -> Path:
     """The file that `name` would run, through PATH; raises Unavailable."""
-    found = shutil.which(name)
+    found = which(name)
     if found is None:
         raise Unavailable(f"{name} is not found, or not executable", remedy="give its path")
-    return Path(found)
+    return found
+
+
+def which(name: str) -> Path | None:
+    """As `shutil.which`, which is slow to load."""
+    for place in ("",) if os.path.dirname(name) else os.get_exec_path():  # noqa: PTH120
+        path = Path(place, name)
+        if os.access(path, os.X_OK) and path.is_file():
+            return path
+    return None
 
 
 def obstacles(path: Path) -> tuple[PreloadObstacle, ...]:
@@ -144,6 +152,8 @@ def libraries(path: Path) -> tuple[tuple[Path, ...], tuple[str, ...]]:
     Raises:
         Unavailable: The loader cannot be asked.
     """
+    import subprocess  # not at the top: `sidestep run` reads this file before each program
+
     with open(path, "rb") as file:
         header = _HEADER.unpack(_read_at(file, _IDENT_LEN, _HEADER.size))
         loader = _loader(file, header[4], header[9])
@@ -152,8 +162,9 @@ def libraries(path: Path) -> tuple[tuple[Path, ...], tuple[str, ...]]:
     env = {name: value for name, value in os.environ.items() if name != "LD_PRELOAD"} | {"LD_TRACE_LOADED_OBJECTS": "1"}
     try:
         listed = subprocess.run(
-            [loader, path], env=env, capture_output=True, text=True, errors="replace", timeout=_LOADER_TIMEOUT_S,
-            check=False, stdin=subprocess.DEVNULL,
+            # Resolved, as /proc/self/exe is when the kernel starts it: $ORIGIN of a link's target is the target's.
+            [loader, path.resolve()], env=env, capture_output=True, text=True, errors="replace", check=False,
+            timeout=_LOADER_TIMEOUT_S, stdin=subprocess.DEVNULL,
         )  # fmt: skip
     except (OSError, subprocess.TimeoutExpired) as error:
         raise Unavailable(f"{loader} does not list the libraries of {path}: {error}") from error
@@ -163,8 +174,8 @@ def libraries(path: Path) -> tuple[tuple[Path, ...], tuple[str, ...]]:
 
 
 # x86-64: the number goes into eax, and `syscall` follows at once, or soon where a few arguments come in between.
-_CALL_IO_URING: Final = re.compile(rb"\xb8[\xa9-\xab]\x01\x00\x00.{0,24}?\x0f\x05", re.DOTALL)
-_CALL_SOCKETS: Final = re.compile(rb"\xb8(?:[\x29-\x37]\x00|\x20\x01|\x2b\x01|\x33\x01)\x00\x00\x0f\x05")
+_CALL_IO_URING: Final = rb"(?s)\xb8[\xa9-\xab]\x01\x00\x00.{0,24}?\x0f\x05"
+_CALL_SOCKETS: Final = rb"\xb8(?:[\x29-\x37]\x00|\x20\x01|\x2b\x01|\x33\x01)\x00\x00\x0f\x05"
 _LIBURING: Final = b"\0io_uring_queue_init"  # the name that its programs import
 
 
@@ -172,7 +183,7 @@ def calls(path: Path) -> Calls:
     """What the code of an ELF file on x86-64 seems to call; elsewhere only the names it imports are looked at."""
     with open(path, "rb") as file:
         data = file.read(_SCAN_MAX)
-    return Calls(bool(_LIBURING in data or _CALL_IO_URING.search(data)), bool(_CALL_SOCKETS.search(data)))
+    return Calls(bool(_LIBURING in data or re.search(_CALL_IO_URING, data)), bool(re.search(_CALL_SOCKETS, data)))
 
 
 def _obstacle(template: tuple[str, str, str], *details: str) -> PreloadObstacle:
@@ -211,8 +222,8 @@ def _through_env(words: list[str]) -> Path | None:
     for index, word in enumerate(words):
         if word.startswith("-") or "=" in word:
             continue
-        if found := shutil.which(word):
-            return Path(found)
+        if found := which(word):
+            return found
         if any(before.startswith("-") and before != "-S" for before in words[:index]):
             return None  # the word may be the value of that option
         raise _NoInterpreter(word)

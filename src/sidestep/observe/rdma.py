@@ -15,7 +15,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 from sidestep import config, limits
 from sidestep.errors import PeerViolation, Unavailable
@@ -48,7 +48,8 @@ def directories() -> list[tuple[Path, int]]:
     """Where sockets are, and whose they must be: this user's, and for root those of all."""
     found = {config.rdma_dir(): os.geteuid()}
     if os.geteuid() == 0:
-        for parent in (*Path("/run/user").glob("*/sidestep"), *Path("/tmp").glob("sidestep-*")):  # noqa: S108 - owners are checked
+        shared = (parent for place in config.SHARED_PLACES for parent in place.glob("sidestep-*"))  # owners are checked
+        for parent in (*Path("/run/user").glob("*/sidestep"), *shared):
             uid = (parent.parent.name if parent.name == "sidestep" else parent.name.split("-")[1]) or "-"
             if uid.isascii() and uid.isdigit():
                 found.setdefault(parent / "rdma", int(uid))
@@ -69,7 +70,7 @@ def sockets() -> Iterator[tuple[Path, int]]:
 
 
 class DeviceClient:
-    """A connection to one process; use it in a `with` block."""
+    """A connection to one process, to be closed."""
 
     def __init__(self, path: Path, uid: int) -> None:
         """Raises Unavailable if nobody is there, or somebody else is."""
@@ -85,12 +86,6 @@ class DeviceClient:
         if self.uid not in (uid, 0):
             self._sock.close()
             raise Unavailable(f"{path} is served by uid {self.uid}")
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     def close(self) -> None:
         self._sock.close()
@@ -157,7 +152,7 @@ class DeviceClient:
 
 def look(path: Path, uid: int) -> ProcessView:
     """One process; raises Unavailable."""
-    with DeviceClient(path, uid) as asked:
+    with contextlib.closing(DeviceClient(path, uid)) as asked:
         asked.send({"op": "list"})
         process = ProcessView(asked.pid, asked.uid, "")
         until, length = time.monotonic() + limits.RDMA_ASK_S, 0

@@ -1,35 +1,34 @@
 """The TCP sockets of this host, whoever holds them, and what can be told of the processes behind them.
 
-psutil reads /proc/net and /proc/PID/fd. What belongs to another user is seen without its process, unless root looks.
-Only this network namespace is seen, and that of a process that is asked for by its number.
+/proc tells both. What belongs to another user is seen without its process, unless root looks. Only this network
+namespace is seen, and that of a process that is asked for by its number.
 """
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
-from collections.abc import Iterable, Iterator
+import sys
+from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from enum import Enum
 from functools import cached_property
 from ipaddress import IPv4Address, ip_address
 from pathlib import Path
-from typing import Any, Final
-
-import psutil
+from typing import Final
 
 from sidestep import config
 from sidestep.installation import native_library
-from sidestep.observe import preload_check
-from sidestep.observe.connections import program_name
+from sidestep.observe import other_users, preload_check
+from sidestep.observe.processes import program_name
 from sidestep.routing import Address, plain_address
 from sidestep.switch.protocol import Endpoint
 
 _COMMAND_MAX: Final = 120  # characters of a command line shown in a hint; a longer one is cut to its program
-_LIVE: Final = frozenset({
-    psutil.CONN_ESTABLISHED, psutil.CONN_SYN_SENT, psutil.CONN_SYN_RECV, psutil.CONN_CLOSE_WAIT, psutil.CONN_FIN_WAIT1,
-    psutil.CONN_FIN_WAIT2, psutil.CONN_LAST_ACK, psutil.CONN_CLOSING,
-})  # fmt: skip
+_LISTENS: Final = "0A"  # states of TCP as /proc/net/tcp has them
+_OVER: Final = frozenset({"06", "07"})  # TIME_WAIT, CLOSE
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,20 +56,41 @@ def tcp_sockets(pid: int | None = None) -> list[HostSocket]:
 
     Empty for a process that has gone or cannot be looked into.
     """
-    try:
-        found: Iterable[Any] = (
-            psutil.net_connections("tcp") if pid is None else psutil.Process(pid).net_connections("tcp")
-        )
-    except psutil.Error:
-        return []
-    return [
-        HostSocket(
-            getattr(one, "pid", pid), one.fd, Endpoint(_address(one.laddr.ip), one.laddr.port),
-            Endpoint(_address(one.raddr.ip), one.raddr.port) if one.raddr else None,
-        )
-        for one in found
-        if one.status in _LIVE or one.status == psutil.CONN_LISTEN
-    ]  # fmt: skip
+    processes = [pid] if pid is not None else [int(name) for name in os.listdir("/proc") if name.isdigit()]  # noqa: PTH208 - a Path each
+    holders = {inode: (one, fd) for one in processes for inode, fd in _held(one).items()}
+    found = []
+    for table in ("tcp", "tcp6"):
+        try:
+            lines = Path(f"/proc/{pid or 'self'}/net/{table}").read_text(encoding="utf-8").splitlines()[1:]
+        except OSError:  # the process has gone; or there is no IPv6 here
+            continue
+        for line in lines:
+            _, local, remote, state, *_, inode = line.split(maxsplit=10)[:10]
+            if state not in _OVER and (pid is None or inode in holders):
+                holder, fd = holders.get(inode, (None, -1))
+                found.append(HostSocket(holder, fd, _listed(local), None if state == _LISTENS else _listed(remote)))
+    return found
+
+
+def _held(pid: int) -> dict[str, int]:
+    """The sockets of a process by inode, with the first descriptor of each; none if it cannot be looked into."""
+    found = dict[str, int]()
+    with suppress(OSError), os.scandir(f"/proc/{pid}/fd") as entries:
+        for entry in entries:
+            with suppress(FileNotFoundError):  # it has just been closed
+                kind, _, inode = os.readlink(entry.path).partition(":")  # noqa: PTH115 - no path, a name
+                if kind == "socket":
+                    found.setdefault(inode[1:-1], int(entry.name))
+    return found
+
+
+def _listed(text: str) -> Endpoint:
+    """An address of /proc/net/tcp: words of 32 bits as this machine has them, in hexadecimal."""
+    host, _, port = text.partition(":")
+    words = (int(host[at : at + 8], 16) for at in range(0, len(host), 8))
+    return Endpoint(
+        plain_address(ip_address(b"".join(word.to_bytes(4, sys.byteorder) for word in words))), int(port, 16)
+    )
 
 
 def is_here(address: Address, pid: int) -> bool:
@@ -100,6 +120,7 @@ class Outside(Enum):
         "start it again; if that does not help, 'sidestep doctor' tells whether the shim loads",
     )
     OTHER_PROVIDER = "is under sidestep, but with the provider at {}", "start both ends with the same --socket"
+    OTHER_USER = "runs as {}, and a user's own provider leaves out the programs of others", "{}"
     HIDDEN = "is another user's, and cannot be looked into", "ask as its user, or as root"
     GONE = "has gone; the kernel finishes what it left", "nothing to do"
     UNSEEN = "is not seen: it is another user's, in another network namespace, or gone", "ask as its user, or as root"
@@ -107,6 +128,7 @@ class Outside(Enum):
         "is under sidestep, but its shim does not know this socket: another process made it",
         "let the program that is started with 'sidestep run' open or accept the connection by itself",
     )
+    OTHER_LAYOUT = "is under sidestep of layout {}", "{}"
     NO_PROVIDER = (
         "is under sidestep; what carries the connection cannot be told without a provider, and stays as it is",
         "sidestep provider start",
@@ -134,6 +156,13 @@ class Judgement:
     def of(cls, code: Outside, text: str = "", remedy: str = "") -> Judgement:
         return cls(code, code.text.format(text), code.remedy.format(remedy))
 
+    @classmethod
+    def of_user(cls, uid: int, socket_path: Path) -> Judgement | None:
+        """That the provider there does not serve this user; None: it does."""
+        if not other_users.left_out(uid, socket_path):
+            return None
+        return cls.of(Outside.OTHER_USER, other_users.name(uid), other_users.remedy())
+
 
 class Process:
     """A process of this host, as far as it can be looked into; looked at once."""
@@ -153,14 +182,20 @@ class Process:
     def command(self) -> str:
         """The command line, fit for a shell."""
         try:
-            words = psutil.Process(self.pid).cmdline()
-        except psutil.Error:
-            words = []
+            words = Path(f"/proc/{self.pid}/cmdline").read_text(errors="replace").removesuffix("\0").split("\0")
+        except OSError:  # it has gone
+            words = [""]
         # A program that writes its title into its arguments (nginx, PostgreSQL) has no command line any more.
-        if not words or (len(words) == 1 and " " in words[0]) or words[0].endswith(":"):
+        if words == [""] or (len(words) == 1 and " " in words[0]) or words[0].endswith(":"):
             return self.name or "PROGRAM"
         full = shlex.join(words)
         return full if len(full) <= _COMMAND_MAX and full.isprintable() else f"{shlex.quote(words[0])} ..."
+
+    def effective_ids(self) -> tuple[int, int]:
+        """Its user and its group; OSError if it has gone."""
+        lines = Path(f"/proc/{self.pid}/status").read_text(errors="replace").splitlines()
+        fields = dict(line.split(":", 1) for line in lines)
+        return int(fields["Uid"].split()[1]), int(fields["Gid"].split()[1])
 
     def outside(self, socket_path: Path) -> Judgement | None:
         """Why it is not under sidestep with the provider at `socket_path`; None: it is."""
@@ -170,6 +205,7 @@ class Process:
             mapped = f"/{native_library().name}" in Path(f"/proc/{self.pid}/maps").read_text(errors="replace")
             environ = dict(self._environ())
             obstacles = () if mapped else preload_check.obstacles(Path(f"/proc/{self.pid}/exe"))
+            uid = Path(f"/proc/{self.pid}").stat().st_uid
         except PermissionError:
             return Judgement.of(Outside.HIDDEN)
         except OSError:  # it ended while it was looked at
@@ -178,8 +214,9 @@ class Process:
             return Judgement.of(Outside.DISABLED, remedy=self.command)
         if mapped:
             other = environ.get(config.ENV_SOCKET)
-            same = not other or Path(other) == socket_path
-            return None if same else Judgement.of(Outside.OTHER_PROVIDER, other or "")
+            if other and Path(other) != socket_path:
+                return Judgement.of(Outside.OTHER_PROVIDER, other)
+            return Judgement.of_user(uid, socket_path)
         if obstacles:
             return Judgement.of(Outside.UNREACHABLE, obstacles[0].text, obstacles[0].remedy)
         if native_library().name in environ.get("LD_PRELOAD", ""):

@@ -12,20 +12,13 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 from sidestep.observe.connections import Connection, connections
 from sidestep.observe.links import Link, LinkTotals
 from sidestep.provider.control import ControlConnection
 
 Key = tuple[int, int]  # pid, and the moment at which the connection was made: it stays the same, and no other has it
-
-# What is counted of a connection, by name; each only ever grows.
-COUNTS: Final = (
-    "sent_ring_bytes", "sent_tcp_bytes", "received_ring_bytes", "received_tcp_bytes", "sent_ring_messages",
-    "sent_tcp_messages", "received_ring_messages", "received_tcp_messages", "doorbells", "sleeps", "spins_won",
-    "spins_lost",
-)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +43,7 @@ def take_sample(socket_path: Path) -> Sample:
 
 
 def counts(one: Connection) -> Counter[str]:
-    """The counts of a connection, by the names of `COUNTS`."""
+    """What is counted of a connection, by name; each only ever grows."""
     return Counter(
         sent_ring_bytes=one.tx.ring_bytes, sent_tcp_bytes=one.tx.tcp_bytes, received_ring_bytes=one.rx.ring_bytes,
         received_tcp_bytes=one.rx.tcp_bytes, sent_ring_messages=one.tx.ring_msgs, sent_tcp_messages=one.tx.tcp_msgs,
@@ -68,9 +61,10 @@ def grown(after: Connection, before: Connection | None) -> Counter[str]:
     if before is None:
         return now
     then = counts(before)
-    if any(now[name] < then[name] for name in COUNTS):
+    if any(now[name] < count for name, count in then.items()):
         return now
-    return Counter({name: now[name] - then[name] for name in COUNTS})
+    now.subtract(then)
+    return now
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,11 +113,7 @@ class View:
     total: Rate
     states: Mapping[str, int]  # connections by state
     reasons: Mapping[str, int]  # and by reason, of those that have one
-    status: Mapping[str, Any]
-
-    @property
-    def links(self) -> list[Link]:
-        return [one.connection.link for one in self.activities if one.connection.link is not None]
+    after: Sample  # the second look
 
 
 def compare(before: Sample, after: Sample) -> View:
@@ -141,7 +131,7 @@ def compare(before: Sample, after: Sample) -> View:
     found = after.connections.values()
     return View(
         seconds, tuple(activities), Rate.of(total, seconds), Counter(one.state for one in found),
-        Counter(one.reason for one in found if one.reason), after.status,
+        Counter(one.reason for one in found if one.reason), after,
     )  # fmt: skip
 
 

@@ -1,4 +1,4 @@
-"""Policy: which connections are offloaded, over what, and between whom. All but `disk` does no I/O."""
+"""Policy: which connections are offloaded, over what, and between whom. Only `disk` does I/O."""
 
 from __future__ import annotations
 

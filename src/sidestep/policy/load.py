@@ -1,42 +1,22 @@
 """From the first file of a policy to all of its statements: follows includes, looks users and groups up.
 
-No I/O here: `Files` reads, `Names` knows the users; `disk` has both. What is wrong anywhere is collected, so that one
-look shows it all.
+What is wrong anywhere is collected, so that one look shows it all.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 from sidestep import limits
 from sidestep.errors import SidestepError
 from sidestep.policy.compiled import Policy
+from sidestep.policy.disk import DiskFiles, DiskNames
 from sidestep.policy.grammar import parse
 from sidestep.policy.model import Identity, Include, Origin, Pair, PolicyError, Problem, Rule, Statement, is_glob
-
-
-class Files(Protocol):
-    """Where policy files come from."""
-
-    def read(self, path: Path, size_max: int) -> bytes | None:
-        """The bytes of a file, None if there is none; raises SidestepError if it is too long, or not to be read."""
-
-    def expand(self, directory: Path, pattern: str, count_max: int) -> Sequence[Path]:
-        """The files below `directory` that a glob matches, in order; `count_max` at most, and none is no error."""
-
-
-class Names(Protocol):
-    """Who is who."""
-
-    def uid(self, name: str) -> int | None:
-        """The number of a user; None: there is none of that name."""
-
-    def gid(self, name: str) -> int | None:
-        """The number of a group."""
 
 
 class Glob(NamedTuple):
@@ -58,7 +38,7 @@ class Loaded:
     globs: list[Glob] = field(default_factory=list)
 
 
-def load(place: Path, files: Files, names: Names, *, required: bool = True) -> Loaded:
+def load(place: Path, files: DiskFiles, names: DiskNames, *, required: bool = True) -> Loaded:
     """Everything that the file `place` says, and all that is wrong with it; unless `required` it may be missing."""
     loading = _Loading(files, names)
     loading.take_file(place, None if required else _MAY_BE_MISSING, ())
@@ -82,7 +62,7 @@ _MAY_BE_MISSING = Origin()
 class _Loading:
     """One place on its way in."""
 
-    def __init__(self, files: Files, names: Names) -> None:
+    def __init__(self, files: DiskFiles, names: DiskNames) -> None:
         self.loaded = Loaded()
         self._files = files
         self._uid, self._gid = cache(names.uid), cache(names.gid)

@@ -80,15 +80,6 @@ class Rule:
         return " ".join(words)
 
     @property
-    def file(self) -> str:
-        return self.origin.file
-
-    @property
-    def line(self) -> int:
-        """Its line there, counted from 1."""
-        return self.origin.line
-
-    @property
     def text(self) -> str:
         return self.origin.text or str(self)
 

@@ -20,7 +20,8 @@ def review(statements: Iterable[Statement], installed: Collection[str]) -> Itera
         elif isinstance(statement, Rule):
             yield from _review_rule(statement, installed)
             if (earlier := before.covering(statement)) is not None:
-                place = f"line {earlier.line}" if earlier.file == statement.file else str(earlier.origin)
+                here = earlier.origin.file == statement.origin.file
+                place = f"line {earlier.origin.line}" if here else str(earlier.origin)
                 yield _warning(
                     statement.origin, "use", f"this rule never decides: {place} comes first, and matches all of it",
                     "put the narrower rule first, or take one of them out",

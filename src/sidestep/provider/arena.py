@@ -6,9 +6,11 @@ neither faults nor fills holes with pages.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any, Final
 
 from sidestep import limits
@@ -17,9 +19,20 @@ from sidestep.native import layout
 from sidestep.native.layout import State
 from sidestep.provider import memory
 
+ARENA_NAME: Final = "/memfd:sidestep-arena"  # what a program under the shim has open (shim_arena.c)
 _CHUNK_SLOTS: Final = 128
 _SLOT: Final = layout.offsets("conn_slot")
 _CHANNEL_STATES: Final = frozenset({State.ATTACHED, State.PROMOTED})
+
+
+def layout_of(pid: int) -> int | None:
+    """The layout version of a program's shim; None: it has none, has gone, or may not be looked into."""
+    with contextlib.suppress(OSError):  # closed meanwhile, or gone
+        for entry in Path(f"/proc/{pid}/fd").iterdir():
+            if str(entry.readlink()).removesuffix(" (deleted)") == ARENA_NAME:
+                with entry.open("rb") as file:
+                    return header["version"] if (header := _header(file.fileno())) else None
+    return None
 
 
 def check_arena(fd: int) -> None:
@@ -32,15 +45,8 @@ def check_arena(fd: int) -> None:
 def raw_slots(fd: int) -> Iterator[memoryview]:
     """The slots of an arena that have been used, each CONN_SLOT_SIZE bytes; none if the header makes no sense."""
     slots_max = (os.fstat(fd).st_size - layout.ARENA_SLOTS_OFFSET) // layout.CONN_SLOT_SIZE
-    head = os.pread(fd, layout.size("arena_header"), 0)
-    if len(head) < layout.size("arena_header"):
-        return
-    header = layout.unpack("arena_header", head)
-    if (header["magic"], header["version"], header["slot_size"]) != (
-        layout.ARENA_MAGIC,
-        layout.LAYOUT_VERSION,
-        layout.CONN_SLOT_SIZE,
-    ):
+    header = _header(fd)
+    if header is None or header["slot_size"] != layout.CONN_SLOT_SIZE or header["version"] not in layout.LAYOUTS:
         return
     count = min(header["slots_used"], slots_max, layout.ARENA_SLOTS_MAX)
     for first in range(0, count, _CHUNK_SLOTS):
@@ -48,6 +54,19 @@ def raw_slots(fd: int) -> Iterator[memoryview]:
         chunk = memoryview(os.pread(fd, wanted, layout.ARENA_SLOTS_OFFSET + first * layout.CONN_SLOT_SIZE))
         for at in range(0, len(chunk) - layout.CONN_SLOT_SIZE + 1, layout.CONN_SLOT_SIZE):
             yield chunk[at : at + layout.CONN_SLOT_SIZE]
+
+
+def pid_namespace(fd: int) -> int:
+    """The inode of the pid namespace in which the numbers of an arena's processes count; 0: not known."""
+    return header["pid_namespace"] if (header := _header(fd)) else 0
+
+
+def _header(fd: int) -> dict[str, Any] | None:
+    head = os.pread(fd, layout.size("arena_header"), 0)
+    if len(head) < layout.size("arena_header"):
+        return None
+    header = layout.unpack("arena_header", head)
+    return header if header["magic"] == layout.ARENA_MAGIC else None
 
 
 def numbered_slots(fd: int) -> Iterator[tuple[int, dict[str, Any]]]:

@@ -10,14 +10,15 @@ import errno
 import socket
 import traceback
 from collections.abc import Callable, Sequence
-from itertools import islice
+from itertools import count
 
 from sidestep import limits
-from sidestep.accepting import PAUSE_S, Exhausted, accepted
+from sidestep.accepting import Acceptor
 from sidestep.config import peer
 from sidestep.counters import Counters
 from sidestep.errors import PeerViolation
 from sidestep.loop import Loop
+from sidestep.native.layout import Rpc
 from sidestep.provider import rpc
 from sidestep.provider.client_quota import ClientQuota
 from sidestep.provider.clients import Arena, Client, Kind
@@ -49,35 +50,18 @@ class ClientTable:
         counters: Counters,
         tell: Callable[[str, Writer], None],
     ) -> None:
-        self._listener = listener
         self._loop = loop
         self._users = users
         self._quota = quota
         self._counters = counters
         self._tell = tell
-        self._numbers = 0
-        self._accept_paused_until: float | None = None
+        self.numbers = count(1)  # of clients and arenas
         self._silent: dict[ClientId, Client] = {}  # no message yet; in order of arrival
         self.clients: dict[ClientId, Client] = {}
         self.arenas: dict[bytes, Arena] = {}
-        listener.setblocking(False)
-        loop.on_readable(listener.fileno(), self.accept)
+        self._acceptor = Acceptor(loop, listener, self._take_in)
 
-    def number(self) -> int:
-        """The next one, for a client or an arena."""
-        self._numbers += 1
-        return self._numbers
-
-    def accept(self) -> None:
-        """Takes in those who wait; some time later if the kernel has run out of something."""
-        try:
-            for sock, _ in accepted(self._listener):
-                self._take_in(sock)
-        except Exhausted:
-            self._loop.forget(self._listener.fileno())
-            self._accept_paused_until = self._loop.now + PAUSE_S
-
-    def _take_in(self, sock: socket.socket) -> None:
+    def _take_in(self, sock: socket.socket, _address: object) -> None:
         pid, uid = peer(sock)
         if refusal := self._refusal(uid):
             self._counters.add("client_dropped", refusal)
@@ -86,7 +70,7 @@ class ClientTable:
         self._quota.enter(uid)
         sock.setblocking(False)
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, limits.CLIENT_SEND_BUFFER)
-        client = Client(ClientId(self.number()), sock, pid, uid, self._loop.now)
+        client = Client(ClientId(next(self.numbers)), sock, pid, uid, self._loop.now)
         self.clients[client.client_id] = self._silent[client.client_id] = client
         self._loop.on_readable(sock.fileno(), lambda: self.read(client))
         self._counters.add("client_accepted")
@@ -115,6 +99,8 @@ class ClientTable:
             except BlockingIOError:
                 return
             except PeerViolation as violation:
+                if violation.rule == "version":
+                    self.send(client, Message(type=Rpc.LAYOUT))  # it keeps to TCP, and can say why
                 self._tell(f"client {client.pid} is dropped: {violation}", client.uid)
                 self.drop(client, violation.rule)
             except OSError as error:
@@ -148,7 +134,7 @@ class ClientTable:
             return False
         try:
             self._quota.count(client, len(fds))
-            rpc.send(client.sock, message, fds, body)
+            rpc.send(client.sock, client.worded(message), fds, body)
         except OSError as error:
             self.drop(client, "slow" if error.errno in (errno.EAGAIN, errno.ENOBUFS, errno.ETOOMANYREFS) else "closed")
             return False
@@ -156,21 +142,15 @@ class ClientTable:
         return True
 
     def next_deadline(self) -> float | None:
-        known = [client.accepted_at + limits.HELLO_TIMEOUT_S for client in islice(self._silent.values(), 1)]
-        if self._accept_paused_until is not None:
-            known.append(self._accept_paused_until)
-        return min(known, default=None)
+        return next((client.accepted_at + limits.HELLO_TIMEOUT_S for client in self._silent.values()), None)
 
     def handle_timeouts(self, now: float) -> None:
-        """Drops those who have said nothing for too long, and accepts again."""
+        """Drops those who have said nothing for too long."""
         while self._silent:
             client = next(iter(self._silent.values()))
             if client.accepted_at + limits.HELLO_TIMEOUT_S > now:
                 break
             self.drop(client, "silent")
-        if self._accept_paused_until is not None and self._accept_paused_until <= now:
-            self._accept_paused_until = None
-            self._loop.on_readable(self._listener.fileno(), self.accept)
 
     def close(self) -> None:
         for client in list(self.clients.values()):

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import os
 import socket
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from hashlib import blake2b
 from typing import Final
 
+from sidestep.native.layout import LAYOUT_VERSION
 from sidestep.policy import Subject
 from sidestep.provider import rpc
 from sidestep.provider.proof.evidence import Evidence
@@ -60,9 +61,14 @@ class Client:
     )
     subject: Subject = NOBODY  # as policies see it; known from its HELLO on
     kind: Kind = Kind.NEW
+    version: int = LAYOUT_VERSION  # of the layout it speaks
     arena: Arena | None = None
     open: bool = True
     secret: bytes = field(default_factory=lambda: os.urandom(16))
+
+    def worded(self, message: rpc.Message) -> rpc.Message:
+        """A message as this client reads it."""
+        return message if self.version == message.version else replace(message, version=self.version)
 
     def doorbell_name(self, doorbell_page_id: bytes) -> bytes:
         """The name, 16 bytes, that others know a doorbell of this client by: no other client's has it.

@@ -99,7 +99,7 @@ def _send(client: Client, message: Message) -> bool:
         (unread,) = _INT.unpack(fcntl.ioctl(client.sock, termios.TIOCOUTQ, bytes(_INT.size)))
         if unread > client.sock.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF) * limits.ORDERS_SHARE:
             return False
-        rpc.send(client.sock, message)
+        rpc.send(client.sock, client.worded(message))
     except OSError as error:
         return error.errno not in (errno.EAGAIN, errno.ENOBUFS)
     return True

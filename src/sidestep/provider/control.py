@@ -15,13 +15,15 @@ from pathlib import Path
 from typing import IO, Any, Self
 
 from sidestep import limits
-from sidestep.config import ENV_DISABLE, ENV_LOG, NotBelieved, ProviderSettings, check_listener
+from sidestep.config import ENV_DISABLE, ENV_LOG, ProviderSettings, answers, connect
 from sidestep.errors import PeerViolation, Unavailable
+from sidestep.native import layout
 from sidestep.native.layout import Rpc
 from sidestep.provider import rpc
 from sidestep.provider.rpc import Descriptors, Message
 from sidestep.provider.rundir import BUSY, READY, AlreadyRunning, lock_path, log_path
 
+RESTART = "'sidestep provider stop', then 'sidestep provider start'; promoted connections go on meanwhile"
 _POLL_S = 0.01  # between two looks at a provider that somebody else is starting
 
 
@@ -53,7 +55,7 @@ class ControlConnection:
         except (OSError, PeerViolation) as error:
             raise Unavailable(f"the provider at {self._path} does not answer: {error}") from error
         if packet is None:
-            raise Unavailable(f"the provider at {self._path} has gone")
+            raise Unavailable(f"the provider at {self._path} has gone, or is of a version that does not know this one")
         document = json.loads(packet.body)
         if "error" in document:
             packet.descriptors.close()
@@ -70,7 +72,7 @@ class ControlConnection:
         return document
 
     def _send(self, body: bytes) -> None:
-        message = Message(type=Rpc.CONTROL)
+        message = Message(type=Rpc.CONTROL, version=layout.LAYOUTS.start)  # the provider before this one answers, too
         if self._introduced:
             rpc.send(self._sock, message, body=body)
             return
@@ -101,32 +103,10 @@ class ControlConnection:
             after = document["next"]
 
 
-def connect(path: Path) -> socket.socket:
-    """A connection to the provider at `path`; raises Unavailable if there is none, or none that is believed."""
-    sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_CLOEXEC)
-    try:
-        sock.connect(os.fspath(path))
-        check_listener(sock, path)
-    except NotBelieved:
-        sock.close()
-        raise
-    except OSError as error:
-        sock.close()
-        raise Unavailable(
-            f"no provider answers at {path}: {error.strerror}", remedy="start one with 'sidestep provider start'"
-        ) from error
-    return sock
-
-
-def answers(path: Path) -> bool:
-    """Whether a provider listens at `path`; raises NotBelieved if that could be anybody's."""
-    try:
-        connect(path).close()
-    except NotBelieved:
-        raise
-    except Unavailable:
-        return False
-    return True
+def layouts(status: dict[str, Any]) -> range:
+    """Those that a provider serves, by its status; the first providers served their own only."""
+    newest = int(status.get("layout_version", 0))
+    return range(status.get("layout_oldest", newest), newest + 1)
 
 
 def spawn(settings: ProviderSettings, *, background: bool, log: IO[bytes] | None = None) -> subprocess.Popen[bytes]:

@@ -13,9 +13,9 @@ import socket
 import struct
 from collections import deque
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 from sidestep import limits
 from sidestep.config import RemoteSettings
@@ -31,13 +31,6 @@ _SO_PEERGROUPS: Final = 59
 _GID: Final = struct.Struct("I")
 
 
-class Router(Protocol):
-    """Where routes are asked for."""
-
-    def route(self, destination: Address, *, source: Address | None = None, uid: int | None = None) -> Route:
-        """The kernel's way there; raises Unavailable if there is none."""
-
-
 @dataclass(frozen=True, slots=True)
 class Verdict:
     """What becomes of one end of a connection."""
@@ -51,11 +44,8 @@ class Verdict:
     failed: bool = False  # what was to carry it tried
 
     def as_json(self) -> dict[str, Any]:
-        rule, route = self.ruling.rule, self.route
-        return {
-            "target": self.ruling.target,
-            "rule": {"file": rule.file, "line": rule.line, "text": rule.text} if rule else None,
-            "route": route.as_json() if route else None,
+        return self.ruling.as_json() | {
+            "route": self.route.as_json() if self.route else None,
             "protocol": self.protocol.name if self.protocol else None,
             "why": self.why[: limits.WHY_MAX],
             "failed": self.failed,
@@ -85,29 +75,17 @@ class Remembered:
         }
 
 
+@dataclass(slots=True, eq=False)
 class Decisions:
     """The switch's judgement, and its memory of it."""
 
-    def __init__(
-        self,
-        protocols: Protocols,
-        policy: Callable[[], Policy],
-        router: Callable[[], Router],
-        wall_clock: Callable[[], float],
-        remote: RemoteSettings | None = None,
-    ) -> None:
-        """`policy` gives the one in force, `router` is asked for only when a route is wanted.
-
-        `remote` are the hosts with which connections are carried. Connections with all others are of two programs of
-        this host, in namespaces of their own perhaps.
-        """
-        self._remote = remote
-        self._protocols = protocols
-        self._policy = policy
-        self._router = router
-        self._wall_clock = wall_clock
-        self._trace: deque[Remembered] = deque(maxlen=limits.TRACE_DECISIONS_MAX)
-        self._sequence = 0
+    _protocols: Protocols
+    _policy: Callable[[], Policy]  # gives the one in force
+    _route: Callable[..., Route]  # the kernel's way: see `Network.route`
+    _wall_clock: Callable[[], float]
+    _remote: RemoteSettings | None = None  # with whom connections are carried; others are of programs of this host
+    _trace: deque[Remembered] = field(default_factory=lambda: deque(maxlen=limits.TRACE_DECISIONS_MAX))
+    _sequence: int = 0
 
     def connect(
         self, subject: Subject, request: Request, *, dry: bool = False, ip_protocol: int = 0, elsewhere: bool = False
@@ -194,7 +172,7 @@ class Decisions:
             if not protocol.capabilities.self_routing and route is None:
                 try:
                     source = request.local.address if request.local else None
-                    route = self._router().route(request.remote.address, source=source, uid=subject.uid)
+                    route = self._route(request.remote.address, source=source, uid=subject.uid)
                 except Unavailable as error:
                     reasons.append(f"{protocol.name}: {error.message}")
                     continue
@@ -267,7 +245,7 @@ class Decisions:
         if destination.is_loopback:
             return True
         try:
-            return self._router().route(destination).local
+            return self._route(destination).local
         except Unavailable:
             return False
 
@@ -275,8 +253,9 @@ class Decisions:
         return Verdict(ruling, None, refusal, route, f"it stays on TCP: {why}")
 
     def _kept_by(self, ruling: Decision) -> str:
-        rule = ruling.rule
-        return f"{rule.file}, line {rule.line} says so: {rule.text}" if rule else f"the policy says {ruling.target}"
+        if (rule := ruling.rule) is None:
+            return f"the policy says {ruling.target}"
+        return f"{rule.origin.file}, line {rule.origin.line} says so: {rule.text}"
 
     def _remember(self, role: Role, subject: Subject, endpoint: Endpoint, verdict: Verdict) -> None:
         self._sequence += 1

@@ -10,21 +10,19 @@ import os
 from collections.abc import Callable, Sequence
 from functools import partial
 from ipaddress import ip_address
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 from sidestep import __version__, limits
 from sidestep.config import Proof
-from sidestep.errors import Misuse, PeerViolation, Unavailable
+from sidestep.errors import Misuse, PeerViolation, SidestepError, Unavailable
 from sidestep.native import layout
 from sidestep.native.layout import Rpc
 from sidestep.policy import Role, Subject
 from sidestep.provider import commands
-from sidestep.provider.carry import links
 from sidestep.provider.clients import Client
-from sidestep.provider.pairing.shared import expect
 from sidestep.provider.parts import Parts
 from sidestep.provider.proof import duplicate
-from sidestep.provider.rpc import Message, Packet
+from sidestep.provider.rpc import Message, Packet, expect
 from sidestep.provider.users import in_container
 from sidestep.provider.workers.pool import Row
 from sidestep.switch.modules import Protocols, Transports
@@ -36,6 +34,9 @@ _NOT_ALLOWED: Final = {
     "remedy": "be root, outside of containers",
 }
 _LINKS_OF_ONE: Final = 1 << 20  # more connections than one process carries: the next one's are counted from here on
+
+
+Reply: TypeAlias = Callable[..., None]  # takes the document, and descriptors beside it
 
 
 class Operations:
@@ -59,13 +60,16 @@ class Operations:
         except (ValueError, RecursionError) as error:
             raise PeerViolation(f"a control request is not JSON: {error}", rule="malformed") from error
         operation = self._KNOWN.get(str(request.get("op"))) if isinstance(request, dict) else None
+        reply = partial(self._reply, client, packet.message.token)
         if operation is None:
-            self._reply(client, packet.message.token, {"error": f"unknown request; known: {sorted(self._KNOWN)}"})
-            return
-        if request["op"] in _GOVERNING and not self._parts.users.governs(client):
-            self._reply(client, packet.message.token, _NOT_ALLOWED)
-            return
-        operation(self, client, packet.message.token, request)
+            reply({"error": f"unknown request; known: {sorted(self._KNOWN)}"})
+        elif request["op"] in _GOVERNING and not self._parts.users.governs(client):
+            reply(_NOT_ALLOWED)
+        else:
+            try:
+                operation(self, client, request, reply)
+            except (Misuse, Unavailable) as error:
+                reply(_refusal(error))
 
     def _reply(self, client: Client, token: int, document: dict[str, Any], fds: Sequence[int] = ()) -> None:
         body = json.dumps(document).encode()
@@ -76,12 +80,13 @@ class Operations:
     def _modules(self) -> dict[str, Protocols | Transports]:
         return {"protocol": self._parts.protocols, "transport": self._parts.transports}
 
-    def _status(self, client: Client, token: int, _request: dict[str, Any]) -> None:
+    def _status(self, client: Client, _request: dict[str, Any], reply: Reply) -> None:
         settings = self._parts.settings
         document = {
             "pid": os.getpid(),
             "version": __version__,
             "layout_version": layout.LAYOUT_VERSION,
+            "layout_oldest": layout.LAYOUTS.start,
             "socket": str(settings.socket),
             "uptime_s": round(self._parts.loop.now - self._started_at, 3),
             "netns_cookie": self._parts.netns_cookie,
@@ -101,20 +106,17 @@ class Operations:
             "policy": self._parts.policy.as_json(),
             "counters": self._parts.counters.as_json(),
         }
-        self._reply(client, token, document)
+        reply(document)
 
-    def _stop(self, client: Client, token: int, _request: dict[str, Any]) -> None:
+    def _stop(self, client: Client, _request: dict[str, Any], reply: Reply) -> None:
         self._parts.registry.set_closing()
         self._parts.pairing.shared.closing = True
         self._stop_loop()
-        self._reply(client, token, {"stopping": True, "pid": os.getpid()})
+        reply({"stopping": True, "pid": os.getpid()})
 
-    def _list_arenas(self, client: Client, token: int, request: dict[str, Any]) -> None:
+    def _list_arenas(self, client: Client, request: dict[str, Any], reply: Reply) -> None:
         """One page of the arenas, with their descriptors: the command reads them itself, at its own pace and cost."""
-        after = request.get("after", 0)
-        if not isinstance(after, int):
-            self._reply(client, token, {"error": "'after' is not a number"})
-            return
+        after = _after(request)
         visible = (arena for arena in self._parts.table.arenas.values() if self._parts.users.sees(client, arena))
         later = sorted((a for a in visible if a.sequence > after), key=lambda arena: arena.sequence)
         page = later[: limits.CONTROL_FDS_PER_PIECE]
@@ -122,75 +124,73 @@ class Operations:
             "arenas": [arena.arena_id.hex() for arena in page],
             "next": page[-1].sequence if len(later) > len(page) else None,
         }
-        self._reply(client, token, document, [arena.fd for arena in page])
+        reply(document, [arena.fd for arena in page])
 
-    def _list_links(self, client: Client, token: int, request: dict[str, Any]) -> None:
+    def _list_links(self, client: Client, request: dict[str, Any], reply: Reply) -> None:
         """One page of the connections with other hosts: of those that are carried here, then of each worker's."""
-        after = request.get("after", 0)
-        if not isinstance(after, int) or not 0 <= after < _LINKS_OF_ONE * limits.WORKERS_MAX:
-            self._reply(client, token, {"error": "'after' is not a number"})
-            return
+        after = _after(request, _LINKS_OF_ONE * limits.WORKERS_MAX)
         place, begin = divmod(after, _LINKS_OF_ONE)
         slots = self._parts.pools.slots
 
         def show(rows: list[Row], more: bool) -> None:
             later = after + len(rows) if more else (place + 1) * _LINKS_OF_ONE if place < len(slots) else None
             page = [details for uid, details in rows if self._parts.users.sees_user(client, uid)]
-            self._reply(client, token, {"links": page, "next": later})
+            reply({"links": page, "next": later})
 
-        if place:
-            if place <= len(slots):
-                slots[place - 1].show(begin, show)
-            else:
-                show([], False)
-            return
-        show(*links.page(self._parts.hub, begin))
+        if not place:
+            show(*self._parts.hub.links(begin))
+        elif place <= len(slots):
+            slots[place - 1].show(begin, show)
+        else:
+            show([], False)
 
-    def _list_modules(self, client: Client, token: int, _request: dict[str, Any]) -> None:
+    def _list_modules(self, client: Client, _request: dict[str, Any], reply: Reply) -> None:
         found = [one.as_json(kind) for kind, modules in self._modules().items() for one in modules.status()]
-        self._reply(client, token, {"modules": found})
+        reply({"modules": found})
 
-    def _add_module(self, client: Client, token: int, request: dict[str, Any]) -> None:
-        self._change_module(client, token, "add", request)
+    def _add_module(self, _client: Client, request: dict[str, Any], reply: Reply) -> None:
+        self._kind(request).add(str(request.get("name")))
+        self._changed(reply)
 
-    def _remove_module(self, client: Client, token: int, request: dict[str, Any]) -> None:
+    def _remove_module(self, _client: Client, request: dict[str, Any], reply: Reply) -> None:
         """What goes to other hosts needs the protocol until it is back on TCP."""
-        name = str(request.get("name"))
-        deadline = self._parts.loop.now + limits.RELAY_LEAVE_S
-        if request.get("kind", "protocol") == "protocol":
-            self._parts.hub.leave(name)
-            self._parts.hub.refused.add(name)
-            self._parts.pools.leave(name)
+        modules, name, hub, pools = self._kind(request), str(request.get("name")), self._parts.hub, self._parts.pools
+        is_protocol, deadline = modules is self._parts.protocols, self._parts.loop.now + limits.RELAY_LEAVE_S
+        if is_protocol:
+            hub.leave(name)
+            hub.refused.add(name)
+            pools.leave(name)
 
         def remove() -> None:
-            carries = any(one.protocol == name for one in self._parts.hub)
-            waits = (carries and not self._parts.hub.settled(name)) or not self._parts.pools.settled(name)
+            carries = any(one.protocol == name for one in hub)
+            waits = (carries and not hub.settled(name)) or not pools.settled(name)
             if waits and self._parts.loop.now < deadline:
                 self._parts.loop.call_later(limits.RELAY_LEAVE_LOOK_S, remove)
                 return
-            self._parts.hub.refused.discard(name)
-            if self._change_module(client, token, "remove", request):
-                self._parts.hub.leave(name)
+            hub.refused.discard(name)
+            try:
+                modules.remove(name)
+            except Unavailable as error:
+                reply(_refusal(error))
+                return
+            self._changed(reply)
+            if is_protocol:
+                hub.leave(name)
 
         remove()
 
-    def _change_module(self, client: Client, token: int, change: str, request: dict[str, Any]) -> bool:
-        """Adds or removes a module; whether it was done, and a protocol."""
+    def _kind(self, request: dict[str, Any]) -> Protocols | Transports:
         modules = self._modules().get(str(request.get("kind", "protocol")))
         if modules is None:
-            self._reply(client, token, {"error": f"unknown kind of module; known: {sorted(self._modules())}"})
-        else:
-            try:
-                (modules.add if change == "add" else modules.remove)(str(request.get("name")))
-            except Unavailable as error:
-                self._reply(client, token, {"error": error.message, "remedy": error.remedy})
-            else:
-                self._parts.follow_policy()
-                self._reply(client, token, {"done": True})
-                return modules is self._parts.protocols
-        return False
+            raise Misuse(f"unknown kind of module; known: {sorted(self._modules())}")
+        return modules
 
-    def _decide(self, client: Client, token: int, request: dict[str, Any]) -> None:
+    def _changed(self, reply: Reply) -> None:
+        """Modules have."""
+        self._parts.follow_policy()
+        reply({"done": True})
+
+    def _decide(self, client: Client, request: dict[str, Any], reply: Reply) -> None:
         """A dry run: what would become of a connection."""
         try:
             endpoint = Endpoint(ip_address(request["address"]), int(request["port"]))
@@ -198,39 +198,29 @@ class Operations:
             uid = int(request.get("uid", client.uid))
             subject = Subject((str(request["program"]),), uid, frozenset(map(int, request.get("gids", ()))))
         except (KeyError, TypeError, ValueError, OverflowError) as error:
-            self._reply(client, token, {"error": f"not a connection: {error!r}"})
-            return
+            raise Misuse(f"not a connection: {error!r}") from error
         if role is Role.CONNECT:
             verdict = self._parts.decisions.connect(subject, Request(None, endpoint, None), dry=True)
         else:
             verdict = self._parts.decisions.would_listen(subject, endpoint)
         carrier, paths = verdict.protocol, self._parts.settings.proof is Proof.PATH
         within = carrier is not None and not carrier.capabilities.remote and not paths
-        self._reply(client, token, verdict.as_json() | {"within_namespace": within})
+        reply(verdict.as_json() | {"within_namespace": within})
 
-    def _list_decisions(self, client: Client, token: int, request: dict[str, Any]) -> None:
-        after = request.get("after", 0)
-        if not isinstance(after, int):
-            self._reply(client, token, {"error": "'after' is not a number"})
-            return
-        self._reply(
-            client, token, self._parts.decisions.trace(after, shown=partial(self._parts.users.sees_user, client))
-        )
+    def _list_decisions(self, client: Client, request: dict[str, Any], reply: Reply) -> None:
+        after = _after(request)
+        reply(self._parts.decisions.trace(after, shown=partial(self._parts.users.sees_user, client)))
 
-    def _give_order(self, client: Client, token: int, request: dict[str, Any]) -> None:
+    def _give_order(self, client: Client, request: dict[str, Any], reply: Reply) -> None:
         kind = commands.OPERATIONS[request["op"]]
-        try:
-            reply = commands.give(
-                kind, client, request, arenas=self._parts.table.arenas, clients=self._parts.table.clients,
-                registry=self._parts.registry, sees=self._parts.users.sees,
-            )  # fmt: skip
-        except Misuse as error:
-            self._reply(client, token, {"error": error.message})
-            return
-        self._parts.counters.add("order_passed" if reply["told"] else "order_refused", str(reply["passed"]))
-        self._reply(client, token, reply)
+        answer = commands.give(
+            kind, client, request, arenas=self._parts.table.arenas, clients=self._parts.table.clients,
+            registry=self._parts.registry, sees=self._parts.users.sees,
+        )  # fmt: skip
+        self._parts.counters.add("order_passed" if answer["told"] else "order_refused", str(answer["passed"]))
+        reply(answer)
 
-    _KNOWN: Final[dict[str, Callable[[Operations, Client, int, dict[str, Any]], None]]] = {
+    _KNOWN: Final[dict[str, Callable[[Operations, Client, dict[str, Any], Reply], None]]] = {
         "status": _status,
         "stop": _stop,
         "arenas": _list_arenas,
@@ -243,3 +233,15 @@ class Operations:
         "demote": _give_order,
         "promote": _give_order,
     }
+
+
+def _refusal(error: SidestepError) -> dict[str, Any]:
+    return {"error": error.message} | ({"remedy": error.remedy} if error.remedy else {})
+
+
+def _after(request: dict[str, Any], end: int | None = None) -> int:
+    """What a page begins behind."""
+    after = request.get("after", 0)
+    if not isinstance(after, int) or (end is not None and not 0 <= after < end):
+        raise Misuse("'after' is not a number")
+    return after

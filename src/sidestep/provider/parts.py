@@ -19,7 +19,6 @@ from sidestep.policy import Role, Subject
 from sidestep.provider import capacity
 from sidestep.provider.carry.hub import Hub
 from sidestep.provider.carry.polling import Waiting
-from sidestep.provider.carry.services import ProviderServices
 from sidestep.provider.client_quota import ClientQuota
 from sidestep.provider.client_table import ClientTable
 from sidestep.provider.decisions import Decisions
@@ -41,7 +40,7 @@ from sidestep.provider.workers.pool import WorkerPools
 from sidestep.routing import NetworkEvent
 from sidestep.switch.modules import PROTOCOLS_GROUP, TRANSPORTS_GROUP, Modules, Protocols, Transports
 from sidestep.switch.offers import OfferTable
-from sidestep.switch.protocol import OffloadModule, OffloadProtocol, OffloadTransport
+from sidestep.switch.protocol import OffloadModule, OffloadProtocol, OffloadTransport, Services
 
 if TYPE_CHECKING:
     from sidestep.provider.network.routes import Network
@@ -50,12 +49,7 @@ if TYPE_CHECKING:
 class Parts:
     """All of them, which is why there are so many; what one calls of another is here as well."""
 
-    def __init__(
-        self,
-        settings: ProviderSettings,
-        listener: socket.socket,
-        write_log: Callable[[str], None],
-    ) -> None:
+    def __init__(self, settings: ProviderSettings, listener: socket.socket, write_log: Callable[[str], None]) -> None:
         room = capacity.of_descriptors(remote=settings.remote is not None)
         self.settings = settings
         self.netns_cookie = lookup.netns_cookie()
@@ -63,11 +57,12 @@ class Parts:
         self.counters = Counters()
         self.loop = Loop(self._failed)
         self.network: Network | None = None
+        self.prover = lookup.SocketProver()
         # who is let in, and what may be done
         self.users = Users(system=settings.system, policy=self._policy_pairs)
         self.log = Log(f"sidestep provider {os.getpid()}", share=self.users.share, write=write_log)
-        self.services = ProviderServices(self.loop, partial(self.tell, writer=Source.MODULES))
-        self.services.remote = settings.remote
+        tell_of_modules = partial(self.tell, writer=Source.MODULES)
+        self.services = Services(loop=self.loop, log=tell_of_modules, remote=settings.remote)
         self.policy = self._policy_of(settings)
         self.lineage = Lineage(self.loop, processes_max=room.lineage)
         self.table = ClientTable(
@@ -83,27 +78,31 @@ class Parts:
             OffloadTransport, partial(_installed, TRANSPORTS_GROUP), self.services, self._on_broken_module,
             self._on_started_module,
         )  # fmt: skip
-        self.services.transports_known = self.transports
-        self.hub = Hub(self.loop, self.counters, relays_max=room.relays, guarded=self.call)
+        self.services.transports = self.transports.each
+        self.hub = Hub(self.loop, self.counters, relays_max=room.relays)
         self.waiting = Waiting(self.loop, self.hub)
-        self.pools = WorkerPools(
-            settings.workers, settings.remote, self.services, self.counters, partial(self.tell, writer=Source.MODULES)
-        )
-        self.services.worker_starter = self.pools.start_workers
+        self.pools = WorkerPools(settings.workers, self.services, self.counters)
+        self.services.start_workers = self.pools.start_workers
         # who is paired with whom
         self.registry = Registry(netns_cookie=self.netns_cookie)
-        self.decisions = Decisions(self.protocols, lambda: self.policy.policy, self.router, time.time, settings.remote)
+        self.decisions = Decisions(
+            self.protocols, lambda: self.policy.policy, lambda *to, **how: self.router().route(*to, **how), time.time,
+            settings.remote,
+        )  # fmt: skip
         self.pairing = self._pairing_of(room)
-        self.services.find_end = self.pairing.incoming.await_end
-        self.listeners = self.services.listeners = Listeners(self.decisions, self.counters)
-        self.services.address_map = AddressMap(self.netns_cookie)
+        self.services.await_end = self.pairing.incoming.await_end
+        self.listeners = Listeners(self.decisions, self.counters, self.prover)
+        self.services.check_listener, self.services.lease_listener = self.listeners.check, self.listeners.lease
+        address_map = AddressMap(self.netns_cookie)
+        self.services.map_addresses = address_map.add
         self.pending_connects = PendingConnects(
-            protocols=self.protocols, users=self.users, counters=self.counters, send=self.table.send
-        )
+            protocols=self.protocols, users=self.users, counters=self.counters, prover=self.prover,
+            send=self.table.send,
+        )  # fmt: skip
         self.explicit = ExplicitSockets(
             protocols=self.protocols, decisions=self.decisions, services=self.services, counters=self.counters,
             netns_cookie=self.netns_cookie, leases_max=room.leases, pending_connects=self.pending_connects,
-            address_map=self.services.address_map,
+            address_map=address_map,
         )  # fmt: skip
         self.table.on_sent = self.registry.bump_answers
 
@@ -136,9 +135,9 @@ class Parts:
             services=self.services,
             send=self.table.send,
             hub=self.hub,
-            prover=lookup.SocketProver(),
+            prover=self.prover,
         )
-        examiner = Examiner(settings.wants, netns_cookie=self.netns_cookie)
+        examiner = Examiner(settings.wants, self.prover, netns_cookie=self.netns_cookie)
         paths = PathProofs(self.loop, pending_max=room.proofs)
         return Pairing(shared, examiner, paths, self.users)
 
@@ -151,7 +150,7 @@ class Parts:
         self.protocols.stop()
         self.pools.close()
         self.transports.stop()
-        for part in (self.pending_connects, self.hub, self.pairing, self.waiting, self.listeners, self.policy):
+        for part in (self.hub, self.prover, self.waiting, self.policy):
             part.close()
         if self.network is not None:
             self.network.close()
@@ -162,14 +161,8 @@ class Parts:
         """A line for the log."""
         self.log.add(text, writer, now=self.loop.now)
 
-    def call(self, callback: Callable[[], object]) -> None:
-        """Something that a module asked for: what it raises must not take the others down."""
-        try:
-            callback()
-        except Exception as error:
-            self._failed(error)
-
     def _failed(self, error: Exception) -> None:
+        """Something that a module asked for; it must not take the others down."""
         self.counters.add("internal_error", "callback")
         self.tell("".join(traceback.format_exception(error)), Source.MODULES)
 

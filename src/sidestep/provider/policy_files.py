@@ -13,14 +13,14 @@ from sidestep import limits
 from sidestep.config import PolicyPlace
 from sidestep.policy import Policy, Problem
 from sidestep.policy.disk import DiskFiles, DiskNames
-from sidestep.policy.load import Glob, Loaded, Names, compile_all, load
+from sidestep.policy.load import Glob, Loaded, compile_all, load
 from sidestep.provider.watch import FileWatch
 
 _LOGGED_MAX: Final = 5  # problems that go to the log; `sidestep policy check` tells all
 
 
 def read_places(
-    places: Iterable[PolicyPlace], files: DiskFiles | None = None, names: Names | None = None
+    places: Iterable[PolicyPlace], files: DiskFiles | None = None, names: DiskNames | None = None
 ) -> list[Loaded]:
     """What each place says, and what is wrong there."""
     files, names = files or DiskFiles(), names or DiskNames()
@@ -41,7 +41,7 @@ class PolicyFiles:
         log: Callable[[str], None],
         on_change: Callable[[], None] = lambda: None,
         owners: frozenset[int] | None = None,
-        names: Names | None = None,
+        names: DiskNames | None = None,
     ) -> None:
         """With `owners`, files that somebody else could write are not taken; see `DiskFiles`."""
         self._places = tuple(places)

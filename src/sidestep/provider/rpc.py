@@ -26,6 +26,7 @@ class Message:
     """One `rpc_msg`; the fields are explained in layout.py."""
 
     type: Rpc
+    version: int = layout.LAYOUT_VERSION
     token: int = 0
     reason: int = 0
     flags: int = 0
@@ -56,8 +57,8 @@ class Message:
         fields: dict[str, Any] = layout.unpack("rpc_msg", packet)
         if fields.pop("magic") != layout.RPC_MAGIC:
             raise PeerViolation("a message does not begin with the magic number", rule="malformed")
-        if (version := fields.pop("version")) != layout.LAYOUT_VERSION:
-            raise PeerViolation(f"layout version {version}, not {layout.LAYOUT_VERSION}", rule="version")
+        if fields["version"] not in layout.LAYOUTS:
+            raise PeerViolation(f"layout version {fields['version']}, not of {layout.LAYOUTS}", rule="version")
         try:
             fields["type"] = Rpc(fields["type"])
         except ValueError:
@@ -66,7 +67,7 @@ class Message:
 
     def encode(self) -> bytes:
         fields = {name: getattr(self, name) for name in _FIELDS}
-        return layout.pack("rpc_msg", magic=layout.RPC_MAGIC, version=layout.LAYOUT_VERSION, **fields)
+        return layout.pack("rpc_msg", magic=layout.RPC_MAGIC, **fields)
 
 
 _FD: Final = array("i")  # how the kernel lists descriptors
@@ -121,6 +122,16 @@ class Packet:
     message: Message
     body: bytes  # JSON of a CONTROL or CONTROL_REPLY
     descriptors: Descriptors
+
+
+def expect(packet: Packet, *fds_counts: int) -> None:
+    """Raises PeerViolation unless a message came with so many descriptors."""
+    if len(packet.descriptors) not in fds_counts:
+        raise PeerViolation(
+            f"{packet.message.type.name} came with {len(packet.descriptors)} descriptors, "
+            f"not {' or '.join(map(str, fds_counts))}",
+            rule="malformed",
+        )
 
 
 _PACKET_MAX: Final = layout.RPC_MSG_SIZE + max(limits.CONTROL_REQUEST_MAX, limits.CONTROL_PIECE_MAX)

@@ -12,7 +12,8 @@ from __future__ import annotations
 import os
 import signal
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from typing import Final
 
@@ -23,12 +24,11 @@ from sidestep.native.layout import Rpc
 from sidestep.provider import arena as arenas
 from sidestep.provider.clients import Arena, Client, Kind
 from sidestep.provider.decisions import subject_of
-from sidestep.provider.interrupt import interrupt, interrupted
 from sidestep.provider.log import Source, to_stderr
 from sidestep.provider.operations import Operations
-from sidestep.provider.pairing.shared import expect
 from sidestep.provider.parts import Parts
-from sidestep.provider.rpc import Message, Packet
+from sidestep.provider.proof.lookup import netns_cookie_of
+from sidestep.provider.rpc import Message, Packet, expect
 from sidestep.provider.users import ROOT
 
 
@@ -61,7 +61,7 @@ class Provider:
         signal.set_wakeup_fd(self._wake_writer.fileno(), warn_on_full_buffer=False)
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda *_: self._stop())
-        signal.signal(signal.SIGALRM, interrupt)
+        signal.signal(signal.SIGALRM, lambda *_: None)  # the signal itself is what ends a call
         if self._settings.remote:
             for carrier in self.parts.protocols.each():  # those of other hosts may ask before anybody here does
                 self.parts.tell(f"{carrier.name} is ready", Source.PROVIDER)
@@ -132,7 +132,7 @@ class Provider:
             if packet.message.type not in (Rpc.HELLO, Rpc.CONTROL):
                 raise PeerViolation(f"it began with {packet.message.type.name}", rule="malformed")
             self.parts.table.heard(client)
-            client.kind = kind
+            client.kind, client.version = kind, packet.message.version
         elif client.kind is not kind:
             raise PeerViolation(
                 f"it sent {packet.message.type.name} on a {client.kind.value} connection", rule="malformed"
@@ -160,7 +160,7 @@ class Provider:
             arenas.check_arena(packet.descriptors[0])
             from_root = client.uid == ROOT or client in parts.lineage
             (fd,) = packet.descriptors.take().numbers
-            arena = Arena(packet.message.arena_id, parts.table.number(), fd, client.uid, from_root)
+            arena = Arena(packet.message.arena_id, next(parts.table.numbers), fd, client.uid, from_root)
             parts.table.arenas[packet.message.arena_id] = arena
         elif not arena.is_of(packet.descriptors[0]):
             raise PeerViolation("an arena that goes by the id of another", rule="arena")
@@ -169,9 +169,10 @@ class Provider:
         client.arena = arena
         client.subject = subject_of(client.sock, client.pid, client.uid, near=not settings.system)
         arena.clients.add(client.client_id)
+        near = netns_cookie_of(client.sock) == parts.netns_cookie  # what accept() gives is of the client's namespace
         welcome = Message(
             type=Rpc.WELCOME,
-            flags=settings.wants,
+            flags=settings.wants if near else settings.wants_elsewhere,
             promote_after_calls=settings.promote_after.calls,
             promote_after_bytes=settings.promote_after.payload_len,
             ring_size=(settings.ring_size, settings.ring_size),
@@ -192,3 +193,17 @@ class Provider:
         Rpc.ASK: _on_ask,
         Rpc.CONTROL: lambda self, client, packet: self._operations.handle(client, packet),
     }
+
+
+@contextmanager
+def interrupted() -> Iterator[None]:
+    """Around work that touches strangers' descriptors: no call of the kernel's that a signal can end lasts long.
+
+    Whoever closes a socket last waits for its lingering, and that may be us, with a duplicate that a stranger has left
+    alone.
+    """
+    signal.setitimer(signal.ITIMER_REAL, limits.HELD_UP_S, limits.HELD_UP_S)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)

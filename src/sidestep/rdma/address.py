@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from typing_extensions import Buffer
 
 try:
-    from sidestep.native._ring import buffer_address
+    from sidestep.native._channel import buffer_address
 except ImportError:  # built without Python's headers
 
     def buffer_address(buffer: Buffer, /) -> int:

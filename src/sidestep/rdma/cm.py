@@ -136,11 +136,7 @@ class Listener(ABC):
     match: PrivateDataMatch | None
     backlog: int
     closed: bool
-
-    @property
-    @abstractmethod
-    def pending(self) -> int:
-        """Requests handed to the handler and neither accepted nor rejected."""
+    pending: int  # requests handed to the handler and neither accepted nor rejected
 
     @abstractmethod
     def close(self) -> None:

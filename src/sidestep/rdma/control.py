@@ -30,40 +30,23 @@ from collections.abc import Iterator, Sequence
 from itertools import count
 from pathlib import Path
 from struct import Struct
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final
 
 from sidestep import config, limits
-from sidestep.accepting import PAUSE_S, Exhausted, accepted
+from sidestep.accepting import Acceptor
 from sidestep.errors import Misuse, PeerViolation, Unavailable
 from sidestep.loop import READ, WRITE
 from sidestep.rdma.iwarp.tap import Seen, SeenKind, WireEnds
 
 if TYPE_CHECKING:
     from sidestep.loop import Loop
-    from sidestep.rdma.iwarp.tap import Taps
+    from sidestep.rdma.iwarp.device import IwarpDevice
 
 _HEADER: Final = Struct("!BBQQQQ")  # what, outbound, wire, time, offset, acknowledged
 _HEADER_AT_MOST: Final = _HEADER.size + 4096
 PACKET_MAX: Final = limits.RDMA_PIECE_MAX + _HEADER_AT_MOST
 _PATH_MAX: Final = 107  # bytes of struct sockaddr_un, but for the final zero
 _numbers = count(1)
-
-
-class Observed(Protocol):
-    """A device that can be asked about."""
-
-    name: str
-    address: str
-    taps: Taps
-
-    def counters(self) -> dict[str, int]:
-        """What happened so far, by documented names."""
-
-    def queue_pairs(self) -> list[dict[str, object]]:
-        """Each as it is."""
-
-    def listening(self) -> list[int]:
-        """Ports."""
 
 
 # ---- what a capture is told ----
@@ -106,7 +89,7 @@ def in_pieces(seen: Seen) -> Iterator[Seen]:
 class CaptureFilter:
     """Which connections a capture is about."""
 
-    def __init__(self, address: str | None, port: int | None, devices: Sequence[Observed]) -> None:
+    def __init__(self, address: str | None, port: int | None, devices: Sequence[IwarpDevice]) -> None:
         self._address, self._port = address, port
         self._devices = devices
         self._left_out_max = limits.RDMA_LEFT_OUT_MAX
@@ -141,7 +124,7 @@ class CaptureFilter:
 class Control:
     """The socket of this process, for some of its devices."""
 
-    def __init__(self, loop: Loop, devices: Sequence[Observed], title: str, directory: Path | None = None) -> None:
+    def __init__(self, loop: Loop, devices: Sequence[IwarpDevice], title: str, directory: Path | None = None) -> None:
         """Listens.
 
         Raises:
@@ -175,7 +158,7 @@ class Control:
             with contextlib.suppress(OSError):
                 hidden.unlink()
             raise Unavailable(f"cannot listen at {self.path}: {error.strerror}") from error
-        self._watch()
+        self._acceptor = Acceptor(loop, self._sock, self._take_in)
 
     def close(self) -> None:
         """Nobody can ask any more. Calling it again does nothing."""
@@ -183,26 +166,13 @@ class Control:
             return
         for client in list(self._clients):
             client.close()
-        self._loop.forget(self._sock.fileno())
-        self._sock.close()
+        self._acceptor.close()
         self.path.unlink(missing_ok=True)
 
     def forget(self, client: _Client) -> None:
         self._clients.discard(client)
 
-    def _watch(self) -> None:
-        if self._sock.fileno() >= 0:
-            self._loop.watch(self._sock.fileno(), READ, self._on_ready)
-
-    def _on_ready(self, _events: int) -> None:
-        try:
-            for sock, _ in accepted(self._sock):
-                self._take_in(sock)
-        except Exhausted:
-            self._loop.forget(self._sock.fileno())
-            self._loop.call_later(PAUSE_S, self._watch)
-
-    def _take_in(self, sock: socket.socket) -> None:
+    def _take_in(self, sock: socket.socket, _address: object) -> None:
         _, uid = config.peer(sock)
         if uid not in (0, os.geteuid()) or len(self._clients) >= limits.RDMA_WATCHERS_MAX:
             self.refused_count += 1
@@ -223,7 +193,7 @@ class _Client:
         self._waiting_len = 0
         self._lost = 0  # things of a capture that had no room
         self._wanted: CaptureFilter | None = None
-        self._tapped: list[Observed] = []
+        self._tapped: list[IwarpDevice] = []
         self._watched = 0
         self._watch()
 

@@ -11,36 +11,29 @@ import select
 import socket
 from collections.abc import Callable
 from contextlib import suppress
-from fcntl import ioctl
-from typing import TYPE_CHECKING, Final
+from functools import partial
+from typing import TYPE_CHECKING
 
 from sidestep.loop import READ, WRITE
 from sidestep.rdma.iwarp.tcp import RESET
+from sidestep.remote.pump import TcpSide
 
 if TYPE_CHECKING:
     from sidestep.loop import Loop
     from sidestep.remote.pump import Pieces
 
-_SIOCATMARK: Final = 0x8905  # asm-generic/sockios.h
-_NO_MARK: Final = bytes(4)
-_SEND: Final = socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL
-
 
 class _Side:
     """One of the two, and what was read from it."""
 
-    __slots__ = ("count", "ended", "hung_up", "left", "piece", "sock", "told_end", "urgent", "watched")
-
-    def __init__(self, sock: socket.socket) -> None:
-        self.sock = sock
+    def __init__(self, tcp: TcpSide) -> None:
+        self.tcp = tcp
         self.count = 0  # bytes read
         self.piece: memoryview | None = None
         self.left = memoryview(b"")  # of the piece, to be written to the other
         self.urgent = False  # the piece is an urgent byte
         self.ended = False  # it sends no more
         self.told_end = False  # and the other one knows
-        self.hung_up = False
-        self.watched: int | None = None
 
 
 class Bridge:
@@ -55,15 +48,9 @@ class Bridge:
     ) -> None:
         self.why = ""  # what reset it
         self.over = False
-        self._loop = loop
         self._pieces = pieces
         self._on_over = on_over
-        self._sides = _Side(sockets[0]), _Side(sockets[1])
-        for side in self._sides:
-            side.sock.setblocking(False)
-            side.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            side.sock.setsockopt(socket.SOL_SOCKET, socket.SO_OOBINLINE, 1)
-            side.sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        self._sides = [_Side(TcpSide(loop, sock, pieces, partial(self._ready, at))) for at, sock in enumerate(sockets)]
         self._watch()
 
     @property
@@ -77,30 +64,30 @@ class Bridge:
         self.why = why
         for side in self._sides:
             with suppress(OSError):  # it may be over by itself
-                side.sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET)
+                side.tcp.sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET)
         self._end()
 
     def _end(self) -> None:
         self.over = True
         for side in self._sides:
-            if side.watched is not None:
-                self._loop.forget(side.sock.fileno())
-            side.sock.close()
-            if side.piece is not None:
-                self._pieces.give(side.piece)
-                side.piece = None
+            side.tcp.close()
+            self._give_back(side)
         self._on_over(self)
 
-    def _ready(self, side: _Side, other: _Side, events: int) -> None:
-        """Something can be read from `side`, or written to it."""
+    def _give_back(self, side: _Side) -> None:
+        if side.piece is not None:
+            self._pieces.give(side.piece)
+            side.piece = None
+
+    def _ready(self, at: int, events: int) -> None:
+        """Something can be read from that side, or written to it."""
         if self.over:
             return
+        side, other = self._sides[at], self._sides[1 - at]
         try:
             if events & select.EPOLLERR:
-                code = side.sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
+                code = side.tcp.sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
                 raise OSError(code, os.strerror(code) if code else "reset")
-            if events & select.EPOLLHUP:
-                side.hung_up = True
             if events & WRITE:
                 self._write(other, side)
             if events & (READ | select.EPOLLHUP) and side.piece is None and not side.ended:
@@ -115,54 +102,26 @@ class Bridge:
             self._watch()
 
     def _read(self, side: _Side) -> None:
-        piece = self._pieces.take()
-        try:
-            side.urgent = ioctl(side.sock, _SIOCATMARK, _NO_MARK) != _NO_MARK
-            count = side.sock.recv_into(piece[:1] if side.urgent else piece, 0, socket.MSG_DONTWAIT)
-        except BlockingIOError:
-            self._pieces.give(piece)
+        if (found := side.tcp.read()) is None:
             return
-        except OSError:
-            self._pieces.give(piece)
-            raise
-        if not count:
-            self._pieces.give(piece)
+        piece, count, side.urgent = found
+        if count:
+            side.count += count
+            side.piece, side.left = piece, piece[:count]
+        else:
             side.ended = True
-            return
-        side.count += count
-        side.piece, side.left = piece, piece[:count]
 
     def _write(self, source: _Side, target: _Side) -> None:
         if source.left:
-            try:
-                count = target.sock.send(source.left, _SEND | socket.MSG_OOB if source.urgent else _SEND)
-            except BlockingIOError:
-                return
-            source.left = source.left[count:]
-            if not source.left and source.piece is not None:
-                self._pieces.give(source.piece)
-                source.piece = None
+            source.left = source.left[target.tcp.send(source.left, urgent=source.urgent) :]
+            if not source.left:
+                self._give_back(source)
         if source.ended and not source.left and not source.told_end:
             source.told_end = True
-            target.sock.shutdown(socket.SHUT_WR)
+            target.tcp.sock.shutdown(socket.SHUT_WR)
 
     def _watch(self) -> None:
         one, two = self._sides
         for side, other in ((one, two), (two, one)):
-            wanted = (READ if side.piece is None and not side.ended else 0) | (WRITE if other.left else 0)
-            if not wanted and side.hung_up:  # the kernel would tell that all the time
-                if side.watched is not None:
-                    self._loop.forget(side.sock.fileno())
-                    side.watched = None
-            elif wanted != side.watched:
-                handler = self._ready_one if side is one else self._ready_two
-                self._loop.watch(side.sock.fileno(), wanted, handler)
-                side.watched = wanted
-
-    def _ready_one(self, events: int) -> None:
-        one, two = self._sides
-        self._ready(one, two, events)
-
-    def _ready_two(self, events: int) -> None:
-        one, two = self._sides
-        self._ready(two, one, events)
+            reads = side.piece is None and not side.ended
+            side.tcp.watch((READ if reads else 0) | (WRITE if other.left else 0))

@@ -13,21 +13,21 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from ipaddress import ip_address
 from typing import TYPE_CHECKING, Any, Final
 
 from sidestep import limits
-from sidestep.accepting import PAUSE_S, Exhausted, accepted
+from sidestep.accepting import Acceptor, listening
 from sidestep.errors import LimitReached, PeerViolation, SidestepError, Unavailable
-from sidestep.loop import READ, Loop, Timer
+from sidestep.loop import Loop, Timer
 from sidestep.rdma.tools.devices import source_for
 from sidestep.remote.bridge import Bridge
 from sidestep.remote.dial import Dial, reset
 from sidestep.remote.gateway_rules import Rule, check_rules
-from sidestep.remote.inbound import BY_CARRIER, Inbound, InboundRuntime, settings_for
+from sidestep.remote.inbound import BY_CARRIER, Inbound, settings_for
 from sidestep.remote.node import Node
 from sidestep.remote.peers import Peers
 from sidestep.remote.pump import Pieces, Pump
@@ -51,7 +51,7 @@ Log = Callable[[str], None]
 class Tally:
     """What happened to the connections of one rule."""
 
-    active: int = 0
+    active: int = 0  # at the moment, see `_Served.counted`
     joined: int = 0
     fell_back: int = 0  # of these, those that TCP carries on
     refused: int = 0  # not allowed, or too many
@@ -59,15 +59,6 @@ class Tally:
     reset: int = 0  # by either end
     to_target: int = 0  # bytes
     to_client: int = 0
-
-
-def with_running(tally: Tally, running: Iterable[tuple[int, int]]) -> Tally:
-    """The counts, and the bytes that connections have moved so far: there, and back."""
-    to_target, to_client = tally.to_target, tally.to_client
-    for there, back in running:
-        to_target += there
-        to_client += back
-    return replace(tally, to_target=to_target, to_client=to_client)
 
 
 class Gateway:
@@ -127,7 +118,7 @@ class Gateway:
                 each.stop()
                 self._gone.append(each)
         self._served = kept
-        self._gone = [each for each in self._gone if each.tally.active]
+        self._gone = [each for each in self._gone if each.running]
         self._mapped = {each.rule.listen: each for each in kept if isinstance(each, _FromSdp)}
         for rule in wanted:
             try:
@@ -146,7 +137,7 @@ class Gateway:
 
     @property
     def active(self) -> int:
-        return sum(each.tally.active for each in (*self._served, *self._gone))
+        return sum(len(each.running) for each in (*self._served, *self._gone))
 
     @property
     def drained(self) -> bool:
@@ -189,94 +180,71 @@ class Gateway:
         return found.rdma_port, limits.SERVICE_TOLD_S
 
 
-class _FromTcp:
-    """A rule by which TCP clients reach an SDP service."""
+class _Served:
+    """A rule, and the connections that it has."""
+
+    listening: Endpoint
+    rdma_port: int
 
     def __init__(self, gateway: Gateway, rule: Rule) -> None:
         self.gateway = gateway
         self.rule = rule
-        self.tally = Tally()
-        self.rdma_port = rule.rdma_port  # 0: asked for
-        self._crossings: dict[_Crossing, None] = {}
-        self._watched = False
-        self._pause: Timer | None = None
-        family = socket.AF_INET if rule.listen.address.version == 4 else socket.AF_INET6
-        self._sock = socket.socket(family, socket.SOCK_STREAM | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC)
-        try:
-            self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            if family == socket.AF_INET6:
-                self._sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
-            self._sock.bind((str(rule.listen.address), rule.listen.port))
-            self._sock.listen(_BACKLOG)
-        except OSError as error:
-            self._sock.close()
-            raise Unavailable(
-                f"nobody can listen at {rule.listen}: {error.strerror}",
-                remedy="choose another port, or stop who has it",
-            ) from error
-        self.listening = Endpoint(rule.listen.address, self._sock.getsockname()[1])
-        self._watch()
-
-    def stop(self) -> None:
-        if self._pause is not None:
-            self._pause.cancel()
-        if self._sock.fileno() >= 0:
-            if self._watched:
-                self.gateway.loop.forget(self._sock.fileno())
-            self._sock.close()
-
-    def abort(self) -> None:
-        for crossing in list(self._crossings):
-            crossing.abort("the gateway stops")
-
-    def ended(self, crossing: _Crossing) -> None:
-        if crossing in self._crossings:
-            del self._crossings[crossing]
-            self.tally.active -= 1
-            self._watch()
+        self.tally = Tally()  # but for `active`, and the bytes of those that run
+        self.running: dict[_Crossing | Inbound, None] = {}
 
     @property
     def counted(self) -> Tally:
-        """With the bytes of connections that there are."""
-        return with_running(self.tally, (crossing.counts for crossing in self._crossings))
+        """With the connections that there are."""
+        counts = [each.counts for each in self.running]
+        there, back = (sum(moved) for moved in zip(*counts, strict=True)) if counts else (0, 0)
+        tally = self.tally
+        return replace(
+            tally, active=len(counts), to_target=tally.to_target + there, to_client=tally.to_client + back
+        )  # fmt: skip
 
-    def _watch(self) -> None:
-        """While there is room for one more."""
-        self._pause = None
-        wanted = self.tally.active < self.rule.connections_max
-        if self._sock.fileno() >= 0 and wanted != self._watched:
-            self._watched = wanted
-            if wanted:
-                self.gateway.loop.watch(self._sock.fileno(), READ, self._ready)
-            else:
-                self.gateway.loop.forget(self._sock.fileno())
+    def abort(self) -> None:
+        for each in list(self.running):
+            each.abandon("the gateway stops")
 
-    def _ready(self, _events: int) -> None:
-        try:
-            for sock, address in accepted(self._sock):
-                self._take_in(sock, Endpoint(ip_address(address[0].partition("%")[0]), address[1]))
-                if self.tally.active >= self.rule.connections_max:
-                    break
-        except Exhausted as why:
-            self.gateway.log(f"{self.rule}: no connection can be taken: {why}")
-            self.gateway.loop.forget(self._sock.fileno())
-            self._watched = True  # until the pause is over
-            self._pause = self.gateway.loop.call_later(PAUSE_S, self._go_on)
-            return
-        self._watch()
+    def moved(self, counts: tuple[int, int], why: str) -> None:
+        """A connection that was joined has ended."""
+        self.tally.to_target += counts[0]
+        self.tally.to_client += counts[1]
+        self.tally.reset += bool(why)
 
-    def _take_in(self, sock: socket.socket, client: Endpoint) -> None:
+    def log(self, host: Address | Endpoint, what: str) -> None:
+        self.gateway.log(f"{host} by '{self.rule}' {what}")
+
+
+class _FromTcp(_Served):
+    """A rule by which TCP clients reach an SDP service."""
+
+    def __init__(self, gateway: Gateway, rule: Rule) -> None:
+        super().__init__(gateway, rule)
+        self.rdma_port = rule.rdma_port  # 0: asked for
+        sock = listening((str(rule.listen.address), rule.listen.port), _BACKLOG)
+        self.listening = Endpoint(rule.listen.address, sock.getsockname()[1])
+        self._acceptor = Acceptor(gateway.loop, sock, self._take_in, self._exhausted)
+
+    def stop(self) -> None:
+        self._acceptor.close()
+
+    def ended(self, crossing: _Crossing) -> None:
+        self.running.pop(crossing, None)
+        self._acceptor.want(True)
+
+    def _exhausted(self, why: str) -> None:
+        self.gateway.log(f"{self.rule}: no connection can be taken: {why}")
+
+    def _take_in(self, sock: socket.socket, address: tuple[str, int]) -> None:
+        client = Endpoint(ip_address(address[0].partition("%")[0]), address[1])
         if self.rule.admits(client.address):
-            self.tally.active += 1
-            self._crossings[_Crossing(self, sock, client)] = None
+            self.running[_Crossing(self, sock, client)] = None
+            self._acceptor.want(len(self.running) < self.rule.connections_max)
         else:
             self.tally.refused += 1
-            self.gateway.log(f"{client} by '{self.rule}' is refused: it is none of the hosts of the rule")
+            self.log(client, "is refused: it is none of the hosts of the rule")
             reset(sock)
-
-    def _go_on(self) -> None:
-        self._watched = False
-        self._watch()
 
 
 class _Crossing:
@@ -296,8 +264,8 @@ class _Crossing:
         self._port = 0  # of RDMA, there
         self._gateway.loop.soon(self._begin)
 
-    def abort(self, why: str) -> None:
-        if isinstance(self._carrier, Pump | Bridge):
+    def abandon(self, why: str) -> None:
+        if self._carrier is not None:
             self._carrier.abort(why)
         else:
             self._give_up(why)
@@ -305,10 +273,7 @@ class _Crossing:
     @property
     def counts(self) -> tuple[int, int]:
         """Bytes to the target, and to the client."""
-        carrier = self._carrier
-        if isinstance(carrier, Pump):
-            return carrier.to_sdp, carrier.to_tcp
-        return carrier.counts if carrier is not None else (0, 0)
+        return self._carrier.counts if self._carrier is not None else (0, 0)
 
     # ---- by SDP ----
 
@@ -358,14 +323,11 @@ class _Crossing:
             self._cancel_timer()
             self._log(f"goes on by SDP to {self._rule.target}")
             self._served.tally.joined += 1
-            self._carrier = Pump(self._gateway.loop, stream, self._sock, self._gateway.pieces, self._pumped)
+            self._carrier = Pump(self._gateway.loop, stream, self._sock, self._gateway.pieces, self._carried)
         elif event.kind is SdpEventKind.BROKEN:
             stream.tell = unheard
             self._gateway.peers.doubt(self._rule.target, self._port)
             self._fall_back(str(event.error or "it was refused"))
-
-    def _pumped(self, pump: Pump) -> None:
-        self._tell_end(pump.to_sdp, pump.to_tcp, pump.why)
 
     # ---- by TCP ----
 
@@ -383,10 +345,7 @@ class _Crossing:
             return
         self._served.tally.joined += 1
         self._served.tally.fell_back += 1
-        self._carrier = Bridge(self._gateway.loop, (self._sock, sock), self._gateway.pieces, self._bridged)
-
-    def _bridged(self, bridge: Bridge) -> None:
-        self._tell_end(*bridge.counts, bridge.why)
+        self._carrier = Bridge(self._gateway.loop, (self._sock, sock), self._gateway.pieces, self._carried)
 
     # ---- the end ----
 
@@ -403,12 +362,10 @@ class _Crossing:
         reset(self._sock)
         self._end()
 
-    def _tell_end(self, to_target: int, to_client: int, why: str) -> None:
-        tally = self._served.tally
-        tally.to_target += to_target
-        tally.to_client += to_client
-        tally.reset += bool(why)
-        self._log(f"has ended, {to_target} bytes there, {to_client} back{': ' if why else ''}{why}")
+    def _carried(self, carrier: Pump | Bridge) -> None:
+        there, back = carrier.counts
+        self._served.moved(carrier.counts, carrier.why)
+        self._log(f"has ended, {there} bytes there, {back} back{': ' if carrier.why else ''}{carrier.why}")
         self._end()
 
     def _end(self) -> None:
@@ -422,65 +379,45 @@ class _Crossing:
             self._timer = None
 
     def _log(self, what: str) -> None:
-        self._gateway.log(f"{self._client} by '{self._rule}' {what}")
+        self._served.log(self._client, what)
 
 
-class _FromSdp:
+class _FromSdp(_Served):
     """A rule by which SDP clients reach a TCP service."""
 
     def __init__(self, gateway: Gateway, rule: Rule) -> None:
-        self.gateway = gateway
-        self.rule = rule
-        self.tally = Tally()
+        super().__init__(gateway, rule)
         self.listening = rule.listen
         self._stack = gateway.at(rule.listen.address)
-        self._inbound: dict[Inbound, None] = {}
         self._listener = self._stack.take_requests(rule.rdma_port, self._requested)
         self.rdma_port = self._listener.service_id & 0xFFFF
 
     def stop(self) -> None:
         self._listener.close()
 
-    def abort(self) -> None:
-        for inbound in list(self._inbound):
-            inbound.abandon("the gateway stops")
-
-    @property
-    def counted(self) -> Tally:
-        pumps = (inbound.pump for inbound in self._inbound)
-        return with_running(self.tally, ((pump.to_tcp, pump.to_sdp) for pump in pumps if pump is not None))
-
     def _requested(self, request: ConnectionRequest) -> None:
         host = ip_address(request.remote_address.partition("%")[0])
         try:
             if not self.rule.admits(host):
                 raise Unavailable("it is none of the hosts of the rule")
-            if self.tally.active >= self.rule.connections_max:
+            if len(self.running) >= self.rule.connections_max:
                 raise LimitReached(f"{self.rule.connections_max} connections are relayed")
             settings = settings_for(request.private_data, host, self.rule.listen.address)
         except (PeerViolation, Unavailable, LimitReached) as why:
             self.tally.refused += 1
-            self._log(host, f"is refused: {why}")
+            self.log(host, f"is refused: {why}")
             request.reject()
             return
-        place = InboundRuntime(self.gateway.loop, self._stack, self.gateway.pieces)
         inbound = Inbound(
-            place, request, settings, self.rule.target, self._ended, partial(self._log, host), timeout_s=_INBOUND_S
-        )
-        self._inbound[inbound] = None
-        self.tally.active += 1
+            self.gateway.loop, self._stack, self.gateway.pieces, request, settings, self.rule.target, self._ended,
+            partial(self.log, host), timeout_s=_INBOUND_S,
+        )  # fmt: skip
+        self.running[inbound] = None
 
     def _ended(self, inbound: Inbound) -> None:
-        del self._inbound[inbound]
-        tally, pump = self.tally, inbound.pump
-        tally.active -= 1
-        if pump is None:
-            tally.failed += 1
+        del self.running[inbound]
+        if inbound.pump is None:
+            self.tally.failed += 1
         else:
-            tally.joined += 1
-            tally.to_target += pump.to_tcp
-            tally.to_client += pump.to_sdp
-            tally.reset += bool(pump.why)
-
-    def _log(self, host: Address, what: str) -> None:
-        self.gateway.log(f"{host} by '{self.rule}' {what}")
+            self.tally.joined += 1
+            self.moved(inbound.counts, inbound.pump.why)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from ipaddress import IPv4Address, IPv6Address
 from typing import TYPE_CHECKING, Final
 
@@ -34,20 +34,11 @@ _SETTINGS: Final = SdpSettings(
 BY_CARRIER: Final = {carrier: replace(_SETTINGS, carrier=carrier) for carrier in Carrier}  # of streams with a pump
 
 
-@dataclass(frozen=True, slots=True)
-class InboundRuntime:
-    """Where connections are joined."""
-
-    loop: Loop
-    stack: Stack
-    pieces: Pieces
-
-
 class Inbound:
     """One request.
 
     Args:
-        place: Where it has come to.
+        loop, stack, pieces: Where it has come to.
         request: Not answered yet.
         settings: Of its stream, see `settings_for`.
         target: Where TCP connects to.
@@ -61,7 +52,9 @@ class Inbound:
 
     def __init__(
         self,
-        place: InboundRuntime,
+        loop: Loop,
+        stack: Stack,
+        pieces: Pieces,
         request: ConnectionRequest,
         settings: SdpSettings,
         target: Endpoint,
@@ -75,7 +68,7 @@ class Inbound:
     ) -> None:
         self.pump: Pump | None = None
         self.refused = ""  # why nothing came of it
-        self._place = place
+        self._loop, self._stack, self._pieces = loop, stack, pieces
         self._request = request
         self._settings = settings
         self._target = target
@@ -84,9 +77,14 @@ class Inbound:
         self._over = False
         self._beside_hello = beside_hello
         self._unname: Callable[[], None] | None = None
-        self._dial = Dial(place.loop, target, self._dialled, timeout_s=timeout_s, source=source)
+        self._dial = Dial(loop, target, self._dialled, timeout_s=timeout_s, source=source)
         if name is not None and (comes_from := self._dial.local) is not None:
             self._unname = name(comes_from)
+
+    @property
+    def counts(self) -> tuple[int, int]:
+        """Bytes to TCP, and from there."""
+        return (self.pump.to_tcp, self.pump.to_sdp) if self.pump is not None else (0, 0)
 
     def abandon(self, why: str) -> None:
         if self.pump is not None:
@@ -108,12 +106,10 @@ class Inbound:
             return
 
         def accepted(stream: SdpStream) -> None:
-            self.pump = Pump(self._place.loop, stream, sock, self._place.pieces, self._pumped)
+            self.pump = Pump(self._loop, stream, sock, self._pieces, self._pumped)
 
         self._tell(f"goes to {self._target} by TCP")
-        self._place.stack.serve(
-            self._request, accepted, self._target.port, self._settings, beside_hello=self._beside_hello
-        )
+        self._stack.serve(self._request, accepted, self._target.port, self._settings, beside_hello=self._beside_hello)
         if self.pump is None:  # the Hello was refused, or there was no queue pair
             self.refused = "there is no stream for it"
             sock.close()

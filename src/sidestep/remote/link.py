@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Final
 
 from sidestep import limits
 from sidestep.errors import PeerViolation, SidestepError
+from sidestep.loop import nothing
 from sidestep.rdma.work import Access
 from sidestep.sdp.requests import SdpEvent, SdpEventKind, StreamReceive, StreamSend, Told
 from sidestep.switch.link import Carried, Control
@@ -34,10 +35,6 @@ _ENDS: Final = frozenset({SdpEventKind.BROKEN, SdpEventKind.CLOSED})  # after EN
 _TOGETHER: Final = 224  # bytes of words, and short data behind one of them, that go inline
 _LARGE: Final = 4  # messages of the present size: data that would fill more of them asks for larger ones
 _SCRATCH: Final = 4096  # bytes read at once that nobody wants
-
-
-def _nothing() -> None:
-    """Nobody waits for it."""
 
 
 class SdpLink:
@@ -71,7 +68,7 @@ class SdpLink:
         self._header = memoryview(bytearray(CONTROL.size))
         self._due: list[int] = []  # bytes of data that each outstanding receive brings; empty: a header is awaited
         self._established = self._finishing = self._ended = self._over = self._lost = False
-        self._on_gone: Callable[[], None] = _nothing
+        self._on_gone: Callable[[], object] = nothing
         self._large = False  # larger private buffers have been asked for
         self._region: MemoryRegion | None = None  # the memory that data goes out from
         self._gone = False  # the stream is no more
@@ -107,7 +104,7 @@ class SdpLink:
         self._out.append(piece)
         self._pieces += 1
 
-    def finish(self, on_gone: Callable[[], None]) -> None:
+    def finish(self, on_gone: Callable[[], object]) -> None:
         """Nothing more is said or sent; `on_gone` is called once the other end has all of it, or will never have."""
         if self._gone:
             on_gone()
@@ -307,7 +304,7 @@ class SdpLink:
             self._region = None
         if self._patience is not None:
             self._patience.cancel()
-        on_gone, self._on_gone = self._on_gone, _nothing
+        on_gone, self._on_gone = self._on_gone, nothing
         on_gone()
 
     def _lose(self, *, broken: bool = False) -> None:

@@ -27,7 +27,7 @@ from typing import ClassVar, Final
 
 from sidestep import limits
 from sidestep.errors import PeerViolation, SidestepError, Unavailable
-from sidestep.loop import Loop
+from sidestep.loop import nothing
 from sidestep.native.layout import IPPROTO_SDP
 from sidestep.rdma.cm import ConnectionRequest
 from sidestep.rdma.control import Control
@@ -85,19 +85,19 @@ class Sdp(OffloadProtocol):
         self._stacks: dict[Address, _At] = {}
         self._carried: set[Carried] = set()
         self._askers: set[Resync] = set()
-        self._key: bytes | None = None
+        self.key: bytes | None = None  # what both providers know
         self._peers: PortMapper
         self._workers: Workers | None = None
         self._connects: SdpConnects | None = None
         if services.remote is None:
             return
         if services.remote.key_file is not None:
-            self._key = read_key(services.remote.key_file)
-        self._loop = services.loop
+            self.key = read_key(services.remote.key_file)
+        self.loop = services.loop
         if services.port_mapper is not None:
             self._peers = services.port_mapper
         else:
-            self._peers = peers = Peers(self._loop, self._port_for, services.log)
+            self._peers = peers = Peers(self.loop, self._port_for, services.log)
             self._workers = services.start_workers(self, peers)
             self._connects = SdpConnects(self, peers, lambda local: self._at(local).stack)
 
@@ -173,19 +173,6 @@ class Sdp(OffloadProtocol):
 
     # ---- for connections ----
 
-    @property
-    def key(self) -> bytes | None:
-        """What both providers know."""
-        return self._key
-
-    @property
-    def as_protocol(self) -> OffloadProtocol:
-        return self
-
-    @property
-    def loop(self) -> Loop:
-        return self._loop
-
     def carried(self, far: Carried, on_over: Callable[[], None]) -> None:
         """A connection has its link; `on_over` is called once it is over."""
 
@@ -198,7 +185,7 @@ class Sdp(OffloadProtocol):
 
     def settle(self, route: Route, promotion: Promotion, far: Carried) -> None:
         """Its link is broken: finds out where TCP goes on."""
-        self._askers.add(Resync(self._loop, route, promotion, self._key, far, self._askers.discard))
+        self._askers.add(Resync(self.loop, route, promotion, self.key, far, self._askers.discard))
 
     def trusts(self, host: Address) -> bool:
         return self.services.remote is not None and self.services.remote.trusts(host)
@@ -335,10 +322,6 @@ class _At(Node):
         self.sdp.carried(far, lambda: self.answers.remove(name))
 
 
-def _nothing() -> None:
-    """Nobody has to know."""
-
-
 class _Reaching:
     """One connection on its way to the other host."""
 
@@ -375,7 +358,7 @@ class _Reaching:
                 self._outgoing.refuse(why.message)
             else:
                 link.carry(far)
-                self._sdp.carried(far, _nothing)
+                self._sdp.carried(far, nothing)
                 link.handle_established()
         elif event.kind is SdpEventKind.BROKEN:
             host = self._outgoing.request.remote.address

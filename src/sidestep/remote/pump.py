@@ -58,20 +58,88 @@ _SEND: Final = socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL
 class Pieces:
     """Memory that pumps read into; those that are given back are used again."""
 
-    def __init__(self, *, size: int = limits.PUMP_PIECE, kept: int = limits.PUMP_PIECES_KEPT) -> None:
-        self.size = size
+    def __init__(self) -> None:
         self.taken = 0  # in use
-        self._kept = kept
         self._free: list[memoryview] = []
 
     def take(self) -> memoryview:
         self.taken += 1
-        return self._free.pop() if self._free else memoryview(bytearray(self.size))
+        return self._free.pop() if self._free else memoryview(bytearray(limits.PUMP_PIECE))
 
     def give(self, piece: memoryview) -> None:
         self.taken -= 1
-        if len(self._free) < self._kept:
+        if len(self._free) < limits.PUMP_PIECES_KEPT:
             self._free.append(piece)
+
+
+class TcpSide:
+    """The TCP socket of a pump, or one of a bridge: its own from now on.
+
+    `ready` is called with what it is ready for.
+    """
+
+    def __init__(self, loop: Loop, sock: socket.socket, pieces: Pieces, ready: Callable[[int], object]) -> None:
+        self.sock = sock
+        self._loop = loop
+        self._pieces = pieces
+        self._ready = ready
+        self._watched: int | None = None
+        self._hung_up = False  # both directions have ended: the kernel tells that all the time
+        sock.setblocking(False)
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # who sent has decided that it is time to
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_OOBINLINE, 1)
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+
+    @property
+    def open(self) -> bool:
+        return self.sock.fileno() >= 0
+
+    def read(self) -> tuple[memoryview, int, bool] | None:
+        """A piece, how many bytes of it were read, and whether it is an urgent one; None: nothing is there.
+
+        0 bytes: the end of the stream; the piece has been given back. To be called when the socket was readable: so
+        what is first in it was there, and the mark before it, if any. Raises OSError.
+        """
+        piece = self._pieces.take()
+        count = 0
+        try:
+            urgent = ioctl(self.sock, _SIOCATMARK, _NO_MARK) != _NO_MARK
+            count = self.sock.recv_into(piece[:1] if urgent else piece, 0, socket.MSG_DONTWAIT)
+        except BlockingIOError:
+            return None
+        finally:
+            if not count:
+                self._pieces.give(piece)
+        return piece, count, urgent
+
+    def send(self, data: memoryview, *, urgent: bool) -> int:
+        """How many bytes it has taken; 0: none at the moment. Raises OSError."""
+        try:
+            return self.sock.send(data, _SEND | socket.MSG_OOB if urgent else _SEND)
+        except BlockingIOError:
+            return 0
+
+    def watch(self, wanted: int) -> None:
+        """What it is watched for: errors always, but for those behind the end of both directions."""
+        if not wanted and self._hung_up:
+            self._forget()
+        elif wanted != self._watched:
+            self._loop.watch(self.sock.fileno(), wanted, self._on_events)
+            self._watched = wanted
+
+    def close(self) -> None:
+        self._forget()
+        self.sock.close()
+
+    def _forget(self) -> None:
+        if self._watched is not None:
+            self._loop.forget(self.sock.fileno())
+            self._watched = None
+
+    def _on_events(self, events: int) -> None:
+        if events & select.EPOLLHUP:
+            self._hung_up = True
+        self._ready(events)
 
 
 class _Waiting:
@@ -110,11 +178,9 @@ class Pump:
         self.over = False
         self._loop = loop
         self._stream = stream
-        self._sock = sock
+        self._tcp = TcpSide(loop, sock, pieces, self._on_tcp)
         self._pieces = pieces
         self._on_over = on_over
-        self._watched: int | None = None
-        self._hung_up = False  # both directions of the socket have ended: the kernel tells that all the time
         self._open = stream.connection.state in OPEN
         self._stream_over = False
         # From TCP to SDP:
@@ -127,10 +193,6 @@ class Pump:
         self._waiting: deque[_Waiting] = deque()
         self._sdp_ended = False
         self._fin_sent = False
-        sock.setblocking(False)
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # who sent has decided that it is time to
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_OOBINLINE, 1)
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         # Whoever ends us without a word closes the socket: that must not look like the end of what SDP has brought.
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET)
         stream.tell = self._told
@@ -142,6 +204,11 @@ class Pump:
         """Pieces in use."""
         return len(self._sending) + len(self._waiting) + (self._receiving is not None)
 
+    @property
+    def counts(self) -> tuple[int, int]:
+        """Bytes from TCP, and to it."""
+        return self.to_sdp, self.to_tcp
+
     def abort(self, why: str) -> None:
         self._end_badly(why)
 
@@ -151,13 +218,11 @@ class Pump:
         self._contained(self._ready, events)
 
     def _ready(self, events: int) -> None:
-        if self._sock.fileno() < 0:
+        if not self._tcp.open:
             return
         if events & select.EPOLLERR:
-            self._lose_tcp(self._sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR))
+            self._lose_tcp(self._tcp.sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR))
             return
-        if events & select.EPOLLHUP:
-            self._hung_up = True
         if events & WRITE:
             self._turn()
         if events & (READ | select.EPOLLHUP) and self._wants_tcp():
@@ -167,24 +232,19 @@ class Pump:
     def _wants_tcp(self) -> bool:
         return (
             self._open and not (self._tcp_ended or self._closing) and len(self._sending) < limits.PUMP_PIECES_MAX
-            and self._sock.fileno() >= 0
+            and self._tcp.open
         )  # fmt: skip
 
     def _read(self) -> None:
-        """One piece. The socket was readable: so what is first in it was there, and the mark before it, if any."""
-        piece = self._pieces.take()
         try:
-            urgent = ioctl(self._sock, _SIOCATMARK, _NO_MARK) != _NO_MARK
-            count = self._sock.recv_into(piece[:1] if urgent else piece, 0, socket.MSG_DONTWAIT)
-        except BlockingIOError:
-            self._pieces.give(piece)
-            return
+            found = self._tcp.read()
         except OSError as error:
-            self._pieces.give(piece)
             self._lose_tcp(error.errno or 0)
             return
+        if found is None:
+            return
+        piece, count, urgent = found
         if not count:
-            self._pieces.give(piece)
             self._tcp_ended = True
             self._stream.shutdown_write()
             self._settle()
@@ -226,7 +286,7 @@ class Pump:
             budget -= self.to_tcp - before
             if self._receiving is not None or self._sdp_ended or not self._stream.connection.readable:
                 break
-            if self._sock.fileno() < 0 or len(self._waiting) >= limits.PUMP_PIECES_MAX:
+            if not self._tcp.open or len(self._waiting) >= limits.PUMP_PIECES_MAX:
                 break
             if budget <= 0:
                 self._loop.soon(self._go_on)
@@ -250,7 +310,7 @@ class Pump:
         assert self._receiving is not None
         piece, urgent = self._receiving
         self._receiving = None
-        if receive.filled and self._sock.fileno() >= 0:
+        if receive.filled and self._tcp.open:
             self._waiting.append(_Waiting(piece, receive.filled, urgent=urgent))
         else:
             self._pieces.give(piece)
@@ -259,28 +319,24 @@ class Pump:
         self._loop.soon(self._go_on)
 
     def _write(self) -> None:
-        waiting, sock = self._waiting, self._sock
-        while waiting and sock.fileno() >= 0:
-            first = waiting[0]
-            try:
-                count = sock.send(first.left, _SEND | socket.MSG_OOB if first.urgent else _SEND)
-            except BlockingIOError:
-                break
-            except OSError as error:
-                self._lose_tcp(error.errno or 0)
-                return
-            self.to_tcp += count
-            first.left = first.left[count:]
-            if not first.left:
-                waiting.popleft()
-                self._pieces.give(first.piece)
-        if self._sdp_ended and not waiting and not self._fin_sent and sock.fileno() >= 0:
-            self._fin_sent = True
-            try:
-                sock.shutdown(socket.SHUT_WR)
-            except OSError as error:  # the other end was quicker with a reset
-                self._lose_tcp(error.errno or 0)
-                return
+        waiting, tcp = self._waiting, self._tcp
+        try:
+            while waiting and tcp.open:
+                first = waiting[0]
+                count = tcp.send(first.left, urgent=first.urgent)
+                if not count:
+                    break
+                self.to_tcp += count
+                first.left = first.left[count:]
+                if not first.left:
+                    waiting.popleft()
+                    self._pieces.give(first.piece)
+            if self._sdp_ended and not waiting and not self._fin_sent and tcp.open:
+                self._fin_sent = True
+                tcp.sock.shutdown(socket.SHUT_WR)
+        except OSError as error:  # of the last: the other end was quicker with a reset
+            self._lose_tcp(error.errno or 0)
+            return
         self._settle()
 
     # ---- the ends ----
@@ -299,42 +355,27 @@ class Pump:
         self._settle()
 
     def _reset_tcp(self) -> None:
-        if self._sock.fileno() >= 0:
-            self._close_tcp()  # which resets
+        if self._tcp.open:
+            self._tcp.close()  # which resets
         while self._waiting:
             self._pieces.give(self._waiting.popleft().piece)
 
-    def _close_tcp(self) -> None:
-        if self._watched is not None:
-            self._loop.forget(self._sock.fileno())
-            self._watched = None
-        self._sock.close()
-
     def _settle(self) -> None:
         """Gives up what is at its end."""
-        if self._tcp_ended and self._fin_sent and self._sock.fileno() >= 0:
+        if self._tcp_ended and self._fin_sent and self._tcp.open:
             with suppress(OSError):  # it may be over by itself
-                self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _LINGER)
-            self._close_tcp()  # what it has not sent yet, the kernel still sends
-        if self._sock.fileno() < 0 and not (self._sending or self._closing):
+                self._tcp.sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _LINGER)
+            self._tcp.close()  # what it has not sent yet, the kernel still sends
+        if not self._tcp.open and not (self._sending or self._closing):
             self._closing = True
             self._stream.close()
-        if self._stream_over and self._sock.fileno() < 0 and not self.over:
+        if self._stream_over and not self._tcp.open and not self.over:
             self.over = True
             self._on_over(self)
 
     def _watch(self) -> None:
-        """What the socket is watched for: errors always, but for those behind the end of both directions."""
-        if self._sock.fileno() < 0:
-            return
-        wanted = (READ if self._wants_tcp() else 0) | (WRITE if self._waiting else 0)
-        if not wanted and self._hung_up:
-            if self._watched is not None:
-                self._loop.forget(self._sock.fileno())
-                self._watched = None
-        elif wanted != self._watched:
-            self._loop.watch(self._sock.fileno(), wanted, self._on_tcp)
-            self._watched = wanted
+        if self._tcp.open:
+            self._tcp.watch((READ if self._wants_tcp() else 0) | (WRITE if self._waiting else 0))
 
     # ---- what the stream tells ----
 

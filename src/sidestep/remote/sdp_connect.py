@@ -32,16 +32,15 @@ from ipaddress import ip_address
 from typing import TYPE_CHECKING, Final
 
 from sidestep import limits
-from sidestep.accepting import Exhausted, accepted
+from sidestep.accepting import Acceptor
 from sidestep.errors import SidestepError, Unavailable
-from sidestep.loop import READ
 from sidestep.rdma.tools.devices import source_for
 from sidestep.remote.dial import reset
 from sidestep.remote.inbound import BY_CARRIER
 from sidestep.remote.peers import PROVIDER_PORT, Peers
 from sidestep.remote.promotion import Promotion, Purpose
 from sidestep.remote.pump import Pieces, Pump
-from sidestep.remote.serving import NAMED, Provider
+from sidestep.remote.serving import NAMED
 from sidestep.sdp.endpoint import unheard
 from sidestep.sdp.errnos import BY_CAUSE
 from sidestep.sdp.requests import SdpEvent, SdpEventKind, Told
@@ -50,6 +49,7 @@ from sidestep.switch.protocol import Endpoint, Ends, PendingConnect
 
 if TYPE_CHECKING:
     from sidestep.loop import Loop, Timer
+    from sidestep.remote.protocol import Sdp
     from sidestep.routing import Address
     from sidestep.sdp.endpoint import SdpStream
     from sidestep.sdp.stack import Stack
@@ -63,8 +63,8 @@ _BACKLOG: Final = 8  # strangers may knock as well
 class SdpConnects:
     """Those of one provider."""
 
-    def __init__(self, provider: Provider, peers: Peers, stack_at: Callable[[Address], Stack]) -> None:
-        self.provider: Final = provider
+    def __init__(self, sdp: Sdp, peers: Peers, stack_at: Callable[[Address], Stack]) -> None:
+        self.sdp: Final = sdp
         self.peers: Final = peers
         self.stack_at: Final = stack_at
         self.pieces: Final = Pieces()
@@ -81,7 +81,7 @@ class SdpConnects:
         if not remote.port:
             raise Unavailable("no service has port 0")
         until = self._vain.get(remote)
-        if not asked.insists and until is not None and until > self.provider.loop.now:
+        if not asked.insists and until is not None and until > self.sdp.loop.now:
             raise Unavailable("SDP has failed there a moment ago")
         reach = _SdpConnect(self, asked, self._local_of(asked))
         self._there[reach] = None
@@ -90,7 +90,7 @@ class SdpConnects:
     def in_vain(self, remote: Endpoint) -> None:
         """TCP comes first there, for a while."""
         self._vain.pop(remote, None)
-        self._vain[remote] = self.provider.loop.now + limits.REACH_VAIN_S
+        self._vain[remote] = self.sdp.loop.now + limits.REACH_VAIN_S
         while len(self._vain) > limits.REACH_VAIN_MAX:
             self._vain.popitem(last=False)
 
@@ -118,7 +118,7 @@ class _SdpConnect:
 
     def __init__(self, connects: SdpConnects, asked: PendingConnect, local: Endpoint) -> None:
         self._connects = connects
-        self._loop = connects.provider.loop
+        self._loop = connects.sdp.loop
         self._asked = asked
         self._local = local
         self._remote = asked.request.remote
@@ -161,7 +161,7 @@ class _SdpConnect:
     def _ask_for_service(self) -> None:
         """As the standard has it; that request cannot show a key."""
         wanted = self._stream is None and not self._over and self._remote not in self._silent
-        if wanted and self._connects.provider.key is None:
+        if wanted and self._connects.sdp.key is None:
             self._ask(self._remote)
 
     def _heard(self, whom: Endpoint, port: int | None) -> None:
@@ -180,7 +180,7 @@ class _SdpConnect:
 
     def _give_up(self) -> None:
         """If nobody is left who might answer."""
-        asked = {self._provider_there} | ({self._remote} if self._connects.provider.key is None else set())
+        asked = {self._provider_there} | ({self._remote} if self._connects.sdp.key is None else set())
         if self._over or self._stream is not None or not asked <= self._silent.keys():
             return
         if all(self._silent.values()):
@@ -203,7 +203,7 @@ class _SdpConnect:
 
     def _beside_hello(self, hello: bytes) -> bytes:
         promotion = Promotion(Purpose.INBOUND, self._remote.port, secrets.token_bytes(16))
-        return promotion.encode(hello, self._connects.provider.key)
+        return promotion.encode(hello, self._connects.sdp.key)
 
     def _told(self, stream: SdpStream, event: Told) -> None:
         """Until there is a pump."""
@@ -260,7 +260,7 @@ class _SdpConnect:
         comes_from = bound.address
         if comes_from.is_unspecified or comes_from.version != place.address.version:
             comes_from = ip_address("127.0.0.1") if place.address == NAMED else self._local.address
-        self._unname = self._connects.provider.services.map_addresses(
+        self._unname = self._connects.sdp.services.map_addresses(
             Ends(Endpoint(comes_from, bound.port), place), Ends(self._local, self._remote)
         )
         self._answer()
@@ -318,7 +318,7 @@ class _SdpConnect:
         self._drop_stream()
         if not self._answered:
             self._answer()
-            self._asked.refuse(error, why)
+            self._asked.refuse(error)
         elif self._place is not None and self._place.shut and error != errno.ECONNREFUSED:
             # Its own kernel says ETIMEDOUT, in its own time.
             self._end.cancel()
@@ -348,7 +348,7 @@ class _SdpConnect:
         self._asked.over()
 
     def _log(self, what: str) -> None:
-        self._connects.provider.services.log(f"a connection from {self._local} to {self._remote} {what}")
+        self._connects.sdp.services.log(f"a connection from {self._local} to {self._remote} {what}")
 
 
 class _RedirectListener:
@@ -364,7 +364,6 @@ class _RedirectListener:
         shut: bool,
     ) -> None:
         self.shut = shut
-        self._loop = loop
         self._asked = asked
         self._taken = taken
         family = socket.AF_INET if address.version == 4 else socket.AF_INET6
@@ -377,7 +376,7 @@ class _RedirectListener:
             sock.bind((str(address), 0))
             sock.listen(_BACKLOG)
             self.endpoint = Endpoint(address, sock.getsockname()[1])
-            loop.watch(sock.fileno(), READ, self._ready)
+            self._acceptor = Acceptor(loop, sock, self._take_in)
         except BaseException:
             sock.close()
             raise
@@ -390,17 +389,11 @@ class _RedirectListener:
 
     def close(self) -> None:
         """Who comes now is refused."""
-        if self._sock.fileno() >= 0:
-            self._loop.forget(self._sock.fileno())
-            self._sock.close()
+        self._acceptor.close()
 
-    def _ready(self, _events: int) -> None:
-        try:
-            for sock, (host, port, *_) in accepted(self._sock):
-                if self._asked.is_from(Endpoint(ip_address(host.partition("%")[0]), port), self.endpoint):
-                    self.close()
-                    self._taken(sock)
-                    return
-                reset(sock)  # somebody else's
-        except Exhausted:
-            self.close()  # it would be ready all the time
+    def _take_in(self, sock: socket.socket, address: tuple[str, int]) -> None:
+        if self._asked.is_from(Endpoint(ip_address(address[0].partition("%")[0]), address[1]), self.endpoint):
+            self.close()
+            self._taken(sock)
+        else:
+            reset(sock)  # somebody else's

@@ -20,46 +20,23 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from ipaddress import IPv4Address, ip_address
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import TYPE_CHECKING, Final
 
 from sidestep import limits
 from sidestep.errors import LimitReached, Misuse, PeerViolation, SidestepError, Unavailable
 from sidestep.native.layout import TRANSLATED_ADDRESS
-from sidestep.remote.inbound import Inbound, InboundRuntime, settings_for
+from sidestep.remote.inbound import Inbound, settings_for
 from sidestep.remote.pump import Pieces
-from sidestep.switch.protocol import Endpoint, Ends, OffloadProtocol, Services
+from sidestep.switch.protocol import Endpoint, Ends
 
 if TYPE_CHECKING:
-    from sidestep.loop import Loop
     from sidestep.rdma.cm import ConnectionRequest, Listener
+    from sidestep.remote.protocol import Sdp
     from sidestep.routing import Address
     from sidestep.sdp.settings import SdpSettings
     from sidestep.sdp.stack import Stack
 
 NAMED: Final = IPv4Address(TRANSLATED_ADDRESS)
-
-
-class Provider(Protocol):
-    """What this needs of the `sdp` protocol."""
-
-    @property
-    def services(self) -> Services:
-        """The switch's."""
-
-    @property
-    def loop(self) -> Loop:
-        """That drives it all."""
-
-    @property
-    def key(self) -> bytes | None:
-        """What providers of other hosts must know."""
-
-    @property
-    def as_protocol(self) -> OffloadProtocol:
-        """Itself."""
-
-    def trusts(self, host: Address) -> bool:
-        """Whether a host is to be believed."""
 
 
 @dataclass(slots=True)
@@ -73,8 +50,8 @@ class _Service:
 class Serving:
     """The services at one address of this host."""
 
-    def __init__(self, provider: Provider, stack: Stack, address: Address) -> None:
-        self._provider = provider
+    def __init__(self, sdp: Sdp, stack: Stack, address: Address) -> None:
+        self._sdp = sdp
         self._stack = stack
         self._address = address
         self._pieces = Pieces()
@@ -94,10 +71,10 @@ class Serving:
         Raises:
             LimitReached, Unavailable: Too many services; nobody listens, or it is not to be reached by SDP.
         """
-        loop = self._provider.loop
-        if self._provider.key is not None:
+        loop = self._sdp.loop
+        if self._sdp.key is not None:
             raise Unavailable("ordinary SDP cannot show that it has the key")
-        self._provider.services.check_listener(self._provider.as_protocol, Endpoint(self._address, service))
+        self._sdp.services.check_listener(self._sdp, Endpoint(self._address, service))
         known = self._services.get(service)
         if known is None:
             if len(self._services) >= limits.SERVICE_PORTS_MAX:
@@ -113,9 +90,9 @@ class Serving:
         known = self._services.get(service)
         if known is None:
             return
-        left_s = known.until - self._provider.loop.now
+        left_s = known.until - self._sdp.loop.now
         if left_s > 0:
-            self._provider.loop.call_later(left_s, partial(self._look_after, service))
+            self._sdp.loop.call_later(left_s, partial(self._look_after, service))
         else:
             del self._services[service]
             known.listener.close()
@@ -144,31 +121,31 @@ class Serving:
         try:
             if len(self._inbound) >= limits.SERVED_MAX:
                 raise LimitReached(f"{limits.SERVED_MAX} connections are served")
-            visited = self._provider.services.lease_listener(self._provider.as_protocol, local)
+            visited = self._sdp.services.lease_listener(self._sdp, local)
         except (PeerViolation, Unavailable, Misuse, LimitReached) as why:
             self._refuse(request, service, why)
             return
-        place = InboundRuntime(self._provider.loop, self._stack, self._pieces)
 
         def over(inbound: Inbound) -> None:
             self._inbound.pop(inbound, None)
             visited.leave()
 
         def name(comes_from: Endpoint) -> Callable[[], None]:
-            return self._provider.services.map_addresses(Ends(local, comes_from), Ends(local, client))
+            return self._sdp.services.map_addresses(Ends(local, comes_from), Ends(local, client))
 
         inbound = Inbound(
-            place, request, settings, local, over, partial(self.log, request, service),
-            timeout_s=limits.SERVICE_CONNECT_S, beside_hello=beside_hello, name=name if visited.named else None,
+            self._sdp.loop, self._stack, self._pieces, request, settings, local, over,
+            partial(self.log, request, service), timeout_s=limits.SERVICE_CONNECT_S, beside_hello=beside_hello,
+            name=name if visited.named else None,
             source=NAMED if visited.named and self._address.version == NAMED.version else self._address,
         )  # fmt: skip
         self._inbound[inbound] = None
 
     def _judge(self, request: ConnectionRequest, host: Address) -> SdpSettings:
         """Whether an ordinary request is in order and believed, and the settings for its kind of Hello."""
-        if not self._provider.trusts(host):
+        if not self._sdp.trusts(host):
             raise PeerViolation("it is none of the hosts given with --remote", rule="service_host")
-        if self._provider.key is not None:
+        if self._sdp.key is not None:
             raise Unavailable("ordinary SDP cannot show that it has the key")
         return settings_for(request.private_data, host, self._address)
 
@@ -177,4 +154,4 @@ class Serving:
         request.reject()
 
     def log(self, request: ConnectionRequest, service: int, what: str) -> None:
-        self._provider.services.log(f"SDP from {request.remote_address} for port {service} {what}")
+        self._sdp.services.log(f"SDP from {request.remote_address} for port {service} {what}")

@@ -15,18 +15,18 @@ What the transport must do: deliver messages in order, each into the receive pos
 order; flush what is outstanding when the queue pair ends, and only then call `handle_disconnected`. It must have
 delivered all messages that came before that end.
 
-What it does is done by its parts, each with state of its own, which know of the others only what they are given:
+What it does is done by its parts, each with state of its own; a part uses those above it:
 
-    halves      both directions of the stream (`source`, `sink`), and the user's requests
     flow        credits, sequence numbers, work for the transport
+    resize      private buffers, and their size
+    halves      both directions of the stream (`source`, `sink`), and the user's requests
     handshake   Hello, HelloAck, refusals
+    teardown    the end, well or badly
+    suspend     the stream goes on over another transport connection
+    updates     messages that only tell of credit
+    keepalive   whether the other end lives
     incoming    every message, by the tables of `states`
     outgoing    what may be sent now, and in what order
-    updates     messages that only tell of credit
-    resize      private buffers, and their size
-    suspend     the stream goes on over another transport connection
-    teardown    the end, well or badly
-    keepalive   whether the other end lives
 
 The connection itself keeps what they share - state, error, events, timers - and goes the short way for payload on a
 connection where nothing unusual goes on.
@@ -65,6 +65,8 @@ from sidestep.sdp.requests import (
 )
 from sidestep.sdp.resize import Resize
 from sidestep.sdp.settings import Addresses, SdpSettings
+from sidestep.sdp.sink import Sink
+from sidestep.sdp.source import Source
 from sidestep.sdp.states import OPEN, OPENING, TRANSITIONS, SdpState, Stimulus
 from sidestep.sdp.suspend import Suspend
 from sidestep.sdp.teardown import Teardown
@@ -107,19 +109,20 @@ class SdpConnection:
         self._control: deque[object] = deque()  # messages without payload, or what sends them, in order
         self.events: deque[Told] = deque()  # what `poll_event` gives before anything else
         self.timers: dict[str, float] = {}  # when which is due
-        control, events, timers = self._control, self.events, self.timers
-        self._flow = flow = Flow(settings.receive_count, settings.send_queue)
-        self.work = flow.work  # what `poll_work` gives
-        self._resize = resize = Resize(flow, self, settings.receive_size, settings.receive_size_max)
-        self._halves = halves = Halves(flow, resize, settings, events, timers, self)
-        self._source, self._sink = halves.source, halves.sink
-        self._handshake = handshake = Handshake(flow, halves, resize, settings, self)
-        self._teardown = teardown = Teardown(flow, halves, handshake, settings, timers, self)
-        self._suspend = suspend = Suspend(flow, halves, resize, handshake, teardown, settings, timers, self)
-        self._updates = updates = Updates(flow, halves, settings, timers, self)
-        self._keepalive = Keepalive(flow, settings, timers, self)
-        self._incoming = Incoming(flow, halves, resize, control, handshake, teardown, suspend, self)
-        self._outgoing = Outgoing(flow, halves, control, teardown, suspend, updates, self)
+        self._flow: Flow = Flow(settings.receive_count, settings.send_queue)
+        self.work = self._flow.work  # what `poll_work` gives
+        # Each finds what it needs of those before it.
+        self._resize: Resize = Resize(self)
+        self._halves: Halves = Halves(self)
+        self._source: Source = self._halves.source
+        self._sink: Sink = self._halves.sink
+        self._handshake: Handshake = Handshake(self)
+        self._teardown: Teardown = Teardown(self)
+        self._suspend: Suspend = Suspend(self)
+        self._updates: Updates = Updates(self)
+        self._keepalive: Keepalive = Keepalive(self)
+        self._incoming: Incoming = Incoming(self)
+        self._outgoing: Outgoing = Outgoing(self)
 
     # --- setting up (§7) ---
 
@@ -651,9 +654,6 @@ class SdpConnection:
         self.dirty = True
         self.tell(SdpEventKind.ESTABLISHED)
 
-    def refuse(self, error: SidestepError, cause: SdpCause) -> None:
-        self._teardown.refuse(error, cause)
-
     def forget(self) -> None:
         self.timers.clear()
         self._control.clear()
@@ -672,12 +672,6 @@ class SdpConnection:
         except ValueError:
             return False
         return True
-
-    def remote_size_changed(self) -> None:
-        self._halves.remote_size_changed()
-
-    def resized(self) -> None:
-        self.tell(SdpEventKind.RESIZED)
 
 
 __all__ = ["SdpCause", "SdpConnection"]

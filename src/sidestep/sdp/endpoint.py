@@ -19,14 +19,14 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable
 from ipaddress import IPv4Address, IPv6Address, ip_address
-from typing import TYPE_CHECKING, Any, Final, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from sidestep.errors import PeerViolation, SidestepError, Unavailable
 from sidestep.rdma import cm
 from sidestep.rdma.cm import ConnectionRequest, Disconnected, Established, Rejected, Unreachable
 from sidestep.rdma.pools import RdmaElement
 from sidestep.rdma.verbs import AsyncEvent, EventKind, QpCapabilities, QueuePair
-from sidestep.rdma.work import Access, RdmaRead, RdmaWrite, Receive, RKey, Send, SendRequest, Status
+from sidestep.rdma.work import Access, RdmaRead, RdmaWrite, Receive, RKey, Send, Status
 from sidestep.sdp.buffers import Loan, Want
 from sidestep.sdp.connection import SdpCause, SdpConnection
 from sidestep.sdp.private_data import fitted, whole
@@ -60,16 +60,6 @@ _LAST: Final = 0  # number of the two requests that show that a queue pair is fl
 _LAST_RECEIVE: Final = Receive(_LAST, ())
 
 
-class Poster(Protocol):
-    """Where work requests go: a queue pair, or what stands before it."""
-
-    def post_send(self, request: SendRequest) -> None:
-        """Hands over one request."""
-
-    def post_recv(self, receive: Receive) -> None:
-        """Hands over room for one message."""
-
-
 class SdpStream:
     """One connection on a stack."""
 
@@ -92,7 +82,7 @@ class SdpStream:
         self.posted: deque[Receive] = deque()  # in the order of posting, which is that of completion
         self.deadline: float | None = None
         self.timer: tuple[float, int, SdpStream] | None = None  # the stack's, for that or a time before
-        self._poster: Poster | None = None  # where work goes: the queue pair, or what stands before it
+        self._poster: QueuePair | RegisteringPoster | None = None  # where work goes
         self._cm: cm.Connection | None = None
         self._lasts_out = 0  # of the two requests that show that a queue pair is flushed
         self._running = False

@@ -7,17 +7,15 @@ user end here, whatever half they were given to: they are told of, and their reg
 
 from __future__ import annotations
 
-from collections import deque
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
-from sidestep.sdp.flow import Flow
-from sidestep.sdp.parts import ConnectionHost
-from sidestep.sdp.requests import Region, Release, SdpEvent, SdpEventKind, StreamReceive, StreamSend, Told
-from sidestep.sdp.resize import Resize
-from sidestep.sdp.settings import SdpSettings
+from sidestep.sdp.requests import Region, Release, SdpEvent, SdpEventKind, StreamReceive, StreamSend
 from sidestep.sdp.sink import Sink
 from sidestep.sdp.source import Source
 from sidestep.sdp.wire import Mode, SinkAvail
+
+if TYPE_CHECKING:
+    from sidestep.sdp.connection import SdpConnection
 
 _PIPELINED: Final = Mode.PIPELINED
 
@@ -26,22 +24,17 @@ class Halves:
     """Makes both, and is their host."""
 
     __slots__ = (
-        "_events", "_flow", "_host", "_settings", "_strategy", "_timers", "peer_max_adverts", "sink", "source",
+        "_events", "_flow", "_host", "_settings", "_strategy", "_timers", "control", "peer_max_adverts", "sink",
+        "source", "withdraw_control",
     )  # fmt: skip
 
-    def __init__(
-        self,
-        flow: Flow,
-        resize: Resize,
-        settings: SdpSettings,
-        events: deque[Told],
-        timers: dict[str, float],
-        host: ConnectionHost,
-    ) -> None:
-        self._flow, self._settings, self._events, self._timers, self._host = flow, settings, events, timers, host
-        self._strategy = strategy = settings.strategy()
-        self.source = Source(flow, settings, strategy, self)
-        self.sink = Sink(flow, resize, settings, strategy, self)
+    def __init__(self, host: SdpConnection) -> None:
+        self._host = host
+        self._flow, self._settings, self._events, self._timers = host._flow, host._settings, host.events, host.timers
+        self._strategy = strategy = self._settings.strategy()
+        self.control, self.withdraw_control = host.control, host.withdraw_control  # messages without payload
+        self.source = Source(self._flow, self._settings, strategy, self)
+        self.sink = Sink(self._flow, host._resize, self._settings, strategy, self)
         self.peer_max_adverts = 0  # advertisements that the other end takes
 
     def remote_size_changed(self) -> None:
@@ -89,12 +82,6 @@ class Halves:
             timers["cancel"] = self._host.now + self._settings.cancel_answer_s
 
     # --- what else they ask for ---
-
-    def control(self, action: object) -> None:
-        self._host.control(action)
-
-    def withdraw_control(self, action: object) -> bool:
-        return self._host.withdraw_control(action)
 
     def mode_changed(self) -> None:
         self.source.transact = self.sink.mode is _PIPELINED and self._strategy.transactions

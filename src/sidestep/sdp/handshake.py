@@ -10,19 +10,20 @@ The same serves a stream that goes on over a new transport connection (`suspend`
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from sidestep import limits
 from sidestep.errors import PeerViolation, SidestepError, Unavailable
 from sidestep.rdma.cm import REJECT_CONSUMER
 from sidestep.rdma.work import Receive
-from sidestep.sdp.flow import Flow
-from sidestep.sdp.halves import Halves
 from sidestep.sdp.hello import AnyHello, AnyHelloAck, Version, agreed, hello_ack_refusal, hello_refusal
-from sidestep.sdp.parts import ConnectionHost
 from sidestep.sdp.requests import Accept, Connect, Disconnect, NeedBuffers, Reject, ReturnBuffer, SdpCause
-from sidestep.sdp.resize import Resize
-from sidestep.sdp.settings import Addresses, Carrier, SdpSettings
+from sidestep.sdp.settings import Addresses, Carrier
 from sidestep.sdp.states import SdpState, Stimulus
 from sidestep.sdp.wire import Bsdh, Header, Hello, HelloAck, IwarpHello, IwarpHelloAck, decode, encode, service_id
+
+if TYPE_CHECKING:
+    from sidestep.sdp.connection import SdpConnection
 
 
 class Handshake:
@@ -32,13 +33,14 @@ class Handshake:
         "_fault", "_flow", "_halves", "_host", "_resize", "_settings", "_wanted", "early", "resuming", "version",
     )  # fmt: skip
 
-    def __init__(self, flow: Flow, halves: Halves, resize: Resize, settings: SdpSettings, host: ConnectionHost) -> None:
-        self._flow, self._halves, self._resize, self._settings, self._host = flow, halves, resize, settings, host
+    def __init__(self, host: SdpConnection) -> None:
+        self._host = host
+        self._flow, self._halves, self._resize, self._settings = host._flow, host._halves, host._resize, host._settings
         self._wanted = 0  # private buffers, until Hello or HelloAck can say how many there are
         self._fault: PeerViolation | None = None  # what is wrong with the HelloAck
         self.early: list[tuple[Receive, int]] = []  # messages that came before the HelloAck, with their lengths
         self.resuming = False  # this is not the stream's first transport connection
-        self.version = Version.of_byte(settings.wire_version)
+        self.version = Version.of_byte(self._settings.wire_version)
 
     @property
     def waits(self) -> bool:
@@ -209,7 +211,7 @@ class Handshake:
         """Nothing comes of it."""
         if self._fault is not None:  # why it ends, whoever tells of the end first
             error, cause = self._fault, SdpCause.VIOLATION
-        self._host.refuse(error, cause)
+        self._host._teardown.refuse(error, cause)
 
     def return_early(self) -> None:
         """Gives the receives back whose messages nobody will read."""

@@ -5,11 +5,12 @@ All fields are big-endian (docs/wire/sdp.md §0.3). What a message may do in whi
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from enum import IntEnum
 from struct import Struct
 from typing import Any, ClassVar, Final, NamedTuple, Self
 
-from sidestep.errors import PeerViolation
+from sidestep.errors import Rules
 
 BSDH: Final = Struct(">BBHIII")  # SDP (A4) BSDH: MID, Flags, Bufs, Len, MSeq, MSeqAck
 BSDH_LEN: Final = 16
@@ -55,26 +56,21 @@ class Mode(IntEnum):
 
 
 # The rules that a message breaks by itself, whatever the state of the connection.
-RULES: Final = {
-    "short_message": "a message holds at least the 16 bytes of its base header",
-    "length": "Len is the number of bytes received",
-    "unknown_mid": "reserved and experimental message identifiers are not used",
-    "short_header": "Len covers the extended header of the message",
-    "stray_payload": "only Data, SrcAvail and SinkAvail carry payload",
-    "hello_length": "a Hello is 92 bytes (iWARP: 32), a HelloAck 196 (iWARP: 28)",
-    "mode_change_code": "ModeChange names one of the four transitions there are",
-    "src_avail_length": "SrcAvail offers 1 to 2^31 bytes, and more than it carries as payload",
-    "sink_avail_length": "SinkAvail offers 1 to 2^31 bytes",
-    "address": "memory that is advertised does not wrap around the end of the address space",
-    "rdma_length": "RdmaRdCompl and RdmaWrCompl report at most 2^31 bytes",
-    "buffer_size": "a Private Buffer has 37 to 2^31 bytes",
-    "suspend_service_id": "SuspComm names an SDP service ID with a port",
-}
-
-
-def violation(rule: str, found: str) -> PeerViolation:
-    """The error for a broken rule: what was found, and what the rule is."""
-    return PeerViolation(f"{found}: {RULES[rule]}", rule=rule)
+RULES: Final = Rules(
+    short_message="a message holds at least the 16 bytes of its base header",
+    length="Len is the number of bytes received",
+    unknown_mid="reserved and experimental message identifiers are not used",
+    short_header="Len covers the extended header of the message",
+    stray_payload="only Data, SrcAvail and SinkAvail carry payload",
+    hello_length="a Hello is 92 bytes (iWARP: 32), a HelloAck 196 (iWARP: 28)",
+    mode_change_code="ModeChange names one of the four transitions there are",
+    src_avail_length="SrcAvail offers 1 to 2^31 bytes, and more than it carries as payload",
+    sink_avail_length="SinkAvail offers 1 to 2^31 bytes",
+    address="memory that is advertised does not wrap around the end of the address space",
+    rdma_length="RdmaRdCompl and RdmaWrCompl report at most 2^31 bytes",
+    buffer_size="a Private Buffer has 37 to 2^31 bytes",
+    suspend_service_id="SuspComm names an SDP service ID with a port",
+)
 
 
 class Bsdh(NamedTuple):
@@ -95,28 +91,39 @@ class Bsdh(NamedTuple):
     def decode(cls, message: memoryview) -> Self:
         """The first 16 bytes, unjudged; `PeerViolation` if they are not all there."""
         if len(message) < BSDH_LEN:
-            raise violation("short_message", f"{len(message)} bytes")
+            raise RULES.broken("short_message", f"{len(message)} bytes")
         return cls._make(BSDH.unpack_from(message))
 
 
+@dataclass(frozen=True, slots=True)
 class Header:
-    """A message without its base header and its payload: the base of all records of this protocol."""
+    """A message without its base header and its payload: the base of all records of this protocol.
 
-    __slots__: ClassVar[tuple[str, ...]] = ()
+    Args:
+        mid: Its identifier.
+        layout: Of the extended header: the fields of the record, in their order.
+        payload: Whether bytes of the stream may follow.
+        solicited: Whether it is sent with a solicited event, when no OOB flag is set.
+    """
 
     MID: ClassVar[Mid]
-    LENGTH: ClassVar[int] = 0  # bytes of the extended header
-    PAYLOAD: ClassVar[bool] = False  # whether bytes of the stream may follow
-    SOLICITED: ClassVar[bool] = False  # whether it is sent with a solicited event, when no OOB flag is set
+    LENGTH: ClassVar[int]  # bytes of the extended header
+    PAYLOAD: ClassVar[bool] = False
+    SOLICITED: ClassVar[bool] = False
 
-    _LAYOUT: ClassVar[Struct] = Struct(">")  # of the extended header: the fields of the record, in their order
+    _LAYOUT: ClassVar[Struct] = Struct(">")
 
-    def __init_subclass__(cls) -> None:
-        cls.LENGTH = cls._LAYOUT.size
+    def __init_subclass__(
+        cls, *, mid: Mid | None = None, layout: str = "", payload: bool = False, solicited: bool = False
+    ) -> None:
+        if mid is not None:  # not what is only a base, nor the copy that a dataclass with slots makes of its class
+            cls.MID, cls.PAYLOAD, cls.SOLICITED, cls._LAYOUT = mid, payload, solicited, Struct(">" + layout)
+            cls.LENGTH = cls._LAYOUT.size
 
     def encode(self) -> bytes:
         """The extended header, without the base header."""
-        return self._LAYOUT.pack(*(getattr(self, name) for name in self.__slots__))
+        names: tuple[str, ...] = self.__slots__
+        return self._LAYOUT.pack(*(getattr(self, name) for name in names))
 
     @classmethod
     def decode(cls, message: memoryview) -> Self:
@@ -130,7 +137,7 @@ class Header:
     @classmethod
     def _unpack(cls, message: memoryview) -> tuple[Any, ...]:
         if len(message) < BSDH_LEN + cls.LENGTH:
-            raise violation("short_header", f"{cls.__name__} of {len(message)} bytes")
+            raise RULES.broken("short_header", f"{cls.__name__} of {len(message)} bytes")
         return cls._LAYOUT.unpack_from(message, BSDH_LEN)
 
     def fault(self, payload_len: int) -> str | None:

@@ -11,8 +11,7 @@ from collections.abc import Set
 from dataclasses import dataclass
 from enum import StrEnum
 from ipaddress import IPv4Address, IPv6Address
-from struct import Struct
-from typing import ClassVar, Final, NamedTuple, Self, TypeAlias
+from typing import Final, NamedTuple, Self, TypeAlias
 
 from sidestep.errors import Misuse
 from sidestep.sdp.header import BUFFER_SIZE_MIN, LENGTH_MAX, Bsdh, Header, Mid
@@ -66,13 +65,12 @@ def agreed(local: Version, remote: Version) -> Version:
 class _Introduction(Header):
     """What they have in common; the version goes first, whatever stands behind it."""
 
-    __slots__: ClassVar[tuple[str, ...]] = ()
-
     max_adverts: int  # adverts that the other end may have outstanding
     version: Version
 
     def encode(self) -> bytes:
-        *others, version = (getattr(self, name) for name in self.__slots__)
+        names: tuple[str, ...] = self.__slots__
+        *others, version = (getattr(self, name) for name in names)
         return self._LAYOUT.pack(version.byte, *others)
 
     @classmethod
@@ -88,10 +86,8 @@ class _Introduction(Header):
 
 
 @dataclass(frozen=True, slots=True)
-class Hello(_Introduction):
+class Hello(_Introduction, mid=Mid.HELLO, layout="BBBBIIHH16s16s2xH24x"):
     """The client's first message over InfiniBand: 92 bytes, the private data of a REQ."""
-
-    MID: ClassVar[Mid] = Mid.HELLO
 
     max_adverts: int  # adverts that the other end may have outstanding
     des_rem_rcv_sz: int  # bytes that the other end's Private Buffers had better have
@@ -103,8 +99,6 @@ class Hello(_Introduction):
     ip_version: int = 4  # if neither 4 nor 6, the addresses are shown as if it were 6
     cap: int = 0
     ext_max_adverts: int = 0
-
-    _LAYOUT: ClassVar[Struct] = Struct(">BBBBIIHH16s16s2xH24x")
 
     def encode(self) -> bytes:
         return self._LAYOUT.pack(
@@ -145,23 +139,17 @@ class Hello(_Introduction):
 
 
 @dataclass(frozen=True, slots=True)
-class HelloAck(_Introduction):
+class HelloAck(_Introduction, mid=Mid.HELLO_ACK, layout="B2xBI172x"):
     """The server's answer over InfiniBand: 196 bytes, the private data of a REP."""
-
-    MID: ClassVar[Mid] = Mid.HELLO_ACK
 
     max_adverts: int
     act_rcv_sz: int  # bytes of the server's Private Buffers, headers included
     version: Version = VERSION_2_2
 
-    _LAYOUT: ClassVar[Struct] = Struct(">B2xBI172x")
-
 
 @dataclass(frozen=True, slots=True)
-class IwarpHello(_Introduction):
+class IwarpHello(_Introduction, mid=Mid.HELLO, layout="BxHIIHH"):
     """The client's first message over iWARP: 32 bytes."""
-
-    MID: ClassVar[Mid] = Mid.HELLO
 
     max_adverts: int
     des_rem_rcv_sz: int
@@ -170,23 +158,16 @@ class IwarpHello(_Introduction):
     loc_ird: int  # RDMA Reads of the other end that this end can serve at a time
     version: Version = VERSION_1_1
 
-    _LAYOUT: ClassVar[Struct] = Struct(">BxHIIHH")
-
 
 @dataclass(frozen=True, slots=True)
-class IwarpHelloAck(_Introduction):
+class IwarpHelloAck(_Introduction, mid=Mid.HELLO_ACK, layout="BxHIHH", solicited=True):
     """The server's answer over iWARP: 28 bytes."""
-
-    MID: ClassVar[Mid] = Mid.HELLO_ACK
-    SOLICITED: ClassVar[bool] = True
 
     max_adverts: int
     act_rcv_sz: int
     loc_ord: int
     loc_ird: int
     version: Version = VERSION_1_1
-
-    _LAYOUT: ClassVar[Struct] = Struct(">BxHIHH")
 
 
 AnyHello: TypeAlias = Hello | IwarpHello

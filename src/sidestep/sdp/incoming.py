@@ -6,21 +6,13 @@ The order is that of docs/wire/sdp.md §19.1. Data, on a connection where nothin
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from sidestep.errors import PeerViolation
 from sidestep.rdma.work import Receive
-from sidestep.sdp.flow import Flow
-from sidestep.sdp.halves import Halves
-from sidestep.sdp.handshake import Handshake
-from sidestep.sdp.parts import ConnectionHost
 from sidestep.sdp.requests import ReturnBuffer, SdpEventKind
-from sidestep.sdp.resize import Resize
 from sidestep.sdp.states import SdpState, forbidden
-from sidestep.sdp.suspend import Suspend
-from sidestep.sdp.teardown import Teardown
 from sidestep.sdp.wire import (
     OOB_PEND,
     OOB_PRES,
@@ -35,6 +27,9 @@ from sidestep.sdp.wire import (
     decode,
 )
 
+if TYPE_CHECKING:
+    from sidestep.sdp.connection import SdpConnection
+
 _DATA: Final = int(Mid.DATA)
 
 
@@ -45,20 +40,11 @@ class Incoming:
         "_control", "_flow", "_handshake", "_host", "_resize", "_sink", "_source", "_suspend", "_teardown",
     )  # fmt: skip
 
-    def __init__(
-        self,
-        flow: Flow,
-        halves: Halves,
-        resize: Resize,
-        control: deque[object],
-        handshake: Handshake,
-        teardown: Teardown,
-        suspend: Suspend,
-        host: ConnectionHost,
-    ) -> None:
-        self._flow, self._source, self._sink = flow, halves.source, halves.sink
-        self._resize, self._control = resize, control
-        self._handshake, self._teardown, self._suspend, self._host = handshake, teardown, suspend, host
+    def __init__(self, host: SdpConnection) -> None:
+        self._host = host
+        self._flow, self._source, self._sink = host._flow, host._source, host._sink
+        self._resize, self._control = host._resize, host._control
+        self._handshake, self._teardown, self._suspend = host._handshake, host._teardown, host._suspend
 
     def take(self, buffer: Receive, message: memoryview) -> None:
         """A message that has come into this receive.

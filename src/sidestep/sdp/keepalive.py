@@ -5,10 +5,12 @@ It takes no credit and no buffer, and no program sees it; a dead peer shows as a
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from sidestep.rdma.work import RKey
-from sidestep.sdp.flow import Flow
-from sidestep.sdp.parts import ConnectionHost
-from sidestep.sdp.settings import SdpSettings
+
+if TYPE_CHECKING:
+    from sidestep.sdp.connection import SdpConnection
 
 
 class Keepalive:
@@ -16,8 +18,9 @@ class Keepalive:
 
     __slots__ = ("_asks", "_flow", "_host", "_settings", "_timers", "_traffic")
 
-    def __init__(self, flow: Flow, settings: SdpSettings, timers: dict[str, float], host: ConnectionHost) -> None:
-        self._flow, self._settings, self._timers, self._host = flow, settings, timers, host
+    def __init__(self, host: SdpConnection) -> None:
+        self._host = host
+        self._flow, self._settings, self._timers = host._flow, host._settings, host.timers
         self._asks = False  # a question is under way
         self._traffic = 0  # sequence numbers when the timer last looked
 

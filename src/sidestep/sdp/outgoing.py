@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from collections import deque
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
-from sidestep.sdp.flow import Flow
-from sidestep.sdp.halves import Halves
-from sidestep.sdp.parts import ConnectionHost
 from sidestep.sdp.states import SENDABLE
-from sidestep.sdp.suspend import Suspend
-from sidestep.sdp.teardown import Teardown
-from sidestep.sdp.updates import Updates
 from sidestep.sdp.wire import Header, Mode
+
+if TYPE_CHECKING:
+    from sidestep.sdp.connection import SdpConnection
 
 _PIPELINED: Final = Mode.PIPELINED
 
@@ -25,18 +21,10 @@ class Outgoing:
 
     __slots__ = ("_control", "_flow", "_host", "_sink", "_source", "_suspend", "_teardown", "_updates")
 
-    def __init__(
-        self,
-        flow: Flow,
-        halves: Halves,
-        control: deque[object],
-        teardown: Teardown,
-        suspend: Suspend,
-        updates: Updates,
-        host: ConnectionHost,
-    ) -> None:
-        self._flow, self._source, self._sink, self._control = flow, halves.source, halves.sink, control
-        self._teardown, self._suspend, self._updates, self._host = teardown, suspend, updates, host
+    def __init__(self, host: SdpConnection) -> None:
+        self._host = host
+        self._flow, self._source, self._sink, self._control = host._flow, host._source, host._sink, host._control
+        self._teardown, self._suspend, self._updates = host._teardown, host._suspend, host._updates
 
     def pump(self) -> bool:
         """True if something waits for credit, room or an answer: whatever comes in may set it going."""

@@ -15,13 +15,16 @@ a request that comes while an own one is outstanding has always crossed it.
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from sidestep import limits
 from sidestep.errors import Misuse, PeerViolation
 from sidestep.rdma.work import Receive
-from sidestep.sdp.flow import Flow
-from sidestep.sdp.parts import ConnectionHost
-from sidestep.sdp.requests import NeedBuffers, ReturnBuffer
+from sidestep.sdp.requests import NeedBuffers, ReturnBuffer, SdpEventKind
 from sidestep.sdp.wire import BSDH_LEN, ChRcvBuf, ChRcvBufAck
+
+if TYPE_CHECKING:
+    from sidestep.sdp.connection import SdpConnection
 
 
 class Resize:
@@ -32,11 +35,11 @@ class Resize:
         "increase_refused", "local", "local_max", "old", "surplus", "target", "waits",
     )  # fmt: skip
 
-    def __init__(self, flow: Flow, host: ConnectionHost, local: int, local_max: int) -> None:
-        self._flow, self._host = flow, host
-        self.local = local  # bytes of our private buffers, as the other end knows it
-        self.local_max = local_max  # the other end may ask for more, and does not get it
-        self.target = local  # bytes of those that we post now
+    def __init__(self, host: SdpConnection) -> None:
+        self._flow, self._host = host._flow, host
+        # Bytes of our private buffers: of those that we post now, and as the other end knows it.
+        self.target = self.local = host._settings.receive_size
+        self.local_max = host._settings.receive_size_max  # the other end may ask for more, and does not get it
         self._before = 0  # bytes of the other end's when we asked
         self.reset()
 
@@ -102,18 +105,18 @@ class Resize:
             else:
                 self.decrease_refused = True
         self._set_remote(size)
-        self._host.resized()
+        self._host.tell(SdpEventKind.RESIZED)
 
     def _set_remote(self, size: int) -> None:
         self._flow.remote_size = min(size, limits.SDP_BUFFER_SIZE_MAX)
-        self._host.remote_size_changed()
+        self._host._halves.remote_size_changed()
 
     def _give_way(self) -> None:
         """Our request crossed one of the accepting end, which takes no notice of it."""
         self._host.withdraw_control(self._request)  # if it has not even gone
         self.asked = self._request = None
         self._set_remote(self._before)
-        self._host.resized()
+        self._host.tell(SdpEventKind.RESIZED)
 
     # --- answering ---
 

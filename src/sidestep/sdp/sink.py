@@ -17,14 +17,12 @@ from __future__ import annotations
 
 from collections import deque
 from functools import partial
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from sidestep import limits
 from sidestep.errors import PeerViolation
-from sidestep.rdma.work import Access, Receive
-from sidestep.sdp.adverts import SinkAdvert
+from sidestep.rdma.work import Access, Receive, RKey
 from sidestep.sdp.flow import Flow
-from sidestep.sdp.parts import HalvesHost
 from sidestep.sdp.requests import Register, StreamReceive, Suspended
 from sidestep.sdp.resize import Resize
 from sidestep.sdp.serial import MASK
@@ -33,7 +31,25 @@ from sidestep.sdp.states import MODE_CHANGES, MODES, Master
 from sidestep.sdp.strategy import Strategy
 from sidestep.sdp.wire import REQ_PIPE, Mode, ModeChange, RdmaRdCompl, SendSm, SinkAvail, SinkAvailCancel, SrcAvail
 
+if TYPE_CHECKING:
+    from sidestep.sdp.halves import Halves
+
 _READ_MAX: Final = 1 << 30  # bytes of one RDMA Read: every device takes as much
+
+
+class SinkAdvert:
+    """A SrcAvail of the other end that is not processed."""
+
+    __slots__ = ("left", "planned", "read", "reading", "rkey", "unreported", "va")
+
+    def __init__(self, header: SrcAvail, payload: int) -> None:
+        self.rkey = RKey(header.rkey)
+        self.va = header.va + payload  # the payload is not read once more
+        self.left = header.length - payload  # bytes to read
+        self.planned = 0  # bytes of them for which a read is posted
+        self.read = 0  # bytes of them that have come
+        self.reading = 0  # RDMA Reads under way
+        self.unreported = 0  # bytes read that no RdmaRdCompl has told of
 
 
 class Sink:
@@ -46,7 +62,7 @@ class Sink:
         "written",
     )  # fmt: skip
 
-    def __init__(self, flow: Flow, resize: Resize, settings: SdpSettings, strategy: Strategy, host: HalvesHost) -> None:
+    def __init__(self, flow: Flow, resize: Resize, settings: SdpSettings, strategy: Strategy, host: Halves) -> None:
         self._flow, self._resize, self._settings, self._strategy, self._host = flow, resize, settings, strategy, host
         self.receives: deque[StreamReceive] = deque()
         # (bytes, their private buffer or None, None), or (empty, private buffer or None, urgent byte) for a mark
@@ -219,15 +235,10 @@ class Sink:
                     continue
                 if self.ready:
                     continue
-            if self.due or self.withdrawing:
+            if self.due or self.withdrawing or self.adverts or not self.ended:
                 break
-            if self.adverts:
-                break
-            if self.ended:
-                receives.popleft()
-                self._host.end_receive(receive)
-                continue
-            break
+            receives.popleft()
+            self._host.end_receive(receive)
         if self.adverts and not self.due and not self.withdrawing and not self.frozen and not (receives and self.ready):
             self._read()
 
@@ -436,7 +447,7 @@ class Sink:
             return
         advert = self.adverts.popleft()
         self.due = advert.left - advert.read
-        self.refusal = partial(self._send_refusal)
+        self.refusal = self._send_refusal
         self._host.control(self.refusal)
 
     def _send_refusal(self) -> None:

@@ -22,14 +22,12 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from sidestep import limits
 from sidestep.errors import PeerViolation
 from sidestep.rdma.work import Access, RKey
-from sidestep.sdp.adverts import SourceAdvert
 from sidestep.sdp.flow import Flow
-from sidestep.sdp.parts import HalvesHost
 from sidestep.sdp.requests import Register, StreamSend
 from sidestep.sdp.serial import MASK, ge
 from sidestep.sdp.settings import SdpSettings
@@ -37,10 +35,27 @@ from sidestep.sdp.states import MODE_CHANGES, MODES, Master
 from sidestep.sdp.strategy import Strategy
 from sidestep.sdp.wire import BSDH_LEN, OOB_PRES, Mode, ModeChange, RdmaWrCompl, SinkAvail, SrcAvail, SrcAvailCancel
 
+if TYPE_CHECKING:
+    from sidestep.sdp.halves import Halves
+
 _SRC_AVAIL_LEN: Final = BSDH_LEN + SrcAvail.LENGTH
 _SINK_AVAIL_LEN: Final = BSDH_LEN + SinkAvail.LENGTH
 _GATHER_MAX: Final = limits.SDP_GATHER_MAX
 _URGENT_PIECE: Final = 32 << 10  # bytes of a message that ends in an urgent byte: below SDP_URGENT_AHEAD_MAX
+
+
+class SourceAdvert:
+    """A SrcAvail of ours that is not processed."""
+
+    __slots__ = ("acked", "length", "mseq", "payload", "send", "start")
+
+    def __init__(self, send: StreamSend, start: int, length: int, payload: int, mseq: int) -> None:
+        self.send = send
+        self.start = start  # offset in the send
+        self.length = length
+        self.payload = payload  # bytes that went with the SrcAvail
+        self.acked = 0  # bytes that RdmaRdCompl has told of
+        self.mseq = mseq
 
 
 class Source:
@@ -52,7 +67,7 @@ class Source:
         "payload_max", "pnd", "queue", "read", "sinks", "transact", "urgent", "written",
     )  # fmt: skip
 
-    def __init__(self, flow: Flow, settings: SdpSettings, strategy: Strategy, host: HalvesHost) -> None:
+    def __init__(self, flow: Flow, settings: SdpSettings, strategy: Strategy, host: Halves) -> None:
         self._flow, self._settings, self._strategy, self._host = flow, settings, strategy, host
         self.queue: deque[StreamSend] = deque()
         self.forced: deque[tuple[StreamSend, int, int]] = deque()  # (send, from, to): demanded by SendSm

@@ -12,17 +12,16 @@ The endpoint's part, the new place that waits for the other end, is in `moving`.
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from sidestep.errors import Misuse, PeerViolation, Unavailable
-from sidestep.sdp.flow import Flow
-from sidestep.sdp.halves import Halves
-from sidestep.sdp.handshake import Handshake
-from sidestep.sdp.parts import ConnectionHost
 from sidestep.sdp.requests import Disconnect, Release, SdpCause, SdpEventKind, Suspended
-from sidestep.sdp.resize import Resize
-from sidestep.sdp.settings import Addresses, Carrier, SdpSettings
+from sidestep.sdp.settings import Addresses, Carrier
 from sidestep.sdp.states import SdpState, Stimulus
-from sidestep.sdp.teardown import Teardown
 from sidestep.sdp.wire import SuspComm, SuspCommAck, port_of, service_id
+
+if TYPE_CHECKING:
+    from sidestep.sdp.connection import SdpConnection
 
 
 class Suspend:
@@ -33,19 +32,11 @@ class Suspend:
         "answered", "confirmed", "port", "sent",
     )  # fmt: skip
 
-    def __init__(
-        self,
-        flow: Flow,
-        halves: Halves,
-        resize: Resize,
-        handshake: Handshake,
-        teardown: Teardown,
-        settings: SdpSettings,
-        timers: dict[str, float],
-        host: ConnectionHost,
-    ) -> None:
-        self._flow, self._halves, self._resize, self._handshake = flow, halves, resize, handshake
-        self._teardown, self._settings, self._timers, self._host = teardown, settings, timers, host
+    def __init__(self, host: SdpConnection) -> None:
+        self._host = host
+        self._flow, self._halves, self._resize = host._flow, host._halves, host._resize
+        self._handshake, self._teardown = host._handshake, host._teardown
+        self._settings, self._timers = host._settings, host.timers
         self._again: int | None = None  # our own wish, for after a move of the other end
         self._reset()
 

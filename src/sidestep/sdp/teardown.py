@@ -11,16 +11,17 @@ An attempt that comes to nothing ends here as well (`refuse`); what the other en
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from sidestep.errors import PeerViolation, SidestepError, Unavailable
-from sidestep.sdp.flow import Flow
-from sidestep.sdp.halves import Halves
-from sidestep.sdp.handshake import Handshake
-from sidestep.sdp.parts import ConnectionHost
 from sidestep.sdp.requests import Disconnect, SdpCause, SdpEventKind
 from sidestep.sdp.serial import ge
-from sidestep.sdp.settings import Carrier, SdpSettings
+from sidestep.sdp.settings import Carrier
 from sidestep.sdp.states import NO_PAYLOAD, OPEN, OPENING, SdpState, Stimulus
 from sidestep.sdp.wire import AbortConn, DisConn
+
+if TYPE_CHECKING:
+    from sidestep.sdp.connection import SdpConnection
 
 
 class Teardown:
@@ -31,17 +32,10 @@ class Teardown:
         "_write_told", "left", "reader_closed",
     )  # fmt: skip
 
-    def __init__(
-        self,
-        flow: Flow,
-        halves: Halves,
-        handshake: Handshake,
-        settings: SdpSettings,
-        timers: dict[str, float],
-        host: ConnectionHost,
-    ) -> None:
-        self._flow, self._halves, self._handshake, self._host = flow, halves, handshake, host
-        self._settings, self._timers = settings, timers
+    def __init__(self, host: SdpConnection) -> None:
+        self._host = host
+        self._flow, self._halves, self._handshake = host._flow, host._halves, host._handshake
+        self._settings, self._timers = host._settings, host.timers
         self.reader_closed = False  # the user receives nothing more
         self.left = False  # the transport connection of a stream that goes on over another one is gone
         self._end_told = False
@@ -90,12 +84,10 @@ class Teardown:
     # --- badly ---
 
     def refuse(self, error: SidestepError, cause: SdpCause) -> None:
-        host = self._host
-        host.error, host.cause = error, cause
-        if host.state is not SdpState.CLOSED:
-            host.move(Stimulus.REFUSED)
+        self._tell_broken(error, cause)
+        if self._host.state is not SdpState.CLOSED:
+            self._host.move(Stimulus.REFUSED)
         self._flow.shut()
-        host.tell(SdpEventKind.BROKEN, error)
         self._finish()
 
     def break_off(self, error: SidestepError, cause: SdpCause, *, transport_ended: bool = False) -> None:
@@ -104,8 +96,7 @@ class Teardown:
         if host.state in (SdpState.CLOSED, SdpState.ABORTING):
             return
         if host.error is None:
-            host.error, host.cause = error, cause
-            host.tell(SdpEventKind.BROKEN, error)
+            self._tell_broken(error, cause)
         told = host.state in (SdpState.FIN_WAIT, SdpState.LAST_ACK) and not transport_ended
         resuming = host.state is SdpState.RESUMING
         host.move(Stimulus.RESET)

@@ -9,12 +9,10 @@ pauses double while nothing comes of it; docs/internals/sdp-model.md shows what 
 
 from __future__ import annotations
 
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
-from sidestep.sdp.flow import Flow
-from sidestep.sdp.halves import Halves
-from sidestep.sdp.parts import ConnectionHost
-from sidestep.sdp.settings import SdpSettings
+if TYPE_CHECKING:
+    from sidestep.sdp.connection import SdpConnection
 
 _PAUSE_MAX_S: Final = 1.0
 
@@ -26,13 +24,12 @@ class Updates:
         "_flow", "_host", "_probe_wait", "_probed", "_refresh_wait", "_settings", "_sink", "_source", "_timers",
     )  # fmt: skip
 
-    def __init__(
-        self, flow: Flow, halves: Halves, settings: SdpSettings, timers: dict[str, float], host: ConnectionHost
-    ) -> None:
-        self._flow, self._settings, self._timers, self._host = flow, settings, timers, host
-        self._source, self._sink = halves.source, halves.sink
-        self._probe_wait = settings.probe_s
-        self._refresh_wait = settings.refresh_s
+    def __init__(self, host: SdpConnection) -> None:
+        self._host = host
+        self._flow, self._settings, self._timers = host._flow, host._settings, host.timers
+        self._source, self._sink = host._source, host._sink
+        self._probe_wait = self._settings.probe_s
+        self._refresh_wait = self._settings.refresh_s
         self._probed: tuple[object, int] | None = None  # what waited when the last one went
 
     def look(self) -> bool:

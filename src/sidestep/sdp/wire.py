@@ -13,8 +13,7 @@ from __future__ import annotations
 
 import struct
 from dataclasses import dataclass
-from struct import Struct
-from typing import ClassVar, Final, NamedTuple, Self
+from typing import Final, NamedTuple, Self
 
 from sidestep.errors import Misuse
 from sidestep.sdp.header import (
@@ -30,7 +29,6 @@ from sidestep.sdp.header import (
     Header,
     Mid,
     Mode,
-    violation,
 )
 from sidestep.sdp.hello import Hello, HelloAck, IwarpHello, IwarpHelloAck, port_of, service_id
 
@@ -46,71 +44,43 @@ __all__ = [
 _ADDRESS_END: Final = 1 << 64
 
 
-@dataclass(frozen=True, slots=True)
-class DisConn(Header):
+class DisConn(Header, mid=Mid.DIS_CONN):
     """No more bytes of the stream from this end."""
 
-    MID: ClassVar[Mid] = Mid.DIS_CONN
 
-
-@dataclass(frozen=True, slots=True)
-class AbortConn(Header):
+class AbortConn(Header, mid=Mid.ABORT_CONN, solicited=True):
     """The connection is reset although DisConn was sent."""
 
-    MID: ClassVar[Mid] = Mid.ABORT_CONN
-    SOLICITED: ClassVar[bool] = True
 
-
-@dataclass(frozen=True, slots=True)
-class SendSm(Header):
+class SendSm(Header, mid=Mid.SEND_SM, solicited=True):
     """The rest of the oldest SrcAvail is to be sent by Data; or a SrcAvailCancel is done."""
 
-    MID: ClassVar[Mid] = Mid.SEND_SM
-    SOLICITED: ClassVar[bool] = True
-
 
 @dataclass(frozen=True, slots=True)
-class RdmaWrCompl(Header):
+class _Completed(Header):
+    """RDMA of so many bytes is done."""
+
+    length: int  # bytes
+
+    def fault(self, payload_len: int) -> str | None:
+        """It cannot report more than can be advertised."""
+        return "rdma_length" if self.length > LENGTH_MAX else None
+
+
+class RdmaWrCompl(_Completed, mid=Mid.RDMA_WR_COMPL, layout="I", solicited=True):
     """So many bytes were written into the oldest SinkAvail, which is thereby used up."""
 
-    MID: ClassVar[Mid] = Mid.RDMA_WR_COMPL
-    SOLICITED: ClassVar[bool] = True
 
-    length: int  # bytes
-
-    _LAYOUT: ClassVar[Struct] = Struct(">I")
-
-    def fault(self, payload_len: int) -> str | None:
-        """It cannot report more than can be advertised."""
-        return "rdma_length" if self.length > LENGTH_MAX else None
-
-
-@dataclass(frozen=True, slots=True)
-class RdmaRdCompl(Header):
+class RdmaRdCompl(_Completed, mid=Mid.RDMA_RD_COMPL, layout="I", solicited=True):
     """So many more bytes of the oldest SrcAvail were read; those that came as its payload never count."""
 
-    MID: ClassVar[Mid] = Mid.RDMA_RD_COMPL
-    SOLICITED: ClassVar[bool] = True
-
-    length: int  # bytes
-
-    _LAYOUT: ClassVar[Struct] = Struct(">I")
-
-    def fault(self, payload_len: int) -> str | None:
-        """It cannot report more than can be advertised."""
-        return "rdma_length" if self.length > LENGTH_MAX else None
-
 
 @dataclass(frozen=True, slots=True)
-class ModeChange(Header):
+class ModeChange(Header, mid=Mid.MODE_CHANGE, layout="B3x"):
     """The sender is the master of a half-connection and has put it into this mode."""
-
-    MID: ClassVar[Mid] = Mid.MODE_CHANGE
 
     to_send_half: bool  # bit S: the half-connection in which the receiver of this message is the Data Source
     mode: Mode
-
-    _LAYOUT: ClassVar[Struct] = Struct(">B3x")
 
     def encode(self) -> bytes:
         return self._LAYOUT.pack(self.to_send_half << 7 | self.mode << 4)
@@ -120,7 +90,7 @@ class ModeChange(Header):
         (value,) = cls._unpack(message)
         code = value >> 4 & 7
         if code > Mode.PIPELINED:
-            raise violation("mode_change_code", f"ModeChange byte {value:#04x}, mode {code}")
+            raise RULES.broken("mode_change_code", f"ModeChange byte {value:#04x}, mode {code}")
         return cls(value >> 7 == 1, Mode(code))
 
     def fault(self, payload_len: int) -> str | None:
@@ -128,53 +98,33 @@ class ModeChange(Header):
         return "mode_change_code" if self.to_send_half and self.mode is not Mode.COMBINED else None
 
 
-@dataclass(frozen=True, slots=True)
-class SrcAvailCancel(Header):
+class SrcAvailCancel(Header, mid=Mid.SRC_AVAIL_CANCEL, solicited=True):
     """All SrcAvails of the sender that are not processed are withdrawn."""
 
-    MID: ClassVar[Mid] = Mid.SRC_AVAIL_CANCEL
-    SOLICITED: ClassVar[bool] = True
 
-
-@dataclass(frozen=True, slots=True)
-class SinkAvailCancel(Header):
+class SinkAvailCancel(Header, mid=Mid.SINK_AVAIL_CANCEL, solicited=True):
     """All SinkAvails of the sender that are not complete are withdrawn."""
 
-    MID: ClassVar[Mid] = Mid.SINK_AVAIL_CANCEL
-    SOLICITED: ClassVar[bool] = True
 
-
-@dataclass(frozen=True, slots=True)
-class SinkCancelAck(Header):
+class SinkCancelAck(Header, mid=Mid.SINK_CANCEL_ACK, solicited=True):
     """A SinkAvailCancel is done, and at least one advert was dropped by it."""
 
-    MID: ClassVar[Mid] = Mid.SINK_CANCEL_ACK
-    SOLICITED: ClassVar[bool] = True
-
 
 @dataclass(frozen=True, slots=True)
-class ChRcvBuf(Header):
+class ChRcvBuf(Header, mid=Mid.CH_RCV_BUF, layout="I"):
     """The receiver's Private Buffers had better have this size.
 
     Any size can be asked for: the answer may be that nothing changes.
     """
 
-    MID: ClassVar[Mid] = Mid.CH_RCV_BUF
-
     size: int  # bytes, headers included
-
-    _LAYOUT: ClassVar[Struct] = Struct(">I")
 
 
 @dataclass(frozen=True, slots=True)
-class ChRcvBufAck(Header):
+class ChRcvBufAck(Header, mid=Mid.CH_RCV_BUF_ACK, layout="I"):
     """The sender's Private Buffers have this size now."""
 
-    MID: ClassVar[Mid] = Mid.CH_RCV_BUF_ACK
-
     size: int  # bytes, headers included
-
-    _LAYOUT: ClassVar[Struct] = Struct(">I")
 
     def fault(self, payload_len: int) -> str | None:
         """Into smaller buffers no message would fit."""
@@ -182,42 +132,28 @@ class ChRcvBufAck(Header):
 
 
 @dataclass(frozen=True, slots=True)
-class SuspComm(Header):
+class SuspComm(Header, mid=Mid.SUSP_COMM, layout="Q", solicited=True):
     """The receiver shall connect anew to this service: the socket moves to another process."""
 
-    MID: ClassVar[Mid] = Mid.SUSP_COMM
-    SOLICITED: ClassVar[bool] = True
-
     service_id: int
-
-    _LAYOUT: ClassVar[Struct] = Struct(">Q")
 
     def fault(self, payload_len: int) -> str | None:
         """There must be a port to connect to."""
         return None if port_of(self.service_id) else "suspend_service_id"
 
 
-@dataclass(frozen=True, slots=True)
-class SuspCommAck(Header):
+class SuspCommAck(Header, mid=Mid.SUSP_COMM_ACK, solicited=True):
     """The sender is quiet now and will connect anew."""
 
-    MID: ClassVar[Mid] = Mid.SUSP_COMM_ACK
-    SOLICITED: ClassVar[bool] = True
-
 
 @dataclass(frozen=True, slots=True)
-class SinkAvail(Header):
+class SinkAvail(Header, mid=Mid.SINK_AVAIL, layout="IIQI", payload=True):
     """A buffer that the other end may fill by RDMA Write; with payload it is a Transaction."""
-
-    MID: ClassVar[Mid] = Mid.SINK_AVAIL
-    PAYLOAD: ClassVar[bool] = True
 
     length: int  # bytes of the buffer
     rkey: int
     va: int  # of its first byte
     non_discards: int  # the sink's count; with another count at the source the advert is stale
-
-    _LAYOUT: ClassVar[Struct] = Struct(">IIQI")
 
     def fault(self, payload_len: int) -> str | None:
         """That it exceeds the Private Buffer size cannot be told from the message."""
@@ -227,17 +163,12 @@ class SinkAvail(Header):
 
 
 @dataclass(frozen=True, slots=True)
-class SrcAvail(Header):
+class SrcAvail(Header, mid=Mid.SRC_AVAIL, layout="IIQ", payload=True):
     """A buffer that the other end may read; payload is a copy of its first bytes."""
-
-    MID: ClassVar[Mid] = Mid.SRC_AVAIL
-    PAYLOAD: ClassVar[bool] = True
 
     length: int  # bytes of the whole buffer, those that are also payload included
     rkey: int
     va: int  # of its first byte
-
-    _LAYOUT: ClassVar[Struct] = Struct(">IIQ")
 
     def fault(self, payload_len: int) -> str | None:
         """If all of it came as payload there would be nothing to read."""
@@ -246,12 +177,8 @@ class SrcAvail(Header):
         return "address" if self.va + self.length > _ADDRESS_END else None
 
 
-@dataclass(frozen=True, slots=True)
-class Data(Header):
+class Data(Header, mid=Mid.DATA, payload=True):
     """Bytes of the stream; without any it only tells of receive buffers."""
-
-    MID: ClassVar[Mid] = Mid.DATA
-    PAYLOAD: ClassVar[bool] = True
 
 
 # By message identifier. Hello and HelloAck are those of InfiniBand; iWARP's are told by their length.
@@ -282,10 +209,10 @@ def decode(message: memoryview) -> Decoded:
     """The parts of a whole message; `PeerViolation` with a rule of `RULES` if it breaks one by itself."""
     size = len(message)
     if size < 16:
-        raise violation("short_message", f"{size} bytes")
+        raise RULES.broken("short_message", f"{size} bytes")
     fields = _unpack(message)
     if fields[3] != size:
-        raise violation("length", f"Len {fields[3]} in a message of {size} bytes")
+        raise RULES.broken("length", f"Len {fields[3]} in a message of {size} bytes")
     bsdh = _new(Bsdh, fields)  # half the time of Bsdh(*fields)
     if fields[0] == 0xFF:
         return _new(Decoded, (bsdh, _DATA, message[16:]))
@@ -293,9 +220,9 @@ def decode(message: memoryview) -> Decoded:
     header_end = BSDH_LEN + record.LENGTH
     header = record.decode(message)
     if size > header_end and not record.PAYLOAD:
-        raise violation("stray_payload", f"{record.__name__} with {size - header_end} bytes behind its header")
+        raise RULES.broken("stray_payload", f"{record.__name__} with {size - header_end} bytes behind its header")
     if (rule := header.fault(size - header_end)) is not None:
-        raise violation(rule, f"{header} with {size - header_end} bytes of payload")
+        raise RULES.broken(rule, f"{header} with {size - header_end} bytes of payload")
     return Decoded(bsdh, header, message[header_end:])
 
 
@@ -303,11 +230,11 @@ def record_of(mid: int, size: int) -> type[Header]:
     """The record of a message with this identifier and so many bytes; `PeerViolation` if there is none."""
     if mid <= Mid.HELLO_ACK:
         if (mid, size) not in _HELLOS:
-            raise violation("hello_length", f"{MESSAGES[mid].__name__} of {size} bytes")
+            raise RULES.broken("hello_length", f"{MESSAGES[mid].__name__} of {size} bytes")
         return _HELLOS[mid, size]
     if mid not in MESSAGES:
         kind = "experimental" if 0x40 <= mid <= 0x7F else "reserved"
-        raise violation("unknown_mid", f"MID {mid:#04x}, {kind}")
+        raise RULES.broken("unknown_mid", f"MID {mid:#04x}, {kind}")
     return MESSAGES[mid]
 
 

@@ -45,7 +45,7 @@ class Link(Protocol):
     def send(self, piece: memoryview) -> None:
         """Queues a piece of data; its memory stays as it is until the other end has told READ."""
 
-    def finish(self, on_gone: Callable[[], None]) -> None:
+    def finish(self, on_gone: Callable[[], object]) -> None:
         """Nothing more is said or sent; what is queued still goes out, and what the other end says is dropped.
 
         `on_gone` is called once, when the other end has all of it or will never have, in some seconds at most.

@@ -10,7 +10,8 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass
-from typing import Any, Final, Generic, NoReturn, Protocol, TypeVar, cast
+from importlib.metadata import EntryPoint
+from typing import Any, Final, Generic, NoReturn, TypeVar, cast
 
 from sidestep import limits
 from sidestep.errors import SidestepError
@@ -30,21 +31,6 @@ TRANSPORTS_GROUP: Final = "sidestep.transports"
 FIRST: Final = "local"  # carries what it can before any other protocol is asked
 _NAME: Final = re.compile(r"[a-z][a-z0-9-]{0,31}")
 _RESERVED: Final = frozenset({"both", "tcp"})  # words of the policy
-
-
-class Loadable(Protocol):
-    """An entry point."""
-
-    @property
-    def name(self) -> str:
-        """What it is called."""
-
-    @property
-    def value(self) -> str:
-        """What it names: `module:object`."""
-
-    def load(self) -> Any:
-        """Imports it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +84,7 @@ class Modules(Generic[ModuleT]):
     def __init__(
         self,
         kind: type[ModuleT],
-        find: Callable[[], Mapping[str, Loadable]],
+        find: Callable[[], Mapping[str, EntryPoint]],
         services: Services,
         on_broken: Callable[[str, BaseException], None],
         on_started: Callable[[ModuleT], None] = lambda _module: None,
@@ -109,7 +95,7 @@ class Modules(Generic[ModuleT]):
         self._services = services
         self._on_broken = on_broken
         self._on_started = on_started
-        self._installed: dict[str, Loadable] = dict(find())
+        self._installed: dict[str, EntryPoint] = dict(find())
         self._started: dict[str, ModuleT] = {}
         self._guards: dict[str, _Guarded] = {}  # of the started ones
         self._broken: dict[str, str] = {}

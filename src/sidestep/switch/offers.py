@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Generic, NamedTuple, NewType, Protocol, Self, TypeVar
+from typing import Generic, NamedTuple, NewType, Self, TypeVar
 
 from sidestep import limits
 from sidestep.native.layout import Refusal
@@ -48,14 +48,7 @@ class ConnectionKey(NamedTuple):
         )
 
 
-class Closable(Protocol):
-    """What an offer brought along: descriptors that someone must close."""
-
-    def close(self) -> None:
-        """Gives the descriptors back."""
-
-
-BroughtT = TypeVar("BroughtT", bound=Closable)
+BroughtT = TypeVar("BroughtT")  # what an offer brought along: descriptors that someone must close
 
 
 @dataclass(frozen=True, slots=True)

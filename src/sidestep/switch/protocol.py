@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, ClassVar, Protocol
 
 from sidestep.errors import Unavailable
@@ -136,7 +136,7 @@ class PendingConnect(Protocol):
     def redirect(self, place: Endpoint) -> None:
         """The program's socket connects to that place of this provider's."""
 
-    def refuse(self, error: int, why: str) -> None:
+    def refuse(self, error: int) -> None:
         """Nothing comes of it: who insists gets the errno, others TCP."""
 
     def is_from(self, local: Endpoint, place: Endpoint) -> bool:
@@ -154,11 +154,24 @@ class ListenerLease:
     leave: Callable[[], None]  # to be called once it is over
 
 
-class Awaited(Protocol):
-    """An accepting end that is looked for."""
+class EndFinder(Protocol):
+    """What looks for the end at `local` that accepted a connection from `remote`; one of the two is called, once.
 
-    def cancel(self) -> None:
-        """Nobody looks any more; does nothing once it has come or the time is up."""
+    It gives a call that ends it; that does nothing once the end has come or the time is up.
+
+    Raises:
+        Unavailable: Too many are looked for, or the end of this very connection is.
+    """
+
+    def __call__(
+        self,
+        carrier: OffloadProtocol,
+        local: Endpoint,
+        remote: Endpoint,
+        on_found: Callable[[Incoming], None],
+        on_failed: Callable[[str], None],
+        /,
+    ) -> Callable[[], object]: ...
 
 
 class PortMapper(Protocol):
@@ -191,60 +204,28 @@ class Workers(Protocol):
         """They take what they carry back to TCP, and end."""
 
 
-class Services(Protocol):
-    """What the switch does for a protocol."""
+@dataclass(slots=True, kw_only=True)
+class Services:
+    """What the switch does for a protocol.
 
-    @property
-    def loop(self) -> Loop:
-        """What calls it when a descriptor is ready or a time has come; closed once the module has been stopped."""
+    `check_listener` returns if a connection of another host may be handed, by TCP, to who listens at an address of this
+    host; `lease_listener` is the same for one connection, which counts. Both raise Unavailable if nobody listens there,
+    the policy keeps the listener on TCP, or it cannot be told.
+    """
 
-    @property
-    def remote(self) -> RemoteSettings | None:
-        """With which other hosts connections may be carried; None: with none."""
-
-    @property
-    def port_mapper(self) -> PortMapper | None:
-        """What a worker asks; None: this is no worker, and a protocol that needs one has its own."""
-
-    def start_workers(self, carrier: OffloadProtocol, mapper: PortMapper) -> Workers | None:
-        """Workers that run this protocol, too, and ask `mapper`; None: it carries everything itself."""
-
-    def await_end(
-        self,
-        carrier: OffloadProtocol,
-        local: Endpoint,
-        remote: Endpoint,
-        on_found: Callable[[Incoming], None],
-        on_failed: Callable[[str], None],
-    ) -> Awaited:
-        """Looks for the end at `local` that accepted a connection from `remote`; one of the two is called, once.
-
-        Raises:
-            Unavailable: Too many are looked for, or the end of this very connection is.
-        """
-
-    def check_listener(self, carrier: OffloadProtocol, local: Endpoint) -> None:
-        """Whether a connection of another host may be handed, by TCP, to who listens at this address of this host.
-
-        Raises:
-            Unavailable: Nobody listens there, or the policy keeps the listener on TCP, or it cannot be told.
-        """
-
-    def lease_listener(self, carrier: OffloadProtocol, local: Endpoint) -> ListenerLease:
-        """The same for one connection, which counts.
-
-        Raises:
-            Unavailable: As `check_listener`.
-        """
-
-    def map_addresses(self, ends: Ends, names: Ends) -> Callable[[], None]:
-        """Programs under the shim see `names` where a TCP socket has `ends`, until what it gives is called."""
-
-    def transports(self) -> Iterator[OffloadTransport]:
-        """The transports that work, in order of preference; one is loaded only when it is reached."""
-
-    def log(self, text: str) -> None:
-        """A line for the provider's log."""
+    loop: Loop  # what calls it when a descriptor is ready or a time has come; closed once the module has been stopped
+    log: Callable[[str], None]  # takes a line for the provider's log
+    remote: RemoteSettings | None  # with which other hosts connections may be carried; None: with none
+    port_mapper: PortMapper | None = None  # what a worker asks; None: this is no worker; who needs one has its own
+    start_workers: Callable[[OffloadProtocol, PortMapper], Workers | None] = lambda _carrier, _mapper: None
+    """Workers that run this protocol, too, and ask that port mapper; None: it carries everything itself."""
+    await_end: EndFinder = field(init=False)
+    check_listener: Callable[[OffloadProtocol, Endpoint], object] = field(init=False)
+    lease_listener: Callable[[OffloadProtocol, Endpoint], ListenerLease] = field(init=False)
+    map_addresses: Callable[[Ends, Ends], Callable[[], None]] = field(init=False)
+    """Programs under the shim see the second `Ends` where a TCP socket has the first, until what it gives is called."""
+    transports: Callable[[], Iterator[OffloadTransport]] = lambda: iter(())
+    """The transports that work, in order of preference; one is loaded only when it is reached."""
 
 
 class OffloadModule(ABC):

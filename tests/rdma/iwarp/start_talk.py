@@ -5,10 +5,20 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from sidestep.rdma.iwarp.ddp import Segment
-from sidestep.rdma.iwarp.mpa import Deframer, fpdu
-from sidestep.rdma.iwarp.startup.negotiation import RTR_SEGMENTS, Initiator, Responder
+from mpa_oracle import Deframer
+
+from sidestep.rdma.iwarp.ddp import QUEUE_READ, RdmapOp, ReadRequest, Segment
+from sidestep.rdma.iwarp.mpa import fpdu
+from sidestep.rdma.iwarp.startup.frame import Rtr
+from sidestep.rdma.iwarp.startup.negotiation import Initiator, Responder
 from sidestep.rdma.iwarp.startup.terms import Agreed, Asked, Failed, MpaEvent, MpaSettings, ReadDepths, Refused
+
+# The STags and offsets mean nothing (RFC 5041 5.2, RFC 5040 5.2.1). They are those that Linux siw sends.
+RTR_SEGMENTS = {
+    Rtr.WRITE: Segment(RdmapOp.WRITE, True, stag=1),
+    Rtr.READ: Segment(RdmapOp.READ_REQUEST, True, ReadRequest(0, 0, 0, 1, 0).encode(), queue=QUEUE_READ, msn=1),
+    Rtr.SEND: Segment(RdmapOp.SEND, True, msn=1),
+}
 
 
 def drained(machine: Initiator | Responder) -> list[MpaEvent]:
@@ -38,7 +48,7 @@ def rejecting(private_data: bytes = b"") -> Callable[[Responder], None]:
 
 @dataclass
 class Talk:
-    """Runs to its end: both ends agree and the first message has come, or the connection is closed."""
+    """Runs to its end: both ends agree and the first message has gone, or the connection is closed."""
 
     initiator: Initiator
     responder: Responder
@@ -47,7 +57,8 @@ class Talk:
     told: list[MpaEvent] = field(default_factory=list)  # by the initiator
     heard: list[MpaEvent] = field(default_factory=list)  # by the responder
     wire: list[bytes] = field(default_factory=list)  # in turns, the initiator begins
-    deframer: Deframer | None = None  # of the responder, once it has agreed
+    first: list[Segment] = field(default_factory=list)  # what came to the responder behind its Reply
+    deframer: Deframer | None = None  # of that
 
     def run(self) -> Talk:
         """To the end."""
@@ -76,8 +87,7 @@ class Talk:
             self.responder.handle_bytes(piece, now=0.0)
             self._collect()
             return
-        for payload in self.deframer.feed(piece):
-            self.responder.handle_first_fpdu(Segment.decode(payload))
+        self.first += [Segment.decode(payload) for payload in self.deframer.feed(piece)]
 
     def _send_first(self) -> None:
         """The first FPDU of the initiator: an RTR if one was agreed."""

@@ -16,6 +16,7 @@ from dissector import numbers, shown, told
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from iwarp_pair import IwarpPair
+from mpa_oracle import Deframer
 
 from sidestep.errors import Unavailable
 from sidestep.native._framing import FPDU_MAX
@@ -24,7 +25,7 @@ from sidestep.observe.capture.files import read_frames
 from sidestep.observe.capture.frame import CapturedFrame
 from sidestep.observe.capture.segments import SegmentWriter, capture
 from sidestep.rdma.iwarp.ddp import RdmapOp, Segment
-from sidestep.rdma.iwarp.mpa import Deframer, fpdu
+from sidestep.rdma.iwarp.mpa import fpdu
 from sidestep.rdma.iwarp.qp import IwarpQueuePair
 from sidestep.rdma.iwarp.startup.frame import MpaRole, StartFrame
 from sidestep.rdma.iwarp.tap import Seen, SeenKind, WireEnds

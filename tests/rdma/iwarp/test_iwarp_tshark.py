@@ -16,13 +16,14 @@ from pathlib import Path
 import pytest
 from dissector import numbers, shown, told
 from iwarp_vectors import frames
+from mpa_oracle import Deframer
 from pcap_file import PcapFile
 from start_talk import accepting, rejecting, talk
 from tcp_talk import TcpTalk
 
 from sidestep.rdma.frames import Side
 from sidestep.rdma.iwarp.ddp import RdmapOp, ReadRequest, Segment
-from sidestep.rdma.iwarp.mpa import Deframer, fpdu
+from sidestep.rdma.iwarp.mpa import fpdu
 from sidestep.rdma.iwarp.startup.frame import Rtr, StartFrame
 from sidestep.rdma.iwarp.startup.terms import MpaSettings
 from sidestep.rdma.iwarp.terminate import Condition, Includes, Layer, Terminate

@@ -7,6 +7,7 @@ import os
 import socket
 import stat
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 from tempfile import gettempdir
 
@@ -253,7 +254,7 @@ def test_a_process_that_has_nothing_to_tell_is_neither_waited_for_nor_left(
     offered: Control, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(limits, "RDMA_ASK_S", 0.01)
-    with rdma.DeviceClient(offered.path, os.geteuid()) as asked:
+    with closing(rdma.DeviceClient(offered.path, os.geteuid())) as asked:
         assert asked.seen_now() is None
 
 

@@ -7,12 +7,13 @@ from dataclasses import dataclass, field, replace
 from struct import pack
 
 import pytest
+from mpa_oracle import Deframer
 from raw_iwarp import Terminate, frame
 from wire_end import ALL, GUARD, WireEnd
 
 from sidestep.native._framing import Inbound
 from sidestep.rdma.iwarp.ddp import RdmapOp, ReadRequest, Segment
-from sidestep.rdma.iwarp.mpa import Deframer, fpdu
+from sidestep.rdma.iwarp.mpa import fpdu
 from sidestep.rdma.iwarp.terminate import Condition
 from sidestep.rdma.verbs import MemoryRegion
 from sidestep.rdma.work import Access, BindWindow, RdmaRead, RKey, Status

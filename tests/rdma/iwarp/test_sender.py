@@ -6,11 +6,11 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
+from mpa_oracle import Deframer
 from raw_iwarp import Terminate
 from wire_end import WireEnd
 
 from sidestep.rdma.iwarp.ddp import RdmapOp, ReadRequest, Segment
-from sidestep.rdma.iwarp.mpa import Deframer
 from sidestep.rdma.iwarp.receiver import Fault
 from sidestep.rdma.iwarp.sender import CHUNK
 from sidestep.rdma.work import LocalInvalidate, RdmaRead, RdmaWrite, RKey, Send, SendRequest, Status

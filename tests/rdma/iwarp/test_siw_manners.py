@@ -7,11 +7,12 @@ import socket
 
 import pytest
 from iwarp_dut import WAIT_S, addresses
+from mpa_oracle import Deframer
 
 from sidestep.rdma.cm import ConnectionEvent
 from sidestep.rdma.iwarp.ddp import RdmapOp, ReadRequest, Segment
 from sidestep.rdma.iwarp.device import IwarpDevice
-from sidestep.rdma.iwarp.mpa import Deframer, fpdu
+from sidestep.rdma.iwarp.mpa import fpdu
 from sidestep.rdma.iwarp.settings import IwarpSettings
 from sidestep.rdma.iwarp.startup.frame import Enhanced, MpaRole, StartFrame
 from sidestep.rdma.iwarp.startup.terms import MpaSettings

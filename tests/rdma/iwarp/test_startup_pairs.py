@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from start_talk import accepting, rejecting, talk
+from start_talk import RTR_SEGMENTS, Talk, accepting, rejecting, talk
 
 from sidestep.rdma.iwarp.startup.frame import NO_RTR, Rtr
 from sidestep.rdma.iwarp.startup.terms import (
@@ -20,14 +20,12 @@ from sidestep.rdma.iwarp.startup.terms import (
     Asked,
     Failed,
     MpaCause,
-    MpaEvent,
     MpaSettings,
     MpaState,
-    Opened,
     ReadDepths,
     Refused,
 )
-from sidestep.rdma.iwarp.terminate import Code
+from sidestep.rdma.iwarp.terminate import Code, Terminate
 
 RTRS = [Rtr(sum(some)) for count in (1, 2, 3) for some in combinations(Rtr, count)]
 MODES = [(1, False, False), (2, False, False), (2, True, False), (2, True, True)]
@@ -99,9 +97,9 @@ def check(case: Case) -> str:
     expected = outcome(case)
     told, heard = done.told, done.heard
     if expected == "agreed":
-        mirrored(case, told, heard)
+        mirrored(case, done)
         assert (done.initiator.state, done.responder.state) == (
-            MpaState.FULL, MpaState.FULL if case.asking.peer_to_peer else MpaState.FULL_RX_ONLY,
+            MpaState.FULL, MpaState.FULL_RX_ONLY,
         )  # fmt: skip
         return expected
     assert not any(isinstance(event, Agreed) for event in told)
@@ -110,12 +108,11 @@ def check(case: Case) -> str:
     if expected == "older":
         assert isinstance(mine, Failed)
         assert isinstance(theirs, Failed)
-        assert (mine.cause, mine.retry_revision, theirs.rule) == (MpaCause.ENDED, 1, "mpa_revision")
+        assert (mine.cause, theirs.rule) == (MpaCause.ENDED, "mpa_revision")
         return expected
     if expected in ("rejected", "responder needs more"):
         assert isinstance(mine, Refused)
         assert mine.private_data == (case.back if expected == "rejected" else b"")
-        assert mine.retry_revision is None
         assert isinstance(theirs, Asked if expected == "rejected" else Failed)
         if expected == "responder needs more":
             assert mine.remote_ord == case.asked.depths.ord_min
@@ -123,13 +120,13 @@ def check(case: Case) -> str:
     code = {"initiator needs more": Code.MPA_START_CATASTROPHIC, "no rtr": Code.MPA_START_RTR}[expected]
     assert isinstance(mine, Failed)
     assert isinstance(theirs, Failed)
-    assert (mine.code, theirs.code, theirs.cause) == (code, code, MpaCause.TERMINATED)
+    assert (mine.code, theirs.cause, done.first) == (code, MpaCause.ENDED, [Terminate(code).segment])
     return expected
 
 
-def mirrored(case: Case, told: list[MpaEvent], heard: list[MpaEvent]) -> None:
+def mirrored(case: Case, done: Talk) -> None:
     """What one end sends the other expects."""
-    (mine,), (asked, theirs) = told, heard[:2]
+    (mine,), (asked, theirs) = done.told, done.heard
     assert isinstance(mine, Agreed)
     assert isinstance(asked, Asked)
     assert isinstance(theirs, Agreed)
@@ -139,7 +136,6 @@ def mirrored(case: Case, told: list[MpaEvent], heard: list[MpaEvent]) -> None:
     assert mine.markers_out == theirs.markers_in == case.asked.markers
     assert mine.peer_to_peer == theirs.peer_to_peer == case.asking.peer_to_peer
     assert (asked.private_data, theirs.private_data, mine.private_data) == (case.there, case.there, case.back)
-    assert (mine.may_transmit, theirs.may_transmit) == (True, False)
     assert mine.leftover == theirs.leftover == b""
     assert (asked.remote_ird, asked.remote_ord) == (theirs.remote_ird, theirs.remote_ord)
     # what an end holds and told is what the other knows, and no less than what the other makes
@@ -157,9 +153,9 @@ def mirrored(case: Case, told: list[MpaEvent], heard: list[MpaEvent]) -> None:
         assert mine.rtr in theirs.rtr
         assert mine.rtr in case.asking.rtr
         assert mine.rtr is not Rtr.READ or (mine.ord >= 1 and theirs.ird >= 1)
-        assert heard[2:] == [Opened(rtr=mine.rtr)]
+        assert done.first == [RTR_SEGMENTS[mine.rtr]]
     else:
-        assert (mine.rtr, theirs.rtr, heard[2:]) == (NO_RTR, NO_RTR, [])
+        assert (mine.rtr, theirs.rtr, done.first) == (NO_RTR, NO_RTR, [])
 
 
 def asking(mode: tuple[int, bool, bool], **more: Any) -> MpaSettings:

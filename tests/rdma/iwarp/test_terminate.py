@@ -8,11 +8,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from iwarp_vectors import frames
+from mpa_oracle import Deframer
 
 from sidestep.errors import Misuse, PeerViolation
 from sidestep.rdma.iwarp import terminate
 from sidestep.rdma.iwarp.ddp import RdmapOp, ReadRequest, Segment
-from sidestep.rdma.iwarp.mpa import Deframer, fpdu
+from sidestep.rdma.iwarp.mpa import fpdu
 from sidestep.rdma.iwarp.terminate import (
     CODE_TEXT,
     Code,

@@ -7,7 +7,7 @@ in `told`, in order.
 from __future__ import annotations
 
 from collections import deque
-from typing import Final
+from typing import Final, cast
 
 from raw_iwarp import frame
 
@@ -39,10 +39,11 @@ class WireEnd:
         self.outbound = Outbound(MULPDU, crc=True, markers=False)
         self.qp = self.queue_pair()
         self.receives: deque[Receive] = deque()
-        self.sender = Sender(self.outbound, self, self.qp.sink_stag)
+        queue_pair = cast("IwarpQueuePair", self)  # what they ask and tell is below
+        self.sender = Sender(self.outbound, queue_pair, self.qp.sink_stag)
         self.sender.held = False
         self.sender.resources = self.sender.depth = 2
-        self.receiver = Receiver(self, int(remote_access), self.sender.reads, self.sender.tally)
+        self.receiver = Receiver(queue_pair, int(remote_access), self.sender.reads, self.sender.tally)
         self.buffers: list[bytearray] = []
 
     def close(self) -> None:

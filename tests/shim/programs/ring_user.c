@@ -1,7 +1,8 @@
 /* Talks with itself by TCP, as its input says: "talk" by ordinary calls, "ring" makes an io_uring, "mix" receives and sends
- * by it. Answers each with a line. */
+ * by it, "aio" by libaio. Answers each with a line. */
 #include <arpa/inet.h>
 #include <errno.h>
+#include <linux/aio_abi.h>
 #include <linux/io_uring.h>
 #include <poll.h>
 #include <stdint.h>
@@ -13,6 +14,7 @@
 #include <unistd.h>
 
 int io_uring_setup(unsigned entries, struct io_uring_params *setup);
+int io_submit(aio_context_t context, long len, struct iocb *list[]);
 int use_ring(void);
 
 static int ring = -1, one, other;
@@ -66,6 +68,37 @@ static int talk(void)
 	return 0;
 }
 
+static int aio(aio_context_t context, int operation, void *data, uint32_t len)
+{
+	struct iocb block = {.aio_fildes = (uint32_t)one, .aio_lio_opcode = (uint16_t)operation, .aio_buf = (uintptr_t)data, .aio_nbytes = len};
+	struct iocb *list = &block;
+	struct io_event event;
+	struct timespec limit = {.tv_sec = 5};
+	int submitted = io_submit(context, 1, &list);
+	if (submitted != 1)
+		return submitted;
+	return syscall(SYS_io_getevents, context, 1, 1, &event, &limit) == 1 ? (int)event.res : -ETIMEDOUT;
+}
+
+/* Sends and receives by libaio. */
+static int use_aio(void)
+{
+	char data[16] = "first";
+	aio_context_t context = 0;
+	if (syscall(SYS_io_setup, 4, &context) < 0)
+		return -errno;
+	int moved = aio(context, IOCB_CMD_PWRITE, data, 5);
+	if (moved != 5 || recv(other, data, 5, MSG_WAITALL) != 5 || memcmp(data, "first", 5) != 0)
+		return moved < 0 ? moved : -EBADMSG;
+	if (send(other, "second", 6, 0) != 6)
+		return -errno;
+	moved = aio(context, IOCB_CMD_PREAD, data, sizeof(data));
+	if (moved != 6 || memcmp(data, "second", 6) != 0)
+		return moved < 0 ? moved : -EBADMSG;
+	syscall(SYS_io_destroy, context);
+	return talk();
+}
+
 /* The first bytes wait for the ring's reader, the second ones find it waiting. */
 static int mix(void)
 {
@@ -100,7 +133,7 @@ int use_ring(void)
 		return 1;
 	other = accept(listener, NULL, NULL);
 	while (fgets(line, sizeof(line), stdin)) {
-		printf("%d\n", line[0] == 't' ? talk() : line[0] == 'r' ? make_ring() : mix());
+		printf("%d\n", line[0] == 't' ? talk() : line[0] == 'r' ? make_ring() : line[0] == 'a' ? use_aio() : mix());
 		fflush(stdout);
 	}
 	return 0;

@@ -121,6 +121,7 @@ void say(const char *format, ...) __attribute__((format(printf, 1, 2)));
 long say_ret(const char *name, long result);
 void say_bytes(const char *name, struct pair *pair, const void *data, long result); /* say_ret + check + advance */
 void say_reply(const char *name, struct reply reply);
+void say_child(pid_t child); /* waits for it */
 void say_poll(const char *name, int result, short revents);
 void say_near(const char *name, int64_t elapsed_ms, int64_t expected_ms);
 const char *poll_names(uint32_t events); /* "IN|OUT|..."; a static buffer per thread */

@@ -545,6 +545,39 @@ static void demoted_behind_an_edge(void)
 	get(pair, 2 * SOME);
 }
 
+static void lent_for_a_while(void)
+{
+	/* Programs hold the socket beside us, and end: then all is as it was. */
+	struct pair *pair = open_pair();
+	for (int i = 0; i < 2; i++) {
+		int done[2];
+		NEED(pipe(done) == 0 && fcntl(done[1], F_SETFD, FD_CLOEXEC) == 0);
+		pid_t child = fork();
+		if (child == 0) {
+			NEED(dup2(done[0], 0) == 0);
+			execlp("cat", "cat", (char *)NULL); /* until the pipe ends */
+			_exit(127);
+		}
+		peer_put(pair, 300); /* bytes wait in the ring while it goes back */
+		put(pair, 200);
+		say_ret("system", system(i ? ":" : "sleep 0.2"));
+		peer_get(pair, 200); /* a call of the peer, which is asked to send what waits once more */
+		get(pair, 300);
+		for (int turn = 0; turn < 50; turn++) {
+			put(pair, 70);
+			peer_get(pair, 70);
+			peer_put(pair, 90);
+			get(pair, 90);
+		}
+		until("tcp", pair);
+		NEED(close(done[0]) == 0 && close(done[1]) == 0);
+		say_child(child);
+		until("again", pair);
+	}
+	say("nothing is lost");
+	stays(pair);
+}
+
 const struct scene scenes_demote[] = {
 	SCENE(demoted_here),
 	SCENE(demoted_there),
@@ -571,5 +604,6 @@ const struct scene scenes_demote[] = {
 	SCENE(child_hears),
 	SCENE(demoted_then_executed),
 	SCENE(demoted_behind_an_edge),
+	SCENE(lent_for_a_while),
 	{NULL, NULL},
 };

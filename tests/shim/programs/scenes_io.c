@@ -2,6 +2,7 @@
 #include "scene.h"
 
 #include <aio.h>
+#include <linux/aio_abi.h>
 
 #include <linux/errqueue.h>
 
@@ -706,6 +707,39 @@ static void asynchronous(void)
 	say_bytes("aio_read", pair, data, aio_return(&block));
 }
 
+static long kernel_result(aio_context_t context, struct iocb *block)
+{
+	struct io_event event;
+	struct timespec limit = {.tv_sec = 5};
+	NEED(syscall(SYS_io_submit, context, 1, &block) == 1);
+	NEED(syscall(SYS_io_getevents, context, 1, 1, &event, &limit) == 1);
+	if (event.res >= 0)
+		return (long)event.res;
+	errno = (int)-event.res;
+	return -1;
+}
+
+static void kernel_asynchronous(void)
+{
+	/* io_submit(2): the kernel reads and writes the socket by itself. */
+	struct pair *pair = open_pair();
+	aio_context_t context = 0;
+	NEED(syscall(SYS_io_setup, 4, &context) == 0);
+	struct iocb block = {.aio_fildes = (uint32_t)pair->fd, .aio_nbytes = 50, .aio_lio_opcode = IOCB_CMD_PWRITE};
+	put(pair, 20);
+	block.aio_buf = (uintptr_t)pattern_out(pair, 50);
+	sent(pair, say_ret("write", kernel_result(context, &block)));
+	peer_get(pair, 70);
+	put(pair, 10);
+	peer_get(pair, 10);
+	peer_put(pair, 30);
+	arrived(pair, 30);
+	block.aio_buf = (uintptr_t)data;
+	block.aio_lio_opcode = IOCB_CMD_PREAD;
+	say_bytes("read", pair, data, kernel_result(context, &block));
+	NEED(syscall(SYS_io_destroy, context) == 0);
+}
+
 extern int __poll(struct pollfd *fds, nfds_t len, int timeout);
 extern int __select(int len, fd_set *r, fd_set *w, fd_set *e, struct timeval *timeout);
 extern int __fcntl(int fd, int command, ...);
@@ -749,7 +783,7 @@ const struct scene scenes_io[] = {
 	SCENE(urgent),
 	SCENE(urgent_inline),
 	SCENE(zerocopy),
-	SCENE(asynchronous),
+	SCENE(asynchronous), SCENE(kernel_asynchronous),
 	SCENE(libc_aliases),
 	{NULL, NULL},
 };

@@ -1,6 +1,7 @@
 /* Socket options, descriptor flags and ioctls that change how calls behave. */
 #include "scene.h"
 
+#include <linux/errqueue.h>
 #include <linux/sockios.h>
 
 static uint8_t data[1 << 20];
@@ -402,6 +403,166 @@ static void message_options(void)
 	peer_get(pair, 10);
 }
 
+/* recvmsg with `room` bytes for messages: what TCP_INQ counts. */
+static void say_inq(const char *name, struct pair *pair, size_t len, int flags, size_t room)
+{
+	union {
+		struct cmsghdr header;
+		uint8_t bytes[64];
+	} control;
+	struct iovec one = {data, len};
+	struct msghdr header = {.msg_iov = &one, .msg_iovlen = 1, .msg_control = room ? &control : NULL, .msg_controllen = room};
+	ssize_t got = recvmsg(pair->fd, &header, flags);
+	if (flags & MSG_PEEK)
+		say_ret(name, got);
+	else
+		say_bytes(name, pair, data, got);
+	if (got < 0)
+		return;
+	say("%zu bytes of messages, flags %#x", (size_t)header.msg_controllen, (unsigned)header.msg_flags);
+	for (struct cmsghdr *message = CMSG_FIRSTHDR(&header); message; message = CMSG_NXTHDR(&header, message)) {
+		int left = -1;
+		memcpy(&left, CMSG_DATA(message), message->cmsg_len >= CMSG_LEN(sizeof left) ? sizeof left : 0);
+		say("level %d type %d, %zu bytes: %d", message->cmsg_level, message->cmsg_type, (size_t)message->cmsg_len, left);
+	}
+}
+
+static void inq(void)
+{
+	/* As gRPC reads: each recvmsg says how much is left. */
+	struct pair *pair = open_pair();
+	int on = 1, off = 0, wrong = 2, timeout = 9000;
+	say_ret("TCP_USER_TIMEOUT", setsockopt(pair->fd, IPPROTO_TCP, TCP_USER_TIMEOUT, &timeout, sizeof timeout));
+	say_ret("TCP_INQ 2", setsockopt(pair->fd, IPPROTO_TCP, TCP_INQ, &wrong, sizeof wrong));
+	peer_put(pair, 10);
+	arrived(pair, 10);
+	say_inq("before it is asked for", pair, 5, 0, 64);
+	say_ret("TCP_INQ 1", setsockopt(pair->fd, IPPROTO_TCP, TCP_INQ, &on, sizeof on));
+	for (int i = 0; i < 100; i++) { /* one that is promoted in the midst meets both ways */
+		peer_put(pair, 25);
+		arrived(pair, 30);
+		say_inq("10 of 30", pair, 10, 0, 64);
+		say_inq("15 of 20", pair, 15, 0, 64);
+		put(pair, 3);
+		peer_get(pair, 3);
+	}
+	say_inq("a look", pair, 3, MSG_PEEK, 64);
+	say_inq("no room", pair, 1, 0, 0);
+	say_inq("little room", pair, 1, 0, 18);
+	say_inq("too little", pair, 1, 0, 8);
+	say_inq("just enough", pair, 1, MSG_CMSG_CLOEXEC, CMSG_LEN(sizeof(int)));
+	say_inq("the last one", pair, 100, 0, 64);
+	say_inq("nothing", pair, 100, MSG_DONTWAIT, 64);
+	peer_put(pair, 3500);
+	arrived(pair, 3500);
+	say_inq("3000 of 3500", pair, 3000, 0, 64);
+	struct iovec one = {data, 500};
+	struct mmsghdr messages = {.msg_hdr = {.msg_iov = &one, .msg_iovlen = 1}};
+	say_ret("recvmmsg", recvmmsg(pair->fd, &messages, 1, 0, NULL));
+	NEED(took(pair, data, 500));
+	peer_when_asleep(pair, ACT_SEND, 10, 0);
+	say_inq("waits", pair, 4, 0, 64);
+	peer_done();
+	get(pair, 6);
+	stays(pair);
+	NEED(setsockopt(pair->fd, IPPROTO_TCP, TCP_INQ, &off, sizeof off) == 0);
+	peer_put(pair, 9);
+	arrived(pair, 9);
+	say_inq("no more asked for", pair, 2, 0, 64);
+	NEED(setsockopt(pair->fd, IPPROTO_TCP, TCP_INQ, &on, sizeof on) == 0);
+	peer(pair, ACT_SHUTDOWN, SHUT_WR, 0);
+	await_fin(pair);
+	say_inq("with the end behind", pair, 4, 0, 64);
+	say_inq("up to the end", pair, 3, 0, 64);
+	say_inq("the end", pair, 3, 0, 64);
+	say_inq("the end again", pair, 3, 0, 64);
+}
+
+/* Takes completions until `wanted` sends have been told: the range, and that each message was as it should be. */
+static void say_completions(const char *name, int fd, uint32_t wanted)
+{
+	uint32_t from = 0, told = 0, odd = 0;
+	while (told < wanted) {
+		union {
+			struct cmsghdr header;
+			uint8_t bytes[128];
+		} control;
+		char byte;
+		struct iovec one = {&byte, 1};
+		struct msghdr header = {.msg_iov = &one, .msg_iovlen = 1, .msg_control = &control, .msg_controllen = sizeof control};
+		struct pollfd item = {.fd = fd};
+		int ready = poll(&item, 1, 5000);
+		if (ready != 1 || item.revents != POLLERR)
+			fail("%s: poll says %d %s", name, ready, poll_names((uint32_t)item.revents));
+		NEED(recvmsg(fd, &header, MSG_ERRQUEUE) == 0);
+		struct cmsghdr *message = CMSG_FIRSTHDR(&header);
+		struct sock_extended_err error;
+		NEED(message && header.msg_namelen == 0);
+		memcpy(&error, CMSG_DATA(message), sizeof error);
+		if (!told)
+			say("%s: level %d type %d, %zu bytes of %zu, flags %#x", name, message->cmsg_level, message->cmsg_type,
+			    (size_t)message->cmsg_len, (size_t)header.msg_controllen, (unsigned)header.msg_flags);
+		odd += error.ee_errno != 0 || error.ee_origin != SO_EE_ORIGIN_ZEROCOPY || error.ee_type != 0 ||
+		       error.ee_code != SO_EE_CODE_ZEROCOPY_COPIED || (told && error.ee_info != from + told);
+		from = told ? from : error.ee_info;
+		told += error.ee_data - error.ee_info + 1;
+	}
+	struct pollfd item = {.fd = fd};
+	say("%s: %u from %u, %u odd; then %d and %d", name, told, from, odd, poll(&item, 1, 0),
+	    recv(fd, data, 1, MSG_ERRQUEUE | MSG_DONTWAIT) < 0 && errno == EAGAIN);
+}
+
+static void zerocopy_send(struct pair *pair, size_t len, int flags)
+{
+	sent(pair, say_ret("send ZEROCOPY", send(pair->fd, pattern_out(pair, len), len, MSG_ZEROCOPY | flags)));
+	peer_get(pair, len);
+}
+
+static void zerocopy_told(void)
+{
+	/* Whatever was copied is told to have been sent. */
+	struct pair *pair = open_pair();
+	int on = 1, wrong = 2, off = 0;
+	zerocopy_send(pair, 100, 0);
+	say_ret("nothing is told of it", recv(pair->fd, data, 1, MSG_ERRQUEUE));
+	say_ret("SO_ZEROCOPY 2", setsockopt(pair->fd, SOL_SOCKET, SO_ZEROCOPY, &wrong, sizeof wrong));
+	say_ret("SO_ZEROCOPY 1", setsockopt(pair->fd, SOL_SOCKET, SO_ZEROCOPY, &on, sizeof on));
+	put(pair, 100);
+	peer_get(pair, 100);
+	say_ret("nothing is told of a plain send", recv(pair->fd, data, 1, MSG_ERRQUEUE));
+	for (int i = 0; i < 100; i++) { /* one that is promoted in the midst goes on counting */
+		zerocopy_send(pair, 1000, 0);
+		say_completions("one", pair->fd, 1);
+		peer_put(pair, 10);
+		get(pair, 10);
+	}
+	for (int i = 0; i < 3; i++)
+		zerocopy_send(pair, 1000, i ? MSG_DONTWAIT : 0);
+	struct iovec pieces[2] = {{(void *)pattern_out(pair, 500), 200}, {(void *)(pattern_out(pair, 500) + 200), 300}};
+	struct msghdr header = {.msg_iov = pieces, .msg_iovlen = 2};
+	sent(pair, say_ret("sendmsg ZEROCOPY", sendmsg(pair->fd, &header, MSG_ZEROCOPY)));
+	peer_get(pair, 500);
+	say_completions("four", pair->fd, 4);
+	say_ret("send of nothing", send(pair->fd, data, 0, MSG_ZEROCOPY));
+	int epoll = epoll_create1(EPOLL_CLOEXEC);
+	struct epoll_event event = {.events = EPOLLIN | EPOLLET};
+	NEED(epoll_ctl(epoll, EPOLL_CTL_ADD, pair->fd, &event) == 0);
+	say_ret("nothing to tell", epoll_wait(epoll, &event, 1, 0));
+	for (int i = 0; i < 2; i++) { /* the second is an edge, too, though the first has not been taken */
+		zerocopy_send(pair, 100, 0);
+		say_ret("an edge", epoll_wait(epoll, &event, 1, 5000));
+		say("%s", poll_names(event.events));
+	}
+	NEED(close(epoll) == 0);
+	say_completions("two", pair->fd, 2);
+	NEED(setsockopt(pair->fd, SOL_SOCKET, SO_ZEROCOPY, &off, sizeof off) == 0);
+	zerocopy_send(pair, 100, 0);
+	say_ret("nothing is told once it is off", recv(pair->fd, data, 1, MSG_ERRQUEUE));
+	peer_put(pair, 10);
+	get(pair, 10);
+	stays(pair);
+}
+
 static void sigio(void)
 {
 	struct pair *pair = open_pair();
@@ -525,6 +686,6 @@ const struct scene scenes_option[] = {
 	SCENE(rcvtimeo),     SCENE(sndtimeo),	   SCENE(rcvlowat),	 SCENE(fionread),   SCENE(siocoutq),
 	SCENE(nonblock_toggled), SCENE(linger_zero), SCENE(linger_some), SCENE(options_hold), SCENE(small_buffers),
 	SCENE(cork),	     SCENE(names),	   SCENE(message_options), SCENE(sigio),    SCENE(disconnect),
-	SCENE(inherited_options), SCENE(fioasync),
+	SCENE(inherited_options), SCENE(fioasync), SCENE(inq),	 SCENE(zerocopy_told),
 	{NULL, NULL},
 };

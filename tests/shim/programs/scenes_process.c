@@ -45,7 +45,7 @@ static void say_echo(struct pair *pair, const char *who, size_t len, size_t piec
 	say("%s echoed %zu bytes", who, len);
 }
 
-static void say_child(pid_t child)
+void say_child(pid_t child)
 {
 	int status;
 	NEED(waitpid(child, &status, 0) == child);

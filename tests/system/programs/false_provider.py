@@ -26,9 +26,9 @@ channels: list[mmap.mmap] = []
 take_in, take_offer = client_table.ClientTable._take_in, pairing.Pairing._take_offer
 
 
-def count(table: client_table.ClientTable, sock: socket.socket) -> None:
+def count(table: client_table.ClientTable, sock: socket.socket, address: object) -> None:
     taken[0] += 1
-    take_in(table, sock)
+    take_in(table, sock, address)
 
 
 def keep(pairs: pairing.Pairing, client: Client, packet: Packet, *rest: object) -> object:

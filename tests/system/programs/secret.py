@@ -11,8 +11,8 @@ import sys
 import time
 from pathlib import Path
 
+from sidestep import config
 from sidestep.config import NotBelieved
-from sidestep.provider import control
 
 SECRET = b"the password is mellon"
 
@@ -20,7 +20,7 @@ os.setgroups([])
 os.setgid(int(sys.argv[1]))
 os.setuid(int(sys.argv[1]))
 try:
-    print("believed" if control.answers(Path(os.environ["SIDESTEP_SOCKET"])) else "nobody there")
+    print("believed" if config.answers(Path(os.environ["SIDESTEP_SOCKET"])) else "nobody there")
 except NotBelieved as error:
     print(error)
 sys.stdout.flush()

@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO, Final
 from sidestep import limits
 from sidestep.errors import Misuse, PeerViolation
 from sidestep.observe.capture.cutter import Cutter, Piece
-from sidestep.observe.capture.devices import DeviceWriter
+from sidestep.observe.capture.devices import DeviceWriter, Wire
 from sidestep.observe.capture.places import Named, Place, first_message
 from sidestep.rdma.frames import Side
 from sidestep.rdma.iwarp.ddp import INVALIDATING, SENDS, SOLICITED, TAGGED, RdmapOp, ReadRequest, Segment
@@ -86,12 +86,9 @@ class _Half:
 
 
 @dataclass(slots=True)
-class _Talk:
+class _Talk(Wire):
     """One connection."""
 
-    source: str
-    ends: tap.WireEnds
-    interface: int
     halves: dict[bool, _Half]  # by `outbound`
     packets: RoceConnection | None = None  # once a Hello was seen
     rejected: bool = False
@@ -105,49 +102,39 @@ class _Unwanted(Exception):
     """The connection is not SDP's, or not one that was asked for."""
 
 
-class ConversationWriter(DeviceWriter):
+class ConversationWriter(DeviceWriter[_Talk]):
     """Turns what devices tell of their SDP connections into frames of one file.
 
     Args:
-        stream: Where to; it stays open.
-        places: Only connections with one of these at either end: of the programs, as far as that is known, or of the
-            connection beneath. None: all.
         path_mtu: Bytes of a message in one packet, as InfiniBand has them; None: whole messages.
-        snaplen: Bytes that are kept of a frame; 0: all.
     """
 
     def __init__(
         self, stream: BinaryIO, *, places: Sequence[Place] | None = None, path_mtu: int | None = None, snaplen: int = 0
     ) -> None:
-        super().__init__(stream, comment=_MADE, kind=": SDP over iWARP, shown as RoCEv2", snaplen=snaplen)
-        self._places = places
+        super().__init__(stream, places, comment=_MADE, kind=": SDP over iWARP, shown as RoCEv2", snaplen=snaplen)
         self._packet_max = 0 if path_mtu else PACKET_MAX
         self._mtu_code = _mtu_code(path_mtu) if path_mtu else _MTU_LARGEST
-        self._talks: dict[tuple[str, int], _Talk] = {}
         self._held = 0  # bytes of messages that are not complete
 
-    def _hear(self, source: str, seen: Seen) -> bool:
-        if (talk := self._talks.get((source, seen.wire))) is not None:
-            try:
-                self._follow(talk, seen)
-            except _Unwanted:
-                self._forget(talk, seen)
-                return False
+    def _hear(self, talk: _Talk, seen: Seen) -> bool:
+        try:
+            self._follow(talk, seen)
+        except _Unwanted:
+            self._forget(talk, seen)
+            return False
         return True
 
-    def _open(self, source: str, seen: Seen) -> None:
-        ends = seen.ends
-        assert ends is not None
-        if ends.local[0] and ends.remote[0] and self._owns(source, ends, seen.time_ns):
-            halves = {outbound: _Half(Cutter(begins_late=ends.began_before)) for outbound in (True, False)}
-            interface = self._interface(source, ends.device)
-            self._talks[source, seen.wire] = _Talk(source, ends, interface, halves)
+    def _open(self, source: str, seen: Seen, ends: tap.WireEnds) -> _Talk | None:
+        if not (ends.local[0] and ends.remote[0] and self._owns(source, ends, seen.time_ns)):
+            return None
+        halves = {outbound: _Half(Cutter(begins_late=ends.began_before)) for outbound in (True, False)}
+        return _Talk(source, ends, self._interface(source, ends.device), halves)
 
     def _forget(self, talk: _Talk, seen: Seen) -> None:
-        del self._talks[talk.source, seen.wire]
         for half in talk.halves.values():
             self._drop_parts(half)
-        self._disown(talk.ends, seen.time_ns)
+        super()._forget(talk, seen)
 
     def _follow(self, talk: _Talk, seen: Seen) -> None:
         half, other = talk.halves[seen.outbound], talk.halves[not seen.outbound]
@@ -325,7 +312,7 @@ class ConversationWriter(DeviceWriter):
             comment += f"{'; ' if comment else 'sidestep: '}{half.missing} bytes before this are not in the capture"
             half.missing = 0
         for frame in frames:
-            self._write(talk.source, talk.interface, seen.time_ns, frame, outbound=way, comment=comment)
+            self._write(talk, seen.time_ns, frame, outbound=way, comment=comment)
             comment = ""
 
 

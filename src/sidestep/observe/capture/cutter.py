@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final
 from sidestep.errors import PeerViolation
 from sidestep.native._framing import FPDU_MAX, crc32c
 from sidestep.rdma.iwarp.ddp import Segment
-from sidestep.rdma.iwarp.mpa import CRC_LEN, MARKER_LEN, MARKER_SPACING, frame_len, payload_of
+from sidestep.rdma.iwarp.mpa import CRC_LEN, frame_len, next_frame, payload_of
 from sidestep.rdma.iwarp.startup.frame import StartFrame
 
 if TYPE_CHECKING:
@@ -133,12 +133,7 @@ class Cutter:
         if self._raw or other is None:
             return len(self._pending)
         # Each frame of the start-up speaks of what its sender receives (RFC 5044 7.1.1).
-        position, markers = self._offset - self._base, other.markers
-        begin = MARKER_LEN if markers and position % MARKER_SPACING == 0 else 0
-        if len(self._pending) < begin + 2:
-            return 0
-        size = frame_len(int.from_bytes(self._pending[begin : begin + 2]), position, markers=markers)
-        return size if size <= len(self._pending) else 0
+        return next_frame(self._pending, self._offset - self._base, markers=other.markers)
 
     def _start_len(self) -> int:
         try:

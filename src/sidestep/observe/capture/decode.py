@@ -28,24 +28,21 @@ class Decoder:
         reliable, iwarp = ReliableConnections(), IwarpConnections()
         last: CapturedFrame | None = None
         damage: Unavailable | None = None
-        while True:
-            try:
-                frame = next(self._frames, None)
-            except Unavailable as found:
-                damage, frame = found, None
-            if frame is None:
-                break
-            if last is None:
-                self.begin_ns = frame.time_ns
-            last = frame
-            self.frames += 1
-            layer = dissect(frame)
-            if isinstance(layer, Transport):
-                yield from reliable.feed(frame, layer)
-            elif isinstance(layer, Segment):
-                yield from iwarp.feed(frame, layer)
-            elif not known_link(frame.link_type):
-                self.unknown_links.add(frame.link_type)
+        try:
+            for frame in self._frames:
+                if last is None:
+                    self.begin_ns = frame.time_ns
+                last = frame
+                self.frames += 1
+                layer = dissect(frame)
+                if isinstance(layer, Transport):
+                    yield from reliable.feed(frame, layer)
+                elif isinstance(layer, Segment):
+                    yield from iwarp.feed(frame, layer)
+                elif not known_link(frame.link_type):
+                    self.unknown_links.add(frame.link_type)
+        except Unavailable as found:
+            damage = found
         yield from iwarp.finish(last)
         if damage is not None:
             raise damage

@@ -8,30 +8,53 @@ from __future__ import annotations
 import time
 from abc import ABC, abstractmethod
 from collections import OrderedDict
-from typing import TYPE_CHECKING, BinaryIO, Final
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, BinaryIO, Final, Generic, TypeVar
 
 from sidestep import __version__, limits
 from sidestep.observe.capture.pcapng import PcapngWriter
 from sidestep.rdma.iwarp.tap import SeenKind
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from sidestep.observe.capture.places import Place
     from sidestep.rdma.iwarp.tap import Address, Seen, WireEnds
 
 _NAME: Final = "sidestep"
 
 
-class DeviceWriter(ABC):
-    """Turns what devices tell into frames of one file; the stream stays open.
+@dataclass(slots=True)
+class Wire:
+    """A connection that is written."""
+
+    source: str  # the process that tells it, in words
+    ends: WireEnds
+    interface: int
+
+
+WireT = TypeVar("WireT", bound=Wire)
+
+
+class DeviceWriter(ABC, Generic[WireT]):
+    """Turns what devices tell into frames of one file.
 
     Args:
+        stream: Where to; it stays open.
+        places: Only connections with one of these at either end: of the programs, as far as that is known, or of the
+            connection beneath. None: all.
         comment: What is to be known of all frames.
         kind: What is said of each interface besides.
         snaplen: Bytes that are kept of a frame; 0: all.
     """
 
-    def __init__(self, stream: BinaryIO, *, comment: str = "", kind: str = "", snaplen: int = 0) -> None:
+    def __init__(
+        self, stream: BinaryIO, places: Sequence[Place] | None, *, comment: str = "", kind: str = "", snaplen: int = 0
+    ) -> None:
+        self._places = places
         self._file = PcapngWriter(stream, f"{_NAME} {__version__}", comment=comment, snaplen=snaplen)
         self._kind = kind
+        self._wires: dict[tuple[str, int], WireT] = {}  # by process and number
         self._interfaces: dict[tuple[str, str], int] = {}
         self._owners: dict[frozenset[Address], tuple[str, Address]] = {}  # which end of a connection is in the file
         # By whom those that ended were owned, and when that was.
@@ -46,18 +69,30 @@ class DeviceWriter(ABC):
             self._lost[source] = self._lost.get(source, 0) + seen.offset
             self.dropped += seen.offset
         elif seen.what is SeenKind.OPENED:
-            self._open(source, seen)
-        else:
-            return self._hear(source, seen)
+            assert seen.ends is not None
+            if (opened := self._open(source, seen, seen.ends)) is not None:
+                self._wires[source, seen.wire] = opened
+        elif (wire := self._wires.get((source, seen.wire))) is not None:
+            return self._hear(wire, seen)
         return True
 
     @abstractmethod
-    def _open(self, source: str, seen: Seen) -> None:
-        """A connection is there."""
+    def _open(self, source: str, seen: Seen, ends: WireEnds) -> WireT | None:
+        """A connection is there; None: it is not written."""
 
     @abstractmethod
-    def _hear(self, source: str, seen: Seen) -> bool:
+    def _hear(self, wire: WireT, seen: Seen) -> bool:
         """Something was said or has ended on a connection; False: that is not wanted."""
+
+    def _forget(self, wire: WireT, seen: Seen) -> None:
+        """It has ended, or is not wanted."""
+        self._wires.pop((wire.source, seen.wire), None)
+        key = _both(wire.ends)
+        if (owner := self._owners.pop(key, None)) is not None:
+            self._ended[key] = owner, seen.time_ns
+            self._ended.move_to_end(key)
+            if len(self._ended) > limits.CAPTURE_CONNECTIONS_MAX:
+                self._ended.popitem(last=False)
 
     def _interface(self, source: str, device: str) -> int:
         key = source, device
@@ -74,23 +109,12 @@ class DeviceWriter(ABC):
             return False
         return self._owners.setdefault(key, end) == end
 
-    def _disown(self, ends: WireEnds, time_ns: int) -> None:
-        """It has ended, or is not written."""
-        key = _both(ends)
-        if (owner := self._owners.pop(key, None)) is not None:
-            self._ended[key] = owner, time_ns
-            self._ended.move_to_end(key)
-            if len(self._ended) > limits.CAPTURE_CONNECTIONS_MAX:
-                self._ended.popitem(last=False)
-
-    def _write(
-        self, source: str, interface: int, time_ns: int, frame: bytes, *, outbound: bool, comment: str = ""
-    ) -> None:
+    def _write(self, wire: WireT, time_ns: int, frame: bytes, *, outbound: bool, comment: str = "") -> None:
         """A frame; what was lost before it is told with it."""
-        dropped = self._lost.pop(source, 0)
+        dropped = self._lost.pop(wire.source, 0)
         if dropped:
             comment += f"{'; ' if comment else 'sidestep: '}{dropped} pieces before this were lost: too slowly read"
-        self._file.write(interface, time_ns, frame, outbound=outbound, comment=comment, dropped=dropped)
+        self._file.write(wire.interface, time_ns, frame, outbound=outbound, comment=comment, dropped=dropped)
         self.frames += 1
 
     def close(self) -> None:

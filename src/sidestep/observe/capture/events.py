@@ -6,9 +6,12 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, Final
 
+from sidestep.errors import PeerViolation
 from sidestep.observe.capture.layers import Wire
 from sidestep.rdma.frames import Side
 from sidestep.sdp import dissect
+from sidestep.sdp.header import Header
+from sidestep.sdp.wire import decode
 
 
 class What(StrEnum):
@@ -63,3 +66,11 @@ class Event:
 
 
 CHECKSUM_NOTE: Final = "its checksum is wrong"
+
+
+def header_of(message: bytes) -> Header | None:
+    """That of a whole SDP message; None if it is none."""
+    try:
+        return decode(memoryview(message)).header
+    except PeerViolation:
+        return None

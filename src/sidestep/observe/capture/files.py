@@ -15,7 +15,6 @@ from typing import BinaryIO, Final
 from sidestep import limits
 from sidestep.errors import Misuse, Unavailable
 from sidestep.observe.capture.frame import CapturedFrame, Readable, damaged
-from sidestep.observe.capture.pcapng import read_pcapng
 
 _NS: Final = 1_000_000_000
 _GZIP: Final = b"\x1f\x8b"
@@ -57,6 +56,8 @@ def read_frames(stream: BinaryIO, name: str, start: bytes = b"") -> Iterator[Cap
 
 def _frames(stream: Readable, start: bytes, name: str) -> Iterator[CapturedFrame]:
     if start == _PCAPNG:
+        from sidestep.observe.capture.pcapng import read_pcapng  # needs the extra `capture`, which the others do not
+
         yield from read_pcapng(stream, name)
     elif int.from_bytes(start) in _PCAP:
         yield from _read_pcap(stream, int.from_bytes(start), name)
@@ -113,10 +114,10 @@ def _read_pcap(stream: Readable, magic: int, name: str) -> Iterator[CapturedFram
         number += 1
         if len(head) < header_len:
             raise damaged(name, number, "the file ends in the frame's header")
-        seconds, fraction, captured, length = struct.unpack_from(order + "IIII", head)
+        seconds, fraction, captured = struct.unpack_from(order + "III", head)
         if captured > limits.CAPTURE_FRAME_MAX:
             raise damaged(name, number, f"a frame of {captured} bytes cannot be")
         data = stream.read(captured)
-        yield CapturedFrame(number, seconds * _NS + fraction * (_NS // units), link_type, data, max(length, captured))
+        yield CapturedFrame(number, seconds * _NS + fraction * (_NS // units), link_type, data)
         if len(data) < captured:
             raise damaged(name, number, f"the file ends after {len(data)} of {captured} bytes")

@@ -11,8 +11,7 @@ from dataclasses import dataclass, field, replace
 from typing import Final
 
 from sidestep import limits
-from sidestep.errors import PeerViolation
-from sidestep.observe.capture.events import Event, What
+from sidestep.observe.capture.events import Event, What, header_of
 from sidestep.rdma.frames import Side
 from sidestep.rdma.roce.packet import (
     ENDS,
@@ -28,7 +27,6 @@ from sidestep.rdma.roce.packet import (
     Reth,
     nak_text,
 )
-from sidestep.sdp.wire import decode
 
 _ASSUMED_NOTE: Final = "taken for SDP by its form: no CM REQ was seen"
 _FORM_TRIES: Final = 8  # Sends of an unknown queue pair that are looked at before it counts as not SDP's
@@ -148,15 +146,13 @@ class PacketReader:
         )  # fmt: skip
 
     def _judge(self, message: bytes, missing: int) -> bool:
-        try:
-            decode(memoryview(message))
-        except PeerViolation:
-            self._flow.tries += not missing
-            if self._flow.tries >= _FORM_TRIES:
-                self._flow.sdp = False
-            return False
-        self._flow.sdp = True
-        return True
+        if header_of(message) is not None:
+            self._flow.sdp = True
+            return True
+        self._flow.tries += not missing
+        if self._flow.tries >= _FORM_TRIES:
+            self._flow.sdp = False
+        return False
 
     def _write(self) -> Iterator[Event]:
         self._flow.request = self._joined(self._flow.request)

@@ -22,8 +22,7 @@ class CapturedFrame:
     number: int  # from 1, as other tools count
     time_ns: int  # since the epoch
     link_type: int  # LINKTYPE_*
-    data: bytes
-    length: int  # bytes on the wire; more than there are if the capture has cut it
+    data: bytes  # as far as it was captured
 
 
 def damaged(name: str, number: int, what: str) -> Unavailable:

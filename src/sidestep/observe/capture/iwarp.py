@@ -15,17 +15,17 @@ from typing import Final, TypeAlias
 from sidestep import limits
 from sidestep.errors import PeerViolation
 from sidestep.observe.capture import layers
-from sidestep.observe.capture.events import Event, What
+from sidestep.observe.capture.events import Event, What, header_of
 from sidestep.observe.capture.frame import CapturedFrame
 from sidestep.observe.capture.layers import IpAddress, Wire, end_text
 from sidestep.observe.capture.tcp import Direction
 from sidestep.rdma.frames import Side
 from sidestep.rdma.iwarp.ddp import INVALIDATING, SENDS, SOLICITED, RdmapOp, ReadRequest, Segment
-from sidestep.rdma.iwarp.mpa import Deframer
+from sidestep.rdma.iwarp.mpa import next_frame, payload_of
 from sidestep.rdma.iwarp.startup.frame import MpaRole, StartFrame
 from sidestep.rdma.iwarp.terminate import terminate_text
 from sidestep.sdp.hello import IwarpHello
-from sidestep.sdp.wire import BSDH_LEN, decode
+from sidestep.sdp.wire import BSDH_LEN
 
 _HELLO_LEN: Final = BSDH_LEN + IwarpHello.LENGTH
 _End: TypeAlias = tuple[IpAddress, int]
@@ -36,8 +36,9 @@ class _Half:
     """One direction of a connection."""
 
     tcp: Direction = field(default_factory=Direction)
-    unread: bytearray = field(default_factory=bytearray)  # while the connection is being set up
-    deframer: Deframer | None = None  # from then on
+    unread: bytearray = field(default_factory=bytearray)  # of the start-up, or of a frame that is not complete
+    position: int = 0  # of what is unread, counted from the first frame
+    markers: bool = False
     message: bytearray = field(default_factory=bytearray)  # of a Send that is not complete
     tagged: int = 0  # bytes of a Write or a Read Response that is not complete
     failed: bool = False
@@ -134,7 +135,7 @@ class IwarpConnections:
         if (found := _start_frame(half.unread, MpaRole.REQUEST)) is None:
             return
         request, length = found
-        if not _is_hello(request.upper_data):
+        if not isinstance(header_of(request.upper_data), IwarpHello):
             raise _NotSdp
         del half.unread[:length]
         connection.request = request
@@ -147,8 +148,6 @@ class IwarpConnections:
         self._number(connection)
         yield replace(_between(template, connection, Side.CONNECTING), message=bytes(half.unread[:_HELLO_LEN]))
         del half.unread[:_HELLO_LEN]
-        for one in connection.halves.values():
-            one.deframer = Deframer(markers=False)
         connection.started = True
 
     def _reply(self, connection: _Connection, request: StartFrame, template: Event) -> Iterator[Event]:
@@ -161,8 +160,8 @@ class IwarpConnections:
         if reply.rejected:
             raise _NotSdp
         # Whoever wants markers gets them: each frame speaks of what its sender receives (RFC 5044 7.1.1).
-        connection.halves[Side.CONNECTING].deframer = Deframer(markers=reply.markers)
-        half.deframer = Deframer(markers=request.markers)
+        connection.halves[Side.CONNECTING].markers = reply.markers
+        half.markers = request.markers
         connection.started = True
 
     def _number(self, connection: _Connection) -> None:
@@ -186,17 +185,17 @@ def _run(connection: _Connection, template: Event) -> Iterator[Event]:
     """What one direction says in RDMA mode."""
     assert template.side is not None
     half = connection.halves[template.side]
-    piece, half.unread = bytes(half.unread), bytearray()
-    if not piece or half.failed or half.deframer is None:
-        return
-    for payload in half.deframer.feed(piece):
+    while not half.failed and (size := next_frame(half.unread, half.position, markers=half.markers)):
+        payload = payload_of(bytes(half.unread[:size]), half.position, markers=half.markers)
+        del half.unread[:size]
+        half.position += size
         try:
-            events = list(_segment_events(half, Segment.decode(payload), template))
+            yield from list(_segment_events(half, Segment.decode(payload), template))
         except PeerViolation as broken:
             half.failed = True
             yield replace(template, what=What.TRANSPORT, text=f"no more can be read this way: {broken.message}")
-            return
-        yield from events
+    if half.failed:
+        half.unread.clear()
 
 
 def _segment_events(half: _Half, segment: Segment, template: Event) -> Iterator[Event]:
@@ -257,12 +256,5 @@ def _start_frame(stream: bytearray, role: MpaRole) -> tuple[StartFrame, int] | N
 def _may_be_hello(stream: bytearray) -> bool:
     """Whether a stream begins, as far as it is there, with a Hello in streaming mode."""
     if len(stream) >= _HELLO_LEN:
-        return _is_hello(bytes(stream[:_HELLO_LEN]))
+        return isinstance(header_of(bytes(stream[:_HELLO_LEN])), IwarpHello)
     return b"\0\0".startswith(bytes(stream[:2])) and _HELLO_LEN.to_bytes(4).startswith(bytes(stream[4:8]))
-
-
-def _is_hello(private_data: bytes) -> bool:
-    try:
-        return isinstance(decode(memoryview(private_data)).header, IwarpHello)
-    except PeerViolation:
-        return False

@@ -16,9 +16,8 @@ from ipaddress import IPv4Address, IPv6Address
 from typing import Final, TypeAlias
 
 from sidestep.observe.capture.frame import CapturedFrame
-from sidestep.rdma.roce.icrc import icrc
 from sidestep.rdma.roce.mad import address_of
-from sidestep.rdma.roce.packet import ETHERTYPE, ICRC_LEN, UDP_PORT, Bth
+from sidestep.rdma.roce.packet import ETHERTYPE, ICRC_LEN, UDP_PORT, Bth, icrc
 
 _ETHERTYPE_IPV4: Final = 0x0800
 _ETHERTYPE_IPV6: Final = 0x86DD
@@ -127,18 +126,6 @@ def _by_ethertype(ethertype: int, data: memoryview) -> Layer:
     return None
 
 
-def _cooked(data: memoryview) -> Layer:
-    return _by_ethertype(_u16(data, 14), data[16:])
-
-
-def _cooked_2(data: memoryview) -> Layer:
-    return _by_ethertype(_u16(data, 0), data[20:])
-
-
-def _loopback(data: memoryview) -> Layer:
-    return _ip(data[4:])  # the family's number differs between systems; the IP header says its own version
-
-
 def _infiniband(data: memoryview) -> Layer:
     """IBTA 7.7: the local route header, whose length counts words up to the invariant checksum."""
     following = data[1] & 3
@@ -245,16 +232,12 @@ def _u16(data: memoryview, offset: int) -> int:
 
 
 _LINKS: Final[dict[int, Callable[[memoryview], Layer]]] = {
-    0: _loopback,
     1: _ethernet,
-    12: _ip,
-    14: _ip,
-    101: _ip,
-    108: _loopback,
-    113: _cooked,
+    # of the loopback device: the family's number differs between systems, and the IP header says its own version
+    **dict.fromkeys((0, 108), lambda data: _ip(data[4:])),
+    **dict.fromkeys((12, 14, 101, 228, 229), _ip),
+    113: lambda data: _by_ethertype(_u16(data, 14), data[16:]),  # Linux cooked captures, and their second form
+    276: lambda data: _by_ethertype(_u16(data, 0), data[20:]),
     197: _erf,
-    228: _ip,
-    229: _ip,
     247: _infiniband,
-    276: _cooked_2,
 }

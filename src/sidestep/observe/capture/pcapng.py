@@ -145,7 +145,7 @@ def _frame(code: int, body: BytesIO, order: str, interfaces: list[_Interface], n
     if len(data) < captured:
         raise _Wrong(f"{captured} bytes of a frame in a block with {len(data)}")
     ticks = fields.get("timestamp_high", 0) << 32 | fields.get("timestamp_low", 0)
-    return CapturedFrame(number, interface.time_ns(ticks), interface.link_type, data, max(length, captured))
+    return CapturedFrame(number, interface.time_ns(ticks), interface.link_type, data)
 
 
 class PcapngWriter:

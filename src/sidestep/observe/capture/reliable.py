@@ -13,7 +13,7 @@ from dataclasses import replace
 
 from sidestep import limits
 from sidestep.errors import PeerViolation
-from sidestep.observe.capture.events import CHECKSUM_NOTE, Event, What
+from sidestep.observe.capture.events import CHECKSUM_NOTE, Event, What, header_of
 from sidestep.observe.capture.flow import PacketConnection, PacketFlow, PacketReader
 from sidestep.observe.capture.frame import CapturedFrame
 from sidestep.observe.capture.layers import Address, Transport, end_text
@@ -21,7 +21,6 @@ from sidestep.rdma.frames import Side
 from sidestep.rdma.roce.mad import REJECT_REASONS, CmMad, Dreq, Mad, Mra, Rej, Rep, Req
 from sidestep.rdma.roce.packet import MTU_CODES, QP_GSI, Op, Packet
 from sidestep.sdp.hello import Hello, HelloAck, port_of
-from sidestep.sdp.wire import decode
 
 
 class ReliableConnections:
@@ -103,7 +102,7 @@ class ReliableConnections:
     def _rep(self, template: Event, transport: Transport, rep: Rep) -> Iterator[Event]:
         connection, _ = self._by_comm_id.get((transport.destination, rep.remote_comm_id), (None, None))
         if connection is None:
-            connection = self._connection(_is_hello_ack(rep.private_data))
+            connection = self._connection(isinstance(header_of(rep.private_data), HelloAck))
             connection.names = {
                 Side.CONNECTING: str(transport.destination),
                 Side.ACCEPTING: f"{transport.source} QP {rep.qpn:#x}",
@@ -169,11 +168,7 @@ def cm_text(message: CmMad) -> str:
 
 def _names(req: Req, transport: Transport, port: int | None) -> dict[Side, str]:
     """What the ends call themselves in the Hello, else what the packets say."""
-    try:
-        header = decode(memoryview(req.private_data)).header
-    except PeerViolation:
-        header = None
-    if isinstance(header, Hello):
+    if isinstance(header := header_of(req.private_data), Hello):
         return {
             Side.CONNECTING: end_text(header.src_ip, header.local_port),
             Side.ACCEPTING: end_text(header.dst_ip, port),
@@ -191,10 +186,3 @@ def _named(template: Event, connection: PacketConnection | None, side: Side | No
         template, connection=connection.number, side=side,
         source=connection.names[side], destination=connection.names[side.other],
     )  # fmt: skip
-
-
-def _is_hello_ack(private_data: bytes) -> bool:
-    try:
-        return isinstance(decode(memoryview(private_data)).header, HelloAck)
-    except PeerViolation:
-        return False

@@ -5,6 +5,7 @@ from __future__ import annotations
 import selectors
 import time
 from pathlib import Path
+from typing import Any
 
 from sidestep.errors import Unavailable
 from sidestep.observe.capture.devices import DeviceWriter
@@ -24,7 +25,7 @@ class RemoteCapture:
     """
 
     def __init__(
-        self, writer: DeviceWriter, device: str | None = None, places: list[tuple[str, int | None]] | None = None
+        self, writer: DeviceWriter[Any], device: str | None = None, places: list[tuple[str, int | None]] | None = None
     ) -> None:
         self._writer = writer
         self._device = device

@@ -22,14 +22,14 @@ from typing import TYPE_CHECKING, BinaryIO, Final, TypeAlias
 
 from sidestep.errors import PeerViolation, Unavailable
 from sidestep.observe.capture.cutter import Cutter, Piece
-from sidestep.observe.capture.devices import DeviceWriter
+from sidestep.observe.capture.devices import DeviceWriter, Wire
 from sidestep.observe.capture.places import Named, Place
 from sidestep.rdma.frames import IpAddress, Side, ethernet_header, internet_checksum, network_header
 from sidestep.rdma.iwarp.startup.frame import MpaRole, StartFrame
 from sidestep.rdma.iwarp.tap import Seen, SeenKind, WireEnds
 
 if TYPE_CHECKING:
-    from sidestep.rdma.control import Observed
+    from sidestep.rdma.iwarp.device import IwarpDevice
 
 _End: TypeAlias = tuple[IpAddress, int]
 _TCP: Final = Struct("!HHIIBBHHH")
@@ -45,11 +45,9 @@ _BEFORE: Final = (
 
 
 @dataclass(slots=True)
-class _Wire:
+class _Wire(Wire):
     """One connection in the file."""
 
-    ends: WireEnds
-    interface: int
     local: _End
     remote: _End
     halves: dict[bool, Cutter]  # by `outbound`
@@ -57,44 +55,33 @@ class _Wire:
     early: list[Seen] | None = None  # until it is known whether it is wanted
 
 
-class SegmentWriter(DeviceWriter):
-    """Turns what devices tell into frames of one file.
-
-    Args:
-        stream: Where to; it stays open.
-        places: Only connections with one of these at either end, the devices' or those of the programs whose connection
-            they carry. None: all.
-        snaplen: Bytes that are kept of a frame; 0: all.
-    """
+class SegmentWriter(DeviceWriter[_Wire]):
+    """Turns what devices tell into frames of one file."""
 
     def __init__(self, stream: BinaryIO, *, places: Sequence[Place] | None = None, snaplen: int = 0) -> None:
-        super().__init__(stream, snaplen=snaplen)
-        self._places = places
-        self._wires: dict[tuple[str, int], _Wire] = {}
+        super().__init__(stream, places, snaplen=snaplen)
 
     def close(self) -> None:
-        for (source, number), wire in list(self._wires.items()):
+        for (_, number), wire in list(self._wires.items()):
             for outbound, half in wire.halves.items():
                 back = wire.halves[not outbound].end
                 if half.pending:
                     seen = Seen(SeenKind.BYTES, number, time.time_ns(), outbound, half.end, back)
-                    self._write_pieces(source, wire, seen, half.finish())
+                    self._write_pieces(wire, seen, half.finish())
         super().close()
 
-    def _hear(self, source: str, seen: Seen) -> bool:
-        if (wire := self._wires.get((source, seen.wire))) is not None:
-            if wire.early is not None:
-                return self._judge(source, wire, seen)
-            self._follow(source, wire, seen)
+    def _hear(self, wire: _Wire, seen: Seen) -> bool:
+        if wire.early is not None:
+            return self._judge(wire, seen)
+        self._follow(wire, seen)
         return True
 
-    def _open(self, source: str, seen: Seen) -> None:
-        ends = seen.ends
-        assert ends is not None
+    def _open(self, source: str, seen: Seen, ends: WireEnds) -> _Wire | None:
         halves = {outbound: Cutter(begins_late=ends.began_before) for outbound in (True, False)}
         try:
             (local, local_port), (remote, remote_port) = ends.local, ends.remote
             wire = _Wire(
+                source,
                 ends,
                 self._interface(source, ends.device),
                 (ip_address(local.partition("%")[0]), local_port),
@@ -102,17 +89,17 @@ class SegmentWriter(DeviceWriter):
                 halves,
             )
         except ValueError:  # it was gone before its addresses could be asked for
-            return
+            return None
         # A dissector would take what the second end tells for retransmissions.
         if not self._owns(source, ends, seen.time_ns):
-            return
-        self._wires[source, seen.wire] = wire
+            return None
         if self._places is None:
-            self._begin(source, wire, seen)
+            self._begin(wire, seen)
         else:
             wire.early = [seen]
+        return wire
 
-    def _judge(self, source: str, wire: _Wire, seen: Seen) -> bool:
+    def _judge(self, wire: _Wire, seen: Seen) -> bool:
         """Whether a connection is wanted is known with its MPA Request, or if it has none."""
         early = wire.early
         assert early is not None
@@ -126,27 +113,26 @@ class SegmentWriter(DeviceWriter):
             return True
         wire.early = None
         if found is None or not Named.of(wire.ends, found[0].upper_data).at(self._places):
-            del self._wires[source, seen.wire]
-            self._disown(wire.ends, seen.time_ns)
+            self._forget(wire, seen)
             return False
-        self._begin(source, wire, early[0])
+        self._begin(wire, early[0])
         for each in early[1:]:
-            self._follow(source, wire, each)
+            self._follow(wire, each)
         return True
 
-    def _begin(self, source: str, wire: _Wire, seen: Seen) -> None:
+    def _begin(self, wire: _Wire, seen: Seen) -> None:
         self.connections += 1
         comment = _BEFORE if wire.ends.began_before else ""
         first = wire.ends.active
-        self._frame(source, wire, seen.time_ns, first, _SYN, (0, 0), b"", comment)
-        self._frame(source, wire, seen.time_ns, not first, _SYN | _ACK, (0, 1), b"")
-        self._frame(source, wire, seen.time_ns, first, _ACK, (1, 1), b"")
+        self._frame(wire, seen.time_ns, first, _SYN, (0, 0), b"", comment)
+        self._frame(wire, seen.time_ns, not first, _SYN | _ACK, (0, 1), b"")
+        self._frame(wire, seen.time_ns, first, _ACK, (1, 1), b"")
 
-    def _follow(self, source: str, wire: _Wire, seen: Seen) -> None:
+    def _follow(self, wire: _Wire, seen: Seen) -> None:
         outbound, at, back = seen.outbound, 1 + seen.offset, 1 + seen.acknowledged
         half = wire.halves[outbound]
         pieces = half.feed(seen, wire.halves[not outbound].start) if seen.what is SeenKind.BYTES else half.finish()
-        self._write_pieces(source, wire, seen, pieces)
+        self._write_pieces(wire, seen, pieces)
         if seen.what is SeenKind.BYTES:
             return
         ends = seen.what is SeenKind.RESET
@@ -155,29 +141,28 @@ class SegmentWriter(DeviceWriter):
             back += (not outbound) in wire.ended  # the other FIN takes a number as well
             wire.ended.add(outbound)
         flags = _FIN | _ACK if seen.what is SeenKind.END else _RST | _ACK
-        self._frame(source, wire, seen.time_ns, outbound, flags, (at, back), b"")
+        self._frame(wire, seen.time_ns, outbound, flags, (at, back), b"")
         if ends:
-            self._wires.pop((source, seen.wire), None)
-            self._disown(wire.ends, seen.time_ns)
+            self._forget(wire, seen)
 
-    def _write_pieces(self, source: str, wire: _Wire, seen: Seen, pieces: list[Piece]) -> None:
+    def _write_pieces(self, wire: _Wire, seen: Seen, pieces: list[Piece]) -> None:
         for piece in pieces:
             comment = f"sidestep: {piece.missing} bytes before this are not in the capture" if piece.missing else ""
             for begin in range(0, len(piece.data), _SEGMENT_MAX):
                 part = piece.data[begin : begin + _SEGMENT_MAX]
                 numbers = 1 + piece.offset + begin, 1 + seen.acknowledged
-                self._frame(source, wire, seen.time_ns, seen.outbound, _PSH | _ACK, numbers, part, comment)
+                self._frame(wire, seen.time_ns, seen.outbound, _PSH | _ACK, numbers, part, comment)
                 comment = ""
 
     def _frame(
-        self, source: str, wire: _Wire, time_ns: int, outbound: bool, flags: int, numbers: tuple[int, int],
+        self, wire: _Wire, time_ns: int, outbound: bool, flags: int, numbers: tuple[int, int],
         payload: bytes, comment: str = "",
     ) -> None:  # fmt: skip
         side = Side.CONNECTING if outbound is wire.ends.active else Side.ACCEPTING
         (address, port), (to, to_port) = (wire.local, wire.remote) if outbound else (wire.remote, wire.local)
         segment = tcp_segment((address, port), (to, to_port), numbers, flags, payload)
         head = ethernet_header(side, address.version) + network_header(address, to, _PROTOCOL_TCP, len(segment))
-        self._write(source, wire.interface, time_ns, head + segment, outbound=outbound, comment=comment)
+        self._write(wire, time_ns, head + segment, outbound=outbound, comment=comment)
 
 
 def tcp_segment(source: _End, destination: _End, numbers: tuple[int, int], flags: int, payload: bytes) -> bytes:
@@ -192,7 +177,7 @@ def tcp_segment(source: _End, destination: _End, numbers: tuple[int, int], flags
 
 
 @contextmanager
-def capture(device: Observed, stream: BinaryIO) -> Iterator[SegmentWriter]:
+def capture(device: IwarpDevice, stream: BinaryIO) -> Iterator[SegmentWriter]:
     """Captures a device of this process while the block runs; the stream stays open.
 
     Raises:

@@ -8,14 +8,14 @@ read once and checked, and what makes no sense ends that connection alone.
 from __future__ import annotations
 
 import gc
+import json
 import os
 import secrets
-from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from sidestep import limits
 from sidestep.counters import Counters
@@ -24,6 +24,10 @@ from sidestep.loop import Loop
 from sidestep.native import _channel
 from sidestep.native.layout import Notice, PeerState
 
+if TYPE_CHECKING:
+    from sidestep.provider.carry.remote_relay import RemoteRelay
+
+_SPARE: Final = 256  # bytes of a reply around its links
 _CLOSED: Final = int(Notice.CLOSED)  # an operator of a flag costs 2 us
 
 
@@ -44,7 +48,7 @@ class End:
 class Side:
     """The provider's side of one application's channel."""
 
-    def __init__(self, relayed: Relayed, end: End, doorbell: _channel.RemoteDoorbell, number: int) -> None:
+    def __init__(self, relayed: RemoteRelay, end: End, doorbell: _channel.RemoteDoorbell, number: int) -> None:
         self.relayed = relayed
         self.channel = end.channel
         self.end_of = end
@@ -88,61 +92,6 @@ class Side:
         return self.channel.sent - self.channel.unread
 
 
-class Relayed(ABC):
-    """One connection, as far as it ends in this provider, and what the hub needs of it."""
-
-    side: Side
-
-    def __init__(self, hub: Hub, protocol: str, on_drop: Callable[[], None], *, ends_here: int = 1) -> None:
-        self._hub = hub
-        self.protocol = protocol
-        self.on_drop = on_drop
-        self.ends_here = ends_here  # that count as its own; of two that are joined one counts for both
-        self.open = False  # both applications have attached
-        self.lost = False  # reset, or over
-        self.checking = False  # whether the kernel is to be asked about its ends
-
-    @abstractmethod
-    def turn(self, side: Any) -> None:
-        """There may be news from the application of `side`."""
-
-    @abstractmethod
-    def leave(self) -> None:
-        """The protocol goes: both ends are asked back to TCP."""
-
-    @property
-    @abstractmethod
-    def settled(self) -> bool:
-        """Whether neither end depends on the provider any more."""
-
-    @property
-    def promised(self) -> bool:
-        """Whether somebody may count on what has been said of it already, though it is not open here."""
-        return False
-
-    @abstractmethod
-    def bid_farewell(self) -> None:
-        """It is lost: whoever carries it is to hear that."""
-
-    def give_up(self, reason: str | None) -> None:
-        """The application is told to reset the connection; None: that is counted at its other end."""
-        if self.lost:
-            return
-        if reason is not None:
-            self._hub.counters.add("relay_reset", reason)
-        self.side.tell(notice=Notice.RESET)
-        self._hub.drop(self)
-
-    def check_held(self) -> bool:
-        """Asks the kernel about an end whose process has left the provider; whether to ask again later."""
-        side = self.side
-        self._hub.mark(side)
-        if side.gone or side.end_of.client_open():
-            return False
-        side.gone = not side.end_of.held()
-        return not side.gone
-
-
 @dataclass(slots=True)
 class _Feed:
     """One doorbell of an application, and the channels whose news it names."""
@@ -154,27 +103,18 @@ class _Feed:
 class Hub:
     """All connections through this provider, and the doorbell that serves them."""
 
-    def __init__(
-        self,
-        loop: Loop,
-        counters: Counters,
-        *,
-        relays_max: int,
-        guarded: Callable[[Callable[[], None]], None],
-    ) -> None:
-        """`guarded` calls what it is given and answers for what that raises."""
+    def __init__(self, loop: Loop, counters: Counters, *, relays_max: int) -> None:
         self.loop = loop
         self.counters = counters
         self._relayed_max = relays_max
         self._leaving = False
         self.refused: set[str] = set()  # protocols that are about to go
-        self._guarded = guarded
-        self._relayed: dict[int, Relayed] = {}
-        self.finishing: dict[Relayed, None] = {}  # over, but for last words that are still on their way
+        self._relayed: dict[int, RemoteRelay] = {}
+        self.finishing: dict[RemoteRelay, None] = {}  # over, but for last words that are still on their way
         self._feeds: dict[tuple[bytes, int], _Feed] = {}
         self._news: dict[Side, None] = {}  # in order
         self._farewells: list[Callable[[], None]] = []  # protocols that have still to hear that a stream is lost
-        self._young: deque[tuple[float, Relayed]] = deque()  # in order of the time by which they must be attached
+        self._young: deque[tuple[float, RemoteRelay]] = deque()  # in order of the time by which they must be attached
         self._numbers = 0
         self._tidy_due = False
         self._doorbell: _channel.Doorbell | None = None
@@ -184,12 +124,28 @@ class Hub:
     def __len__(self) -> int:
         return len(self._relayed)
 
-    def __iter__(self) -> Iterator[Relayed]:
+    def __iter__(self) -> Iterator[RemoteRelay]:
         return iter(self._relayed.values())
+
+    def links(self, after: int) -> tuple[list[tuple[int, dict[str, Any]]], bool]:
+        """Connections with other hosts, from so many on, each with the user whose it is; and whether there are more.
+
+        They fit into one reply of the provider's.
+        """
+        relays = [one for one in self if one.ends_here == 1]
+        rows: list[tuple[int, dict[str, Any]]] = []
+        left = limits.CONTROL_PIECE_MAX - _SPARE
+        for relay in relays[after : after + limits.LINKS_PER_REPLY]:
+            details = relay.details() | {"process": os.getpid()}
+            left -= len(json.dumps(details)) + 2  # a comma and a space
+            if left < 0 and rows:
+                break
+            rows.append((relay.uid, details))
+        return rows, after + len(rows) < len(relays)
 
     # ---- making ----
 
-    def enter(self, relayed: Relayed, end: End) -> None:
+    def enter(self, relayed: RemoteRelay, end: End) -> None:
         """Takes in an end whose application has not attached yet; raises Unavailable."""
         if self._leaving or relayed.protocol in self.refused:
             raise Unavailable("the provider, or its protocol, is going away")
@@ -222,7 +178,7 @@ class Hub:
             self._doorbell, self._life = doorbell, life
         return self._doorbell.fd, self._doorbell.page_fd, self._life[0]
 
-    def _side(self, relayed: Relayed, end: End) -> Side:
+    def _side(self, relayed: RemoteRelay, end: End) -> Side:
         name = (end.doorbell_name, end.doorbell_index)
         feed = self._feeds.get(name)
         if feed is None:
@@ -268,7 +224,7 @@ class Hub:
         """Call after waiting: serves each channel that has news, once."""
         farewells, self._farewells = self._farewells, []
         for farewell in farewells:
-            self._guarded(farewell)
+            self.loop.call(farewell)
         if self._doorbell is None or not self._relayed:
             return
         self._doorbell.wake()
@@ -280,7 +236,7 @@ class Hub:
         news, self._news = self._news, {}
         for side in news:
             if not side.relayed.lost:
-                self._guarded(partial(self._serve, side))
+                self.loop.call(partial(self._serve, side))
 
     def _serve(self, side: Side) -> None:
         try:
@@ -306,9 +262,16 @@ class Hub:
                 relayed.checking = True
                 self.loop.call_later(limits.RELAY_CHECK_S, partial(self._check, relayed, limits.RELAY_CHECK_S))
 
-    def _check(self, relayed: Relayed, waited_s: float) -> None:
-        relayed.checking = False
-        if not relayed.lost and relayed.check_held():
+    def _check(self, relayed: RemoteRelay, waited_s: float) -> None:
+        """Asks the kernel about an end whose process has left the provider."""
+        relayed.checking, side = False, relayed.side
+        if relayed.lost:
+            return
+        self.mark(side)
+        if side.gone or side.end_of.client_open():
+            return
+        side.gone = not side.end_of.held()
+        if not side.gone:
             wait_s = min(2 * waited_s, limits.RELAY_CHECK_MAX_S)
             relayed.checking = True
             self.loop.call_later(wait_s, partial(self._check, relayed, wait_s))
@@ -325,7 +288,7 @@ class Hub:
         settled = all(relayed.settled for relayed in self._relayed.values() if protocol in (None, relayed.protocol))
         return settled and not any(protocol in (None, relayed.protocol) for relayed in self.finishing)
 
-    def drop(self, relayed: Relayed) -> None:
+    def drop(self, relayed: RemoteRelay) -> None:
         """Lets go of a connection: both streams are lost to the protocol, which hears of it in the next turn."""
         if relayed.lost:
             return

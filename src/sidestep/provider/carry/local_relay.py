@@ -26,16 +26,13 @@ from enum import Enum
 from typing import Final
 
 from sidestep.errors import Misuse, PeerViolation
+from sidestep.loop import nothing
 from sidestep.provider.carry.hub import End, Hub, Side
 from sidestep.provider.carry.remote_relay import RemoteRelay
 from sidestep.switch.link import Control
 from sidestep.switch.stream import Stream
 
 _ENDS: Final = frozenset({Control.BACK, Control.SHUT, Control.ENDED})
-
-
-def _nothing() -> None:
-    """What a stream calls before a protocol has taken it, and once it is lost."""
 
 
 class _Way(Enum):
@@ -66,7 +63,7 @@ class _Passage(Stream):
 
     def __init__(self, hub: Hub) -> None:
         self._hub = hub
-        self.on_change = _nothing
+        self.on_change = nothing
         self._views: tuple[memoryview, ...] = ()  # of our application's bytes, which stay there while we look at them,
         self._views_from = 0  # from this count on
         self._way = _Way.PROTOCOL
@@ -75,7 +72,7 @@ class _Passage(Stream):
         self._out: list[tuple[Control, int]] = []  # for the other end, in order; DATA: bytes that go straight
         self._held: list[tuple[Control, int]] = []  # behind bytes that the protocol has
         self._delivers = self._calls = False  # in the next turn
-        self._on_gone = _nothing
+        self._on_gone: Callable[[], object] = nothing
 
     # ---- the link ----
 
@@ -110,7 +107,7 @@ class _Passage(Stream):
             self._out.append((Control.DATA, len(piece)))
             self._deliver_later()
 
-    def finish(self, on_gone: Callable[[], None]) -> None:
+    def finish(self, on_gone: Callable[[], object]) -> None:
         """Our end is lost: the other one hears what was said, and the protocol that its stream is."""
         self._out += self._held
         self._held.clear()
@@ -145,7 +142,7 @@ class _Passage(Stream):
             raise
         finally:
             if self._way is _Way.OVER:
-                on_gone, self._on_gone = self._on_gone, _nothing
+                on_gone, self._on_gone = self._on_gone, nothing
                 on_gone()
                 relay.handle_farewell()
                 relay.handle_arrived(None)
@@ -283,7 +280,7 @@ class _Passage(Stream):
     def _let_go(self) -> None:
         """The stream is lost to the protocol, which hears of it in the next turn."""
         self._hub.later(self.on_change)
-        self.on_change = _nothing
+        self.on_change = nothing
 
 
 def open_relay(
@@ -291,7 +288,7 @@ def open_relay(
 ) -> tuple[Stream, Stream]:
     """A relay between two applications that have not attached yet; raises Unavailable."""
     one, other = _Passage(hub), _Passage(hub)
-    one.relay = _End(hub, protocol, _nothing, one, ends_here=2)
+    one.relay = _End(hub, protocol, nothing, one, ends_here=2)
     other.relay = _End(hub, protocol, on_drop, other, ends_here=0)
     one.other, other.other = other, one
     hub.enter(other.relay, claimer)

@@ -20,11 +20,12 @@ if TYPE_CHECKING:
 _LOAD: Final = "/proc/loadavg"
 
 
-class Polling:
-    """The budget; `clock` gives monotonic seconds."""
+class Waiting:
+    """How a loop with connections that go through its process waits."""
 
-    def __init__(self, clock: Callable[[], float]) -> None:
-        self._clock = clock
+    def __init__(self, loop: Loop, hub: Hub) -> None:
+        self._loop = loop
+        self._hub = hub
         self._load_fd = -1
         self._looked_at = -1.0  # at the load
         self._crowded = False
@@ -42,12 +43,12 @@ class Polling:
         if not self.warm:
             return False
         self.warm = False
-        now = self._clock()
+        now = self._loop.now
         if self._is_crowded(now):
             return False
         until = now + self.budget_s
         while not found():
-            if self._clock() >= until:
+            if self._loop.now >= until:
                 self.budget_s = max(self.budget_s / 2, limits.POLL_MIN_S)
                 return False
         self.budget_s = min(self.budget_s * 2, limits.POLL_MAX_S)
@@ -69,18 +70,6 @@ class Polling:
         except (OSError, ValueError, IndexError):
             return self._processors + 1
 
-
-class Waiting:
-    """How a loop with connections that go through its process waits."""
-
-    def __init__(self, loop: Loop, hub: Hub) -> None:
-        self._loop = loop
-        self._hub = hub
-        self._polling = Polling(lambda: loop.now)
-
-    def close(self) -> None:
-        self._polling.close()
-
     def wait(self, timeout_s: float | None) -> list[tuple[int, int]]:
         """What is ready; first looked at for a moment without sleeping, if something has just come over a link."""
         ready: list[tuple[int, int]] = []
@@ -90,7 +79,7 @@ class Waiting:
             ready = self._loop.poll(0)
             return bool(ready) or self._hub.news
 
-        if timeout_s == 0 or self._loop.next_in_s == 0 or not self._polling.look(found):
+        if timeout_s == 0 or self._loop.next_in_s == 0 or not self.look(found):
             ready = self._loop.poll(0 if self._hub.about_to_wait() else timeout_s)
-        self._polling.warm = self._loop.nests and (bool(ready) or self._hub.news)
+        self.warm = self._loop.nests and (bool(ready) or self._hub.news)
         return ready

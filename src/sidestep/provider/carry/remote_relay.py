@@ -26,10 +26,12 @@ the connection.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Final
 
 from sidestep import limits
 from sidestep.errors import PeerViolation
+from sidestep.loop import nothing
 from sidestep.native.layout import Acked, Back, Notice, PeerState, Seen
 from sidestep.provider.carry.direction import (
     AGAIN,
@@ -51,7 +53,7 @@ from sidestep.provider.carry.direction import (
     RecallEvent,
     moved,
 )
-from sidestep.provider.carry.hub import End, Hub, Relayed, Side
+from sidestep.provider.carry.hub import End, Hub, Side
 from sidestep.switch.link import Control, Link
 
 _RECALL: Final = int(Notice.RECALL)  # an operator of a flag costs 2 us
@@ -59,17 +61,10 @@ _DEMOTE: Final = int(Notice.DEMOTE)
 _SEEN_RESET: Final = int(Seen.RESET)
 
 
-def _nothing() -> None:
-    """Nobody wants to know."""
-
-
-def _rings(read: int, sent: int) -> int:
-    """What an application can leave unread, and the size of the ring that it sends by, as the count of ATTACHED."""
-    return sent << 32 | read
-
-
-class RemoteRelay(Directions, Relayed):
+class RemoteRelay(Directions):
     """One connection."""
+
+    side: Side
 
     def __init__(
         self,
@@ -82,12 +77,18 @@ class RemoteRelay(Directions, Relayed):
         uid: int = 0,
         ends_here: int = 1,
     ) -> None:
-        Directions.__init__(self)
-        Relayed.__init__(self, hub, protocol, on_drop, ends_here=ends_here)
+        super().__init__()
+        self._hub = hub
+        self.protocol = protocol
+        self.on_drop = on_drop
+        self.ends_here = ends_here  # that count as its own; of two that are joined one counts for both
+        self.open = False  # both applications have attached
+        self.lost = False  # reset, or over
+        self.checking = False  # whether the kernel is to be asked about its end
         self.segment_id = segment_id  # by which a shim's slot names it
         self.uid = uid  # whose it is
         self.link = link
-        self.on_over: Callable[[], None] = _nothing  # called once it is lost: its link has no more to do with it
+        self.on_over: Callable[[], None] = nothing  # called once it is lost: its link has no more to do with it
         # Of the direction from our application:
         self.sent = 0  # bytes given to the link
         self.window = 0  # bytes of the ring that the other application reads; 0: it has not attached
@@ -191,7 +192,8 @@ class RemoteRelay(Directions, Relayed):
     def _tell_attached(self, side: Side, peer: PeerState) -> None:
         if peer.attached and self.into is In.APART:
             self.into = moved(self.into, InEvent.ATTACHED)
-            self.link.send_control(Control.ATTACHED, _rings(side.channel.tx_most, side.channel.rx_size))
+            # what it can leave unread, and the size of the ring that it sends by
+            self.link.send_control(Control.ATTACHED, side.channel.rx_size << 32 | side.channel.tx_most)
         self._open(side)
 
     def _open(self, side: Side) -> None:
@@ -282,7 +284,7 @@ class RemoteRelay(Directions, Relayed):
             if unread and (self.peer_ending is Ending.ENDED or not side.channel.space):
                 self.reset("unread")  # it closed without reading them, which TCP answers with a reset as well
                 return
-        if self.peer_ending not in SILENT:
+        if self.peer_ending not in SILENT or self.recall is Recall.WANTED:  # what is not granted is no end
             return
         if self.shown is (shown := self.peer_ending if self.peer_ending is Ending.ENDED else Ending.SHUT):
             return
@@ -296,9 +298,12 @@ class RemoteRelay(Directions, Relayed):
         """Ends the ring to our application; False: it has recalled bytes that cannot be sent again."""
         side = self.side
         stands = side.channel.decide(True, how)
-        if stands == Back.RECALLED and PeerState(*side.channel.remote()).rx_frozen != side.channel.sent:
-            self.reset("recall")
-        elif stands not in (how, Back.RECALLED, Back.BACK):
+        if stands == Back.RECALLED:
+            if PeerState(*side.channel.remote()).rx_frozen != side.channel.sent:
+                self.reset("recall")
+            else:
+                side.channel.publish("acked", Acked.RECALL)  # nothing is missing
+        elif stands not in (how, Back.BACK):
             self.reset("violation")
         return not self.lost
 
@@ -430,7 +435,9 @@ class RemoteRelay(Directions, Relayed):
         self.recall = moved(self.recall, RecallEvent.RESENDS)
         if self.recall in AGAIN:
             self._kept.clear()
-            if self.undecided:
+            if self.recall is Recall.GRANTED:
+                side.tell(acked=Acked.RECALL)  # our application may read TCP
+            elif self.undecided:
                 self._read_tcp(side)
 
     def _read_tcp(self, side: Side) -> None:
@@ -544,15 +551,12 @@ class RemoteRelay(Directions, Relayed):
         """TCP gets through, so the other provider would ask soon, if it lived; and after the end nobody else resets."""
         if not self._doomed:
             self._doomed = True
-            self._hub.loop.call_later(limits.SETTLE_ENDED_S, self._give_up_waiting)
+            self._hub.loop.call_later(limits.SETTLE_ENDED_S, partial(self.handle_arrived, None))
 
     def handle_farewell(self) -> None:
         """The other provider has let go of it, and all that it said has come; not opened, it never left TCP there."""
         if not (self.open or self.lost):
             self._hub.drop(self)
-
-    def _give_up_waiting(self) -> None:
-        self.handle_arrived(None)
 
     def handle_arrived(self, count: int | None) -> bool:
         """Of our application's bytes `count` have arrived; None: that cannot be found out. False: it is over now.
@@ -597,6 +601,8 @@ class RemoteRelay(Directions, Relayed):
         if self.recall is not Recall.NOT and self.recalled_at != self.settled_at:
             self.reset("recall")  # it wants again what the other end counts as arrived
             return
+        if self.recall in BY_APPLICATION:
+            side.tell(acked=Acked.RECALL)
         if self.undecided:
             self._read_tcp(side)
         if not self.lost:
@@ -609,14 +615,20 @@ class RemoteRelay(Directions, Relayed):
             self.link.send_control(Control.RESET)
             self.give_up(reason)
 
+    def give_up(self, reason: str | None) -> None:
+        """Our application is told to reset the connection; None: that is counted at its other end."""
+        if self.lost:
+            return
+        if reason is not None:
+            self._hub.counters.add("relay_reset", reason)
+        self.side.tell(notice=Notice.RESET)
+        self._hub.drop(self)
+
     def bid_farewell(self) -> None:
         """Nothing more goes over the link."""
         self._hub.finishing[self] = None
-        self.link.finish(self._finished)
+        self.link.finish(lambda: self._hub.finishing.pop(self, None))
         self.on_over()
-
-    def _finished(self) -> None:
-        self._hub.finishing.pop(self, None)
 
     def leave(self) -> None:
         """The protocol goes: both directions end where they are, and TCP goes on from there."""

@@ -1,57 +1,55 @@
-"""The kernel's rtnetlink messages as records.
+"""The kernel's rtnetlink messages as records, with the numbers of linux/netlink.h, rtnetlink.h, if.h and if_addr.h.
 
-pyroute2 knows the numbers, and makes and reads the messages about links and addresses; over plain sockets, since its
-own run an event loop within each call (0.4 ms a lookup). Routes are made and read here, with struct: there may be
-thousands of lookups a second, and of routes, and pyroute2 takes ten times as long for each.
-
-Importing this module loads the whole of pyroute2, a quarter of a second: only `Network` does it, when it is made.
-
-Every message is checked before it is believed: its lengths, its family, its numbers; whatever pyroute2 stumbles over
-is `Malformed` as well.
+Every message is checked before it is believed: its lengths, its family, its numbers.
 """
 
 from __future__ import annotations
 
 import errno
+import os
 import socket
 import struct
 from collections.abc import Iterator
 from dataclasses import dataclass
-from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address
-from typing import Any, Final, NamedTuple
-
-from pyroute2.netlink import NLM_F_DUMP, NLM_F_REQUEST, NLMSG_ERROR, nlmsg
-from pyroute2.netlink.rtnl import (
-    RTM_DELADDR,
-    RTM_DELLINK,
-    RTM_DELROUTE,
-    RTM_GETADDR,
-    RTM_GETLINK,
-    RTM_GETROUTE,
-    RTM_NEWADDR,
-    RTM_NEWLINK,
-    RTM_NEWROUTE,
-    RTMGRP_IPV4_IFADDR,
-    RTMGRP_IPV4_ROUTE,
-    RTMGRP_IPV4_RULE,
-    RTMGRP_IPV6_IFADDR,
-    RTMGRP_IPV6_ROUTE,
-    RTMGRP_IPV6_RULE,
-    RTMGRP_LINK,
-    rt_proto,
-)
-from pyroute2.netlink.rtnl.ifaddrmsg import IFA_F_DADFAILED, IFA_F_OPTIMISTIC, IFA_F_TENTATIVE, ifaddrmsg
-from pyroute2.netlink.rtnl.ifinfmsg import IFF_LOWER_UP, IFF_UP, ifinfmsg
-from pyroute2.netlink.rtnl.rtmsg import RTNH_F_DEAD, rtmsg
+from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network
+from typing import Final, NamedTuple
 
 from sidestep.provider.network.state import Hop, Record, RouteChange, RouteKey, Unclear
 from sidestep.routing import Address, AddressEvent, Change, LinkEvent, NoRoute, Obstacle, Route, RouteKind
 
 GROUPS: Final = (
-    RTMGRP_LINK | RTMGRP_IPV4_IFADDR | RTMGRP_IPV6_IFADDR | RTMGRP_IPV4_ROUTE | RTMGRP_IPV6_ROUTE
-    | RTMGRP_IPV4_RULE | RTMGRP_IPV6_RULE
+    0x1  # RTMGRP_LINK
+    | 0x10 | 0x100  # RTMGRP_IPV4_IFADDR, RTMGRP_IPV6_IFADDR
+    | 0x40 | 0x400  # RTMGRP_IPV4_ROUTE, RTMGRP_IPV6_ROUTE
+    | 0x80 | 0x40000  # RTMGRP_IPV4_RULE, RTMGRP_IPV6_RULE
 )  # fmt: skip
-RTNLGRP_NEXTHOP: Final = 32  # pyroute2 knows nothing of next hop objects
+RTNLGRP_NEXTHOP: Final = 32
+
+NLMSG_ERROR: Final = 2
+NLM_F_REQUEST: Final = 0x1
+NLM_F_DUMP: Final = 0x300
+NLM_F_REPLACE: Final = 0x100
+RTM_NEWLINK: Final = 16
+RTM_DELLINK: Final = 17
+RTM_GETLINK: Final = 18
+RTM_NEWADDR: Final = 20
+RTM_DELADDR: Final = 21
+RTM_GETADDR: Final = 22
+RTM_NEWROUTE: Final = 24
+RTM_DELROUTE: Final = 25
+RTM_GETROUTE: Final = 26
+RTM_NEWNEXTHOP: Final = 104
+RTM_DELNEXTHOP: Final = 105
+IFF_UP: Final = 0x1
+IFF_LOWER_UP: Final = 0x10000
+IFA_F_OPTIMISTIC: Final = 0x04
+IFA_F_DADFAILED: Final = 0x08
+IFA_F_TENTATIVE: Final = 0x40
+RTM_F_CLONED: Final = 0x200
+RTNH_F_DEAD: Final = 0x1
+RTPROT_KERNEL: Final = 2
+RT_TABLE_LOCAL: Final = 255
+
 LINKS: Final[tuple[int, int]] = (RTM_GETLINK, socket.AF_UNSPEC)  # what can be dumped
 ADDRESSES: Final[tuple[int, int]] = (RTM_GETADDR, socket.AF_UNSPEC)
 ROUTES_4: Final[tuple[int, int]] = (RTM_GETROUTE, socket.AF_INET)
@@ -59,21 +57,26 @@ ROUTES_6: Final[tuple[int, int]] = (RTM_GETROUTE, socket.AF_INET6)
 
 _HEADER: Final = struct.Struct("=IHHII")  # struct nlmsghdr: len, type, flags, seq, pid
 _ERROR: Final = struct.Struct("=i")
+_LINK: Final = struct.Struct("=BxHiII")  # struct ifinfomsg: family, type, index, flags, change
+_ADDRESS: Final = struct.Struct("=4BI")  # struct ifaddrmsg: family, length of the prefix, flags, scope, index
 _ROUTE: Final = struct.Struct("=8BI")  # struct rtmsg: family, two lengths, tos, table, protocol, scope, type, flags
+_HEADS: Final = {RTM_GETLINK: _LINK, RTM_GETADDR: _ADDRESS, RTM_GETROUTE: _ROUTE}
+_LINK_LEN: Final = _HEADER.size + _LINK.size
+_ADDRESS_LEN: Final = _HEADER.size + _ADDRESS.size
 _ROUTE_LEN: Final = _HEADER.size + _ROUTE.size
 _ATTRIBUTE: Final = struct.Struct("=HH")  # struct rtattr: len, type
 _NEXT_HOP: Final = struct.Struct("=HBBi")  # struct rtnexthop: len, flags, hops, interface
 _U32: Final = struct.Struct("=I")
 _U16: Final = struct.Struct("=H")
-_RTA: Final = {name: number for number, (name, _) in enumerate(rtmsg.nla_map)} | {"RTA_UID": 25, "RTA_IP_PROTO": 27}
+_IFLA_IFNAME: Final = 3
+_IFA_ADDRESS: Final = 1
+_IFA_LOCAL: Final = 2
+_IFA_FLAGS: Final = 8
+_RTA: Final = {
+    "RTA_DST": 1, "RTA_SRC": 2, "RTA_OIF": 4, "RTA_GATEWAY": 5, "RTA_PRIORITY": 6, "RTA_PREFSRC": 7, "RTA_MULTIPATH": 9,
+    "RTA_TABLE": 15, "RTA_MARK": 16, "RTA_VIA": 18, "RTA_UID": 25, "RTA_IP_PROTO": 27,
+}  # fmt: skip
 _TYPE_MASK: Final = 0x3FFF  # without NLA_F_NESTED and NLA_F_NET_BYTEORDER
-_LINK_LEN: Final = _HEADER.size + 16  # with struct ifinfomsg
-_ADDRESS_LEN: Final = _HEADER.size + 8  # with struct ifaddrmsg
-_RTM_NEWNEXTHOP: Final = 104
-_RTM_DELNEXTHOP: Final = 105
-_NLM_F_REPLACE: Final = 0x100
-_RTM_F_CLONED: Final = 0x200
-_RT_TABLE_LOCAL: Final = 255
 _INDEX_MAX: Final = 2**31 - 1
 _IFINDEX_LOOPBACK: Final = 1  # in every network namespace
 _KINDS: Final = frozenset(RouteKind)
@@ -136,16 +139,14 @@ def split(datagram: bytes) -> Iterator[Frame]:
 def dump_request(what: tuple[int, int], sequence: int) -> bytes:
     """Asks for all of LINKS, ADDRESSES, ROUTES_4 or ROUTES_6."""
     kind, family = what
-    message = {RTM_GETLINK: ifinfmsg, RTM_GETADDR: ifaddrmsg, RTM_GETROUTE: rtmsg}[kind]()
-    message["family"] = family
-    return _encoded(message, kind, NLM_F_REQUEST | NLM_F_DUMP, sequence)
+    head = bytes((family,)).ljust(_HEADS[kind].size, b"\0")
+    return _HEADER.pack(_HEADER.size + len(head), kind, NLM_F_REQUEST | NLM_F_DUMP, sequence, 0) + head
 
 
 def barrier_request(sequence: int) -> bytes:
     """Asks for one interface: the kernel answers when nobody changes links, addresses or routes any more."""
-    message = ifinfmsg()
-    message["index"] = _IFINDEX_LOOPBACK
-    return _encoded(message, RTM_GETLINK, NLM_F_REQUEST, sequence)
+    head = _LINK.pack(socket.AF_UNSPEC, 0, _IFINDEX_LOOPBACK, 0, 0)
+    return _HEADER.pack(_LINK_LEN, RTM_GETLINK, NLM_F_REQUEST, sequence, 0) + head
 
 
 def lookup_request(
@@ -178,14 +179,6 @@ def _attribute(name: str, payload: bytes) -> bytes:
     return _ATTRIBUTE.pack(length, _RTA[name]) + payload + bytes(-length % 4)
 
 
-def _encoded(message: Any, kind: int, flags: int, sequence: int) -> bytes:
-    message["header"]["type"] = kind
-    message["header"]["flags"] = flags
-    message["header"]["sequence_number"] = sequence
-    message.encode()
-    return bytes(message.data)
-
-
 # ---- replies and notifications ----
 
 
@@ -200,9 +193,7 @@ def record_of(frame: Frame) -> Record | None:
         return None
     try:
         return decode(frame)
-    except Malformed:
-        raise
-    except Exception as error:  # pyroute2 decodes attributes when they are read, and does not say what it raises
+    except ValueError as error:  # of an address, or a network
         raise Malformed(f"a message of type {frame.kind}: {error!r}") from error
 
 
@@ -225,7 +216,7 @@ def route_of(frame: Frame, destination: Address, source: Address | None) -> Rout
         route = Route(
             destination=destination,
             interface="",
-            interface_index=_u32(attributes, "RTA_OIF", 0),
+            interface_index=_u32(attributes, _RTA["RTA_OIF"], 0),
             source=_address_of(head.family, own) if own else source,
             first_hop=_first_hop(head.family, attributes),
             local=kind is RouteKind.LOCAL,
@@ -239,39 +230,39 @@ def route_of(frame: Frame, destination: Address, source: Address | None) -> Rout
 
 
 def _link(frame: Frame) -> Record | None:
-    message = _decoded(ifinfmsg, frame, _LINK_LEN)
-    if message["family"] != socket.AF_UNSPEC:
+    family, _, index, flags, _ = _head(frame, _LINK)
+    if family != socket.AF_UNSPEC:
         return None  # a bridge tells of its ports; the interface itself remains
-    name, flags, index = message.get_attr("IFLA_IFNAME"), message["flags"], message["index"]
-    if not isinstance(name, str) or not name or index <= 0:
+    name = _attributes(frame.data, _LINK_LEN).get(_IFLA_IFNAME, b"").partition(b"\0")[0]
+    if not name or index <= 0:
         raise Malformed("an interface without a name or number")
     removed = frame.kind == RTM_DELLINK
     up = not removed and bool(flags & IFF_UP) and bool(flags & IFF_LOWER_UP)
-    return LinkEvent(Change.REMOVED if removed else Change.ADDED, name, index, up)
+    return LinkEvent(Change.REMOVED if removed else Change.ADDED, os.fsdecode(name), index, up)
 
 
 def _address(frame: Frame) -> Record | None:
-    message = _decoded(ifaddrmsg, frame, _ADDRESS_LEN)
-    if message["family"] not in (socket.AF_INET, socket.AF_INET6):
+    family, prefix_len, flags, _, index = _head(frame, _ADDRESS)
+    if family not in (socket.AF_INET, socket.AF_INET6):
         return None
+    attributes = _attributes(frame.data, _ADDRESS_LEN)
     # On a point-to-point link IFA_ADDRESS is the other end.
-    own = ip_address(message.get_attr("IFA_LOCAL") or message.get_attr("IFA_ADDRESS"))
-    if message["prefixlen"] > own.max_prefixlen or not 0 < message["index"] <= _INDEX_MAX:
-        raise Malformed(f"the address {own}/{message['prefixlen']} of interface {message['index']}")
-    flags = message.get_attr("IFA_FLAGS")
-    flags = message["flags"] if flags is None else flags
+    own = _address_of(family, attributes.get(_IFA_LOCAL) or attributes.get(_IFA_ADDRESS, b""))
+    if prefix_len > own.max_prefixlen or not 0 < index <= _INDEX_MAX:
+        raise Malformed(f"the address {own}/{prefix_len} of interface {index}")
+    flags = _u32(attributes, _IFA_FLAGS, flags)
     usable = not flags & IFA_F_DADFAILED and (not flags & IFA_F_TENTATIVE or flags & IFA_F_OPTIMISTIC)
     there = frame.kind == RTM_NEWADDR and usable
-    return AddressEvent(Change.ADDED if there else Change.REMOVED, message["index"], own, message["prefixlen"])
+    return AddressEvent(Change.ADDED if there else Change.REMOVED, index, own, prefix_len)
 
 
 def _route(frame: Frame) -> Record | None:
     head = _route_head(frame)
-    made_for_an_address = head.table == _RT_TABLE_LOCAL and head.protocol == rt_proto["kernel"]
+    made_for_an_address = head.table == RT_TABLE_LOCAL and head.protocol == RTPROT_KERNEL
     removed = frame.kind == RTM_DELROUTE
     if head.family not in (socket.AF_INET, socket.AF_INET6) or made_for_an_address or head.kind not in _KINDS:
         return None
-    if head.flags & _RTM_F_CLONED:
+    if head.flags & RTM_F_CLONED:
         return None  # the memory of a path, not a route
     if head.flags & RTNH_F_DEAD and not removed:
         return None  # its interface is down; it goes, or it comes back, with that
@@ -280,7 +271,7 @@ def _route(frame: Frame) -> Record | None:
         Change.REMOVED if removed else Change.ADDED,
         _route_key(head, attributes),
         frozenset(_hops(head, attributes, with_dead=removed)),
-        replaces=bool(frame.flags & _NLM_F_REPLACE),
+        replaces=bool(frame.flags & NLM_F_REPLACE),
     )
 
 
@@ -303,9 +294,15 @@ class _RouteHead(NamedTuple):
 
 
 def _route_head(frame: Frame) -> _RouteHead:
-    if len(frame.data) < _ROUTE_LEN:
-        raise Malformed("a route that is too short")
-    return _RouteHead(*_ROUTE.unpack_from(frame.data, _HEADER.size))
+    return _RouteHead(*_head(frame, _ROUTE))
+
+
+def _head(frame: Frame, layout: struct.Struct) -> tuple[int, ...]:
+    """What stands between the header of a message and its attributes."""
+    if len(frame.data) < _HEADER.size + layout.size:
+        raise Malformed(f"a message of type {frame.kind} with {len(frame.data)} bytes")
+    found: tuple[int, ...] = layout.unpack_from(frame.data, _HEADER.size)
+    return found
 
 
 def _attributes(data: bytes, offset: int) -> dict[int, bytes]:
@@ -320,12 +317,12 @@ def _attributes(data: bytes, offset: int) -> dict[int, bytes]:
     return found
 
 
-def _u32(attributes: dict[int, bytes], name: str, default: int) -> int:
-    value = attributes.get(_RTA[name])
+def _u32(attributes: dict[int, bytes], kind: int, default: int) -> int:
+    value = attributes.get(kind)
     if value is None:
         return default
     if len(value) != _U32.size:
-        raise Malformed(f"{name} of {len(value)} bytes")
+        raise Malformed(f"attribute {kind} of {len(value)} bytes")
     return int(_U32.unpack(value)[0])
 
 
@@ -339,8 +336,8 @@ def _route_key(head: _RouteHead, attributes: dict[int, bytes]) -> RouteKey:
     return RouteKey(
         made((attributes.get(_RTA["RTA_DST"], anything), head.destination_len)),
         made((attributes.get(_RTA["RTA_SRC"], anything), head.source_len)),
-        _u32(attributes, "RTA_TABLE", head.table),
-        _u32(attributes, "RTA_PRIORITY", 0),
+        _u32(attributes, _RTA["RTA_TABLE"], head.table),
+        _u32(attributes, _RTA["RTA_PRIORITY"], 0),
         head.tos,
     )
 
@@ -352,7 +349,7 @@ def _hops(head: _RouteHead, attributes: dict[int, bytes], *, with_dead: bool) ->
         return
     several = attributes.get(_RTA["RTA_MULTIPATH"])
     if not several:
-        yield Hop(kind, _first_hop(head.family, attributes), _u32(attributes, "RTA_OIF", 0) or None)
+        yield Hop(kind, _first_hop(head.family, attributes), _u32(attributes, _RTA["RTA_OIF"], 0) or None)
         return
     offset = 0
     while len(several) - offset >= _NEXT_HOP.size:
@@ -376,14 +373,6 @@ def _first_hop(family: int, attributes: dict[int, bytes]) -> Address | None:
     return _address_of(_U16.unpack_from(via)[0], via[_U16.size :])
 
 
-def _decoded(kind: type[nlmsg], frame: Frame, length_min: int) -> Any:
-    if len(frame.data) < length_min:
-        raise Malformed(f"a message of type {frame.kind} with {len(frame.data)} bytes")
-    message = kind(frame.data)
-    message.decode()
-    return message
-
-
 _DECODERS: Final = {
     RTM_NEWLINK: _link,
     RTM_DELLINK: _link,
@@ -391,6 +380,6 @@ _DECODERS: Final = {
     RTM_DELADDR: _address,
     RTM_NEWROUTE: _route,
     RTM_DELROUTE: _route,
-    _RTM_NEWNEXTHOP: _next_hop,
-    _RTM_DELNEXTHOP: _next_hop,
+    RTM_NEWNEXTHOP: _next_hop,
+    RTM_DELNEXTHOP: _next_hop,
 }

@@ -23,11 +23,13 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from ipaddress import IPv4Address, IPv6Address
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from sidestep import limits
 from sidestep.counters import Counters
 from sidestep.errors import Misuse, Unavailable
+from sidestep.provider.network import netlink
+from sidestep.provider.network.netlink import Frame
 from sidestep.provider.network.state import NetworkState, RouteChange
 from sidestep.routing import (
     Address,
@@ -37,9 +39,6 @@ from sidestep.routing import (
     Route,
     plain_address,
 )
-
-if TYPE_CHECKING:
-    from sidestep.provider.network.netlink import Frame
 
 _SOL_NETLINK: Final = 270
 _NETLINK_ADD_MEMBERSHIP: Final = 1
@@ -87,9 +86,6 @@ class Network:
         Raises:
             Unavailable: The kernel cannot be asked.
         """
-        from sidestep.provider.network import netlink  # here and not above: it takes a quarter of a second
-
-        self._netlink = netlink
         self._on_event = on_event
         self._counters = counters if counters is not None else Counters()
         self._receive_buffer = receive_buffer
@@ -178,14 +174,12 @@ class Network:
         destination, source, uid, mark, interface = question
         try:
             index = _index_of(interface) if interface else 0
-            frame = self._answer(
-                self._netlink.lookup_request(destination, source, uid, mark, index, self._next_sequence())
-            )
-            route = self._netlink.route_of(frame, destination, source)
+            frame = self._answer(netlink.lookup_request(destination, source, uid, mark, index, self._next_sequence()))
+            route = netlink.route_of(frame, destination, source)
             return replace(route, interface=_name_of(route.interface_index))
         except NoRoute as none:
             return none
-        except self._netlink.Malformed as error:
+        except netlink.Malformed as error:
             self._counters.add("network_ignored", "malformed")
             raise Unavailable(f"the kernel's answer about {destination} makes no sense: {error}") from error
         except _NoInterface:
@@ -200,7 +194,7 @@ class Network:
             datagram, sender = _receive(self._requests)
             if sender != 0:
                 continue
-            for frame in self._netlink.split(datagram):
+            for frame in netlink.split(datagram):
                 if frame.sequence == self._sequence:
                     return frame  # else a leftover of an earlier request
 
@@ -213,9 +207,9 @@ class Network:
     def _subscribe(self) -> socket.socket:
         sock = _open()
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, self._receive_buffer)
-        sock.bind((0, self._netlink.GROUPS))
+        sock.bind((0, netlink.GROUPS))
         try:
-            sock.setsockopt(_SOL_NETLINK, _NETLINK_ADD_MEMBERSHIP, self._netlink.RTNLGRP_NEXTHOP)
+            sock.setsockopt(_SOL_NETLINK, _NETLINK_ADD_MEMBERSHIP, netlink.RTNLGRP_NEXTHOP)
         except OSError as error:
             if error.errno != errno.EINVAL:  # before Linux 5.3 there are no next hop objects
                 raise
@@ -236,7 +230,7 @@ class Network:
                     self._take_in(datagram)
             except BlockingIOError:
                 break
-            except self._netlink.Malformed:
+            except netlink.Malformed:
                 self._counters.add("network_ignored", "malformed")
                 self._missed = "malformed"
             except OSError as error:
@@ -261,8 +255,8 @@ class Network:
         self._announcements = self._subscribe()
 
     def _take_in(self, datagram: bytes) -> None:
-        for frame in self._netlink.split(datagram):
-            record = self._netlink.record_of(frame)
+        for frame in netlink.split(datagram):
+            record = netlink.record_of(frame)
             if record is not None:
                 self._events.extend(self._state.handle(record))
 
@@ -278,9 +272,9 @@ class Network:
         self._counters.add("network_resync", cause)
         if not whole and not self._wait_for_changes():
             whole = True
-        left, state = [self._netlink.ROUTES_4, self._netlink.ROUTES_6], NetworkState()
+        left, state = [netlink.ROUTES_4, netlink.ROUTES_6], NetworkState()
         if whole:
-            left = [self._netlink.LINKS, self._netlink.ADDRESSES, *left]
+            left = [netlink.LINKS, netlink.ADDRESSES, *left]
         else:
             state = NetworkState(self._state.links, self._state.addresses, full=set(self._state.full))
         sock = _open()
@@ -292,14 +286,14 @@ class Network:
     def _wait_for_changes(self) -> bool:
         """Waits until the kernel has done what it announced; False if it does not answer."""
         try:
-            self._answer(self._netlink.barrier_request(self._next_sequence()))
-        except (OSError, self._netlink.Malformed):
+            self._answer(netlink.barrier_request(self._next_sequence()))
+        except (OSError, netlink.Malformed):
             return False
         return True
 
     def _ask_dump(self, snapshot: _Snapshot) -> None:
         snapshot.sequence = self._next_sequence()
-        snapshot.sock.send(self._netlink.dump_request(snapshot.left[0], snapshot.sequence))
+        snapshot.sock.send(netlink.dump_request(snapshot.left[0], snapshot.sequence))
 
     def _read_snapshot(self, snapshot: _Snapshot) -> None:
         """Reads one piece, and compares once there is no more."""
@@ -311,7 +305,7 @@ class Network:
                     self._ask_dump(snapshot)
         except BlockingIOError:
             return
-        except (OSError, self._netlink.Malformed):
+        except (OSError, netlink.Malformed):
             snapshot.torn = True
             snapshot.left.clear()
         if RouteChange in snapshot.state.full:
@@ -321,7 +315,7 @@ class Network:
 
     def _take_piece(self, snapshot: _Snapshot, datagram: bytes) -> bool:
         """Takes in a piece of a dump; True if it was the last."""
-        for frame in self._netlink.split(datagram):
+        for frame in netlink.split(datagram):
             if frame.sequence != snapshot.sequence:
                 continue
             snapshot.torn |= bool(frame.flags & _NLM_F_DUMP_INTR)
@@ -330,8 +324,8 @@ class Network:
             if frame.kind == _NLMSG_DONE:
                 return True
             try:
-                record = self._netlink.record_of(frame)
-            except self._netlink.Malformed:
+                record = netlink.record_of(frame)
+            except netlink.Malformed:
                 self._counters.add("network_ignored", "malformed")
                 continue
             if record is not None:

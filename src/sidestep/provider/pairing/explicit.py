@@ -26,9 +26,9 @@ import select
 import socket
 from collections import Counter
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
 from sidestep import limits
 from sidestep.counters import Counters
@@ -38,11 +38,10 @@ from sidestep.provider.clients import Client
 from sidestep.provider.decisions import Decisions, Verdict
 from sidestep.provider.pairing.address_map import AddressMap
 from sidestep.provider.pairing.pending_connects import PendingConnects
-from sidestep.provider.pairing.shared import expect
 from sidestep.provider.proof import duplicate as possession
 from sidestep.provider.proof import lookup as proof
 from sidestep.provider.proof.lookup import endpoint_of
-from sidestep.provider.rpc import Message, Packet
+from sidestep.provider.rpc import Message, Packet, expect
 from sidestep.switch.modules import Protocols
 from sidestep.switch.protocol import Endpoint, Ends, OffloadProtocol, Request, Services
 
@@ -69,32 +68,21 @@ class Lease:
     protocols: tuple[OffloadProtocol, ...]  # in the order in which they were bound
 
 
+@dataclass(slots=True, eq=False, kw_only=True)
 class ExplicitSockets:
     """Answers ASK, and knows which protocols hold which ports for whom."""
 
-    def __init__(
-        self,
-        *,
-        protocols: Protocols,
-        decisions: Decisions,
-        services: Services,
-        counters: Counters,
-        netns_cookie: int,
-        leases_max: int,
-        pending_connects: PendingConnects,
-        address_map: AddressMap,
-    ) -> None:
-        self._protocols = protocols
-        self._decisions = decisions
-        self._services = services
-        self._counters = counters
-        self._netns_cookie = netns_cookie
-        self._leases_max = leases_max
-        self._pending_connects = pending_connects
-        self._address_map = address_map
-        self._leases: set[Lease] = set()
-        self._of_user: Counter[int] = Counter()
-        self._held: Counter[tuple[int, Endpoint]] = Counter()  # leases, by identity of the protocol
+    protocols: Protocols
+    decisions: Decisions
+    services: Services
+    counters: Counters
+    netns_cookie: int
+    leases_max: int
+    pending_connects: PendingConnects
+    address_map: AddressMap
+    _leases: set[Lease] = field(default_factory=set)
+    _of_user: Counter[int] = field(default_factory=Counter)
+    _held: Counter[tuple[int, Endpoint]] = field(default_factory=Counter)  # leases, by identity of the protocol
 
     def __len__(self) -> int:
         return len(self._leases)
@@ -113,14 +101,14 @@ class ExplicitSockets:
             raise PeerViolation(f"an explicit socket asks for {message.flags}", rule="malformed") from None
         if ask is not Ask.CONNECT or len(packet.descriptors):
             expect(packet, _DESCRIPTORS.get(ask, 0))
-        self._counters.add("explicit_asked", ask.name)
+        self.counters.add("explicit_asked", ask.name)
         answer = self._HANDLERS[ask](self, client, packet)
         if answer is None:
             return None
         if answer.error:
-            self._counters.add("explicit_refused", f"{ask.name}_{errno.errorcode.get(answer.error, 'UNKNOWN')}")
+            self.counters.add("explicit_refused", f"{ask.name}_{errno.errorcode.get(answer.error, 'UNKNOWN')}")
         elif answer.refusal:
-            self._counters.add("explicit_refused", f"{ask.name}_{answer.refusal.name}")
+            self.counters.add("explicit_refused", f"{ask.name}_{answer.refusal.name}")
         return Message(
             type=Rpc.ANSWER,
             token=message.token,
@@ -155,7 +143,7 @@ class ExplicitSockets:
         if message.protocol == IPPROTO_OFFLOAD_ANY:
             return _YES  # TCP can
         local = endpoint_of(message.local_addr, message.local_port)
-        verdict = self._decisions.would_listen(client.subject, local, ip_protocol=message.protocol)
+        verdict = self.decisions.would_listen(client.subject, local, ip_protocol=message.protocol)
         return self._insist(message.protocol, local, verdict, errno.EOPNOTSUPP)
 
     def _connect(self, client: Client, packet: Packet) -> Answer | None:
@@ -163,7 +151,7 @@ class ExplicitSockets:
         local = endpoint_of(message.local_addr, message.local_port) if message.local_port else None
         remote = endpoint_of(message.remote_addr, message.remote_port)
         request = Request(local, remote, None)
-        verdict = self._decisions.connect(client.subject, request, ip_protocol=message.protocol)
+        verdict = self.decisions.connect(client.subject, request, ip_protocol=message.protocol)
         if (opener := _opener(verdict, message.protocol)) is not None:
             if len(packet.descriptors):
                 return self._open_instead(client, packet, request, opener)
@@ -178,17 +166,17 @@ class ExplicitSockets:
         with possession.as_socket(packet.descriptors.take_first(), "native socket") as found:
             place = _bound_at(found, message)
             cookie = proof.socket_cookie(found)
-        if place != self._netns_cookie:  # on one interface only, or in another network, which does not lead here
+        if place != self.netns_cookie:  # on one interface only, or in another network, which does not lead here
             refusal = Refusal.NO_PROTOCOL if place is None else Refusal.FOREIGN_NETNS
             return Answer(errno.EADDRNOTAVAIL) if message.protocol else Answer(refusal=refusal)
         try:
-            self._pending_connects.ask(client, message, request, cookie, opener)
+            self.pending_connects.ask(client, message, request, cookie, opener)
         except LimitReached:
             return Answer(errno.ENOBUFS) if message.protocol else Answer(refusal=Refusal.TOO_MANY)
         return None
 
     def _name(self, _client: Client, packet: Packet) -> Answer:
-        found = self._address_map.of(packet.descriptors.take_first())
+        found = self.address_map.of(packet.descriptors.take_first())
         return Answer(errno.ENOENT) if found is None else Answer(names=found)
 
     def _insist(self, number: int, endpoint: Endpoint, verdict: Verdict, unable: int) -> Answer:
@@ -201,8 +189,8 @@ class ExplicitSockets:
 
     def _wanted(self, number: int, endpoint: Endpoint) -> Iterator[OffloadProtocol]:
         """The protocols that an explicit socket of this number and family is for."""
-        for protocol in self._protocols.each():
-            if not (protocol.capabilities.local or self._services.remote):
+        for protocol in self.protocols.each():
+            if not (protocol.capabilities.local or self.services.remote):
                 continue  # it is for other hosts, of which there are none
             fits = endpoint.address.version in protocol.capabilities.families
             if fits and number in (IPPROTO_OFFLOAD_ANY, protocol.ip_protocol):
@@ -215,10 +203,10 @@ class ExplicitSockets:
         insists = message.protocol != IPPROTO_OFFLOAD_ANY
         if netns_cookie is None:  # the same port of another interface may be somebody else's
             return Answer(errno.EADDRNOTAVAIL) if insists else Answer(refusal=Refusal.NO_PROTOCOL)
-        if netns_cookie != self._netns_cookie:  # the protocols would bind another network's port
+        if netns_cookie != self.netns_cookie:  # the protocols would bind another network's port
             return Answer(errno.EADDRNOTAVAIL) if insists else Answer(refusal=Refusal.FOREIGN_NETNS)
         self._end_left(endpoint.port)
-        if len(self._leases) >= self._leases_max or self._of_user[client.uid] >= limits.EXPLICIT_BINDS_PER_USER_MAX:
+        if len(self._leases) >= self.leases_max or self._of_user[client.uid] >= limits.EXPLICIT_BINDS_PER_USER_MAX:
             return Answer(errno.ENOBUFS) if insists else Answer(refusal=Refusal.TOO_MANY)
         bound: list[OffloadProtocol] = []
         for protocol in self._wanted(message.protocol, endpoint):
@@ -234,7 +222,7 @@ class ExplicitSockets:
         lease = Lease(lease_fd, client.uid, endpoint, tuple(bound))
         self._leases.add(lease)
         self._of_user[client.uid] += 1
-        self._services.loop.on_readable(lease_fd, partial(self._end, lease))
+        self.services.loop.on_readable(lease_fd, partial(self._end, lease))
         return _YES
 
     def _hold(self, protocol: OffloadProtocol, endpoint: Endpoint) -> int:
@@ -247,7 +235,7 @@ class ExplicitSockets:
             except Unavailable:
                 return errno.EADDRNOTAVAIL
             except Exception as error:  # a stranger's code
-                self._protocols.fail(protocol.name, error)
+                self.protocols.fail(protocol.name, error)
                 return 0
         self._held[id(protocol), endpoint] += 1
         return 0
@@ -258,19 +246,19 @@ class ExplicitSockets:
         if self._held[held]:
             return
         del self._held[held]
-        if self._protocols.get(protocol.name) is not protocol:
+        if self.protocols.get(protocol.name) is not protocol:
             return  # it has been stopped, and has let go of everything
         try:
             protocol.release(endpoint)
         except Exception as error:  # a stranger's code
-            self._protocols.fail(protocol.name, error)
+            self.protocols.fail(protocol.name, error)
 
     def _end(self, lease: Lease) -> None:
         """The pipe says something, which can only be its end; or the provider stops."""
         if lease not in self._leases:
             return  # `_end_left` was first; its descriptor's number may be another's by now
         self._leases.discard(lease)
-        self._services.loop.forget(lease.fd)
+        self.services.loop.forget(lease.fd)
         os.close(lease.fd)
         self._of_user[lease.uid] -= 1
         if not self._of_user[lease.uid]:
@@ -287,7 +275,7 @@ class ExplicitSockets:
         for fd, _ in poller.poll(0) if of_port else ():
             self._end(of_port[fd])
 
-    _HANDLERS: Final[dict[Ask, Callable[[ExplicitSockets, Client, Packet], Answer | None]]] = {
+    _HANDLERS: ClassVar[dict[Ask, Callable[[ExplicitSockets, Client, Packet], Answer | None]]] = {
         Ask.OPEN: _open,
         Ask.BIND: _bind,
         Ask.LISTEN: _listen,

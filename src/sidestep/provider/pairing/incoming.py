@@ -4,35 +4,34 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
 from sidestep import limits
 from sidestep.errors import Unavailable
 from sidestep.native.layout import Attach, Refusal, Rpc
-from sidestep.provider import rpc
 from sidestep.provider.carry import remote_relay
 from sidestep.provider.carry.remote_relay import RemoteRelay
 from sidestep.provider.clients import Client
 from sidestep.provider.pairing.shared import Shared
 from sidestep.provider.proof.lookup import endpoint_of, mapped_address
-from sidestep.provider.rpc import Message, Packet
-from sidestep.provider.workers.delegate import Delegated, DelegatedClaim, DelegatedEnd
+from sidestep.provider.rpc import Descriptors, Message, Packet
+from sidestep.provider.workers.pool import Delegated
 from sidestep.switch.link import Link
 from sidestep.switch.offers import ClientId, ConnectionKey
-from sidestep.switch.protocol import Awaited, Endpoint, OffloadProtocol
+from sidestep.switch.protocol import Endpoint, OffloadProtocol
 from sidestep.switch.protocol import Incoming as IncomingEnd
 
 _NOBODY_HOLDS_IT: Final = "nobody under sidestep has claimed it there: start that end with 'sidestep run', too"
 
 
 class Incoming:
-    """Those that are looked for, and those that a worker is about to carry."""
+    """Those that are looked for, and the claims that a worker is about to serve: `delegated`, by client and token."""
 
     def __init__(self, shared: Shared) -> None:
         self.shared = shared
+        self.delegated: dict[tuple[ClientId, int], RemoteClaim] = {}
         self._sought: dict[ConnectionKey, Sought] = {}
-        self._delegated: dict[tuple[ClientId, int], DelegatedClaim] = {}
 
     def await_end(
         self,
@@ -41,7 +40,7 @@ class Incoming:
         remote: Endpoint,
         on_found: Callable[[IncomingEnd], None],
         on_failed: Callable[[str], None],
-    ) -> Awaited:
+    ) -> Callable[[], object]:
         """Looks for the accepting end of a connection with another host; raises Unavailable."""
         if self.shared.closing:
             raise Unavailable("the provider is going away")
@@ -58,7 +57,7 @@ class Incoming:
         self._sought[key] = sought
         self.shared.registry.handle_added(bucket)
         self.shared.services.loop.call_later(limits.REMOTE_SOUGHT_S, lambda: sought.fail(_NOBODY_HOLDS_IT))
-        return sought
+        return sought.end
 
     def sought(self, key: ConnectionKey) -> Sought | None:
         """What is looked for at that end."""
@@ -82,40 +81,10 @@ class Incoming:
         if not claim.carried:
             shared.refuse_claim(client, packet.message.token, Refusal.PROTOCOL_FAILED)
 
-    def tell_delegated(self, claim: DelegatedClaim, doorbell_id: bytes, doorbell: Sequence[int]) -> bool:
-        """A worker carries it, whom that doorbell rings; False: its application is gone."""
-        (segment,) = claim.segment.numbers
-        return self.tell_claimer(claim.client, claim.token, claim.end.segment_id, segment, doorbell_id, doorbell)
-
-    def tell_claimer(
-        self, client: Client, token: int, segment_id: bytes, segment: int, doorbell_id: bytes, doorbell: Sequence[int]
-    ) -> bool:
-        """Gives an end that accepted a connection its channel and the doorbell to ring; False: it is gone."""
-        attach = Message(
-            type=Rpc.ATTACH, token=token, flags=Attach.RELAYED, ring_size=self.shared.ring_size, segment_id=segment_id,
-            doorbell_page_id=doorbell_id,
-        )  # fmt: skip
-        if not self.shared.send(client, attach, (segment, *doorbell)):
-            return False
-        self.shared.counters.add("remote_joined", "accept")
-        return True
-
-    def delegate(self, delegated: DelegatedClaim) -> None:
-        """A worker is about to serve that claim."""
-        self._delegated[delegated.client.client_id, delegated.token] = delegated
-
-    def handle_answered(self, delegated: DelegatedClaim) -> None:
-        """Its claim has been answered, or is off."""
-        self._delegated.pop((delegated.client.client_id, delegated.token), None)
-
-    def delegated(self, client: Client, token: int) -> DelegatedClaim | None:
-        """The claim of a client that a worker is about to serve."""
-        return self._delegated.get((client.client_id, token))
-
 
 @dataclass(slots=True, eq=False)
 class Sought:
-    """An accepting end that is looked for (`sidestep.switch.protocol.Awaited`)."""
+    """An accepting end that is looked for."""
 
     incoming: Incoming
     key: ConnectionKey  # as that end sees it
@@ -126,7 +95,7 @@ class Sought:
     over: bool = False
 
     def find(self, claim: RemoteClaim) -> None:
-        if self._end():
+        if self.end():
             try:
                 self.on_found(claim)
             except Exception as error:  # a stranger's code: the others go on
@@ -134,13 +103,11 @@ class Sought:
 
     def fail(self, why: str) -> None:
         """It is not, or must not be carried; does nothing the second time."""
-        if self._end():
+        if self.end():
             self.on_failed(why)
 
-    def cancel(self) -> None:
-        self._end()
-
-    def _end(self) -> bool:
+    def end(self) -> bool:
+        """Nobody looks any more; False: that was so before."""
         over, self.over = self.over, True
         self.incoming.forget(self)
         return not over
@@ -155,55 +122,74 @@ class RemoteClaim:
     claimer: Client
     claim: Packet
     carried: bool = False
+    segment_id: bytes = field(default_factory=lambda: os.urandom(16))
+    lent: Descriptors = field(default_factory=Descriptors)  # to a worker: none once the claim needs no answer any more
 
     def carry(self, link: Link) -> RemoteRelay:
         """Hands the program a channel with the provider; raises Unavailable."""
-        shared, client, message, key = self.incoming.shared, self.claimer, self.claim.message, self.sought.key
-        segment_id, made = self._make_segment()
-        try:
-            try:
-                own_doorbell = shared.hub.descriptors()
-                end = shared.end(made, 0, client, key, message.cookie, client.doorbell_name(message.doorbell_page_id),
-                                 message.doorbell_index, self.claim.descriptors.numbers)  # fmt: skip
-                relay = remote_relay.enter(
-                    shared.hub, end, protocol=self.sought.carrier.name,
-                    on_drop=lambda: shared.segments.release_second(segment_id), link=link,
-                    segment_id=segment_id, uid=client.uid,
-                )  # fmt: skip
-                own_id = shared.hub.doorbell_id
-                told = self.incoming.tell_claimer(client, message.token, segment_id, made, own_id, own_doorbell)
-                if not told:
-                    shared.hub.drop(relay)
-                    raise Unavailable("the end that claimed it has gone")
-            finally:
-                os.close(made)
-        except OSError as error:
-            shared.segments.release_second(segment_id)
-            raise Unavailable(f"the channel cannot be mapped: {error.strerror}") from error
-        except BaseException:
-            shared.segments.release_second(segment_id)
-            raise
+        shared, client = self.incoming.shared, self.claimer
+        with shared.segments.made(self.segment_id, shared.ring_size, client.uid) as made:
+            own_doorbell = shared.hub.descriptors()
+            end = shared.claimer_end(made, client, self.sought.key, self.claim)
+            relay = remote_relay.enter(
+                shared.hub, end, protocol=self.sought.carrier.name, on_drop=self._give_back, link=link,
+                segment_id=self.segment_id, uid=client.uid,
+            )  # fmt: skip
+            if not self._tell(made, shared.hub.doorbell_id, own_doorbell):
+                shared.hub.drop(relay)
+                raise Unavailable("the end that claimed it has gone")
         self.carried = True
         return relay
 
     def delegate(self) -> Delegated:
         """What a worker needs to be the other end of its channel; raises Unavailable."""
-        incoming, client, message = self.incoming, self.claimer, self.claim.message
-        if incoming.delegated(client, message.token):
+        shared, client, message = self.incoming.shared, self.claimer, self.claim.message
+        if self._name in self.incoming.delegated:
             raise Unavailable("that very claim is served already")
-        segment_id, made = self._make_segment()
-        doorbell_name = client.doorbell_name(message.doorbell_page_id)
-        end = DelegatedEnd(self.sought.key, message.cookie, 0, segment_id, doorbell_name, message.doorbell_index)
-        shared = incoming.shared
-        delegated = DelegatedClaim(
-            end, client, message.token, rpc.Descriptors([made]), self.claim.descriptors.take(), incoming.tell_delegated,
-            lambda: shared.refuse_claim(client, message.token, Refusal.PROTOCOL_FAILED),
-            incoming.handle_answered, lambda: shared.segments.release_second(segment_id),
-        )  # fmt: skip
-        incoming.delegate(delegated)
+        made = shared.segments.make(self.segment_id, shared.ring_size, client.uid)
+        self.lent = Descriptors((made, *self.claim.descriptors.take().numbers))
+        self.incoming.delegated[self._name] = self
         self.carried = True  # the claim is answered later
-        return delegated
+        return Delegated(
+            self.sought.key, message.cookie, 0, self.segment_id, client.doorbell_name(message.doorbell_page_id),
+            message.doorbell_index, client, client.uid, self.lent.numbers, self._taken, self._refuse, self._over,
+        )  # fmt: skip
 
-    def _make_segment(self) -> tuple[bytes, int]:
-        segment_id, shared = os.urandom(16), self.incoming.shared
-        return segment_id, shared.segments.make(segment_id, shared.ring_size, self.claimer.uid)
+    @property
+    def _name(self) -> tuple[ClientId, int]:
+        return self.claimer.client_id, self.claim.message.token
+
+    def _taken(self, doorbell_id: bytes, doorbell: Sequence[int]) -> bool:
+        told = len(self.lent) > 0 and self._tell(self.lent[0], doorbell_id, doorbell)
+        self.withdraw()
+        return told
+
+    def _refuse(self) -> None:
+        if len(self.lent):
+            self.incoming.shared.refuse_claim(self.claimer, self.claim.message.token, Refusal.PROTOCOL_FAILED)
+            self.withdraw()
+
+    def _over(self) -> None:
+        self.withdraw()
+        self._give_back()
+
+    def withdraw(self) -> None:
+        """It has been answered, or wants no answer any more."""
+        if len(self.lent):
+            del self.incoming.delegated[self._name]
+            self.lent.close()
+
+    def _give_back(self) -> None:
+        self.incoming.shared.segments.release_second(self.segment_id)
+
+    def _tell(self, segment: int, doorbell_id: bytes, doorbell: Sequence[int]) -> bool:
+        """Gives the program its channel and the doorbell to ring; False: it is gone."""
+        shared = self.incoming.shared
+        attach = Message(
+            type=Rpc.ATTACH, token=self.claim.message.token, flags=Attach.RELAYED, ring_size=shared.ring_size,
+            segment_id=self.segment_id, doorbell_page_id=doorbell_id,
+        )  # fmt: skip
+        if not shared.send(self.claimer, attach, (segment, *doorbell)):
+            return False
+        shared.counters.add("remote_joined", "accept")
+        return True

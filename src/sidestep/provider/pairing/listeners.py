@@ -23,13 +23,13 @@ from sidestep import limits
 from sidestep.counters import Counters
 from sidestep.errors import Unavailable
 from sidestep.policy import Subject
+from sidestep.provider.arena import layout_of
 from sidestep.provider.decisions import Decisions, names_of
 from sidestep.provider.proof.lookup import SocketProver
 from sidestep.provider.users import ROOT
 from sidestep.switch.protocol import Endpoint, ListenerLease, OffloadProtocol
 
 _PROC: Final = Path("/proc")
-_ARENA: Final = "/memfd:sidestep-arena"  # what a program under the shim has open (shim_arena.c)
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,16 +43,12 @@ class _Listener:
 class Listeners:
     """The listening sockets of this network namespace."""
 
-    def __init__(self, decisions: Decisions, counters: Counters) -> None:
+    def __init__(self, decisions: Decisions, counters: Counters, prover: SocketProver) -> None:
         self._decisions = decisions
         self._counters = counters
+        self._prover = prover
         self.leases = 0  # connections of other hosts that go to listeners of this one
-        self._prover: SocketProver | None = None  # made when it is first wanted
         self._known: OrderedDict[int, _Listener] = OrderedDict()  # by inode
-
-    def close(self) -> None:
-        if self._prover is not None:
-            self._prover.close()
 
     def check(self, carrier: OffloadProtocol, local: Endpoint) -> bool:
         """Returns if somebody listens there and may be reached by that protocol; the decision is remembered.
@@ -62,8 +58,6 @@ class Listeners:
         Raises:
             Unavailable: Nobody listens, it cannot be seen who, or the policy keeps it on TCP.
         """
-        if self._prover is None:
-            self._prover = SocketProver()
         found = self._prover.listener(str(local.address), local.port)
         if found is None:
             raise Unavailable(f"nobody listens at {local}")
@@ -79,7 +73,7 @@ class Listeners:
             )
         return named
 
-    def lease_listener(self, carrier: OffloadProtocol, local: Endpoint) -> ListenerLease:
+    def lease(self, carrier: OffloadProtocol, local: Endpoint) -> ListenerLease:
         """One connection wants in. Raises as `check` does."""
         try:
             named = self.check(carrier, local)
@@ -121,16 +115,16 @@ def _socket_name(inode: int) -> str:
 
 
 def _under_the_shim(pid: int) -> bool:
-    return _holds(pid, _ARENA, f"{_ARENA} (deleted)")
+    return layout_of(pid) is not None
 
 
 def _processes() -> Iterator[int]:
     yield from sorted(int(entry.name) for entry in _PROC.iterdir() if entry.name.isdigit())
 
 
-def _holds(pid: int, *wanted: str) -> bool:
+def _holds(pid: int, wanted: str) -> bool:
     try:
-        return any(_link(entry) in wanted for entry in (_PROC / str(pid) / "fd").iterdir())
+        return any(_link(entry) == wanted for entry in (_PROC / str(pid) / "fd").iterdir())
     except OSError:  # it has gone, or may not be looked into
         return False
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass
 from hashlib import blake2b
 
@@ -44,13 +43,10 @@ class LocalPair:
         )  # fmt: skip
         if not shared.send(self.claimer, attach, offer.brought.descriptors.numbers):
             return  # the offer stays for a claimer that lives, unless it was its own and went with it
-        shared.claimed(offer)
-        claimed = Message(
-            type=Rpc.CLAIMED, token=offer.token, doorbell_page_id=self.claimer.doorbell_name(message.doorbell_page_id),
-            doorbell_index=message.doorbell_index,
+        shared.claimed(
+            offer, self.claim.descriptors.numbers, ("claim_matched",), doorbell_index=message.doorbell_index,
+            doorbell_page_id=self.claimer.doorbell_name(message.doorbell_page_id),
         )  # fmt: skip
-        if shared.send(shared.clients[offer.client], claimed, self.claim.descriptors.numbers):
-            shared.counters.add("claim_matched")
 
     def open(self) -> tuple[Stream, Stream]:
         """Hands each end a channel with the provider; raises Unavailable."""
@@ -58,17 +54,8 @@ class LocalPair:
         shared, offer = self.shared, self.offer
         shared.need_home(offer.key.netns_cookie, self.claim.message.netns_cookie)
         second_id = blake2b(offer.segment_id, digest_size=16).digest()
-        made = shared.segments.make(second_id, offer.ring_size, self.claimer.uid)
-        try:
+        with shared.segments.made(second_id, offer.ring_size, self.claimer.uid) as made:
             self.streams = streams = self._open(made, second_id)
-        except OSError as error:
-            shared.segments.release_second(second_id)
-            raise Unavailable(f"the channel cannot be mapped: {error.strerror}") from error
-        except BaseException:
-            shared.segments.release_second(second_id)
-            raise
-        finally:
-            os.close(made)
         self.carried = True
         return streams
 
@@ -78,9 +65,7 @@ class LocalPair:
         streams = open_relay(
             shared.hub,
             shared.offerer_end(offer),
-            shared.end(made, 0, claimer, offer.key.mirrored(), message.cookie,
-                       claimer.doorbell_name(message.doorbell_page_id), message.doorbell_index,
-                       self.claim.descriptors.numbers),
+            shared.claimer_end(made, claimer, offer.key.mirrored(), self.claim),
             protocol=offer.protocol, on_drop=lambda: shared.segments.release_second(second_id),
         )  # fmt: skip
         attach = Message(
@@ -91,11 +76,9 @@ class LocalPair:
         if not shared.send(claimer, attach, (made, *doorbell)):
             streams[0].close()
             raise Unavailable("the end that claimed it has gone")
-        shared.claimed(offer)
-        own_id = shared.hub.doorbell_id
-        claimed = Message(type=Rpc.CLAIMED, token=offer.token, flags=Attach.RELAYED, doorbell_page_id=own_id)
-        if shared.send(shared.clients[offer.client], claimed, doorbell):
-            shared.counters.add("claim_matched")
+        shared.claimed(
+            offer, doorbell, ("claim_matched",), flags=Attach.RELAYED, doorbell_page_id=shared.hub.doorbell_id
+        )
         return streams
 
     def leave(self) -> None:

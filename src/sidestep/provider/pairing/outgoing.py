@@ -4,16 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from sidestep.errors import Unavailable
-from sidestep.native.layout import Attach, Refusal, Rpc
+from sidestep.loop import nothing
+from sidestep.native.layout import Attach, Refusal
 from sidestep.provider.carry import remote_relay
 from sidestep.provider.carry.remote_relay import RemoteRelay
 from sidestep.provider.clients import Brought
 from sidestep.provider.pairing.shared import Shared, request_of
 from sidestep.provider.proof.lookup import endpoint_of
-from sidestep.provider.rpc import Message
-from sidestep.provider.workers.delegate import Delegated, DelegatedEnd, DelegatedOffer
+from sidestep.provider.workers.pool import Delegated
 from sidestep.switch.link import Link
 from sidestep.switch.offers import Offer
 from sidestep.switch.protocol import OffloadProtocol, Request
@@ -54,7 +55,7 @@ class RemoteOffer:
         except OSError as error:
             raise Unavailable(f"the channel cannot be mapped: {error.strerror}") from error
         # no call when it is dropped: the segment is the offerer's, and the sweep finds out when it is gone
-        relay = remote_relay.enter(shared.hub, end, protocol=offer.protocol, on_drop=lambda: None, link=link,
+        relay = remote_relay.enter(shared.hub, end, protocol=offer.protocol, on_drop=nothing, link=link,
                                    segment_id=offer.segment_id, uid=offer.owner)  # fmt: skip
         self.tell(shared.hub.doorbell_id, own_doorbell)
         return relay
@@ -73,20 +74,18 @@ class RemoteOffer:
         """What a worker needs to be the other end of its channel; raises Unavailable."""
         self._need_wanted()
         offer = self.offer
-        cookie = offer.brought.evidence.cookie
-        end = DelegatedEnd(offer.key, cookie, 1, offer.segment_id, offer.doorbell_page_id, offer.doorbell_index)
-        return DelegatedOffer(offer, end, self.shared.clients[offer.client], self.tell, self.refuse)
+        return Delegated(
+            offer.key, offer.brought.evidence.cookie, 1, offer.segment_id, offer.doorbell_page_id, offer.doorbell_index,
+            self.shared.clients[offer.client], offer.owner, offer.brought.descriptors.numbers, self.tell,
+            partial(self.refuse, ""), nothing,  # the segment is the offerer's: the sweep finds out when it is gone
+        )  # fmt: skip
 
     def tell(self, doorbell_id: bytes, doorbell: Sequence[int]) -> bool:
         """Its channel has another end, which that doorbell rings; False: the offer, or its maker, is gone."""
         if not self.wanted:
             return False
-        self.shared.claimed(self.offer)
-        claimed = Message(type=Rpc.CLAIMED, token=self.offer.token, flags=Attach.RELAYED, doorbell_page_id=doorbell_id)
-        if not self.shared.send(self.shared.clients[self.offer.client], claimed, doorbell):
-            return False
-        self.shared.counters.add("remote_joined", "connect")
-        return True
+        counted = ("remote_joined", "connect")
+        return self.shared.claimed(self.offer, doorbell, counted, flags=Attach.RELAYED, doorbell_page_id=doorbell_id)
 
     def _need_wanted(self) -> None:
         if not self.wanted:

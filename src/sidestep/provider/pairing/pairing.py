@@ -7,6 +7,9 @@ connection with another host this provider has a `RemoteOffer`, or an end that i
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
 from sidestep.errors import LimitReached, PeerViolation, Unavailable
 from sidestep.native import layout
 from sidestep.native.layout import Refusal
@@ -15,13 +18,12 @@ from sidestep.provider.clients import Brought, Client
 from sidestep.provider.pairing.incoming import Incoming
 from sidestep.provider.pairing.local import LocalPair
 from sidestep.provider.pairing.outgoing import RemoteOffer
-from sidestep.provider.pairing.search import Search
 from sidestep.provider.pairing.segments import check_geometry
-from sidestep.provider.pairing.shared import Shared, expect
+from sidestep.provider.pairing.shared import Shared
 from sidestep.provider.proof.evidence import Evidence, Examiner
 from sidestep.provider.proof.lookup import endpoint_of
-from sidestep.provider.proof.path import PathProofs
-from sidestep.provider.rpc import Message, Packet
+from sidestep.provider.proof.path import PathProofs, Proof
+from sidestep.provider.rpc import Message, Packet, expect
 from sidestep.provider.users import Users
 from sidestep.switch.offers import ClientId, ConnectionKey, Offer
 from sidestep.switch.protocol import Request
@@ -40,10 +42,6 @@ class Pairing:
 
     def __len__(self) -> int:
         return len(self.shared.offers)
-
-    def close(self) -> None:
-        self._examiner.close()
-        self.shared.prover.close()
 
     def next_deadline(self) -> float | None:
         return self.shared.offers.next_deadline()
@@ -222,8 +220,8 @@ class Pairing:
         token = packet.message.token
         if search := self._searches.get((client.client_id, token)):
             search.end()
-        if delegated := self.incoming.delegated(client, token):
-            delegated.withdraw()
+        if claim := self.incoming.delegated.get((client.client_id, token)):
+            claim.withdraw()
         if offer := self.shared.offers.handle_withdraw(client.client_id, token):
             self._withdraw(offer)
 
@@ -236,3 +234,60 @@ def _check_doorbell(message: Message, doorbell: int, doorbell_page: int) -> None
     memory.check_eventfd(doorbell, "doorbell")
     if not memory.sealed_size(doorbell_page, "doorbell page") or message.doorbell_index >= layout.DOORBELLS_PER_PAGE:
         raise PeerViolation(f"doorbell {message.doorbell_index} of an impossible doorbell page", rule="malformed")
+
+
+@dataclass(slots=True, eq=False)
+class Search:
+    """That of the offer for a claim, made in another network namespace: the first whose path is proven is the one.
+
+    `on_found` is called once with the offer, or None, unless the search is ended before.
+    """
+
+    claimer: Client
+    claim: Packet
+    evidence: Evidence
+    on_found: Callable[[Search, Offer[Brought] | None], None]
+    on_end: Callable[[], object]
+    proofs: list[Proof] = field(default_factory=list)
+    failed: int = 0
+    over: bool = False
+
+    def begin(self, candidates: list[Offer[Brought]], paths: PathProofs) -> bool:
+        """Begins a proof for each that agrees with the claim; False: there is none. Raises LimitReached."""
+        try:
+            for offer in candidates:
+                self._try(offer, paths)
+        except LimitReached:
+            self.end()
+            raise
+        if not self.proofs:
+            self.end()
+        return bool(self.proofs)
+
+    def _try(self, offer: Offer[Brought], paths: PathProofs) -> None:
+        way, facts, shown = self.evidence.way, self.evidence.facts, offer.brought.evidence
+        if way is None or facts is None or shown.way is None or shown.facts is None or not shown.facts.agrees(facts):
+            return
+
+        def done(proven: bool) -> None:
+            if self.over:
+                return
+            if proven:
+                self.on_found(self, offer)
+                return
+            self.failed += 1
+            if self.failed == len(self.proofs):
+                self.on_found(self, None)
+
+        self.proofs.append(paths.start(shown.way, way, uid=self.claimer.uid, on_done=done))
+
+    def end(self) -> None:
+        """Gives everything back; does nothing the second time."""
+        if self.over:
+            return
+        self.over = True
+        self.on_end()
+        for proof in self.proofs:
+            proof.end(False)
+        self.evidence.close()
+        self.claim.descriptors.close()

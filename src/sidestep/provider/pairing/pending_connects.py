@@ -9,11 +9,13 @@ from __future__ import annotations
 import errno
 from collections import Counter
 from collections.abc import Callable
-from typing import Final
+from dataclasses import dataclass, field
+from typing import Any
 
 from sidestep import limits
 from sidestep.counters import Counters
 from sidestep.errors import LimitReached, Unavailable
+from sidestep.loop import nothing
 from sidestep.native.layout import Ask, Refusal, Rpc
 from sidestep.provider.clients import Client
 from sidestep.provider.proof.lookup import SocketProver, mapped_address
@@ -24,31 +26,20 @@ from sidestep.switch.offers import ConnectionKey
 from sidestep.switch.protocol import Endpoint, OffloadProtocol, Request
 
 
+@dataclass(slots=True, eq=False, kw_only=True)
 class PendingConnects:
-    """Those of one provider.
+    """Those of one provider."""
 
-    Args:
-        send: Sends a message to a client; False if that is gone.
-    """
-
-    def __init__(
-        self, *, protocols: Protocols, users: Users, counters: Counters, send: Callable[[Client, Message], bool]
-    ) -> None:
-        self._protocols = protocols
-        self._users = users
-        self.counters: Final = counters
-        self.send: Final = send
-        self._there: dict[_PendingConnect, None] = {}
-        self._of_user: Counter[int] = Counter()
-        self._prover: SocketProver | None = None  # made when it is first wanted
+    protocols: Protocols
+    users: Users
+    counters: Counters
+    prover: SocketProver
+    send: Callable[[Client, Message], bool]  # False if the client is gone
+    _there: dict[_PendingConnect, None] = field(default_factory=dict)
+    _of_user: Counter[int] = field(default_factory=Counter)
 
     def __len__(self) -> int:
         return len(self._there)
-
-    def close(self) -> None:
-        """Asks the kernel nothing more; after the protocols were stopped."""
-        if self._prover is not None:
-            self._prover.close()
 
     def handle_disconnect(self, client: Client) -> None:
         """A client has gone: it waits no more."""
@@ -61,7 +52,7 @@ class PendingConnects:
         Raises:
             LimitReached: There are too many, of this user or in all.
         """
-        most = self._users.share(limits.REACHED_MAX, client.uid)
+        most = self.users.share(limits.REACHED_MAX, client.uid)
         if len(self._there) >= limits.REACHED_MAX or self._of_user[client.uid] >= most:
             raise LimitReached(f"{most} connections begin with an offload protocol")
         asked = _PendingConnect(self, client, message, request, cookie)
@@ -69,12 +60,12 @@ class PendingConnects:
         self._of_user[client.uid] += 1
         try:
             protocol.open(asked)
-        except Unavailable as why:
-            asked.refuse(errno.ENETUNREACH, why.message)
+        except Unavailable:
+            asked.refuse(errno.ENETUNREACH)
             asked.over()
         except Exception as error:  # a stranger's code: the others go on
-            self._protocols.fail(protocol.name, error)
-            asked.refuse(errno.EIO, "the protocol failed")
+            self.protocols.fail(protocol.name, error)
+            asked.refuse(errno.EIO)
             asked.over()
 
     def ended(self, asked: _PendingConnect) -> None:
@@ -83,72 +74,52 @@ class PendingConnects:
         if not self._of_user[asked.client.uid]:
             del self._of_user[asked.client.uid]
 
-    def holds(self, key: ConnectionKey, cookie: int) -> bool:
-        """Whether the kernel has that connection, with that cookie."""
-        if self._prover is None:
-            self._prover = SocketProver()
-        return self._prover.holds(key, cookie)
 
-
+@dataclass(eq=False)
 class _PendingConnect:
     """One (`switch.protocol.PendingConnect`)."""
 
-    def __init__(
-        self, pending_connects: PendingConnects, client: Client, message: Message, request: Request, cookie: int
-    ) -> None:
-        self.client: Final = client
-        self.on_gone: Callable[[], None] = _nobody
-        self._pending_connects = pending_connects
-        self._message = message
-        self._request = request
-        self._cookie = cookie
-        self._answered = False
-        self._over = False
+    pending_connects: PendingConnects
+    client: Client
+    message: Message
+    request: Request
+    cookie: int
+    answered: bool = False
+    ended: bool = False
 
-    @property
-    def request(self) -> Request:
-        return self._request
+    def __post_init__(self) -> None:
+        self.on_gone: Callable[[], None] = nothing
 
     @property
     def insists(self) -> bool:
-        return self._message.protocol != 0
+        return self.message.protocol != 0
 
     @property
     def wait_s(self) -> float:
-        return min(self._message.wait_ms / 1000, limits.REACH_WAIT_MAX_S)
+        return min(self.message.wait_ms / 1000, limits.REACH_WAIT_MAX_S)
 
     def redirect(self, place: Endpoint) -> None:
-        self._pending_connects.counters.add("reach_opened")
-        self._answer(Message(
-            type=Rpc.ANSWER, token=self._message.token, flags=Ask.CONNECT, protocol=self._message.protocol,
-            remote_addr=mapped_address(str(place.address)), remote_port=place.port,
-        ))  # fmt: skip
+        self.pending_connects.counters.add("reach_opened")
+        self._answer(remote_addr=mapped_address(str(place.address)), remote_port=place.port)
 
-    def refuse(self, error: int, why: str) -> None:
-        del why  # who opens it has a log
-        name = errno.errorcode.get(error, "UNKNOWN")
-        self._pending_connects.counters.add("reach_refused", name)
-        self._answer(Message(
-            type=Rpc.ANSWER, token=self._message.token, flags=Ask.CONNECT, protocol=self._message.protocol,
-            error=error if self.insists else 0, reason=0 if self.insists else Refusal.PROTOCOL_FAILED,
-        ))  # fmt: skip
+    def refuse(self, error: int) -> None:
+        self.pending_connects.counters.add("reach_refused", errno.errorcode.get(error, "UNKNOWN"))
+        self._answer(error=error if self.insists else 0, reason=0 if self.insists else Refusal.PROTOCOL_FAILED)
 
     def is_from(self, local: Endpoint, place: Endpoint) -> bool:
         key = ConnectionKey(
             0, mapped_address(str(local.address)), local.port, mapped_address(str(place.address)), place.port
         )
-        return self._pending_connects.holds(key, self._cookie)
+        return self.pending_connects.prover.holds(key, self.cookie)
 
     def over(self) -> None:
-        if not self._over:
-            self._over = True
-            self._pending_connects.ended(self)
+        if not self.ended:
+            self.ended = True
+            self.pending_connects.ended(self)
 
-    def _answer(self, message: Message) -> None:
-        if not self._answered:
-            self._answered = True
-            self._pending_connects.send(self.client, message)
-
-
-def _nobody() -> None:
-    """Nothing has begun that could end with the program."""
+    def _answer(self, **told: Any) -> None:
+        if not self.answered:
+            self.answered = True
+            asked = self.message
+            answer = Message(type=Rpc.ANSWER, token=asked.token, flags=Ask.CONNECT, protocol=asked.protocol, **told)
+            self.pending_connects.send(self.client, answer)

@@ -7,7 +7,9 @@ names.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import os
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Final
 
 from sidestep import limits
@@ -61,6 +63,20 @@ class Segments:
             raise Unavailable(f"no memory for a channel: {error.strerror}") from error
         self._second.add(segment_id)
         return made
+
+    @contextmanager
+    def made(self, segment_id: bytes, ring_size: tuple[int, int], uid: int) -> Iterator[int]:
+        """The same, while it is handed out: whatever fails meanwhile gives its memory back. Raises Unavailable."""
+        segment = self.make(segment_id, ring_size, uid)
+        try:
+            yield segment
+        except BaseException as error:
+            self.release_second(segment_id)
+            if isinstance(error, OSError):
+                raise Unavailable(f"the channel cannot be mapped: {error.strerror}") from error
+            raise
+        finally:
+            os.close(segment)
 
     def release_second(self, segment_id: bytes) -> None:
         """A segment that was made here is gone; twice is allowed."""

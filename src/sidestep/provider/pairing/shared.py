@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from sidestep.counters import Counters
-from sidestep.errors import PeerViolation, Unavailable
+from sidestep.errors import Unavailable
 from sidestep.native import _channel
 from sidestep.native.layout import Refusal, Rpc
 from sidestep.provider.carry.hub import End, Hub
@@ -63,6 +64,14 @@ class Shared:
             client_open=lambda: client.open,
         )  # fmt: skip
 
+    def claimer_end(self, made: int, client: Client, key: ConnectionKey, claim: Packet) -> End:
+        """That of who made a claim, in a segment of ours."""
+        message = claim.message
+        return self.end(
+            made, 0, client, key, message.cookie, client.doorbell_name(message.doorbell_page_id),
+            message.doorbell_index, claim.descriptors.numbers,
+        )  # fmt: skip
+
     def offerer_end(self, offer: Offer[Brought]) -> End:
         """That of who made an offer."""
         segment, *doorbell = offer.brought.descriptors.numbers
@@ -71,11 +80,15 @@ class Shared:
             offer.doorbell_index, doorbell,
         )  # fmt: skip
 
-    def claimed(self, offer: Offer[Brought]) -> None:
-        """An offer has been served: what came with it has been passed on."""
+    def claimed(self, offer: Offer[Brought], doorbell: Sequence[int], counted: tuple[str, ...], **told: Any) -> bool:
+        """An offer has been served, and what came with it passed on: its maker is told. False: it is gone."""
         self.offers.handle_claimed(offer)
         self.registry.handle_removed(offer.brought.bucket)
         offer.brought.close()
+        if not self.send(self.clients[offer.client], Message(type=Rpc.CLAIMED, token=offer.token, **told), doorbell):
+            return False
+        self.counters.add(*counted)
+        return True
 
     def release(self, offer: Offer[Brought]) -> None:
         """Gives back what an offer held that was not claimed."""
@@ -97,12 +110,3 @@ def request_of(offer: Offer[Brought]) -> Request:
     key = offer.key
     local, remote = endpoint_of(key.local_addr, key.local_port), endpoint_of(key.remote_addr, key.remote_port)
     return Request(local, remote, offer.brought.route)
-
-
-def expect(packet: Packet, fds_count: int) -> None:
-    """Raises PeerViolation unless a message came with so many descriptors."""
-    if len(packet.descriptors) != fds_count:
-        raise PeerViolation(
-            f"{packet.message.type.name} came with {len(packet.descriptors)} descriptors, not {fds_count}",
-            rule="malformed",
-        )

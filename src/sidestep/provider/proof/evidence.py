@@ -2,20 +2,20 @@
 
 By lookup the provider asks the kernel about the socket that the message names; that works within one user and one
 network namespace. By possession the message brings a duplicate of the socket, and where the peer may be in another
-namespace also a UDP socket for the proof of the path.
+namespace also a UDP socket for the proof of the path. A provider that looks up takes a duplicate as well: it asks those
+for one that are in another namespace.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from sidestep.errors import PeerViolation
 from sidestep.native.layout import Refusal, Welcome
 from sidestep.provider.proof import duplicate as possession
 from sidestep.provider.proof import lookup as proof
 from sidestep.provider.proof.duplicate import TcpFacts
 from sidestep.provider.proof.path import Way
-from sidestep.provider.rpc import Message, Packet
+from sidestep.provider.rpc import Message, Packet, expect
 from sidestep.switch.offers import ConnectionKey
 
 
@@ -38,15 +38,10 @@ class Evidence:
 class Examiner:
     """Takes the evidence out of messages."""
 
-    def __init__(self, wants: Welcome, *, netns_cookie: int) -> None:
+    def __init__(self, wants: Welcome, prover: proof.SocketProver, *, netns_cookie: int) -> None:
         self._wants = wants
         self._netns_cookie = netns_cookie
-        self._prover = None if wants & Welcome.POSSESSION else proof.SocketProver()
-
-    def close(self) -> None:
-        """Ends the lookups."""
-        if self._prover is not None:
-            self._prover.close()
+        self._prover = prover
 
     def take(self, packet: Packet, channel_fds: int) -> Evidence:
         """The evidence of an OFFER or CLAIM, whose other `channel_fds` descriptors stay in the packet.
@@ -55,12 +50,12 @@ class Examiner:
             PeerViolation: The message brings descriptors of other kinds or numbers.
         """
         proofs = len(packet.descriptors) - channel_fds
-        if not self._wants & Welcome.POSSESSION:
-            _expect(packet, proofs, (0,))
+        allowed = (1, 2) if self._wants & Welcome.PATH else (1,) if self._wants & Welcome.POSSESSION else (0, 1)
+        expect(packet, *(channel_fds + each for each in allowed))
+        if not proofs:
             key = _key(packet.message)
             foreign = key.netns_cookie != self._netns_cookie
             return Evidence(key, packet.message.cookie, Refusal.FOREIGN_NETNS if foreign else None)
-        _expect(packet, proofs, (1, 2) if self._wants & Welcome.PATH else (1,))
         # Closed before anything else is done: while it is open, the peer hears of no close.
         held = possession.examine(packet.descriptors.take_first())
         way_fd = packet.descriptors.take_first() if proofs == 2 else None
@@ -77,16 +72,9 @@ class Examiner:
 
     def refusal(self, evidence: Evidence) -> Refusal | None:
         """Why the evidence does not hold, or None; by lookup this asks the kernel, so ask last."""
-        if evidence.refusal or self._prover is None:
+        if evidence.refusal or evidence.facts is not None:
             return evidence.refusal
         return None if self._prover.holds(evidence.key, evidence.cookie) else Refusal.NOT_PROVEN
-
-
-def _expect(packet: Packet, found: int, allowed: tuple[int, ...]) -> None:
-    if found not in allowed:
-        raise PeerViolation(
-            f"{packet.message.type.name} came with {len(packet.descriptors)} descriptors", rule="malformed"
-        )
 
 
 def _key(message: Message) -> ConnectionKey:

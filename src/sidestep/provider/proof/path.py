@@ -18,6 +18,7 @@ import secrets
 import socket
 from collections import Counter
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from ipaddress import IPv6Address
 from typing import Final
@@ -109,7 +110,6 @@ class Way:
 class Proof:
     """Two nonces under way between two ends."""
 
-    ends: tuple[Way, Way]
     uid: int  # of who asked for it
     on_done: Callable[[bool], None]
     missing: dict[bytes, tuple[Way, Way]]  # nonce -> from, to
@@ -158,26 +158,19 @@ class PathProofs:
         if len(self) >= self._pending_max or self._of_user[uid] >= limits.PATH_PROOFS_PER_USER_MAX:
             raise LimitReached("too many proofs are under way")
         nonces = secrets.token_bytes(_NONCE_LEN), secrets.token_bytes(_NONCE_LEN)
-        started = Proof((one, other), uid, on_done, {nonces[0]: (one, other), nonces[1]: (other, one)}, self._finish)
+        started = Proof(uid, on_done, {nonces[0]: (one, other), nonces[1]: (other, one)}, self._finish)
         self._loop.call_later(limits.PATH_PROOF_S, lambda: started.end(False))
         self._of_user[uid] += 1
         for nonce, (source, target) in list(started.missing.items()):
             target.expect(nonce, started, self._loop)
-            # An error is told by the deadline, as silence is: who asks learns nothing of the network by it.
-            _send(source, nonce, target)
+            with suppress(OSError):  # told by the deadline, as silence is: who asks learns nothing of the network by it
+                source.sock.sendto(nonce, socket.MSG_DONTWAIT, (target.host, target.port))
         return started
 
     def _finish(self, ended: Proof) -> None:
         self._of_user[ended.uid] -= 1
         if not self._of_user[ended.uid]:
             del self._of_user[ended.uid]
-
-
-def _send(source: Way, nonce: bytes, target: Way) -> bool:
-    try:
-        return source.sock.sendto(nonce, socket.MSG_DONTWAIT, (target.host, target.port)) == len(nonce)
-    except OSError:
-        return False
 
 
 def _connected(sock: socket.socket) -> bool:

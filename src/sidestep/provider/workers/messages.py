@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from struct import Struct
-from typing import ClassVar, Final
+from typing import ClassVar, Final, TypeAlias, dataclass_transform
 
 from sidestep import limits
 from sidestep.errors import PeerViolation
@@ -18,21 +18,37 @@ from sidestep.errors import PeerViolation
 FDS_MAX: Final = 3
 PACKET_MAX: Final = limits.WORKER_TEXT_MAX + 256
 
+U8: TypeAlias = int
+U16: TypeAlias = int
+U32: TypeAlias = int
+U64: TypeAlias = int
+Flag: TypeAlias = bool
+Id: TypeAlias = bytes  # 16 of them
+Text: TypeAlias = bytes  # any number
+_FORMATS: Final = {"U8": "B", "U16": "H", "U32": "I", "U64": "Q", "Flag": "?", "Id": "16s", "Text": ""}
 
-@dataclass(frozen=True, slots=True)
+
+@dataclass_transform(frozen_default=True)
+@dataclass(frozen=True)
 class Record:
-    """One message; its fields are packed in order, and a text, if it has one, follows the others."""
+    """One message, a dataclass; its fields are packed in order. A `Text` can only be the last."""
 
-    LAYOUT: ClassVar[Struct] = Struct("")
+    LAYOUT: ClassVar[Struct]
     FDS: ClassVar[int] = 0  # descriptors beside it
-    TEXT: ClassVar[bool] = False  # whether its last field is a text of any length
+    TEXT: ClassVar[bool]  # whether its last field is one
+
+    def __init_subclass__(cls) -> None:
+        dataclass(frozen=True)(cls)
+        kinds = [str(field.type) for field in fields(cls)]
+        cls.LAYOUT = Struct("=" + "".join(_FORMATS[kind] for kind in kinds))
+        cls.TEXT = "Text" in kinds
 
     def encode(self) -> bytes:
-        values = [getattr(self, field.name) for field in fields(self)]
-        text = values[-1] if self.TEXT else b""
+        values = list(vars(self).values())
+        text = values.pop() if self.TEXT else b""
         if len(text) > limits.WORKER_TEXT_MAX:
             raise AssertionError(f"a text of {len(text)} bytes")
-        return bytes([_CODES[type(self)]]) + self.LAYOUT.pack(*(values[:-1] if self.TEXT else values)) + text
+        return bytes([_CODES[type(self)]]) + self.LAYOUT.pack(*values) + text
 
 
 def decode(packet: bytes, fds_count: int) -> Record:
@@ -50,102 +66,78 @@ def decode(packet: bytes, fds_count: int) -> Record:
     return make(*values, packet[1 + kind.LAYOUT.size :]) if kind.TEXT else make(*values)
 
 
-@dataclass(frozen=True, slots=True)
 class Ways(Record):
     """What names a connection: its two ends as this host sees them. Addresses as in `proof.mapped_address`."""
 
-    LAYOUT: ClassVar[Struct] = Struct("=Q16sH16sH")
-
-    number: int  # of this question, chosen by who asks
-    local_addr: bytes
-    local_port: int
-    remote_addr: bytes
-    remote_port: int
+    number: U64  # of this question, chosen by who asks
+    local_addr: Id
+    local_port: U16
+    remote_addr: Id
+    remote_port: U16
 
 
 # ---- the provider's ----
 
 
-@dataclass(frozen=True, slots=True)
 class Delegate(Record):
     """An application's end of a channel, for the worker to make the other end; segment, doorbell, its page."""
 
-    LAYOUT: ClassVar[Struct] = Struct("=QQQI16sH16sHQQB16s16sI")
     FDS: ClassVar[int] = 3
 
-    number: int  # of this end
-    search: int  # the number of the worker's `Await`; 0: the end that opened the connection: reach out
-    client: int  # who attached it
-    uid: int
-    local_addr: bytes
-    local_port: int
-    remote_addr: bytes
-    remote_port: int
-    netns_cookie: int
-    cookie: int
-    side: int  # of the segment, ours
-    segment_id: bytes
-    doorbell_name: bytes
-    doorbell_index: int
+    number: U64  # of this end
+    search: U64  # the number of the worker's `Await`; 0: the end that opened the connection: reach out
+    client: U64  # who attached it
+    uid: U32
+    local_addr: Id
+    local_port: U16
+    remote_addr: Id
+    remote_port: U16
+    netns_cookie: U64
+    cookie: U64
+    side: U8  # of the segment, ours
+    segment_id: Id
+    doorbell_name: Id
+    doorbell_index: U32
 
 
-@dataclass(frozen=True, slots=True)
 class Missing(Record):
     """The end that the worker looks for is not here, or must not be carried."""
 
-    LAYOUT: ClassVar[Struct] = Struct("=Q")
-
-    search: int
+    search: U64
 
 
-@dataclass(frozen=True, slots=True)
 class Drop(Record):
     """An end that was lent is not to be carried: its application has not been told."""
 
-    LAYOUT: ClassVar[Struct] = Struct("=Q")
-
-    number: int
+    number: U64
 
 
-@dataclass(frozen=True, slots=True)
 class Gone(Record):
     """A client is not connected any more."""
 
-    LAYOUT: ClassVar[Struct] = Struct("=Q")
-
-    client: int
+    client: U64
 
 
-@dataclass(frozen=True, slots=True)
 class Listen(Record):
     """Where other hosts reach the worker at that address is wanted."""
 
-    LAYOUT: ClassVar[Struct] = Struct("=16s")
-
-    local_addr: bytes
+    local_addr: Id
 
 
-@dataclass(frozen=True, slots=True)
 class Port(Record):
     """The answer to `Ask`."""
 
-    LAYOUT: ClassVar[Struct] = Struct("=QH")
-
-    number: int
-    port: int  # 0: there is none
+    number: U64
+    port: U16  # 0: there is none
 
 
-@dataclass(frozen=True, slots=True)
 class Show(Record):
     """What it carries is wanted, from so many on."""
 
-    LAYOUT: ClassVar[Struct] = Struct("=QI")
-
-    number: int
-    after: int
+    number: U64
+    after: U32
 
 
-@dataclass(frozen=True, slots=True)
 class Leave(Record):
     """Everything goes back to TCP; then the worker ends."""
 
@@ -153,113 +145,80 @@ class Leave(Record):
 # ---- the worker's ----
 
 
-@dataclass(frozen=True, slots=True)
 class Ready(Record):
     """It works; what applications need to ring it and to hear it die: doorbell, its page, a pipe's reading end."""
 
-    LAYOUT: ClassVar[Struct] = Struct("=16s")
     FDS: ClassVar[int] = 3
 
-    doorbell_id: bytes
+    doorbell_id: Id
 
 
-@dataclass(frozen=True, slots=True)
 class Carried(Record):
     """An end that was lent has its link: its application is to be told."""
 
-    LAYOUT: ClassVar[Struct] = Struct("=Q")
-
-    number: int
+    number: U64
 
 
-@dataclass(frozen=True, slots=True)
 class Refused(Record):
     """An end that was lent gets no link."""
 
-    LAYOUT: ClassVar[Struct] = Struct("=Q")
-
-    number: int
+    number: U64
 
 
-@dataclass(frozen=True, slots=True)
 class Over(Record):
     """An end that was carried is not any more."""
 
-    LAYOUT: ClassVar[Struct] = Struct("=Q")
-
-    number: int
+    number: U64
 
 
-@dataclass(frozen=True, slots=True)
 class Await(Ways):
     """Looks for the end that accepted a connection of another host; `Delegate` or `Missing` answers."""
 
 
-@dataclass(frozen=True, slots=True)
 class Forget(Record):
     """Nobody looks any more."""
 
-    LAYOUT: ClassVar[Struct] = Struct("=Q")
-
-    search: int
+    search: U64
 
 
-@dataclass(frozen=True, slots=True)
 class Ask(Ways):
     """Asks the port mapper for the service at the remote end; `Port` answers."""
 
 
-@dataclass(frozen=True, slots=True)
 class Doubt(Record):
     """Nobody answers at that port of that service."""
 
-    LAYOUT: ClassVar[Struct] = Struct("=16sHH")
-
-    remote_addr: bytes
-    remote_port: int
-    port: int
+    remote_addr: Id
+    remote_port: U16
+    port: U16
 
 
-@dataclass(frozen=True, slots=True)
 class Listens(Record):
     """Where other hosts reach it at that address."""
 
-    LAYOUT: ClassVar[Struct] = Struct("=16sH")
-
-    local_addr: bytes
-    port: int  # 0: nowhere
+    local_addr: Id
+    port: U16  # 0: nowhere
 
 
-@dataclass(frozen=True, slots=True)
 class Counted(Record):
     """A counter has grown by one."""
 
-    LAYOUT: ClassVar[Struct] = Struct("=B")
-    TEXT: ClassVar[bool] = True
-
-    name_len: int
-    text: bytes  # its name, and behind it the reason
+    name_len: U8
+    text: Text  # its name, and behind it the reason
 
 
-@dataclass(frozen=True, slots=True)
 class Tell(Record):
     """Lines for the provider's log."""
 
-    TEXT: ClassVar[bool] = True
-
-    text: bytes
+    text: Text
 
 
-@dataclass(frozen=True, slots=True)
 class Shown(Record):
     """The answer to `Show`: JSON, a list of pairs, each the user of a connection and how it is."""
 
-    LAYOUT: ClassVar[Struct] = Struct("=Q?")
-    TEXT: ClassVar[bool] = True
-
-    number: int
-    more: bool  # behind these
-    text: bytes
+    number: U64
+    more: Flag  # behind these
+    text: Text
 
 
 TO_WORKER: Final = (Delegate, Missing, Drop, Gone, Listen, Port, Show, Leave)

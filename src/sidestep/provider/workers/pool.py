@@ -17,6 +17,7 @@ While none works, the provider carries connections by itself.
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import socket
@@ -24,7 +25,7 @@ import subprocess
 import sys
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Protocol, TypeAlias
@@ -37,18 +38,39 @@ from sidestep.provider import memory
 from sidestep.provider.proof.lookup import endpoint_of, mapped_address
 from sidestep.provider.rpc import Descriptors
 from sidestep.provider.workers import messages
-from sidestep.provider.workers.delegate import Delegated
 from sidestep.provider.workers.ipc import IpcChannel
 from sidestep.provider.workers.messages import Record
 from sidestep.routing import Address
-from sidestep.switch.protocol import Awaited, Incoming, NotYet, OffloadProtocol, Outgoing, PortMapper
+from sidestep.switch.protocol import Incoming, NotYet, OffloadProtocol, Outgoing, PortMapper, Services
 
 if TYPE_CHECKING:
-    from sidestep.provider.carry.services import ProviderServices
     from sidestep.provider.clients import Client
+    from sidestep.switch.offers import ConnectionKey
 
 Row: TypeAlias = tuple[int, dict[str, Any]]  # the user of a connection, and how it is
 ShowAnswer: TypeAlias = Callable[[list[Row], bool], None]  # rows, and whether there are more
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Delegated:
+    """An end of a connection with another host that a worker is to carry, or refuse.
+
+    The provider has the client, and its offer or claim; the worker gets descriptors and the facts that a `RemoteRelay`
+    wants. Until it has carried the end its application is told nothing: it may withdraw or go, and is not `taken` then.
+    """
+
+    key: ConnectionKey
+    cookie: int
+    side: int  # of the segment, that of who carries it
+    segment_id: bytes
+    doorbell_name: bytes
+    doorbell_index: int
+    client: Client
+    uid: int  # whose it is
+    fds: tuple[int, ...]  # the application's segment, doorbell and its page, until `taken` or `refuse` was called
+    taken: Callable[[bytes, Sequence[int]], bool]  # tells whose doorbell to ring from now on; False: it is not wanted
+    refuse: Callable[[], object]  # it stays on TCP; does nothing once it has been `taken`
+    over: Callable[[], object]  # it was carried and is not any more, or was not `taken`
 
 
 class Delegable(Protocol):
@@ -69,7 +91,7 @@ class _Process:
     doorbell_id: bytes = b""  # of the doorbell that applications ring; empty: it is not ready
     doorbell: Descriptors = field(default_factory=Descriptors)
     delegated: dict[int, Delegated] = field(default_factory=dict)
-    sought: dict[int, Awaited] = field(default_factory=dict)  # by its own numbers
+    sought: dict[int, Callable[[], object]] = field(default_factory=dict)  # what ends each, by its own numbers
     ports: dict[bytes, int | None] = field(default_factory=dict)  # by address; None: asked for
     tickets: deque[float] = field(default_factory=deque)  # until when a port that was told counts as a connection
     asked: dict[int, ShowAnswer] = field(default_factory=dict)
@@ -91,7 +113,7 @@ class WorkerSlot:
         self.running: _Process | None = None
         self.chosen_at = 0  # the crew's count of choices at the last time
         self._failures = 0  # in a row
-        self._numbers = 0
+        self._numbers = itertools.count(1)
         self._ended: list[_Process] = []  # told to, and not yet gone
 
     @property
@@ -116,7 +138,7 @@ class WorkerSlot:
             )  # fmt: skip
         except OSError as error:
             ours.close()
-            pool.log(f"a worker cannot be started: {error.strerror}")
+            pool.services.log(f"a worker cannot be started: {error.strerror}")
             self._start_later(0.0)
             return
         finally:
@@ -146,7 +168,7 @@ class WorkerSlot:
     def kill(self, why: str) -> None:
         """It has broken a rule, or does not answer."""
         if self.running is not None:
-            self._pool.log(f"worker {self.running.process.pid} is killed: {why}")
+            self._pool.services.log(f"worker {self.running.process.pid} is killed: {why}")
             self.running.process.kill()
 
     def _ipc_ended(self, why: str) -> None:
@@ -163,7 +185,7 @@ class WorkerSlot:
         if running.leaving or pool.stopped:
             return
         pool.counters.add("worker_ended", f"signal_{-code}" if code < 0 else f"exit_{code}")
-        pool.log(f"worker {running.process.pid} has ended by itself ({code}): its connections are reset")
+        pool.services.log(f"worker {running.process.pid} has ended by itself ({code}): its connections are reset")
         self._start_later(pool.services.loop.now - running.began_at)
 
     def _let_go(self, running: _Process) -> None:
@@ -171,8 +193,8 @@ class WorkerSlot:
         os.close(running.pidfd)
         running.ipc.close()
         running.doorbell.close()
-        for sought in running.sought.values():
-            sought.cancel()
+        for end in running.sought.values():
+            end()
         for delegated in list(running.delegated.values()):
             delegated.refuse()
             delegated.over()
@@ -198,13 +220,13 @@ class WorkerSlot:
     def delegate(self, running: _Process, delegable: Delegable, search: int = 0) -> None:
         """Gives it an end to carry; raises Unavailable."""
         delegated = delegable.delegate()
-        end, key = delegated.end, delegated.end.key
-        self._numbers += 1
-        running.delegated[self._numbers] = delegated
+        key = delegated.key
+        number = next(self._numbers)
+        running.delegated[number] = delegated
         record = messages.Delegate(
-            self._numbers, search, delegated.client.client_id, delegated.uid, key.local_addr, key.local_port,
-            key.remote_addr, key.remote_port, key.netns_cookie, end.cookie, end.side, end.segment_id, end.doorbell_name,
-            end.doorbell_index,
+            number, search, delegated.client.client_id, delegated.uid, key.local_addr, key.local_port,
+            key.remote_addr, key.remote_port, key.netns_cookie, delegated.cookie, delegated.side,
+            delegated.segment_id, delegated.doorbell_name, delegated.doorbell_index,
         )  # fmt: skip
         running.ipc.send(record, delegated.fds)
 
@@ -214,7 +236,7 @@ class WorkerSlot:
         if running is None:
             answer([], False)
             return
-        number = self._pool.next_question()
+        number = next(self._pool.questions)
         running.asked[number] = answer
         running.ipc.send(messages.Show(number, after))
 
@@ -276,7 +298,7 @@ class WorkerSlot:
             try:
                 self.delegate(running, _delegable(incoming), number)
             except Unavailable as why:
-                self._pool.log(f"a connection stays on TCP: {why}")
+                self._pool.services.log(f"a connection stays on TCP: {why}")
                 ipc.send(messages.Missing(number))
 
         try:
@@ -288,8 +310,8 @@ class WorkerSlot:
             ipc.send(messages.Missing(number))
 
     def _on_forget(self, running: _Process, record: messages.Forget, _: Descriptors) -> None:
-        if (sought := running.sought.pop(record.search, None)) is not None:
-            sought.cancel()
+        if (end := running.sought.pop(record.search, None)) is not None:
+            end()
 
     def _on_ask(self, running: _Process, record: messages.Ask, _: Descriptors) -> None:
         local = endpoint_of(record.local_addr, record.local_port)
@@ -317,7 +339,7 @@ class WorkerSlot:
         self._pool.counters.add(name, reason)
 
     def _on_tell(self, running: _Process, record: messages.Tell, _: Descriptors) -> None:
-        self._pool.log(f"worker {running.process.pid}: {record.text.decode(errors='replace')}")
+        self._pool.services.log(f"worker {running.process.pid}: {record.text.decode(errors='replace')}")
 
     def _on_shown(self, running: _Process, record: messages.Shown, _: Descriptors) -> None:
         answer = running.asked.pop(record.number, None)
@@ -348,28 +370,23 @@ class WorkerPool:
     """The workers of one protocol (`sidestep.switch.protocol.Workers`)."""
 
     def __init__(
-        self, carrier: OffloadProtocol, mapper: PortMapper, count: int, remote: RemoteSettings,
-        services: ProviderServices, counters: Counters, log: Callable[[str], None],
+        self, carrier: OffloadProtocol, mapper: PortMapper, count: int, remote: RemoteSettings, services: Services,
+        counters: Counters,
     ) -> None:  # fmt: skip
         self.carrier = carrier
         self.mapper = mapper
         self.services = services
         self.counters = counters
-        self.log = log
         self.stopped = False
         self.arguments = [f"--protocol={carrier.name}", f"--remote={remote}"]
         if remote.key_file is not None:
             self.arguments.append(f"--remote-key={remote.key_file}")
         self.slots = [WorkerSlot(self, index) for index in range(count)]
-        self._choices = 0
-        self._questions = 0
+        self.questions = itertools.count(1)
+        self._choices = itertools.count(1)
         self._waiting: list[Callable[[], None]] = []  # for a port
         for slot in self.slots:
             slot.start()
-
-    def next_question(self) -> int:
-        self._questions += 1
-        return self._questions
 
     @property
     def runs(self) -> bool:
@@ -383,8 +400,7 @@ class WorkerPool:
 
     def hand_over(self, outgoing: Outgoing) -> bool:
         """The worker with the least to do carries it, or refuses it; False: there is none."""
-        slot = self._least_loaded(self.slots)
-        if slot is None or slot.ready is None:
+        if (slot := self._least_loaded(self.slots)) is None or slot.ready is None:
             return False
         slot.delegate(slot.ready, _delegable(outgoing))
         return True
@@ -423,8 +439,7 @@ class WorkerPool:
         if not ready:
             return None
         chosen = self.slots[min(ready)[2]]
-        self._choices += 1
-        chosen.chosen_at = self._choices
+        chosen.chosen_at = next(self._choices)
         return chosen
 
     # ---- for the provider ----
@@ -450,23 +465,18 @@ class WorkerPool:
 class WorkerPools:
     """The workers of all protocols of one provider."""
 
-    def __init__(
-        self, count: int, remote: RemoteSettings | None, services: ProviderServices, counters: Counters,
-        log: Callable[[str], None],
-    ) -> None:  # fmt: skip
+    def __init__(self, count: int, services: Services, counters: Counters) -> None:
         self._count = count
-        self._remote = remote
         self._services = services
         self._counters = counters
-        self._log = log
         self._pools: list[WorkerPool] = []  # dismissed ones as well, as long as one of their workers runs
 
     def start_workers(self, carrier: OffloadProtocol, mapper: PortMapper) -> WorkerPool | None:
         """Workers that run this protocol, too; None: there are to be none."""
         self._pools = [pool for pool in self._pools if not pool.stopped or pool.runs]
-        if not self._count or self._remote is None:
+        if not self._count or self._services.remote is None:
             return None
-        pool = WorkerPool(carrier, mapper, self._count, self._remote, self._services, self._counters, self._log)
+        pool = WorkerPool(carrier, mapper, self._count, self._services.remote, self._services, self._counters)
         self._pools.append(pool)
         return pool
 

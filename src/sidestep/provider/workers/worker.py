@@ -15,9 +15,10 @@ import socket
 import sys
 import traceback
 from collections.abc import Callable
-from dataclasses import dataclass
+from functools import partial
 from importlib.metadata import entry_points
 from ipaddress import IPv6Address
+from itertools import count
 from typing import Any, Final
 
 from sidestep import limits
@@ -27,12 +28,10 @@ from sidestep.errors import PeerViolation, SidestepError, Unavailable
 from sidestep.loop import Loop
 from sidestep.native import _channel
 from sidestep.provider import memory
-from sidestep.provider.carry import links
-from sidestep.provider.carry import remote_relay as remote_relay
+from sidestep.provider.carry import remote_relay
 from sidestep.provider.carry.hub import End, Hub
 from sidestep.provider.carry.polling import Waiting
 from sidestep.provider.carry.remote_relay import RemoteRelay
-from sidestep.provider.carry.services import ProviderServices
 from sidestep.provider.proof.lookup import SocketProver, endpoint_of, mapped_address
 from sidestep.provider.rpc import Descriptors
 from sidestep.provider.workers import messages
@@ -42,7 +41,7 @@ from sidestep.routing import plain_address
 from sidestep.switch.link import Link
 from sidestep.switch.modules import PROTOCOLS_GROUP, Modules
 from sidestep.switch.offers import ConnectionKey
-from sidestep.switch.protocol import Awaited, Endpoint, Incoming, OffloadProtocol, Request
+from sidestep.switch.protocol import Endpoint, Incoming, OffloadProtocol, Request, Services
 
 
 class Worker:
@@ -50,25 +49,23 @@ class Worker:
 
     def __init__(self, sock: socket.socket, protocol: str, remote: RemoteSettings) -> None:
         self.loop = Loop(self._failed)
-        self._services = ProviderServices(self.loop, self._tell)
         self.ipc = IpcChannel(sock, self.loop, self._heard, self._orphaned)
         self.counters = _Reported(self.ipc)
         self.prover = SocketProver()
-        self.hub = Hub(self.loop, self.counters, relays_max=_connections_max(), guarded=self._call)
+        self.hub = Hub(self.loop, self.counters, relays_max=_connections_max())
         self._waiting = Waiting(self.loop, self.hub)
         self._mapper = Mapper(self.ipc)
-        self._services.remote = remote
-        self._services.port_mapper = self._mapper
-        self._services.find_end = self._await_end
+        services = Services(loop=self.loop, log=self._tell, remote=remote, port_mapper=self._mapper)
+        services.await_end = self._await_end
         self._modules: Modules[OffloadProtocol] = Modules(
             OffloadProtocol,  # type: ignore[type-abstract]  # what must be derived from it, not made
             lambda: {point.name: point for point in entry_points(group=PROTOCOLS_GROUP)},
-            self._services, self._on_broken,
+            services, self._on_broken,
         )  # fmt: skip
         self.protocol = protocol
         self._delegated: dict[int, DelegatedHere] = {}
-        self._sought: dict[int, _Sought] = {}
-        self._numbers = 0
+        self._sought: dict[int, tuple[Callable[[Incoming], None], Callable[[str], None]]] = {}  # found, and failed
+        self._numbers = count(1)
         self._leave_until: float | None = None
 
     def run(self) -> None:
@@ -96,14 +93,8 @@ class Worker:
         self.loop.run(self._waiting.wait(left_s))
         self.hub.handle_turn()
 
-    def _call(self, callback: Callable[[], object]) -> None:
-        """One connection's fault must not take the others down."""
-        try:
-            callback()
-        except Exception as error:
-            self._failed(error)
-
     def _failed(self, error: Exception) -> None:
+        """One connection's fault must not take the others down."""
         self.counters.add("internal_error", "worker")
         self._tell("".join(traceback.format_exception(error)))
 
@@ -139,17 +130,17 @@ class Worker:
         remote: Endpoint,
         on_found: Callable[[Incoming], None],
         on_failed: Callable[[str], None],
-    ) -> Awaited:
+    ) -> Callable[[], object]:
         if self._leave_until is not None:
             raise Unavailable("the provider is going away")
         if len(self._sought) >= limits.REMOTE_SOUGHT_MAX:
             raise Unavailable(f"{limits.REMOTE_SOUGHT_MAX} connections are looked for already")
-        self._numbers += 1
-        self._sought[self._numbers] = sought = _Sought(self, self._numbers, on_found, on_failed)
-        self.ipc.send(messages.Await(self._numbers, *_ways(local, remote)))
-        return sought
+        number = next(self._numbers)
+        self._sought[number] = on_found, on_failed
+        self.ipc.send(messages.Await(number, *_ways(local, remote)))
+        return partial(self._forget, number)
 
-    def forget(self, number: int) -> None:
+    def _forget(self, number: int) -> None:
         if self._sought.pop(number, None) is not None:
             self.ipc.send(messages.Forget(number))
 
@@ -195,13 +186,13 @@ class Worker:
             return
         sought = self._sought.pop(delegated.record.search, None)
         if sought is not None:
-            sought.on_found(delegated)
+            sought[0](delegated)
         if delegated.relay is None:
             delegated.refuse("nobody wants it")
 
     def _on_missing(self, record: messages.Missing, _: Descriptors) -> None:
         if (sought := self._sought.pop(record.search, None)) is not None:
-            sought.on_failed("nobody here holds it, or it is idle")
+            sought[1]("nobody here holds it, or it is idle")
 
     def _on_drop(self, record: messages.Drop, _: Descriptors) -> None:
         delegated = self._delegated.get(record.number)
@@ -228,7 +219,7 @@ class Worker:
         self._mapper.handle_answer(record.number, record.port or None)
 
     def _on_show(self, record: messages.Show, _: Descriptors) -> None:
-        rows, more = links.page(self.hub, record.after)
+        rows, more = self.hub.links(record.after)
         self.ipc.send(messages.Shown(record.number, more, json.dumps(rows).encode()))
 
     def _on_leave(self, _record: messages.Leave, _: Descriptors) -> None:
@@ -298,35 +289,22 @@ class DelegatedHere:
         self._descriptors.close()
 
 
-@dataclass(slots=True, eq=False)
-class _Sought:
-    """An accepting end that is looked for (`sidestep.switch.protocol.Awaited`)."""
-
-    worker: Worker
-    number: int
-    on_found: Callable[[Incoming], None]
-    on_failed: Callable[[str], None]
-
-    def cancel(self) -> None:
-        self.worker.forget(self.number)
-
-
 class Mapper:
     """The provider's port mapper, asked by the line (`sidestep.switch.protocol.PortMapper`)."""
 
     def __init__(self, ipc: IpcChannel) -> None:
         self._ipc = ipc
         self._asked: dict[int, Callable[[int | None], None]] = {}
-        self._numbers = 0
+        self._numbers = count(1)
 
     def ask(self, local: Endpoint, remote: Endpoint, answer: Callable[[int | None], None]) -> None:
         """Calls `answer` with the port for that service there."""
         if not self._ipc.open or len(self._asked) >= limits.PEERS_WAITING_MAX:
             answer(None)
             return
-        self._numbers += 1
-        self._asked[self._numbers] = answer
-        self._ipc.send(messages.Ask(self._numbers, *_ways(local, remote)))
+        number = next(self._numbers)
+        self._asked[number] = answer
+        self._ipc.send(messages.Ask(number, *_ways(local, remote)))
 
     def handle_answer(self, number: int, port: int | None) -> None:
         if (answer := self._asked.pop(number, None)) is not None:

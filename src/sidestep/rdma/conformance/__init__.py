@@ -12,8 +12,7 @@ from collections.abc import Callable
 
 from sidestep.errors import SidestepError
 from sidestep.rdma.conformance import completion, connection, data, ending, memory, pooling, sharing, windows
-from sidestep.rdma.conformance.harness import Bench, DeviceUnderTest, NotApplicable, Violation
-from sidestep.rdma.conformance.registry import CHECKS, Check
+from sidestep.rdma.conformance.harness import CHECKS, Bench, Check, DeviceUnderTest, NotApplicable, Violation
 
 __all__ = ["CHECKS", "Bench", "Check", "DeviceUnderTest", "NotApplicable", "Violation", "run"]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from sidestep.errors import Misuse
-from sidestep.rdma.conformance.registry import check
+from sidestep.rdma.conformance.harness import check
 from sidestep.rdma.verbs import AsyncEvent, CompletionQueue, EventKind, QpCapabilities, QpState
 from sidestep.rdma.work import Opcode, Status
 

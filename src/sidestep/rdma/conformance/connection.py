@@ -18,8 +18,7 @@ from sidestep.rdma.cm import (
     TimewaitExit,
     Unreachable,
 )
-from sidestep.rdma.conformance.harness import refusals
-from sidestep.rdma.conformance.registry import check
+from sidestep.rdma.conformance.harness import check, refusals
 from sidestep.rdma.verbs import EventKind, QpCapabilities, QpState
 from sidestep.rdma.work import Status
 

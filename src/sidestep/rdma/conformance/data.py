@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from sidestep.rdma.conformance.harness import ALL, READ, WRITE
-from sidestep.rdma.conformance.registry import check
+from sidestep.rdma.conformance.harness import ALL, READ, WRITE, check
 from sidestep.rdma.verbs import QpCapabilities
 from sidestep.rdma.work import LocalInvalidate, Opcode, RdmaRead, RdmaWrite, Receive, RKey, Send, Status
 

@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING
 
 from sidestep.errors import LimitReached, Misuse
 from sidestep.rdma.cm import Disconnected
-from sidestep.rdma.conformance.harness import ALL, WRITE, Violation
-from sidestep.rdma.conformance.registry import check
+from sidestep.rdma.conformance.harness import ALL, WRITE, Violation, check
 from sidestep.rdma.verbs import EventKind, QpCapabilities, QpState
 from sidestep.rdma.work import (
     Access,

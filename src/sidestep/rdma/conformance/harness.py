@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Final, Protocol, TypeVar
 
 from sidestep.errors import SidestepError
 from sidestep.rdma.cm import ConnectionRequest, Established, Rejected, Unreachable
-from sidestep.rdma.verbs import AsyncEvent, QpCapabilities, QpState
-from sidestep.rdma.work import Access, Opcode, Receive, Send, Status
+from sidestep.rdma.verbs import AsyncEvent, EventKind, QpCapabilities, QpState
+from sidestep.rdma.work import Access, Opcode, RdmaRead, RdmaWrite, Receive, RKey, Send, Status
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from sidestep.rdma.verbs import (
         CompletionQueue,
         Device,
-        EventKind,
         MemoryRegion,
         ProtectionDomain,
         QueuePair,
@@ -39,6 +38,34 @@ class Violation(AssertionError):
 
 class NotApplicable(Exception):
     """The device does not promise this, or cannot be brought into the situation."""
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """One rule, and the code that looks whether a device keeps it."""
+
+    name: str
+    group: str
+    rule: str
+    clause: str  # where the rule comes from
+    body: Callable[[Bench], None]
+
+    def __str__(self) -> str:
+        return self.name
+
+
+CHECKS: Final[list[Check]] = []
+
+
+def check(clause: str) -> Callable[[Callable[[Bench], None]], Callable[[Bench], None]]:
+    """Adds a function to the list; the first line of its docstring is the rule."""
+
+    def add(body: Callable[[Bench], None]) -> Callable[[Bench], None]:
+        rule = (body.__doc__ or "").strip().splitlines()[0]
+        CHECKS.append(Check(body.__name__, body.__module__.rpartition(".")[2], rule, clause, body))
+        return body
+
+    return add
 
 
 class DeviceUnderTest(Protocol):
@@ -264,6 +291,30 @@ class Bench:
                 self.dut.run()
                 kinds = [each.kind for each in asked.events if each.kind is event]
                 self.equal(kinds, [event], f"{rule}: the end that was asked is told once")
+
+    def write(self, side: Side, content: bytes, va: int, key: int) -> None:
+        """A Write that succeeds, alone on its way; what it brought is placed."""
+        before = len(side.sent)
+        side.qp.post_send(RdmaWrite(70, (side.memory(content).view,), va, RKey(key)))
+        self.eventually(lambda: len(side.sent) > before, "the Write completes")
+        self.dut.run()
+        self.equal(side.sent[-1].status, Status.SUCCESS, "the Write succeeds")
+
+    def write_refused(self, target: MemoryRegion, sides: tuple[Side, Side], va: int, key: int, rule: str) -> None:
+        """A Write of four bytes is refused, and the memory is as it was."""
+        active, passive = sides
+        before = bytes(target.view)
+        word = active.memory(b"EVIL")
+        active.qp.post_send(RdmaWrite(66, (word.view,), va, RKey(key)))
+        self.is_refused(active, passive, 66, Status.REMOTE_ACCESS_ERROR, EventKind.QP_ACCESS_ERROR, rule)
+        self.equal(bytes(target.view), before, f"{rule}: nothing is placed")
+
+    def read_refused(self, sides: tuple[Side, Side], va: int, key: int, rule: str) -> None:
+        active, passive = sides
+        sink = active.memory(4)
+        active.qp.post_send(RdmaRead(66, (sink.view,), va, RKey(key)))
+        self.is_refused(active, passive, 66, Status.REMOTE_ACCESS_ERROR, EventKind.QP_ACCESS_ERROR, rule)
+        self.equal(bytes(sink.view), bytes(4), f"{rule}: nothing is read")
 
 
 def refusals(events: list[ConnectionEvent]) -> list[int | None]:

@@ -5,9 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from sidestep.errors import Misuse, SidestepError
-from sidestep.rdma.conformance.harness import ALL, LOCAL, READ, WRITE
-from sidestep.rdma.conformance.refusing import read_refused, write_refused
-from sidestep.rdma.conformance.registry import check
+from sidestep.rdma.conformance.harness import ALL, LOCAL, READ, WRITE, check
 from sidestep.rdma.verbs import EventKind, MemoryRegion, QpState
 from sidestep.rdma.work import Access, LocalInvalidate, RdmaRead, RdmaWrite, Receive, RKey, Send, Status
 
@@ -20,9 +18,9 @@ def unknown_key_is_refused(bench: Bench) -> None:
     """A key that names no region is refused."""
     sides = bench.pair()
     target = sides[1].memory(8, ALL)
-    write_refused(bench, target, sides, target.va, target.rkey ^ 0x5A00, "an unknown index")
+    bench.write_refused(target, sides, target.va, target.rkey ^ 0x5A00, "an unknown index")
     sides = bench.pair()
-    read_refused(bench, sides, target.va, 0, "key 0")
+    bench.read_refused(sides, target.va, 0, "key 0")
 
 
 @check("RFC 5042 6.1.1")
@@ -30,7 +28,7 @@ def all_32_bits_of_a_key_count(bench: Bench) -> None:
     """A key of which only the low 8 bits are wrong is refused."""
     sides = bench.pair()
     target = sides[1].memory(8, ALL)
-    write_refused(bench, target, sides, target.va, target.rkey ^ 0x01, "a wrong key part")
+    bench.write_refused(target, sides, target.va, target.rkey ^ 0x01, "a wrong key part")
 
 
 @check("RFC 5042 6.2.2; IBTA 10.6.4")
@@ -41,7 +39,7 @@ def deregistered_key_is_refused(bench: Bench) -> None:
     target.deregister()
     target.deregister()
     bench.expect(not target.valid, "a deregistered region says so")
-    write_refused(bench, target, sides, target.va, target.rkey, "a key after deregister")
+    bench.write_refused(target, sides, target.va, target.rkey, "a key after deregister")
 
 
 @check("RFC 5042 6.1.1")
@@ -58,9 +56,9 @@ def registering_again_gives_another_key(bench: Bench) -> None:
             old_va = region.va
     region = passive.domain.register(memory, ALL)
     old = min(keys - {region.rkey})
-    write_refused(bench, region, sides, region.va, old, "an old key with the new address")
+    bench.write_refused(region, sides, region.va, old, "an old key with the new address")
     sides = bench.pair(passive=bench.side(bench.passive, domain=passive.domain))
-    read_refused(bench, sides, old_va, old, "an old key with its address")
+    bench.read_refused(sides, old_va, old, "an old key with its address")
 
 
 @check("IBTA 10.6.7.2; RFC 5042 6.3.2")
@@ -71,13 +69,9 @@ def rekey_shuts_out_who_had_the_key(bench: Bench) -> None:
     old, va = target.rkey, target.va
     target.rekey()
     bench.equal((target.va, target.valid), (va, True), "address and memory stay")
-    word = sides[0].memory(b"good")
-    sides[0].qp.post_send(RdmaWrite(1, (word.view,), va, target.rkey))
-    bench.eventually(lambda: bool(sides[0].sent), "a Write with the new key completes")
-    bench.dut.run()
-    bench.all_ok(sides[0], "the new key is good")
+    bench.write(sides[0], b"good", va, target.rkey)
     bench.equal(bytes(target.view), b"good\0\0\0\0", "and its bytes are placed")
-    write_refused(bench, target, sides, va, old, "the key from before")
+    bench.write_refused(target, sides, va, old, "the key from before")
     target.deregister()
     bench.refused(Misuse, target.rekey, "a deregistered region has no new key")
 
@@ -88,10 +82,10 @@ def bounds_are_those_of_the_region(bench: Bench) -> None:
     for what, offset in (("a byte before", -1), ("across the end", 13), ("behind the end", 16), ("far away", 1 << 40)):
         sides = bench.pair()
         memory = sides[1].memory(b"." * 16, ALL)
-        write_refused(bench, memory, sides, memory.va + offset, memory.rkey, f"a Write {what}")
+        bench.write_refused(memory, sides, memory.va + offset, memory.rkey, f"a Write {what}")
         sides = bench.pair()
         memory = sides[1].memory(b"." * 16, ALL)
-        read_refused(bench, sides, memory.va + offset, memory.rkey, f"a Read {what}")
+        bench.read_refused(sides, memory.va + offset, memory.rkey, f"a Read {what}")
 
 
 @check("RFC 5041 7.1")
@@ -100,13 +94,9 @@ def bounds_do_not_hide_the_rest_of_a_buffer(bench: Bench) -> None:
     sides = bench.pair()
     memory = bytearray(b"." * 24)
     region = sides[1].domain.register(memoryview(memory)[8:16], ALL)
-    word = sides[0].memory(b"12345678")
-    sides[0].qp.post_send(RdmaWrite(1, (word.view,), region.va, region.rkey))
-    bench.eventually(lambda: bool(sides[0].sent), "a Write of the whole region completes")
-    bench.dut.run()
-    bench.all_ok(sides[0], "the whole region may be written")
+    bench.write(sides[0], b"12345678", region.va, region.rkey)
     bench.equal(bytes(memory), b"........12345678........", "the bytes are where the region is")
-    read_refused(bench, sides, region.va - 8, region.rkey, "the bytes before it")
+    bench.read_refused(sides, region.va - 8, region.rkey, "the bytes before it")
 
 
 @check("RFC 5041 7.1")
@@ -115,7 +105,7 @@ def addresses_do_not_wrap(bench: Bench) -> None:
     for va in (0xFFFF_FFFF_FFFF_FFFE, 0xFFFF_FFFF_FFFF_FFFC):
         sides = bench.pair()
         target = sides[1].memory(b"." * 16, ALL)
-        write_refused(bench, target, sides, va, target.rkey, "a Write across the end of all addresses")
+        bench.write_refused(target, sides, va, target.rkey, "a Write across the end of all addresses")
 
 
 @check("IBTA 10.6.3.1; RFC 5040 8.1.1")
@@ -123,13 +113,13 @@ def rights_are_those_of_the_region(bench: Bench) -> None:
     """A region that was not opened for reading is not read, one not opened for writing not written."""
     sides = bench.pair()
     target = sides[1].memory(b"." * 8, LOCAL | READ)
-    write_refused(bench, target, sides, target.va, target.rkey, "a Write into a region for reading")
+    bench.write_refused(target, sides, target.va, target.rkey, "a Write into a region for reading")
     sides = bench.pair()
     target = sides[1].memory(b"." * 8, WRITE)
-    read_refused(bench, sides, target.va, target.rkey, "a Read of a region for writing")
+    bench.read_refused(sides, target.va, target.rkey, "a Read of a region for writing")
     sides = bench.pair()
     target = sides[1].memory(b"." * 8, LOCAL)
-    read_refused(bench, sides, target.va, target.rkey, "a Read of a region for nobody")
+    bench.read_refused(sides, target.va, target.rkey, "a Read of a region for nobody")
 
 
 @check("IBTA 10.3.1, 9.7.4.1")
@@ -155,7 +145,7 @@ def keys_are_good_in_their_domain_only(bench: Bench) -> None:
     sides = bench.pair()
     other = bench.passive.alloc_pd()
     target = other.register(bytearray(b"." * 8), ALL)
-    write_refused(bench, target, sides, target.va, target.rkey, "a key of another domain")
+    bench.write_refused(target, sides, target.va, target.rkey, "a key of another domain")
 
 
 @check("IBTA 10.6.3.1")
@@ -275,13 +265,10 @@ def send_with_invalidate_voids_the_key(bench: Bench) -> None:
     bench.eventually(lambda: bool(passive.received), "the message arrives")
     bench.equal((bytes(room.view[:4]), passive.received[0].invalidated), (b"done", old), "bytes and key are told")
     bench.expect(not target.valid, "the region says that its key is void")
-    write_refused(bench, target, sides, target.va, old, "the voided key")
+    bench.write_refused(target, sides, target.va, old, "the voided key")
     sides = bench.pair(passive=bench.side(bench.passive, domain=passive.domain))
     target.rekey()
-    word = sides[0].memory(b"again")
-    sides[0].qp.post_send(RdmaWrite(1, (word.view,), target.va, target.rkey))
-    bench.eventually(lambda: bool(sides[0].sent), "a Write with the new key completes")
-    bench.dut.run()
+    bench.write(sides[0], b"again", target.va, target.rkey)
     bench.equal(bytes(target.view), b"again...", "a voided region lives again with a new key")
 
 
@@ -313,7 +300,7 @@ def local_invalidate_voids_the_key(bench: Bench) -> None:
     bench.eventually(lambda: bool(active.sent), "it completes")
     bench.all_ok(active, "it succeeds")
     bench.expect(not mine.valid, "the region says that its key is void")
-    write_refused(bench, mine, (passive, active), mine.va, mine.rkey, "the voided key")
+    bench.write_refused(mine, (passive, active), mine.va, mine.rkey, "the voided key")
     active, passive = bench.pair()
     active.qp.post_send(LocalInvalidate(1, RKey(0x7777_7700)))
     bench.eventually(lambda: bool(active.sent), "one of a key that is none completes")
@@ -362,7 +349,7 @@ def region_may_be_zero_based(bench: Bench) -> None:
     bench.eventually(lambda: len(active.sent) == 2, "Write and Read complete")
     bench.all_ok(active, "they succeed")
     bench.equal((bytes(memory), bytes(sink.view)), (b"..........low...........", b"..low..."), "its bytes are moved")
-    write_refused(bench, region, sides, 5, region.rkey, "a Write across the end")
+    bench.write_refused(region, sides, 5, region.rkey, "a Write across the end")
 
 
 @check("iWARP verbs draft 7.2")
@@ -373,11 +360,9 @@ def consumer_chooses_8_bits_of_a_key(bench: Bench) -> None:
     for part in (0, 1, 255):
         region = passive.domain.register(bytearray(8), ALL, key_part=part)
         bench.equal(region.rkey & 0xFF, part, "the low 8 bits are those")
-        active.qp.post_send(RdmaWrite(part, (b"good",), region.va, region.rkey))
-        bench.eventually(lambda wanted=part: any(each.wr_id == wanted for each in active.sent), "a Write completes")  # type: ignore[misc]
-        bench.dut.run()
+        bench.write(active, b"good", region.va, region.rkey)
         bench.equal(bytes(region.view), b"good\0\0\0\0", "the key is good")
-    write_refused(bench, region, sides, region.va, region.rkey ^ 0x80, "another key part")
+    bench.write_refused(region, sides, region.va, region.rkey ^ 0x80, "another key part")
     for part in (-1, 256):
         bench.refused(Misuse, lambda part=part: passive.domain.register(bytearray(8), ALL, key_part=part), "8 bits")  # type: ignore[misc]
 

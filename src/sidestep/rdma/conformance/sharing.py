@@ -5,9 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from sidestep.errors import LimitReached, Misuse
-from sidestep.rdma.conformance.harness import ALL, LOCAL, Side
-from sidestep.rdma.conformance.refusing import write_refused
-from sidestep.rdma.conformance.registry import check
+from sidestep.rdma.conformance.harness import ALL, LOCAL, Side, check
 from sidestep.rdma.verbs import AsyncEvent, EventKind, QpState
 from sidestep.rdma.work import Receive, Send, Status
 
@@ -249,7 +247,7 @@ def shared_receives_lie_in_their_own_domain(bench: Bench) -> None:
     bench.eventually(lambda: bool(passive.received), "the message arrives")
     bench.all_ok(passive, "memory of the shared queue's domain is good")
     bench.equal((bytes(room.view[:6]), opened.valid), (b"across", False), "it is filled, and the key voided")
-    write_refused(bench, kept, sides, kept.va, kept.rkey, "a key of the shared queue's domain")
+    bench.write_refused(kept, sides, kept.va, kept.rkey, "a key of the shared queue's domain")
     if bench.passive.attributes.checks_local_memory:
         active, passive = shared.pair(other)
         memory = other.register(bytearray(16), LOCAL)

@@ -5,15 +5,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from sidestep.errors import Misuse
-from sidestep.rdma.conformance.harness import ALL, LOCAL, READ, Side
-from sidestep.rdma.conformance.refusing import read_refused, write_refused
-from sidestep.rdma.conformance.registry import check
+from sidestep.rdma.conformance.harness import ALL, LOCAL, READ, Side, check
 from sidestep.rdma.verbs import EventKind, QpState
 from sidestep.rdma.work import Access, BindWindow, LocalInvalidate, Opcode, RdmaRead, RdmaWrite, Send, Status
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from sidestep.rdma.conformance.harness import Bench
     from sidestep.rdma.verbs import MemoryRegion, MemoryWindow
 
@@ -51,10 +47,8 @@ def _bind(
     return window
 
 
-def _bind_fails(bench: Bench, rule: str, make: Callable[[Side], BindWindow]) -> None:
+def _bind_fails(bench: Bench, passive: Side, request: BindWindow, rule: str) -> None:
     """A bind fails and ends the queue pair; the window is as it was before."""
-    _, passive = _pair(bench)
-    request = make(passive)
     window = request.window
     before = (window.valid, window.rkey)
     passive.qp.post_send(request)
@@ -78,7 +72,7 @@ def window_opens_a_part_of_a_region(bench: Bench) -> None:
     bench.all_ok(active, "they succeed")
     bench.equal(bytes(region.view), b"........windowed................", "the bytes are where the window is")
     bench.equal(bytes(sink.view), b"windowed", "and are read from there")
-    write_refused(bench, region, sides, region.va + 8, region.rkey, "the key of the region")
+    bench.write_refused(region, sides, region.va + 8, region.rkey, "the key of the region")
 
 
 @check("RFC 5041 7.1; iWARP verbs draft 7.10.6")
@@ -88,10 +82,10 @@ def window_has_bounds(bench: Bench) -> None:
         sides = _pair(bench)
         region = sides[1].memory(b"." * 32, _OPEN)
         window = _bind(bench, sides[1], region)
-        write_refused(bench, region, sides, window.va + offset, window.rkey, f"a Write {what}")
+        bench.write_refused(region, sides, window.va + offset, window.rkey, f"a Write {what}")
         sides = _pair(bench)
         window = _bind(bench, sides[1], sides[1].memory(b"." * 32, _OPEN))
-        read_refused(bench, sides, window.va + offset, window.rkey, f"a Read {what}")
+        bench.read_refused(sides, window.va + offset, window.rkey, f"a Read {what}")
 
 
 @check("iWARP verbs draft 7.10.2")
@@ -100,10 +94,10 @@ def window_has_rights_of_its_own(bench: Bench) -> None:
     sides = _pair(bench)
     region = sides[1].memory(b"." * 32, ALL | Access.WINDOW_BIND)
     window = _bind(bench, sides[1], region, READ)
-    write_refused(bench, region, sides, window.va, window.rkey, "a Write into a window for reading")
+    bench.write_refused(region, sides, window.va, window.rkey, "a Write into a window for reading")
     sides = _pair(bench)
     window = _bind(bench, sides[1], sides[1].memory(b"." * 32, ALL | Access.WINDOW_BIND), _WRITE)
-    read_refused(bench, sides, window.va, window.rkey, "a Read of a window for writing")
+    bench.read_refused(sides, window.va, window.rkey, "a Read of a window for writing")
 
 
 @check("iWARP verbs draft 7.10; RFC 5040 8.1.1")
@@ -113,10 +107,8 @@ def window_is_good_on_its_queue_pair_only(bench: Bench) -> None:
     other = bench.pair(passive=bench.side(bench.passive, domain=first[1].domain))
     region = first[1].memory(b"." * 32, _OPEN)
     window = _bind(bench, first[1], region)
-    write_refused(bench, region, other, window.va, window.rkey, "a window of another queue pair")
-    first[0].qp.post_send(RdmaWrite(1, (b"mine",), window.va, window.rkey))
-    bench.eventually(lambda: bool(first[0].sent), "a Write on its own queue pair completes")
-    bench.dut.run()
+    bench.write_refused(region, other, window.va, window.rkey, "a window of another queue pair")
+    bench.write(first[0], b"mine", window.va, window.rkey)
     bench.equal(bytes(region.view[8:12]), b"mine", "and is placed")
 
 
@@ -139,9 +131,7 @@ def bind_comes_before_what_is_behind_it(bench: Bench) -> None:
         passive.qp.post_send(Send(3, (key.to_bytes(4, "big"),)))
         bench.eventually(lambda wanted=turn + 1: len(active.received) == wanted, "the message arrives")  # type: ignore[misc]
         told = int.from_bytes(room.view[:4], "big")
-        active.qp.post_send(RdmaWrite(turn, (b"turn %03d" % turn,), region.va + 8, key))
-        bench.eventually(lambda wanted=turn + 1: len(active.sent) == wanted, "the Write completes")  # type: ignore[misc]
-        bench.dut.run()
+        bench.write(active, b"turn %03d" % turn, region.va + 8, key)
         bench.equal((told, bytes(region.view[8:16])), (key, b"turn %03d" % turn), "the window was open by then")
         window.deallocate()
     bench.all_ok(passive, "all succeed")
@@ -151,48 +141,37 @@ def bind_comes_before_what_is_behind_it(bench: Bench) -> None:
 @check("iWARP verbs draft 7.10.2")
 def bind_needs_a_region_open_to_windows(bench: Bench) -> None:
     """A window is not bound to a region without WINDOW_BIND, though that one is open to the other end itself."""
-    _bind_fails(bench, "a region not open to windows", lambda side: _request(side, side.memory(32, ALL)))
+    _, passive = _pair(bench)
+    _bind_fails(bench, passive, _request(passive, passive.memory(32, ALL)), "a region not open to windows")
 
 
 @check("iWARP verbs draft 7.10.6.1")
 def bind_needs_a_region_with_addresses(bench: Bench) -> None:
     """A window is not bound to a region that is zero-based."""
     bench.needs(bench.passive.attributes.zero_based, "the device has no zero-based regions")
-
-    def request(side: Side) -> BindWindow:
-        return _request(side, side.domain.register(bytearray(32), _OPEN, zero_based=True))
-
-    _bind_fails(bench, "a zero-based region", request)
+    _, passive = _pair(bench)
+    region = passive.domain.register(bytearray(32), _OPEN, zero_based=True)
+    _bind_fails(bench, passive, _request(passive, region), "a zero-based region")
 
 
 @check("iWARP verbs draft 7.10.6.1; IBTA 10.2.3")
 def bind_stays_in_the_domain(bench: Bench) -> None:
     """Window and region are of the domain of the queue pair that binds them."""
-
-    def foreign_region(side: Side) -> BindWindow:
-        return _request(side, side.device.alloc_pd().register(bytearray(32), _OPEN))
-
-    def foreign_window(side: Side) -> BindWindow:
-        return _request(side, side.memory(32, _OPEN), side.device.alloc_pd().alloc_window())
-
-    def both(side: Side) -> BindWindow:
-        domain = side.device.alloc_pd()
-        return _request(side, domain.register(bytearray(32), _OPEN), domain.alloc_window())
-
-    _bind_fails(bench, "a region of another domain", foreign_region)
-    _bind_fails(bench, "a window of another domain", foreign_window)
-    _bind_fails(bench, "both of another domain", both)
+    for what in ("a region", "a window", "both"):
+        _, passive = _pair(bench)
+        other = passive.device.alloc_pd()
+        region = passive.memory(32, _OPEN) if what == "a window" else other.register(bytearray(32), _OPEN)
+        window = None if what == "a region" else other.alloc_window()
+        _bind_fails(bench, passive, _request(passive, region, window), f"{what} of another domain")
 
 
 @check("iWARP verbs draft 7.10.6.1")
 def bind_stays_in_the_region(bench: Bench) -> None:
     """A window is of at least a byte, and all of it lies in the region."""
     for offset, length in ((-1, 8), (25, 8), (32, 1), (0, 33), (0, 0), (4, -2), (1 << 40, 1)):
-
-        def request(side: Side, offset: int = offset, length: int = length) -> BindWindow:
-            return _request(side, side.memory(32, _OPEN), offset=offset, length=length)
-
-        _bind_fails(bench, f"{length} bytes at {offset} of 32", request)
+        _, passive = _pair(bench)
+        request = _request(passive, passive.memory(32, _OPEN), offset=offset, length=length)
+        _bind_fails(bench, passive, request, f"{length} bytes at {offset} of 32")
 
 
 @check("iWARP verbs draft 7.10.2, figures 19 and 20")
@@ -205,46 +184,35 @@ def bind_needs_rights(bench: Bench) -> None:
         (_WRITE, Access.WINDOW_BIND),
         (_BOTH, READ | Access.WINDOW_BIND),
     ):
-
-        def request(side: Side, access: Access = access, region_access: Access = region_access) -> BindWindow:
-            return _request(side, side.memory(32, region_access), access=access)
-
-        _bind_fails(bench, f"{access!r} of {region_access!r}", request)
+        _, passive = _pair(bench)
+        request = _request(passive, passive.memory(32, region_access), access=access)
+        _bind_fails(bench, passive, request, f"{access!r} of {region_access!r}")
 
 
 @check("iWARP verbs draft 7.10.5, 7.10.6.1")
 def bind_needs_a_void_window(bench: Bench) -> None:
     """A window that is bound is not bound again before it is voided, and one given back never; it stays as it was."""
-
-    def bound(side: Side) -> BindWindow:
-        region = side.memory(b"." * 32, _OPEN)
-        return _request(side, region, _bind(bench, side, region))
-
-    def deallocated(side: Side) -> BindWindow:
-        request = _request(side, side.memory(32, _OPEN))
-        request.window.deallocate()
-        return request
-
-    _bind_fails(bench, "a window that is bound", bound)
-    _bind_fails(bench, "a window that is given back", deallocated)
+    _, passive = _pair(bench)
+    region = passive.memory(b"." * 32, _OPEN)
+    bound = _bind(bench, passive, region)
+    _bind_fails(bench, passive, _request(passive, region, bound), "a window that is bound")
+    _, passive = _pair(bench)
+    request = _request(passive, passive.memory(32, _OPEN))
+    request.window.deallocate()
+    _bind_fails(bench, passive, request, "a window that is given back")
 
 
 @check("iWARP verbs draft 7.10.6.1")
 def bind_needs_a_valid_region(bench: Bench) -> None:
     """A window is not bound to a region whose key is void, or that is deregistered."""
-
-    def voided(side: Side) -> BindWindow:
-        region = side.memory(32, _OPEN)
-        side.qp.post_send(LocalInvalidate(9, region.rkey))
-        return _request(side, region)
-
-    def deregistered(side: Side) -> BindWindow:
-        region = side.memory(32, _OPEN)
-        region.deregister()
-        return _request(side, region)
-
-    _bind_fails(bench, "a void region", voided)
-    _bind_fails(bench, "a deregistered region", deregistered)
+    _, passive = _pair(bench)
+    region = passive.memory(32, _OPEN)
+    passive.qp.post_send(LocalInvalidate(9, region.rkey))
+    _bind_fails(bench, passive, _request(passive, region), "a void region")
+    _, passive = _pair(bench)
+    region = passive.memory(32, _OPEN)
+    region.deregister()
+    _bind_fails(bench, passive, _request(passive, region), "a deregistered region")
 
 
 @check("iWARP verbs draft 7.8, 7.10.4")
@@ -258,7 +226,7 @@ def local_invalidate_closes_a_window(bench: Bench) -> None:
     bench.eventually(lambda: len(passive.sent) == 3, "both complete")
     bench.all_ok(passive, "both succeed")
     bench.equal((window.valid, region.valid), (False, True), "the window is void, the region is not")
-    write_refused(bench, region, sides, region.va + 8, window.rkey, "a voided window")
+    bench.write_refused(region, sides, region.va + 8, window.rkey, "a voided window")
     region.deregister()
 
 
@@ -273,7 +241,7 @@ def send_with_invalidate_closes_a_window(bench: Bench) -> None:
     bench.eventually(lambda: bool(passive.received), "the message arrives")
     bench.equal((bytes(room.view[:4]), passive.received[0].invalidated), (b"done", window.rkey), "it tells the key")
     bench.equal((window.valid, region.valid), (False, True), "the window is void, the region is not")
-    write_refused(bench, region, sides, region.va + 8, window.rkey, "a voided window")
+    bench.write_refused(region, sides, region.va + 8, window.rkey, "a voided window")
 
 
 @check("iWARP verbs draft 7.8; RFC 5042 6.4.5")
@@ -291,9 +259,7 @@ def windows_are_voided_by_their_queue_pair_only(bench: Bench) -> None:
     active.qp.post_send(Send(1, (b"done",), invalidate=window.rkey))
     bench.is_refused(active, other, 1, Status.REMOTE_ACCESS_ERROR, EventKind.QP_ACCESS_ERROR, "a window of another")
     bench.equal((window.valid, bytes(room.view)), (True, bytes(8)), "the window is bound, nothing is delivered")
-    first[0].qp.post_send(RdmaWrite(1, (b"good",), window.va, window.rkey))
-    bench.eventually(lambda: bool(first[0].sent), "a Write completes")
-    bench.dut.run()
+    bench.write(first[0], b"good", window.va, window.rkey)
     bench.equal(bytes(region.view[8:12]), b"good", "the window is good all the same")
 
 
@@ -308,12 +274,9 @@ def window_is_bound_again_with_another_key(bench: Bench) -> None:
     _bind(bench, passive, second, window=window, offset=0, length=4)
     bench.equal((window.rkey == old, window.rkey >> 8), (False, old >> 8), "the low 8 bits changed, and they alone")
     first.deregister()
-    active.qp.post_send(RdmaWrite(1, (b"here",), window.va, window.rkey))
-    bench.eventually(lambda: bool(active.sent), "a Write with the new key completes")
-    bench.dut.run()
-    bench.all_ok(active, "it succeeds")
+    bench.write(active, b"here", window.va, window.rkey)
     bench.equal(bytes(second.view[:8]), b"here....", "it goes where the window is now")
-    write_refused(bench, second, sides, window.va, old, "the key from before")
+    bench.write_refused(second, sides, window.va, old, "the key from before")
 
 
 @check("iWARP verbs draft 7.2.2, 7.10.5; RFC 5042 6.2.2")
@@ -326,7 +289,7 @@ def deallocated_window_is_closed(bench: Bench) -> None:
     window.deallocate()
     window.deallocate()
     bench.expect(not window.valid, "a window given back says so")
-    write_refused(bench, region, sides, va, window.rkey, "a window given back")
+    bench.write_refused(region, sides, va, window.rkey, "a window given back")
     region.deregister()
 
 
@@ -392,11 +355,9 @@ def window_may_be_zero_based(bench: Bench) -> None:
     region = passive.memory(b"." * 32, _OPEN)
     window = _bind(bench, passive, region, zero_based=True)
     bench.equal(window.va, 0, "it begins at 0")
-    active.qp.post_send(RdmaWrite(1, (b"low",), 2, window.rkey))
-    bench.eventually(lambda: bool(active.sent), "a Write completes")
-    bench.dut.run()
+    bench.write(active, b"low", 2, window.rkey)
     bench.equal(bytes(region.view), b"..........low...................", "it goes into the window")
-    write_refused(bench, region, sides, 5, window.rkey, "the bytes behind it")
+    bench.write_refused(region, sides, 5, window.rkey, "the bytes behind it")
 
 
 @check("iWARP verbs draft 7.2")
@@ -412,7 +373,5 @@ def window_key_is_known_before_the_bind(bench: Bench) -> None:
     passive.qp.post_send(BindWindow(wr_id=1, window=window, region=region, access=_WRITE, length=8, key_part=0xA7))
     bench.eventually(lambda: bool(passive.sent), "the bind completes")
     bench.equal(window.rkey, key, "it is the key")
-    active.qp.post_send(RdmaWrite(1, (b"good",), window.va, key))
-    bench.eventually(lambda: bool(active.sent), "a Write completes")
-    bench.dut.run()
+    bench.write(active, b"good", window.va, key)
     bench.equal(bytes(region.view[:8]), b"good....", "it is good")

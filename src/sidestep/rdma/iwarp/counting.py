@@ -9,18 +9,9 @@ from __future__ import annotations
 
 from typing import Final
 
-OPERATIONS: Final = (
-    "write",
-    "read_request",
-    "read_response",
-    "send",
-    "send_inv",
-    "send_se",
-    "send_se_inv",
-    "terminate",
-)
+from sidestep.rdma.iwarp.ddp import RdmapOp
 
-
+OPERATIONS: Final = tuple(op.name.lower() for op in RdmapOp)
 EVENTS: Final = {
     "connection_made": "connections established, by who asked: this end (active) or the other one (passive)",
     "connection_refused": "attempts of this end that the other end refused, by cause",

@@ -27,8 +27,8 @@ from sidestep.rdma.verbs import DeviceAttributes
 
 if TYPE_CHECKING:
     from sidestep.rdma.iwarp.stream import RdmapStream
-    from sidestep.rdma.soft.init import QpInit
     from sidestep.rdma.soft.keys import Memory
+    from sidestep.rdma.soft.memory import QpInit
 
 _PRIVATE_DATA: Final = PRIVATE_DATA_MAX - ENHANCED_LEN
 ATTRIBUTES: Final = DeviceAttributes(

@@ -45,8 +45,7 @@ from sidestep.rdma.iwarp.startup.negotiation import Initiator, Responder
 from sidestep.rdma.iwarp.startup.terms import Agreed, Asked, Failed, MpaCause, ReadDepths, Refused
 from sidestep.rdma.iwarp.stream import RdmapStream
 from sidestep.rdma.iwarp.tcp import Tcp, TcpListener, begin_connect, check_address
-from sidestep.rdma.soft.listeners import SoftListener
-from sidestep.rdma.soft.manager import SoftManager, SoftRequest
+from sidestep.rdma.soft.manager import SoftListener, SoftManager, SoftRequest
 
 if TYPE_CHECKING:
     from sidestep.errors import InternalError
@@ -72,7 +71,6 @@ class IwarpConnection(Connection):
         self.transport: Transport | None = None
         self._handler = handler
         self._pending: _Asking | None = None  # a start-up that goes on
-        self._private_data = b""
         self.state = state
         qp.connection = self
         manager.connections.add(self)
@@ -429,7 +427,7 @@ class IwarpManager(SoftManager[IwarpQueuePair]):
 
     def close(self) -> None:
         """Ends everything, without waiting for anybody."""
-        for listener in self.listeners:
+        for listener in list(self.listeners):
             listener.close()
         for request in [*self.half_open, *self.requests]:
             request.drop()
@@ -448,7 +446,7 @@ class IwarpManager(SoftManager[IwarpQueuePair]):
         """Whom a request is for, whatever the high bits of his service id are."""
         reason = REJECT_INVALID_SERVICE_ID
         for service_id in {each.service_id: None for each in self.listeners if each.service_id & _PORT == port}:
-            found = self.listeners.find(service_id, private_data)
+            found = self.find_listener(service_id, private_data)
             if isinstance(found, SoftListener):
                 return found
             reason = found

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from sidestep.rdma.iwarp.manager import IwarpConnection
     from sidestep.rdma.iwarp.receiver import Fault
     from sidestep.rdma.iwarp.stream import RdmapStream
-    from sidestep.rdma.soft.init import QpInit
+    from sidestep.rdma.soft.memory import QpInit
     from sidestep.rdma.work import Receive, RKey, SendRequest, Status
 
 _INVALIDATE_REFUSED: Final = {
@@ -78,7 +78,7 @@ class IwarpQueuePair(SoftQueuePair):
         if self.state is QpState.RESET:
             return
         super().destroy()
-        self.device.keys.give_back(self.sink_stag)
+        self.device.keys.free(self.sink_stag)
         if (stream := self.stream) is not None:
             stream.receiver.give_up()
             if not stream.leaving:
@@ -171,7 +171,7 @@ class IwarpQueuePair(SoftQueuePair):
         if self.connection is not None:
             self.connection.over(by_remote=by_remote, confirmed=confirmed)
 
-    # What the receiver asks and tells; see `receiver.ReceiverOwner`.
+    # What the receiver asks and tells.
 
     @property
     def receives_left(self) -> int:
@@ -182,6 +182,7 @@ class IwarpQueuePair(SoftQueuePair):
         return self.domain.grant(key, va, length, right, self)
 
     def invalidate(self, key: int, *, only_check: bool = False) -> Condition | None:
+        """Voids a key for the other end; what is wrong if it must not."""
         memory = self.domain.may_be_invalidated(key, self)
         if isinstance(memory, AccessRefusal):
             return _INVALIDATE_REFUSED[memory]
@@ -200,10 +201,12 @@ class IwarpQueuePair(SoftQueuePair):
         self.recv_cq.add(Completion(receive.wr_id, SUCCESS, OP_RECEIVE, length, self.number, solicited, invalidated))
 
     def respond(self, request: ReadRequest, header: bytes) -> bool:
+        """Queues the answer to a Read Request, which came with this DDP header; False if there is no slot left."""
         assert self.stream is not None
         return self.stream.sender.respond(request, header)
 
     def read_done(self) -> None:
+        """The oldest RDMA Read was delivered."""
         assert self.stream is not None
         self.stream.sender.read_done()
 
@@ -217,7 +220,7 @@ class IwarpQueuePair(SoftQueuePair):
         self.stream.leave()
         self._over(by_remote=True, confirmed=True)
 
-    # What the sender asks and tells; see `sender.Owner`.
+    # What the sender asks and tells.
 
     def completed(self, request: SendRequest, byte_len: int) -> None:
         if request.signaled:
@@ -227,6 +230,7 @@ class IwarpQueuePair(SoftQueuePair):
             self._unsignaled += 1
 
     def failed(self, request: SendRequest, status: Status) -> None:
+        """A request could not be carried out, and all before it are done."""
         assert self.stream is not None
         self.device.events.add("completion_failed", status.name)
         self.send_cq.add(Completion(request.wr_id, status, OPCODES[type(request)], 0, self.number))

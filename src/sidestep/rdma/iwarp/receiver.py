@@ -3,7 +3,7 @@
 What arrives comes as runs (`sidestep.native._framing.Run`): consecutive segments of one message that continue each
 other. A run is first *placed*, if it may be, and then *delivered*: on a TCP stream nothing comes ahead of its turn.
 
-No I/O here. The queue pair is told what came of it by the calls of `ReceiverOwner`. After a fault nothing more is
+No I/O here. The queue pair is told what came of it by calls. After a fault nothing more is
 looked at: the first one in the order of the stream counts (RFC 5040 7.1).
 """
 
@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import TYPE_CHECKING, Final
 
 from sidestep.rdma.iwarp.ddp import QUEUE_READ, QUEUE_SEND, QUEUE_TERMINATE, ReadRequest
 from sidestep.rdma.iwarp.terminate import Condition, Includes, Terminate
@@ -21,6 +21,7 @@ from sidestep.rdma.work import Access, RKey, Status
 if TYPE_CHECKING:
     from sidestep.native._framing import Inbound, Run
     from sidestep.rdma.iwarp.counting import StreamTally
+    from sidestep.rdma.iwarp.qp import IwarpQueuePair
     from sidestep.rdma.work import Receive, Scatter, SendRequest
 
 _WRITE: Final = 0
@@ -109,44 +110,6 @@ class _Message:
     delivered: int = 0  # bytes
 
 
-class ReceiverOwner(Protocol):
-    """What a receiver needs of its queue pair."""
-
-    def grant(self, key: int, va: int, length: int, right: int) -> memoryview | AccessRefusal:
-        """The bytes that the other end may touch."""
-
-    @property
-    def receives_left(self) -> int:
-        """Receives that no message has taken."""
-
-    def take_receive(self) -> Receive:
-        """Takes the oldest; there must be one."""
-
-    def may_receive(self, scatter: Scatter) -> bool:
-        """Whether a message may go there."""
-
-    def may_sink(self, scatter: Scatter) -> bool:
-        """Whether a response may."""
-
-    def invalidate(self, key: int, *, only_check: bool = False) -> Condition | None:
-        """Voids a key for the other end; what is wrong if it must not."""
-
-    def heard(self) -> None:
-        """The first message of the other end is here and good so far."""
-
-    def received(self, receive: Receive, length: int, solicited: bool, invalidated: RKey | None) -> None:
-        """A message was delivered."""
-
-    def respond(self, request: ReadRequest, header: bytes) -> bool:
-        """Queues the answer to a Read Request, which came with this DDP header; False if there is no slot left."""
-
-    def read_done(self) -> None:
-        """The oldest RDMA Read was delivered; this takes it out of `reads`."""
-
-    def terminated(self, payload: bytes) -> None:
-        """The other end ended the stream."""
-
-
 class Receiver:
     """One stream's."""
 
@@ -155,7 +118,9 @@ class Receiver:
         "_terminate_msn", "fault", "may_read", "may_write", "run_count",
     )  # fmt: skip
 
-    def __init__(self, owner: ReceiverOwner, remote_access: int, reads: deque[Outstanding], tally: StreamTally) -> None:
+    def __init__(
+        self, owner: IwarpQueuePair, remote_access: int, reads: deque[Outstanding], tally: StreamTally
+    ) -> None:
         self._owner = owner
         self._tally = tally  # of what is good
         self._reads = reads  # in the order of their requests

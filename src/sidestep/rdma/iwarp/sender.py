@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import TYPE_CHECKING, Final
 
 from sidestep.rdma.iwarp.counting import StreamTally
 from sidestep.rdma.iwarp.ddp import QUEUE_READ, QUEUE_SEND, RdmapOp, ReadRequest
@@ -26,6 +26,7 @@ from sidestep.rdma.work import Access, RdmaRead, RdmaWrite, Send, Status
 
 if TYPE_CHECKING:
     from sidestep.native._framing import Outbound
+    from sidestep.rdma.iwarp.qp import IwarpQueuePair
     from sidestep.rdma.work import Gather, SendRequest
 
 CHUNK: Final = 256 << 10  # bytes of a message that are framed at a time
@@ -59,28 +60,6 @@ class _Message:
     framed: int = 0  # bytes
 
 
-class SenderOwner(Protocol):
-    """What a sender needs of its queue pair."""
-
-    def grant(self, key: int, va: int, length: int, right: int) -> memoryview | AccessRefusal:
-        """The bytes that the other end may read."""
-
-    def begin(self, request: SendRequest) -> Status:
-        """Does what concerns this end only, and says whether the memory of a request is in order."""
-
-    def may_read(self, gather: Gather) -> bool:
-        """Whether the memory of a request is in order still."""
-
-    def completed(self, request: SendRequest, byte_len: int) -> None:
-        """A request is done."""
-
-    def failed(self, request: SendRequest, status: Status) -> None:
-        """A request could not be carried out, and all before it are done: the stream is to be ended."""
-
-    def answer_failed(self, fault: Fault) -> None:
-        """An answer to an RDMA Read cannot be given: likewise."""
-
-
 class Sender:
     """One stream's."""
 
@@ -89,7 +68,7 @@ class Sender:
         "_turn_of_answers", "_unwritten", "depth", "held", "reads", "requests", "resources", "sink_stag", "tally",
     )  # fmt: skip
 
-    def __init__(self, outbound: Outbound, owner: SenderOwner, sink_stag: int) -> None:
+    def __init__(self, outbound: Outbound, owner: IwarpQueuePair, sink_stag: int) -> None:
         self._outbound = outbound
         self._owner = owner
         self.held = True  # a responder waits for the first message of the other end (RFC 5044 7.1.2, rule 4)
@@ -277,9 +256,8 @@ class Sender:
             gather = (granted,)
         if message.tagged:
             # What the other end reads may change meanwhile, and the checksum must be of what is sent: it is copied.
-            self._outbound.tagged(
-                message.rdmap, message.stag, message.base, gather, begin, end, last, copy=answers is not None
-            )
+            copy = answers is not None
+            self._outbound.tagged(message.rdmap, message.stag, message.base, gather, begin, end, last, copy)
         else:
             self._outbound.untagged(message.rdmap, message.stag, QUEUE_SEND, message.base, gather, begin, end, last)
         message.framed = end

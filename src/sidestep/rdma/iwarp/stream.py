@@ -144,7 +144,7 @@ class RdmapStream:
             "phase": self._phase.value,
         }
 
-    # --- what a wire asks; see `tap.TappedStream` ---
+    # --- what a wire asks; see `tap.Wire.introduce` ---
 
     def sent_len(self) -> tuple[int, int]:
         """Bytes that went out, and those up to the next FPDU."""

@@ -18,7 +18,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from enum import IntEnum
 from itertools import count
-from typing import Final, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Final, TypeAlias
+
+if TYPE_CHECKING:
+    from sidestep.rdma.iwarp.stream import RdmapStream
 
 Address: TypeAlias = tuple[str, int]
 _STARTUP_MAX: Final = 4096  # bytes that a wire remembers; frames of a start-up have 532 each
@@ -61,16 +64,6 @@ class Seen:
 
 
 Tap: TypeAlias = Callable[[Seen], object]
-
-
-class TappedStream(Protocol):
-    """What a wire asks of a connection in full operation when somebody begins to look on."""
-
-    def sent_len(self) -> tuple[int, int]:
-        """Bytes of the stream that went out, and how many more there are up to the next FPDU."""
-
-    def received_len(self) -> tuple[int, bytes]:
-        """Bytes of the stream that came in, and those of them that are the beginning of an FPDU."""
 
 
 class Taps:
@@ -143,7 +136,7 @@ class Wire:
         self._remote: Address = ("", 0)
         self._sent = self._received = 0  # bytes, as far as they went through here
         self._startup: list[Seen] = []
-        self._stream: TappedStream | None = None
+        self._stream: RdmapStream | None = None
         self._base = (0, 0)  # bytes sent and received before the stream
 
     # --- the connection's side ---
@@ -156,7 +149,7 @@ class Wire:
     def ends(self) -> tuple[Address, Address]:
         return self._local, self._remote
 
-    def streams(self, stream: TappedStream, leftover_len: int) -> None:
+    def streams(self, stream: RdmapStream, leftover_len: int) -> None:
         """The start-up is over; so many bytes behind it were read along with it."""
         self._stream = stream
         self._base = self._sent, self._received - leftover_len

@@ -17,13 +17,13 @@ from functools import partial
 from ipaddress import ip_address
 from typing import TYPE_CHECKING, Final, Protocol
 
-from sidestep.accepting import PAUSE_S, Exhausted, accepted
+from sidestep.accepting import Acceptor, listening
 from sidestep.errors import InternalError, Misuse, Unavailable
 from sidestep.loop import READ, WRITE
 from sidestep.rdma.iwarp.tap import Wire
 
 if TYPE_CHECKING:
-    from sidestep.loop import Loop, Timer
+    from sidestep.loop import Loop
     from sidestep.rdma.iwarp.tap import Taps
 
 _MSS_UNKNOWN: Final = 1440  # what a path of 1500 bytes leaves, should the kernel not tell
@@ -230,43 +230,16 @@ class TcpListener:
         self._loop = loop
         self._accept = accept
         self._user_timeout_s = user_timeout_s
-        self._pause: Timer | None = None
-        self._sock = socket.socket(_family(local[0]), socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
-        try:
-            self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            if self._sock.family == socket.AF_INET6:
-                self._sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
-            self._sock.setblocking(False)
-            self._sock.bind(local)
-            self._sock.listen(backlog)
-        except OSError as why:
-            self._sock.close()
-            raise Unavailable(
-                f"nobody can listen on {local[0]} port {local[1]}: {why.strerror}",
-                remedy="choose another port, or stop who has it",
-            ) from why
-        self.port: int = self._sock.getsockname()[1]
-        self._watch()
+        sock = listening(local, backlog)
+        self.port: int = sock.getsockname()[1]
+        self._acceptor = Acceptor(loop, sock, self._take_in)
 
     def close(self) -> None:
-        if self._pause is not None:
-            self._pause.cancel()
-        if self._sock.fileno() >= 0:
-            self._loop.forget(self._sock.fileno())
-            self._sock.close()
+        self._acceptor.close()
 
-    def _watch(self) -> None:
-        self._pause = None
-        self._loop.watch(self._sock.fileno(), READ, self._on_ready)
-
-    def _on_ready(self, _events: int) -> None:
-        try:
-            for sock, address in accepted(self._sock):
-                tcp = Tcp(self._loop, _prepared(sock, self._user_timeout_s), _NOBODY, address[0])
-                tcp.run(partial(self._accept, tcp))
-        except Exhausted:
-            self._loop.forget(self._sock.fileno())
-            self._pause = self._loop.call_later(PAUSE_S, self._watch)
+    def _take_in(self, sock: socket.socket, address: tuple[str, int]) -> None:
+        tcp = Tcp(self._loop, _prepared(sock, self._user_timeout_s), _NOBODY, address[0])
+        tcp.run(partial(self._accept, tcp))
 
 
 class _Nobody:

@@ -5,7 +5,7 @@
     ...  # connect, post
     fabric.run()
 
-See `fabric` for time and modes, `settings` for delays and faults, `observer` for what can be watched.
+See `fabric` for time, `settings` for delays and faults, `observer` for what can be watched.
 """
 
 from sidestep.rdma.loopback.device import LoopbackDevice

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from sidestep.rdma.loopback.immediate import ImmediateQueuePair
 from sidestep.rdma.loopback.manager import LoopbackManager
-from sidestep.rdma.loopback.timed import TimedQueuePair
+from sidestep.rdma.loopback.qp import LoopbackQueuePair
 from sidestep.rdma.soft.device import SoftDevice
 from sidestep.rdma.verbs import AsyncEvent, EventKind
 
@@ -14,8 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from sidestep.rdma.loopback.fabric import Fabric
-    from sidestep.rdma.loopback.qp import LoopbackQueuePair
-    from sidestep.rdma.soft.init import QpInit
+    from sidestep.rdma.soft.memory import QpInit
     from sidestep.rdma.verbs import DeviceAttributes
 
 
@@ -42,8 +40,7 @@ class LoopbackDevice(SoftDevice):
     # For what belongs to the device.
 
     def make_qp(self, init: QpInit) -> LoopbackQueuePair:
-        make = ImmediateQueuePair if self.fabric.immediate else TimedQueuePair
-        return make(self, init)
+        return LoopbackQueuePair(self, init)
 
     def registration_fails(self) -> bool:
         faults = self.fabric.faults
@@ -57,8 +54,7 @@ class LoopbackDevice(SoftDevice):
     def registration_due(self, finish: Callable[[], None]) -> None:
         """After `Timing.registration_s`."""
         fabric = self.fabric
-        delay_s = 0.0 if fabric.immediate else fabric.draw(fabric.timing.registration_s)
-        fabric.arrive(fabric.now + delay_s, finish)
+        fabric.arrive(fabric.now + fabric.draw(fabric.timing.registration_s), finish)
 
     def departs(self, size: int) -> float:
         """When bytes that are sent now have left the port: it sends one message after the other."""
@@ -75,8 +71,6 @@ class LoopbackDevice(SoftDevice):
         self.tell(AsyncEvent(EventKind.PORT_ACTIVE if active else EventKind.PORT_ERROR, self))
         if not active:
             for qp in self._queue_pairs():
-                for end in qp.link.ends:
-                    end.watch_out()
                 qp.expect_silence()
 
     def die(self) -> None:

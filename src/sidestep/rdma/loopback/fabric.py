@@ -3,13 +3,9 @@
 Nothing here reads a clock. Time goes on when `step`, `run` or `run_until` take the next event; equal seeds and equal
 calls give equal runs. Events of the same moment happen in the order in which they were caused.
 
-Two modes, with the same rules towards the user:
-
-- **timed**: every message takes its seeded time. Order is kept within a queue pair as InfiniBand's reliable connection
-  keeps it; between queue pairs, between data and the connection manager, and between an RDMA Read's answer and later
-  Sends there is none. This is the mode that finds faults.
-- **immediate**: a request is carried out when it is posted; its completions are there at once for who polls, and `run`
-  hands them to handlers. No delays, no reordering, no event per message. This is the mode for speed.
+Every message takes its seeded time. Order is kept within a queue pair as InfiniBand's reliable connection keeps it;
+between queue pairs, between data and the connection manager, and between an RDMA Read's answer and later Sends there is
+none.
 """
 
 from __future__ import annotations
@@ -52,7 +48,6 @@ class Fabric:
 
     Args:
         rng: Decides delays and chances; nothing else is random.
-        immediate: Carries requests out when they are posted.
         timing: How long things take.
         faults: What goes wrong; nothing unless given.
         observer: Sees every message and every placement.
@@ -63,7 +58,6 @@ class Fabric:
         self,
         rng: Random,
         *,
-        immediate: bool = False,
         timing: Timing | None = None,
         faults: Faults | None = None,
         observer: Observer | None = None,
@@ -71,13 +65,11 @@ class Fabric:
     ) -> None:
         self.rng = rng
         self.key_rng = copy(rng)  # keys are another matter: how many are made changes nothing else of a run
-        self.immediate = immediate
         self.timing = timing or Timing()
         self.faults = faults
         self.observer = observer
         self.now = 0.0  # seconds
         self.notices: deque[Callable[[], object]] = deque()  # calls to users, in the order of their causes
-        self.plain = faults is None and observer is None  # the shortest way may be taken
         self.queue_pairs: dict[int, LoopbackQueuePair] = {}
         self.devices: dict[str, LoopbackDevice] = {}
         self._run_limit = run_limit
@@ -108,14 +100,12 @@ class Fabric:
         """
         qp.link.cut = True
         for end in qp.link.ends:
-            end.watch_out()
             end.expect_silence()
 
     def reset(self, qp: LoopbackQueuePair) -> None:
         """Breaks the connection of a queue pair so that both ends are told at once, as a TCP reset does with iWARP."""
         qp.link.cut = True
         for end in qp.link.ends:
-            end.watch_out()
             end.connection_reset()
 
     def fail(self, device: LoopbackDevice) -> None:

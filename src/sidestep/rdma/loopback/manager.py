@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from sidestep.rdma.cm import ConnectionEvent, ConnectionHandler
     from sidestep.rdma.loopback.device import LoopbackDevice
     from sidestep.rdma.loopback.fabric import Fabric, Timer
-    from sidestep.rdma.soft.listeners import SoftListener
+    from sidestep.rdma.soft.manager import SoftListener
     from sidestep.rdma.verbs import QueuePair
 
 
@@ -311,7 +311,7 @@ class LoopbackManager(SoftManager[LoopbackQueuePair]):
 
     def close(self) -> None:
         """Ends everything, without waiting for anybody."""
-        for listener in self.listeners:
+        for listener in list(self.listeners):
             listener.close()
         for request in list(self.requests.values()):
             request.reject(REJECT_INVALID_SERVICE_ID)
@@ -352,8 +352,7 @@ class LoopbackManager(SoftManager[LoopbackQueuePair]):
             fabric.observer.cm_message(message)
         if not self.device.port_active or (qp is not None and qp.link.cut) or _is_lost(fabric, kind):
             return
-        delay_s = 0.0 if fabric.immediate else fabric.draw(fabric.timing.cm_s)
-        fabric.arrive(fabric.now + delay_s, _arrive, fabric, message)
+        fabric.arrive(fabric.now + fabric.draw(fabric.timing.cm_s), _arrive, fabric, message)
 
     # The other end's side.
 
@@ -378,7 +377,7 @@ class LoopbackManager(SoftManager[LoopbackQueuePair]):
         asked_by = (message.source, message.local_id)
         if asked_by in self.requests or asked_by in self.by_remote:
             return  # sent again: the answer is on its way, or being thought about
-        listener = self.listeners.find(message.service_id, message.private_data)
+        listener = self.find_listener(message.service_id, message.private_data)
         if isinstance(listener, int):
             self.reject(message, listener)
             return

@@ -1,23 +1,34 @@
-"""A queue pair of the loopback device: its receives, its errors, and what the other end may do with it.
+"""A queue pair of the loopback device: requests and answers travel, and take their time.
 
-What is here is the same in both modes: the checks before a byte is placed, the placing, and the end of a queue pair.
-When a request is carried out is decided by `immediate` and `timed`.
+Theory of operation. A posted request waits in `_waiting` until it may leave: behind an RDMA Read when too many are
+under way, or when it is fenced. What has left is in `_sent` until its answer is back. Requests arrive in the order in
+which they left, and answers leave and return in the order of their requests (IBTA 9.7.3), an acknowledgement behind the
+answer to an earlier RDMA Read. But a request is carried out when it arrives, whatever answers are still to go: that is
+how a Send overtakes the bytes of an earlier RDMA Read.
 
-Theory of operation: the sending queue pair calls `take_send`, `take_write` or `grant_read` of the receiving one when a
-request arrives there; the answer is a `Status`, which becomes that of the request. Whatever goes wrong at the receiving
-end is settled there before the answer goes out.
+The memory of a request is read when it arrives at the other end, as a retransmission would: who changes it before the
+completion sends something else. What is on its way when its queue pair ends is lost.
+
+Where requests are not acknowledged (iWARP) Sends and Writes are copied and complete when they leave; what goes wrong
+with them later is told by the end of the connection.
+
+When a request arrives the sending queue pair calls `take_send`, `take_write` or `grant_read` of the receiving one; the
+answer is a `Status`, which becomes that of the request. Whatever goes wrong at the receiving end is settled there
+before the answer goes out.
 """
 
 from __future__ import annotations
 
-from abc import abstractmethod
-from typing import TYPE_CHECKING, Any
+from collections import deque
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Final
 
 from sidestep.rdma.address import buffer_address
 from sidestep.rdma.loopback.observer import Kind, Placed, QpMessage
 from sidestep.rdma.soft.memory import AccessRefusal
 from sidestep.rdma.soft.qp import (
     FLUSHED,
+    LOCAL_KINDS,
     OP_RECEIVE,
     OPCODES,
     REMOTE_READ,
@@ -27,9 +38,10 @@ from sidestep.rdma.soft.qp import (
     RTS,
     SUCCESS,
     SoftQueuePair,
+    length_of,
 )
-from sidestep.rdma.verbs import EventKind, QpState
-from sidestep.rdma.work import Completion, RdmaRead, RdmaWrite, Send, Status
+from sidestep.rdma.verbs import EventKind
+from sidestep.rdma.work import Completion, LocalInvalidate, RdmaRead, RdmaWrite, Send, Status
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -37,8 +49,22 @@ if TYPE_CHECKING:
     from sidestep.rdma.loopback.device import LoopbackDevice
     from sidestep.rdma.loopback.fabric import Timer
     from sidestep.rdma.loopback.manager import LoopbackConnection
-    from sidestep.rdma.soft.init import QpInit
+    from sidestep.rdma.soft.memory import QpInit
     from sidestep.rdma.work import Gather, SendRequest
+
+
+HEADERS: Final = 60  # bytes of a message besides its payload, about: IP, UDP, BTH, RETH, ICRC
+
+
+class _Sent:
+    """A request that has left, and its answer once that is back."""
+
+    __slots__ = ("length", "request", "status")
+
+    def __init__(self, request: SendRequest, length: int) -> None:
+        self.request = request
+        self.length = length
+        self.status: Status | None = None
 
 
 class LoopbackLink:
@@ -50,9 +76,13 @@ class LoopbackLink:
 
 
 class LoopbackQueuePair(SoftQueuePair):
-    """What both modes have in common."""
+    """One end, whose requests and answers travel."""
 
-    __slots__ = ("_silence_timer", "_slow", "_takes_connection_along", "completes_early", "fabric", "link", "peer")
+    __slots__ = (
+        "_answers_leave", "_answers_pending", "_answers_until", "_reads", "_refusing", "_requests_until", "_sent",
+        "_silence_timer", "_takes_connection_along", "_unsignaled", "_waiting", "completes_early", "fabric", "link",
+        "peer",
+    )  # fmt: skip
 
     device: LoopbackDevice
     connection: LoopbackConnection | None
@@ -62,13 +92,39 @@ class LoopbackQueuePair(SoftQueuePair):
         self.fabric = device.fabric
         self.peer: LoopbackQueuePair | None = None
         self.link = LoopbackLink(self)
-        self._slow = True  # not in RTS, or somebody watches, or faults are about: the short way is closed
         self._silence_timer: Timer | None = None
         self._takes_connection_along = self.device.attributes.error_disconnects
         self.completes_early = not self.device.attributes.acknowledged  # Sends and Writes, when they leave
         self.fabric.queue_pairs[self.number] = self
+        self._waiting: deque[SendRequest] = deque()
+        self._sent: deque[_Sent] = deque()
+        self._reads = 0  # among those sent
+        self._unsignaled = 0  # done, and in the queue until a signaled one is
+        self._requests_until = 0.0  # when the last request of this end arrives
+        self._answers_leave = 0.0  # when the last answer of this end leaves
+        self._answers_until = 0.0  # and when it arrives
+        self._answers_pending = 0  # answers that did not leave yet
+        self._refusing = False  # in error for a request of the other end, which is to be told
 
     # The user's side.
+
+    @property
+    def sends_outstanding(self) -> int:
+        return len(self._waiting) + len(self._sent) + self._unsignaled
+
+    def take_unfinished(self) -> list[SendRequest]:
+        unfinished = [sent.request for sent in self._sent]
+        unfinished += self._waiting
+        self._sent.clear()
+        self._waiting.clear()
+        self._reads = 0
+        return unfinished
+
+    def post_send(self, request: SendRequest) -> None:
+        """Queues the request; it leaves at once if nothing is in its way."""
+        if self.check_post(request, self.sends_outstanding):
+            self._waiting.append(request)
+            self._go_on()
 
     def modify_to_error(self) -> None:
         was_connected = self.hears
@@ -80,13 +136,6 @@ class LoopbackQueuePair(SoftQueuePair):
         super().destroy()
         self.fabric.queue_pairs.pop(self.number, None)
 
-    # What a mode decides.
-
-    @property
-    @abstractmethod
-    def awaits_answer(self) -> bool:
-        """Whether a request has left and was not answered."""
-
     # The connection manager's side.
 
     def join(self, peer: LoopbackQueuePair) -> None:
@@ -94,11 +143,11 @@ class LoopbackQueuePair(SoftQueuePair):
         self.link = peer.link = LoopbackLink(self, peer)
 
     def ready_to_receive(self) -> None:
-        self._set_state(RTR)
+        self.state = RTR
 
     def ready_to_send(self) -> None:
         if self.state is RTR:
-            self._set_state(RTS)
+            self.state = RTS
 
     def connection_reset(self) -> None:
         if self.hears:
@@ -113,13 +162,10 @@ class LoopbackQueuePair(SoftQueuePair):
         if link.cut:
             return
         link.cut = True
-        for each in link.ends:
-            each.watch_out()
         if self.connection is not None:
             fabric.notices.append(self.connection.lost)
         if self.peer is not None:
-            delay_s = 0.0 if fabric.immediate else fabric.draw(fabric.timing.wire_s)
-            fabric.arrive(fabric.now + delay_s, self.peer.connection_reset)
+            fabric.arrive(fabric.now + fabric.draw(fabric.timing.wire_s), self.peer.connection_reset)
 
     # The other end's side.
 
@@ -191,7 +237,7 @@ class LoopbackQueuePair(SoftQueuePair):
             return Status.REMOTE_ACCESS_ERROR
         return granted
 
-    # Sending: what both modes check.
+    # Sending.
 
     def begin(self, request: SendRequest) -> Status:
         """As for every queue pair, unless a fault wants something else."""
@@ -206,15 +252,143 @@ class LoopbackQueuePair(SoftQueuePair):
         """The answer to an RDMA Read is here: checks once more, since the memory may have been taken back."""
         return self.may_sink(request.scatter) and self.place(Kind.READ_RESPONSE, (data,), request.scatter)
 
-    # Silence and errors.
+    def _go_on(self) -> None:
+        while self._waiting and self._may_leave(self._waiting[0]):
+            request = self._waiting.popleft()
+            sent = _Sent(request, length_of(request))
+            self._sent.append(sent)
+            status = self.begin(request)
+            if status is not SUCCESS or isinstance(request, LOCAL_KINDS):
+                sent.status = status  # told in its turn, behind what left before it
+                self._complete_answered()
+            else:
+                self._leave(sent)
 
-    def watch_out(self) -> None:
-        """Something may be lost from now on: the short way is closed."""
-        self._slow = True
+    def _may_leave(self, request: SendRequest) -> bool:
+        if self._sent and self._sent[-1].status not in (None, SUCCESS):
+            return False  # behind a request that failed here nothing is begun
+        if isinstance(request, RdmaRead) and self._reads >= max(self.initiator_depth, 1):
+            return False
+        if isinstance(request, LocalInvalidate):
+            return not self._sent  # the verbs draft for iWARP 8.2.2.2: it waits for all before it
+        return not (request.fence and self._reads)
+
+    def _leave(self, sent: _Sent) -> None:
+        request = sent.request
+        assert not isinstance(request, LOCAL_KINDS)
+        size = HEADERS + sent.length
+        if isinstance(request, RdmaRead):
+            self._reads += 1
+            size = HEADERS
+        self.saw_request(request, sent.length)
+        if self.completes_early and not isinstance(request, RdmaRead):
+            request = replace(request, gather=(b"".join(request.gather),))
+            sent.status = SUCCESS
+        if self._passes():
+            self._requests_until = max(self._travels(size), self._requests_until)
+            self.fabric.arrive(self._requests_until, self._arrived, sent, request)
+        else:
+            self.expect_silence()
+        if sent.status is SUCCESS:
+            self._complete_answered()
+
+    def _answered(self, sent: _Sent, status: Status, data: bytes) -> None:
+        if self.state is not RTS:
+            return
+        if self.link.cut or not self.device.port_active:
+            self.expect_silence()
+            return
+        if isinstance(sent.request, RdmaRead) and status is SUCCESS and not self.place_read(sent.request, data):
+            status = Status.LOCAL_PROTECTION_ERROR
+        sent.status = status
+        self._complete_answered()
+        if self.state is RTS:
+            self._go_on()
+
+    def _complete_answered(self) -> None:
+        while self._sent and (status := self._sent[0].status) is not None:
+            sent = self._sent.popleft()
+            is_read = isinstance(sent.request, RdmaRead)
+            if is_read and self._reads:
+                self._reads -= 1
+            self._unsignaled = 0 if sent.request.signaled else self._unsignaled + 1
+            self.complete(sent.request, status, sent.length if is_read and status is SUCCESS else 0)
+
+    # What arrives at the other end, and comes back.
+
+    def _arrived(self, sent: _Sent, request: Send | RdmaWrite | RdmaRead) -> None:
+        if self.state is not RTS:
+            return
+        peer = self.peer
+        assert peer is not None
+        if self.link.cut or not peer.hears or not peer.device.port_active:
+            self.expect_silence()
+            return
+        fabric = self.fabric
+        delay_s = 0.0
+        if isinstance(request, RdmaRead):
+            granted = peer.grant_read(request, sent.length)
+            status = granted if isinstance(granted, Status) else SUCCESS
+            delay_s = fabric.draw(fabric.timing.read_s)
+        elif isinstance(request, Send):
+            status = peer.take_send(request, sent.length)
+        else:
+            status = peer.take_write(request, sent.length)
+        if sent.status is not None:
+            return  # it is completed; what was wrong with it ends the connection
+        peer._refusing = peer._refusing or status is not SUCCESS
+        peer._answers_leave = max(fabric.now + delay_s, peer._answers_leave)
+        if peer._answers_pending or peer._answers_leave > fabric.now:
+            peer._answers_pending += 1
+            fabric.arrive(peer._answers_leave, self._answer_due, sent, status)
+        else:
+            self._answer(sent, status)
+
+    def _answer_due(self, sent: _Sent, status: Status) -> None:
+        assert self.peer is not None
+        self.peer._answers_pending -= 1
+        self._answer(sent, status)
+
+    def _answer(self, sent: _Sent, status: Status) -> None:
+        peer, request = self.peer, sent.request
+        assert peer is not None
+        if self.state is not RTS:
+            return
+        if not (peer.hears or peer._refusing):
+            self.expect_silence()
+            return
+        data = b""
+        if isinstance(request, RdmaRead) and status is SUCCESS:
+            # The memory is read when the answer leaves; the key may have been withdrawn since the request was checked.
+            granted = peer.regrant(request, sent.length)
+            if isinstance(granted, Status):
+                status = granted
+            else:
+                data = bytes(granted)
+                peer.saw_response(granted)
+        else:
+            peer.saw_ack(status)
+        if not peer._passes():
+            self.expect_silence()
+            return
+        peer._answers_until = max(peer._travels(HEADERS + len(data)), peer._answers_until)
+        self.fabric.arrive(peer._answers_until, self._answered, sent, status, data)
+
+    def _passes(self) -> bool:
+        fabric = self.fabric
+        if fabric.faults is not None and fabric.chance(fabric.faults.lose_connection):
+            fabric.cut(self)
+        return not self.link.cut and self.device.port_active
+
+    def _travels(self, size: int) -> float:
+        fabric = self.fabric
+        return self.device.departs(size) + fabric.draw(fabric.timing.wire_s)
+
+    # Silence and errors.
 
     def expect_silence(self) -> None:
         """Something was lost: whatever is outstanding gets no answer, and fails after a while."""
-        if self._silence_timer is None and self.state is RTS and (self.awaits_answer or self.completes_early):
+        if self._silence_timer is None and self.state is RTS and (self._sent or self.completes_early):
             self._silence_timer = self.fabric.call_later(self.fabric.timing.retry_timeout_s, self._give_up)
 
     def stop_waiting(self) -> None:
@@ -246,10 +420,6 @@ class LoopbackQueuePair(SoftQueuePair):
         receive = self.take_receive()
         self.recv_cq.add(Completion(receive.wr_id, status, OP_RECEIVE, 0, self.number))
         self.modify_to_error()
-
-    def _set_state(self, state: QpState) -> None:
-        self.state = state
-        self._slow = state is not RTS or not self.fabric.plain or self.link.cut or self.srq is not None
 
     # Memory.
 

@@ -24,7 +24,7 @@ class CmKind(IntEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Timing:
-    """How long things take in virtual time. In immediate mode only the timeouts count."""
+    """How long things take in virtual time."""
 
     wire_s: Span = (1e-6, 5e-6)  # a message or an acknowledgement of a queue pair, one way; they never overtake
     read_s: Span = (0.0, 20e-6)  # more until the other end answers an RDMA Read: later Sends may arrive first

@@ -19,7 +19,6 @@ from typing import Final
 
 from sidestep.errors import Misuse
 from sidestep.rdma.frames import IpAddress, Side, ethernet_header, network_header
-from sidestep.rdma.roce.icrc import icrc
 from sidestep.rdma.roce.mad import CmMad, Drep, Dreq, Mad, Rej, Rep, Req, Rtu, gid
 from sidestep.rdma.roce.packet import (
     ACK_NO_CREDITS,
@@ -37,6 +36,7 @@ from sidestep.rdma.roce.packet import (
     Op,
     Packet,
     Reth,
+    icrc,
 )
 
 _UDP: Final = Struct(">HHHH")

@@ -7,15 +7,15 @@ kept; the others are sent as 0 and not looked at.
 
 from __future__ import annotations
 
-import struct
 from dataclasses import dataclass
 from ipaddress import IPv4Address, IPv6Address
 from struct import Struct
-from typing import ClassVar, Final, Self
+from typing import Any, ClassVar, Final, Self
 
 from sidestep.errors import Misuse, Rules
 
 MAD_LEN: Final = 256
+_MESSAGE_LEN: Final = 232
 _HEADER: Final = Struct(">BBBBHHQHHI")
 _CLASS_CM: Final = 0x07
 _METHOD_SEND: Final = 0x03
@@ -46,44 +46,65 @@ def address_of(wire: bytes) -> IPv4Address | IPv6Address:
 
 
 class CmMad:
-    """Base of the messages."""
+    """Base of the messages.
+
+    Args:
+        attribute: Which message it is.
+        private_offset: Bytes in front of the private data.
+        fields: What is there, the highest bit first, as `name:bits`; what is not kept has no name.
+    """
 
     __slots__ = ()
     ATTRIBUTE: ClassVar[int]
-    PRIVATE_OFFSET: ClassVar[int]  # in the message
-    PRIVATE_LEN: ClassVar[int]  # bytes
+    PRIVATE_OFFSET: ClassVar[int]
+    PRIVATE_LEN: ClassVar[int]
+    FIELDS: ClassVar[tuple[tuple[str, int], ...]]
 
     private_data: bytes
 
-    def head(self) -> bytes:
-        raise NotImplementedError
-
-    @classmethod
-    def read(cls, message: bytes) -> Self:
-        raise NotImplementedError
+    def __init_subclass__(cls, *, attribute: int = 0, private_offset: int = 0, fields: str = "") -> None:
+        if attribute:
+            cls.ATTRIBUTE = attribute
+        if fields:  # not of the copy that a dataclass with slots makes of its class
+            cls.PRIVATE_OFFSET, cls.PRIVATE_LEN = private_offset, _MESSAGE_LEN - private_offset
+            cls.FIELDS = tuple((name, int(bits)) for name, _, bits in (one.partition(":") for one in fields.split()))
 
     def encode(self) -> bytes:
         """The 232 bytes; `Misuse` if something does not fit."""
         if len(self.private_data) > self.PRIVATE_LEN:
             raise Misuse(f"{type(self).__name__} with {len(self.private_data)} bytes of private data")
-        try:
-            head = self.head()
-        except struct.error as error:
-            raise Misuse(f"{self} does not fit its fields: {error}") from error
-        return head.ljust(self.PRIVATE_OFFSET, b"\0") + self.private_data.ljust(self.PRIVATE_LEN, b"\0")
+        word = count = 0
+        for name, bits in self.FIELDS:
+            value = getattr(self, name) if name else 0
+            value = int.from_bytes(value) if isinstance(value, bytes) else value
+            if value >> bits:
+                raise Misuse(f"{self} does not fit its fields: {name} has {bits} bits")
+            word, count = word << bits | value, count + bits
+        head = word.to_bytes(count // 8).ljust(self.PRIVATE_OFFSET, b"\0")
+        return (head + self.private_data).ljust(_MESSAGE_LEN, b"\0")
 
     @classmethod
-    def private_of(cls, message: bytes) -> bytes:
-        return message[cls.PRIVATE_OFFSET : cls.PRIVATE_OFFSET + cls.PRIVATE_LEN]
+    def read(cls, message: bytes) -> Self:
+        """What the 232 bytes say: numbers, flags of a bit, and bytes where there are 128."""
+        found: dict[str, Any] = {"private_data": message[cls.PRIVATE_OFFSET :]}
+        word = int.from_bytes(message[: sum(bits for _, bits in cls.FIELDS) // 8])
+        for name, bits in reversed(cls.FIELDS):
+            value = word & (1 << bits) - 1
+            word >>= bits
+            if name:
+                found[name] = value == 1 if bits == 1 else value.to_bytes(16) if bits == 128 else value
+        return cls(**found)
 
 
 @dataclass(frozen=True, slots=True)
-class Req(CmMad):
+class Req(
+    CmMad, attribute=0x0010, private_offset=140, fields=
+        "local_comm_id:32 :32 service_id:64 ca_guid:64 :64 qpn:24 responder_resources:8 :24 initiator_depth:8 :24 "
+        "remote_timeout:5 :2 flow_control:1 starting_psn:24 local_timeout:5 retry_count:3 pkey:16 mtu_code:4 :1 "
+        "rnr_retry:3 cm_retries:4 srq:1 :3 local_lid:16 remote_lid:16 local_gid:128 remote_gid:128 flow_label:20 "
+        ":12 traffic_class:8 hop_limit:8 :8 ack_timeout:5 :3"
+):  # fmt: skip
     """Asks for a connection."""
-
-    ATTRIBUTE: ClassVar[int] = 0x0010
-    PRIVATE_OFFSET: ClassVar[int] = 140
-    PRIVATE_LEN: ClassVar[int] = 92
 
     local_comm_id: int
     service_id: int
@@ -111,41 +132,14 @@ class Req(CmMad):
     hop_limit: int = 64
     ack_timeout: int = 14
 
-    _LAYOUT: ClassVar[Struct] = Struct(">I4xQQ8xIIIIHBBHH16s16sIBBxB")  # up to the end of the primary path
-
-    def head(self) -> bytes:
-        return self._LAYOUT.pack(
-            self.local_comm_id, self.service_id, self.ca_guid, self.qpn << 8 | self.responder_resources,
-            self.initiator_depth, self.remote_timeout << 3 | self.flow_control,
-            self.starting_psn << 8 | self.local_timeout << 3 | self.retry_count, self.pkey,
-            self.mtu_code << 4 | self.rnr_retry, self.cm_retries << 4 | self.srq << 3, self.local_lid, self.remote_lid,
-            self.local_gid, self.remote_gid, self.flow_label << 12, self.traffic_class, self.hop_limit,
-            self.ack_timeout << 3,
-        )  # fmt: skip
-
-    @classmethod
-    def read(cls, message: bytes) -> Self:
-        (
-            comm_id, service_id, ca_guid, qpn, depth, timeout, psn, pkey, mtu, retries, local_lid, remote_lid,
-            local_gid, remote_gid, flow_label, traffic_class, hop_limit, ack_timeout,
-        ) = cls._LAYOUT.unpack_from(message)  # fmt: skip
-        return cls(
-            comm_id, service_id, qpn >> 8, psn >> 8, local_gid, remote_gid, cls.private_of(message), ca_guid,
-            responder_resources=qpn & 0xFF, initiator_depth=depth & 0xFF, remote_timeout=timeout >> 3 & 0x1F,
-            local_timeout=psn >> 3 & 0x1F, flow_control=timeout & 1 == 1, retry_count=psn & 7, rnr_retry=mtu & 7,
-            cm_retries=retries >> 4, mtu_code=mtu >> 4, srq=retries >> 3 & 1 == 1, pkey=pkey, local_lid=local_lid,
-            remote_lid=remote_lid, flow_label=flow_label >> 12, traffic_class=traffic_class, hop_limit=hop_limit,
-            ack_timeout=ack_timeout >> 3,
-        )  # fmt: skip
-
 
 @dataclass(frozen=True, slots=True)
-class Rep(CmMad):
+class Rep(
+    CmMad, attribute=0x0013, private_offset=36, fields=
+        "local_comm_id:32 remote_comm_id:32 :32 qpn:24 :40 starting_psn:24 :8 responder_resources:8 "
+        "initiator_depth:8 ack_delay:5 :2 flow_control:1 rnr_retry:3 srq:1 :4 ca_guid:64"
+):  # fmt: skip
     """Accepts."""
-
-    ATTRIBUTE: ClassVar[int] = 0x0013
-    PRIVATE_OFFSET: ClassVar[int] = 36
-    PRIVATE_LEN: ClassVar[int] = 196
 
     local_comm_id: int
     remote_comm_id: int
@@ -160,87 +154,43 @@ class Rep(CmMad):
     rnr_retry: int = 7
     srq: bool = False
 
-    _LAYOUT: ClassVar[Struct] = Struct(">II4xI4xIBBBBQ")
-
-    def head(self) -> bytes:
-        return self._LAYOUT.pack(
-            self.local_comm_id, self.remote_comm_id, self.qpn << 8, self.starting_psn << 8, self.responder_resources,
-            self.initiator_depth, self.ack_delay << 3 | self.flow_control, self.rnr_retry << 5 | self.srq << 4,
-            self.ca_guid,
-        )  # fmt: skip
-
-    @classmethod
-    def read(cls, message: bytes) -> Self:
-        local, remote, qpn, psn, resources, depth, delay, retry, ca_guid = cls._LAYOUT.unpack_from(message)
-        return cls(
-            local, remote, qpn >> 8, psn >> 8, cls.private_of(message), ca_guid, resources, depth, delay >> 3,
-            delay & 1 == 1, retry >> 5, retry >> 4 & 1 == 1,
-        )  # fmt: skip
-
 
 @dataclass(frozen=True, slots=True)
-class _OfConnection(CmMad):
+class _OfConnection(CmMad, private_offset=8, fields="local_comm_id:32 remote_comm_id:32"):
     """A message that names its connection and says no more."""
-
-    PRIVATE_OFFSET: ClassVar[int] = 8
-    PRIVATE_LEN: ClassVar[int] = 224
 
     local_comm_id: int
     remote_comm_id: int
     private_data: bytes = b""
 
-    def head(self) -> bytes:
-        return struct.pack(">II", self.local_comm_id, self.remote_comm_id)
 
-    @classmethod
-    def read(cls, message: bytes) -> Self:
-        local, remote = struct.unpack_from(">II", message)
-        return cls(local, remote, cls.private_of(message))
-
-
-class Rtu(_OfConnection):
+class Rtu(_OfConnection, attribute=0x0014):
     """The asking side is ready."""
 
     __slots__ = ()
-    ATTRIBUTE: ClassVar[int] = 0x0014
 
 
-class Drep(_OfConnection):
+class Drep(_OfConnection, attribute=0x0016):
     """Agrees to the end."""
 
     __slots__ = ()
-    ATTRIBUTE: ClassVar[int] = 0x0016
 
 
 @dataclass(frozen=True, slots=True)
-class Dreq(CmMad):
+class Dreq(CmMad, attribute=0x0015, private_offset=12, fields="local_comm_id:32 remote_comm_id:32 remote_qpn:24 :8"):
     """Ends a connection."""
-
-    ATTRIBUTE: ClassVar[int] = 0x0015
-    PRIVATE_OFFSET: ClassVar[int] = 12
-    PRIVATE_LEN: ClassVar[int] = 220
 
     local_comm_id: int
     remote_comm_id: int
     remote_qpn: int  # the receiver's own
     private_data: bytes = b""
 
-    def head(self) -> bytes:
-        return struct.pack(">III", self.local_comm_id, self.remote_comm_id, self.remote_qpn << 8)
-
-    @classmethod
-    def read(cls, message: bytes) -> Self:
-        local, remote, qpn = struct.unpack_from(">III", message)
-        return cls(local, remote, qpn >> 8, cls.private_of(message))
-
 
 @dataclass(frozen=True, slots=True)
-class Rej(CmMad):
+class Rej(
+    CmMad, attribute=0x0012, private_offset=84, fields="local_comm_id:32 remote_comm_id:32 rejected:2 :14 reason:16"
+):
     """Refuses."""
-
-    ATTRIBUTE: ClassVar[int] = 0x0012
-    PRIVATE_OFFSET: ClassVar[int] = 84
-    PRIVATE_LEN: ClassVar[int] = 148
 
     local_comm_id: int
     remote_comm_id: int
@@ -248,39 +198,21 @@ class Rej(CmMad):
     rejected: int = 0  # 0 a REQ, 1 a REP, 2 something else
     private_data: bytes = b""
 
-    def head(self) -> bytes:
-        """The fields in front of the private data, without additional information."""
-        return struct.pack(">IIBBH", self.local_comm_id, self.remote_comm_id, self.rejected << 6, 0, self.reason)
-
-    @classmethod
-    def read(cls, message: bytes) -> Self:
-        local, remote, rejected, _, reason = struct.unpack_from(">IIBBH", message)
-        return cls(local, remote, reason, rejected >> 6, cls.private_of(message))
-
 
 @dataclass(frozen=True, slots=True)
-class Mra(CmMad):
+class Mra(
+    CmMad,
+    attribute=0x0011,
+    private_offset=10,
+    fields="local_comm_id:32 remote_comm_id:32 received:2 :6 service_timeout:5 :3",
+):
     """Asks for patience."""
-
-    ATTRIBUTE: ClassVar[int] = 0x0011
-    PRIVATE_OFFSET: ClassVar[int] = 10
-    PRIVATE_LEN: ClassVar[int] = 222
 
     local_comm_id: int
     remote_comm_id: int
     received: int = 0  # 0 a REQ, 1 a REP, 2 something else
     service_timeout: int = 0
     private_data: bytes = b""
-
-    def head(self) -> bytes:
-        return struct.pack(
-            ">IIBB", self.local_comm_id, self.remote_comm_id, self.received << 6, self.service_timeout << 3
-        )
-
-    @classmethod
-    def read(cls, message: bytes) -> Self:
-        local, remote, received, timeout = struct.unpack_from(">IIBB", message)
-        return cls(local, remote, received >> 6, timeout >> 3, cls.private_of(message))
 
 
 MESSAGES: Final[dict[int, type[CmMad]]] = {record.ATTRIBUTE: record for record in (Req, Mra, Rej, Rep, Rtu, Dreq, Drep)}

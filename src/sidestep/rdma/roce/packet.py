@@ -7,6 +7,7 @@ big-endian. Reserved bits are sent as 0 and not looked at.
 from __future__ import annotations
 
 import struct
+import zlib
 from dataclasses import dataclass, field, fields
 from enum import IntEnum
 from struct import Struct
@@ -296,3 +297,25 @@ def nak_text(syndrome: int) -> str | None:
     if kind == 1:
         return f"RNR NAK, timer code {syndrome & 0x1F}"
     return f"NAK: {_NAKS.get(syndrome, f'syndrome {syndrome:#04x}')}"
+
+
+def icrc(packet: bytes | memoryview) -> bytes:
+    """The invariant checksum of RoCEv2: what routers may change counts as ones (IBTA volume 1 annex A17, and 7.8.1).
+
+    It is the CRC-32 of Ethernet over a pseudo packet: eight bytes of ones in place of the local routing header, the IP
+    and UDP headers and the base transport header with what may change set to ones, then all up to the checksum itself.
+    These are the four bytes for a packet from its IP header on, without the checksum; its lengths already count them.
+    """
+    masked = bytearray(packet)
+    if masked[0] >> 4 == 4:
+        udp = (masked[0] & 0xF) * 4
+        masked[1] = 0xFF  # type of service
+        masked[8] = 0xFF  # time to live
+        masked[10:12] = b"\xff\xff"  # header checksum
+    else:
+        udp = 40
+        masked[0:4] = b"\x6f\xff\xff\xff"  # traffic class and flow label
+        masked[7] = 0xFF  # hop limit
+    masked[udp + 6 : udp + 8] = b"\xff\xff"  # UDP checksum
+    masked[udp + 8 + 4] = 0xFF  # of the base transport header: congestion bits and reserved ones
+    return zlib.crc32(masked, zlib.crc32(b"\xff" * 8)).to_bytes(4, "little")

@@ -3,9 +3,8 @@
 - `keys`: the 32-bit keys (iWARP: STags), hard to guess and scattered.
 - `memory`: protection domains and regions; `Domain.grant` is the one place where access by the other end is decided.
 - `queues`: completion queues, and the calls to users that wait to be made.
-- `init`: what a queue pair is made of.
 - `device`: a base that ties them together; a device adds its connection manager and its queue pairs.
-- `manager`: a base of connection managers, with their `listeners`.
+- `manager`: a base of connection managers, with their listeners.
 
 Nothing here reads a clock, waits or calls a user: what is to be told is put into `notices`, and whoever drives the
 device takes it out and calls it.

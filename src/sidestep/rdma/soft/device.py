@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from random import Random
 
-    from sidestep.rdma.soft.init import QpInit
     from sidestep.rdma.soft.keys import Memory
+    from sidestep.rdma.soft.memory import QpInit
     from sidestep.rdma.soft.qp import SoftQueuePair
     from sidestep.rdma.verbs import (
         AsyncEvent,
@@ -127,9 +127,10 @@ class SoftDevice(Device):
         if sum(len(each.queue_pairs) for each in self.domains) >= attributes.queue_pairs_max:
             raise LimitReached(f"the device has {attributes.queue_pairs_max} queue pairs already")
 
-    def tell(self, event: AsyncEvent) -> None:
-        if self.on_event is not None:
-            self.notices.append(partial(self.on_event, event))
+    def tell(self, event: AsyncEvent, handler: EventHandler | None = None) -> None:
+        """To the handler of what it is about, else to the device's, if there is one."""
+        if (handler := handler or self.on_event) is not None:
+            self.notices.append(partial(handler, event))
 
     def check_open(self) -> None:
         """Misuse when the device is closed."""

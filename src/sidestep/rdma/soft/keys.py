@@ -104,11 +104,8 @@ class Keys:
         """The key is good for nothing any more, but still taken."""
         del self._valid[memory.rkey]
 
-    def free(self, memory: Memory) -> None:
-        self.give_back(memory.rkey)
-
-    def give_back(self, key: int) -> None:
-        """Likewise, of a key that was taken for what is no memory."""
+    def free(self, key: int) -> None:
+        """Nothing has it any more."""
         del self._held[key >> PART_BITS]
 
     def _index_at(self, turn: int) -> int:

@@ -6,12 +6,18 @@ A device adds how a connection is asked for, made and ended, and what listening 
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Generic, TypeVar, cast
 
 from sidestep import limits
 from sidestep.errors import Misuse
-from sidestep.rdma.cm import REJECT_INVALID_SERVICE_ID, ConnectionManager, ConnectionRequest
-from sidestep.rdma.soft.listeners import ServiceListeners, SoftListener
+from sidestep.rdma.cm import (
+    REJECT_CONSUMER,
+    REJECT_INVALID_SERVICE_ID,
+    ConnectionManager,
+    ConnectionRequest,
+    Listener,
+)
 from sidestep.rdma.soft.qp import SoftQueuePair
 from sidestep.rdma.verbs import QpState
 
@@ -21,6 +27,31 @@ if TYPE_CHECKING:
     from sidestep.rdma.verbs import QueuePair
 
 _Q = TypeVar("_Q", bound=SoftQueuePair)
+
+
+class SoftListener(Listener):
+    """A service id, and perhaps what the private data must have."""
+
+    def __init__(
+        self,
+        service_id: int,
+        handler: RequestHandler,
+        match: PrivateDataMatch | None,
+        backlog: int,
+        closed: Callable[[SoftListener], object],
+    ) -> None:
+        self.service_id = service_id
+        self.handler = handler
+        self.match = match
+        self.backlog = backlog
+        self.closed = False
+        self.pending = 0
+        self._closed = closed
+
+    def close(self) -> None:
+        if not self.closed:
+            self.closed = True
+            self._closed(self)
 
 
 class SoftRequest(ConnectionRequest):
@@ -52,7 +83,7 @@ class SoftRequest(ConnectionRequest):
 
     def _enter_backlog(self, listener: SoftListener) -> None:
         self._listener = listener
-        listener.count(1)
+        listener.pending += 1
 
     def _answer(self) -> None:
         if self._answered:
@@ -64,7 +95,7 @@ class SoftRequest(ConnectionRequest):
     def _leave_backlog(self) -> None:
         self.forget()
         if self._listener is not None:
-            self._listener.count(-1)
+            self._listener.pending -= 1
 
     @abstractmethod
     def forget(self) -> None:
@@ -78,7 +109,7 @@ class SoftManager(ConnectionManager, Generic[_Q]):
 
     def __init__(self, device: SoftDevice) -> None:
         self.device = device
-        self.listeners = ServiceListeners()
+        self.listeners: list[SoftListener] = []
 
     def listen(
         self,
@@ -88,9 +119,14 @@ class SoftManager(ConnectionManager, Generic[_Q]):
         match: PrivateDataMatch | None = None,
         backlog: int = limits.RDMA_BACKLOG_DEFAULT,
     ) -> SoftListener:
-        self.listeners.check(service_id, match, backlog)
+        if not 0 <= service_id < 1 << 64:
+            raise Misuse("a service id has 64 bits")
+        if backlog < 1:
+            raise Misuse("a listener needs room for a request")
+        if any(each.service_id == service_id and each.match == match for each in self.listeners):
+            raise Misuse(f"somebody listens on service id {service_id:#018x} already")
         listener = SoftListener(self.open_service(service_id), handler, match, backlog, self.listener_closed)
-        self.listeners.add(listener)
+        self.listeners.append(listener)
         return listener
 
     def open_service(self, service_id: int) -> int:
@@ -99,6 +135,17 @@ class SoftManager(ConnectionManager, Generic[_Q]):
 
     def listener_closed(self, listener: SoftListener) -> None:
         self.listeners.remove(listener)
+
+    def find_listener(self, service_id: int, private_data: bytes) -> SoftListener | int:
+        """Whom a request is for, or the reason why it is rejected; see `ConnectionManager.listen`."""
+        candidates = [each for each in self.listeners if each.service_id == service_id]
+        if not candidates:
+            return REJECT_INVALID_SERVICE_ID
+        candidates.sort(key=lambda each: each.match is None)  # stable: the order of listening otherwise
+        for listener in candidates:
+            if listener.match is None or listener.match.matches(private_data):
+                return REJECT_CONSUMER if listener.pending >= listener.backlog else listener
+        return REJECT_CONSUMER
 
     def check_qp(self, qp: QueuePair) -> _Q:
         """A queue pair that can be connected.

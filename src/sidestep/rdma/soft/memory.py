@@ -12,13 +12,13 @@ talks to peers that do not trust each other gives each a domain of its own, or w
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from enum import IntEnum
 from functools import partial
 from typing import TYPE_CHECKING, ClassVar, Final
 
 from sidestep.errors import LimitReached, Misuse, Unavailable
 from sidestep.rdma.address import buffer_address
-from sidestep.rdma.soft.init import QpInit
 from sidestep.rdma.soft.receives import SharedReceives
 from sidestep.rdma.soft.windows import REMOTE, SoftWindow
 from sidestep.rdma.verbs import MemoryRegion, ProtectionDomain, QpCapabilities
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from sidestep.rdma.soft.device import SoftDevice
     from sidestep.rdma.soft.keys import Memory
     from sidestep.rdma.soft.qp import SoftQueuePair
+    from sidestep.rdma.soft.queues import SoftQueue
     from sidestep.rdma.verbs import CompletionQueue, EventHandler, Registered, SharedReceiveQueue
 
 _LOCAL_WRITE: Final = int(Access.LOCAL_WRITE)
@@ -80,7 +81,7 @@ class SoftRegion(MemoryRegion):
             self.invalidate()
             self.domain.regions.discard(self)
             device = self.domain.device
-            device.keys.free(self)
+            device.keys.free(self.rkey)
             device.region_count -= 1
 
     def rekey(self) -> None:
@@ -97,7 +98,7 @@ class SoftRegion(MemoryRegion):
         else:
             self.valid = True
             self.domain.note(self)
-        keys.free(self)
+        keys.free(self.rkey)
         self.rkey = RKey(keys.take(keys.part()))
         self.lkey = LKey(self.rkey)
         keys.offer(self)
@@ -115,6 +116,19 @@ class SoftRegion(MemoryRegion):
     def _refuse_windows(self) -> None:
         # The verbs draft for iWARP 7.10.5: neither deallocate nor reregister a region with windows.
         raise Misuse(f"{len(self.windows)} windows are bound to the region")
+
+
+@dataclass(frozen=True, slots=True)
+class QpInit:
+    """What `ProtectionDomain.create_qp` was asked for, everything about it checked; verbs has `ibv_qp_init_attr`."""
+
+    domain: Domain
+    send_cq: SoftQueue
+    recv_cq: SoftQueue
+    capabilities: QpCapabilities
+    remote_access: int  # bits of `Access`
+    srq: SharedReceives | None
+    on_event: EventHandler | None
 
 
 class _Everything(set[int]):

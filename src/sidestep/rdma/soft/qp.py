@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections import deque
-from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from sidestep.errors import LimitReached, Misuse
@@ -30,8 +29,7 @@ from sidestep.rdma.work import (
 if TYPE_CHECKING:
     from sidestep.rdma.cm import Connection
     from sidestep.rdma.soft.device import SoftDevice
-    from sidestep.rdma.soft.init import QpInit
-    from sidestep.rdma.soft.memory import Domain
+    from sidestep.rdma.soft.memory import Domain, QpInit
     from sidestep.rdma.soft.queues import SoftQueue
     from sidestep.rdma.soft.receives import SharedReceives
     from sidestep.rdma.work import Gather, Receive, Scatter, SendRequest
@@ -222,7 +220,7 @@ class SoftQueuePair(QueuePair):
         """Flushes everything; what becomes of the connection is the caller's matter."""
         if self.state in (ERROR, RESET):
             return
-        self._set_state(ERROR)
+        self.state = ERROR
         self.stop_waiting()
         add, number = self.send_cq.add, self.number
         for request in self.take_unfinished():
@@ -236,7 +234,7 @@ class SoftQueuePair(QueuePair):
             return
         if self.windows:
             raise Misuse(f"{len(self.windows)} windows are bound to the queue pair")
-        self._set_state(RESET)
+        self.state = RESET
         self.stop_waiting()
         self.take_unfinished()
         if self.srq is None:
@@ -254,14 +252,7 @@ class SoftQueuePair(QueuePair):
         self.tell(kind, why)
 
     def tell(self, kind: EventKind, why: str = "") -> None:
-        event = AsyncEvent(kind, self, why)
-        if self.on_event is not None:
-            self.device.notices.append(partial(self.on_event, event))
-        else:
-            self.device.tell(event)
-
-    def _set_state(self, state: QpState) -> None:
-        self.state = state
+        self.device.tell(AsyncEvent(kind, self, why), self.on_event)
 
 
 def _may_write(domain: Domain, scatter: Scatter) -> bool:

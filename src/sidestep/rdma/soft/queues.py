@@ -5,13 +5,15 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from sidestep.errors import Misuse
 from sidestep.rdma.verbs import AsyncEvent, CompletionQueue, EventKind
 from sidestep.rdma.work import Opcode, Status
 
 if TYPE_CHECKING:
+    from sidestep.rdma.soft.device import SoftDevice
+    from sidestep.rdma.soft.qp import SoftQueuePair
     from sidestep.rdma.verbs import CompletionHandler
     from sidestep.rdma.work import Completion
 
@@ -19,31 +21,15 @@ _SUCCESS = Status.SUCCESS
 _RECEIVE = Opcode.RECEIVE
 
 
-class Teller(Protocol):
-    """What a completion queue needs of its device."""
-
-    notices: deque[Callable[[], object]]
-
-    def tell(self, event: AsyncEvent) -> None:
-        """An event for the device's handler."""
-
-
-class QueueUser(Protocol):
-    """What a completion queue needs of the queue pairs that use it."""
-
-    def break_off(self, kind: EventKind, why: str) -> None:
-        """Ends the queue pair for a reason that no completion tells."""
-
-
 class SoftQueue(CompletionQueue):
     """What both have in common."""
 
     __slots__ = ("capacity", "device", "users")
 
-    def __init__(self, device: Teller, capacity: int) -> None:
+    def __init__(self, device: SoftDevice, capacity: int) -> None:
         self.device = device
         self.capacity = capacity
-        self.users: list[QueueUser] = []  # once for each of its two queues
+        self.users: list[SoftQueuePair] = []  # once for each of its two queues
 
     def add(self, completion: Completion) -> None:
         raise NotImplementedError
@@ -58,7 +44,7 @@ class HandledQueue(SoftQueue):
 
     __slots__ = ("_notices", "entries", "handler")
 
-    def __init__(self, device: Teller, capacity: int, handler: CompletionHandler) -> None:
+    def __init__(self, device: SoftDevice, capacity: int, handler: CompletionHandler) -> None:
         super().__init__(device, capacity)
         self.handler = handler
         self.entries: list[Completion] = []
@@ -86,7 +72,7 @@ class PolledQueue(SoftQueue):
 
     __slots__ = ("_armed", "_dead", "_entries", "_solicited_only")
 
-    def __init__(self, device: Teller, capacity: int) -> None:
+    def __init__(self, device: SoftDevice, capacity: int) -> None:
         super().__init__(device, capacity)
         self._entries: deque[Completion] = deque()
         self._armed: Callable[[CompletionQueue], object] | None = None

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import deque
-from functools import partial
 from typing import TYPE_CHECKING
 
 from sidestep.errors import LimitReached, Misuse
@@ -54,11 +53,7 @@ class SharedReceives(SharedReceiveQueue):
             return
         self._limit = 0
         event = AsyncEvent(EventKind.SRQ_LIMIT_REACHED, self, f"{len(self.receives)} receives are left")
-        device = self.domain.device
-        if self.on_event is not None:
-            device.notices.append(partial(self.on_event, event))
-        else:
-            device.tell(event)
+        self.domain.device.tell(event, self.on_event)
 
     def destroy(self) -> None:
         if self.users:

@@ -94,5 +94,5 @@ class SoftWindow(MemoryWindow):
             self.invalidate()
             self.domain.windows.discard(self)
             device = self.domain.device
-            device.keys.free(self)
+            device.keys.free(self.rkey)
             device.window_count -= 1

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 _PORT_DIGITS_MAX: Final = 5
-ToolDevice: TypeAlias = IwarpDevice  # what tools can open: a `verbs.Device` that is `control.Observed` as well
+ToolDevice: TypeAlias = IwarpDevice  # what tools can open: a `verbs.Device` that `control` can be asked about
 
 
 def _iwarp(address: str, loop: Loop, *, crc: bool, markers: bool, name: str) -> IwarpDevice:

@@ -57,7 +57,6 @@ class Conversation:
         if beside is None:
             self.fabric = Fabric(
                 Random(rng.getrandbits(64)),
-                immediate=plan.immediate,
                 timing=plan.timing,
                 faults=plan.faults,
                 observer=trace,

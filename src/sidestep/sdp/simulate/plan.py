@@ -13,7 +13,7 @@ from random import Random
 from typing import Final
 
 from sidestep import limits
-from sidestep.rdma.loopback import Faults, Timing
+from sidestep.rdma.loopback import NO_DELAY, Faults, Timing
 from sidestep.rdma.verbs import DeviceAttributes
 from sidestep.sdp.settings import Carrier, SdpSettings
 from sidestep.sdp.strategy import Strategy
@@ -124,7 +124,6 @@ class Plan:
     theme: Theme
     timing: Timing
     attributes: DeviceAttributes
-    immediate: bool
     ends: tuple[EndPlan, EndPlan]  # the connecting one first
     faults: Faults | None
     fail_registration: float  # chance, once there is a connection
@@ -184,9 +183,8 @@ def draw(seed: int, *, kind: PlanKind | None = None, beside: Plan | None = None)
         seed=seed,
         kind=kind,
         theme=theme,
-        timing=timing,
         attributes=replace(_IWARP if carrier is Carrier.IWARP else _INFINIBAND, checks_local_memory=rng.random() < 0.5),
-        immediate=rng.random() < 0.1,
+        timing=NO_DELAY if rng.random() < 0.1 else timing,
         ends=ends,
         faults=faults,
         fail_registration=fail_registration,

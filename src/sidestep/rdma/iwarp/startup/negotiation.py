@@ -3,14 +3,15 @@
 Theory of operation. The initiator, as a rule the TCP client, sends a Request and waits; the responder hands it to its
 user, who accepts or rejects by the Reply. No other byte may be on the connection until then. After a good Reply each
 direction is a row of FPDUs, and the first one is the initiator's: before it has come the responder may only receive
-(`FULL_RX_ONLY`, RFC 5044 7.1.2 rule 4). If both want to be peers (RFC 6581 5) that first FPDU is an RTR, a message of
-no length that both ends can take, so that the responder's user need not wait for the initiator's user to say something.
+(`FULL_RX_ONLY`, RFC 5044 7.1.2 rule 4), which its stream sees to. If both want to be peers (RFC 6581 5) that first FPDU
+is an RTR, a message of no length that both ends can take, so that the responder's user need not wait for the
+initiator's user to say something.
 
     initiator                                     responder
     WAIT_REPLY    -- Request ------------------>  WAIT_REQUEST
                                                   DECIDING      Asked -> accept() or reject()
     Agreed, FULL  <------------------ Reply ----  FULL_RX_ONLY  Agreed
-                  == RTR, or first message ====>  FULL          Opened
+                  == RTR, or first message ====>
                   <======== FPDUs ============>
 
 Each end says what it wants of the direction that it receives: markers if its own frame has M. The checksum is in use
@@ -25,17 +26,15 @@ What the standards leave open, and where other ends do not keep to them:
   Reply. But siw as a responder may send FPDUs right behind its Reply, against rule 4; they are handed on (`leftover`).
 - A Reply that says peer-to-peer without having been asked (hardware RNICs do) is taken as one that does not.
 - A Reply without any common RTR, or that is not peer-to-peer though asked to be, ends in a Terminate 2/0/07.
-- Any first FPDU opens the responder's direction, not only an RTR: siw does the same.
 - Revision 0 (RDMA Consortium) is answered by a rejection of revision 1 and a close (RFC 5044 C).
-- Who does not know revision 2 closes, or answers with 1; then `retry_revision` says that a new TCP connection
-  with `MpaSettings.older()` is worth a try (RFC 6581 10).
+- Who does not know revision 2 closes, or answers with 1: the attempt has failed. There is no second one with revision 1
+  (RFC 6581 10).
 - The standards ask for timers and give no numbers. The first two are siw's. The user's decision must come before siw
   has given up. An RTR needs no user, so it gets a timer; a first message does, so it gets none unless asked for.
 
 Nothing here moves a socket: `handle_*` takes what has happened, `poll_send` gives bytes and `poll_event` tells what
 came of it. After `Refused` or `Failed`, or `reject`, the TCP connection is to be closed once the bytes are sent. With
-`Agreed` all later bytes of the connection are the stream's, and no more are taken here; a responder is still to be told
-of the first FPDU, and of time and the end of the connection until then.
+`Agreed` all later bytes of the connection are the stream's, and no more are taken here.
 """
 
 from __future__ import annotations
@@ -45,7 +44,6 @@ from dataclasses import replace
 from typing import Final
 
 from sidestep.errors import Misuse, PeerViolation, Rules
-from sidestep.rdma.iwarp.ddp import QUEUE_READ, RdmapOp, ReadRequest, Segment
 from sidestep.rdma.iwarp.mpa import fpdu
 from sidestep.rdma.iwarp.startup.frame import ENHANCED_LEN, NO_RTR, PRIVATE_DATA_MAX, Enhanced, MpaRole, Rtr, StartFrame
 from sidestep.rdma.iwarp.startup.frame import RULES as FRAME_RULES
@@ -62,11 +60,10 @@ from sidestep.rdma.iwarp.startup.terms import (
     MpaSettings,
     MpaState,
     MpaStimulus,
-    Opened,
     ReadDepths,
     Refused,
 )
-from sidestep.rdma.iwarp.terminate import Condition, Terminate, code_text
+from sidestep.rdma.iwarp.terminate import Condition, Terminate
 
 RULES: Final = {
     "mpa_revision": "MPA is of revision 1 or 2",
@@ -76,28 +73,8 @@ RULES: Final = {
 _RULES: Final = Rules(FRAME_RULES | RULES)
 
 
-# ---- ready to receive ----
-
-# The STags and offsets mean nothing (RFC 5041 5.2, RFC 5040 5.2.1). They are those that Linux siw sends.
-RTR_SEGMENTS: Final = {
-    Rtr.WRITE: Segment(RdmapOp.WRITE, True, stag=1),
-    Rtr.READ: Segment(RdmapOp.READ_REQUEST, True, ReadRequest(0, 0, 0, 1, 0).encode(), queue=QUEUE_READ, msn=1),
-    Rtr.SEND: Segment(RdmapOp.SEND, True, msn=1),
-}  # in the order of preference: a Write is seen by nobody, a Read occupies a slot, a Send a receive of the user
-
-
-def rtr_of(segment: Segment) -> Rtr:
-    """Which ready-to-receive message a segment is; `NO_RTR` if none."""
-    if not segment.last:
-        return NO_RTR
-    if segment.op is RdmapOp.READ_REQUEST:
-        try:
-            return Rtr.READ if ReadRequest.decode(segment.payload).length == 0 else NO_RTR
-        except PeerViolation:
-            return NO_RTR
-    if segment.payload or segment.mo:
-        return NO_RTR
-    return {RdmapOp.WRITE: Rtr.WRITE, RdmapOp.SEND: Rtr.SEND}.get(segment.op, NO_RTR)
+# In the order of preference: a Write is seen by nobody, a Read occupies a slot, a Send a receive of the user.
+_RTRS: Final = (Rtr.WRITE, Rtr.READ, Rtr.SEND)
 
 
 # ---- the two machines ----
@@ -142,7 +119,7 @@ class _Startup:
         """The other end has closed the TCP connection, or it is lost (reset, timed out)."""
         if self.state not in OVER and self.state is not MpaState.FULL:
             text = f"the connection was {'lost' if lost else 'closed'}: {self.state.value}"
-            self._fail(MpaCause.ENDED, Condition.TCP_LOST, text, retry_revision=self._retry_after_end())
+            self._fail(MpaCause.ENDED, Condition.TCP_LOST, text)
 
     def handle_timeout(self, *, now: float) -> None:
         if self._deadline is not None and now >= self._deadline:
@@ -150,9 +127,6 @@ class _Startup:
 
     def _expire(self) -> None:
         self._fail(MpaCause.SILENT, Condition.TCP_LOST, f"nothing came in time: {self.state.value}")
-
-    def _retry_after_end(self) -> int | None:
-        return None
 
     def _receive(self, piece: bytes | memoryview) -> tuple[StartFrame, bytes] | None:
         """The frame that is waited for and what is behind it; None if there is not all of it yet."""
@@ -176,18 +150,13 @@ class _Startup:
         self.state = TRANSITIONS[self.state, stimulus]
         self._deadline = None
 
-    def _fail(
-        self, cause: MpaCause, condition: Condition, text: str, *, rule: str = "", retry_revision: int | None = None
-    ) -> None:
+    def _fail(self, cause: MpaCause, condition: Condition, text: str, *, rule: str = "") -> None:
         self._move(MpaStimulus.FAILURE)
-        code = condition.code
-        self._events.append(Failed(cause=cause, text=text, code=code, rule=rule, retry_revision=retry_revision))
+        self._events.append(Failed(cause=cause, text=text, code=condition.code, rule=rule))
 
-    def _fail_by(self, broken: PeerViolation, *, retry_revision: int | None = None) -> None:
+    def _fail_by(self, broken: PeerViolation) -> None:
         # RFC 5044 8: for a bad frame the connection is closed at once. The code is for the report at this end.
-        self._fail(
-            MpaCause.VIOLATION, Condition.START_FRAME, broken.message, rule=broken.rule, retry_revision=retry_revision
-        )
+        self._fail(MpaCause.VIOLATION, Condition.START_FRAME, broken.message, rule=broken.rule)
 
 
 class Initiator(_Startup):
@@ -250,18 +219,13 @@ class Initiator(_Startup):
             rtr=rtr if settings.peer_to_peer else NO_RTR,
         )
 
-    def _retry_after_end(self) -> int | None:
-        # RFC 6581 10: an end that does not know revision 2 closes without a word
-        return 1 if self.settings.revision == 2 and not self._unread else None
-
     def _judge(self, reply: StartFrame, behind: bytes) -> None:
         if reply.revision not in REVISIONS:
             raise _RULES.broken("mpa_revision", f"revision {reply.revision}")
         if reply.rejected:
             self._refuse(reply)
         elif reply.enhanced != (self._told is not None):
-            found = f"a Reply {'with' if reply.enhanced else 'without'} S"
-            self._fail_by(_RULES.broken("mpa_enhanced", found), retry_revision=None if reply.enhanced else 1)
+            raise _RULES.broken("mpa_enhanced", f"a Reply {'with' if reply.enhanced else 'without'} S")
         else:
             self._accept(reply, behind)
 
@@ -270,12 +234,7 @@ class Initiator(_Startup):
         short = reply.enhanced and len(reply.private_data) < ENHANCED_LEN
         remote = Enhanced() if short else reply.enhanced_data or Enhanced()
         self._move(MpaStimulus.REJECT)
-        self._events.append(
-            Refused(
-                private_data=reply.upper_data, remote_ird=remote.ird, remote_ord=remote.ord,
-                retry_revision=reply.revision if reply.revision < self.settings.revision else None,
-            )
-        )  # fmt: skip
+        self._events.append(Refused(private_data=reply.upper_data, remote_ird=remote.ird, remote_ord=remote.ord))
 
     def _accept(self, reply: StartFrame, behind: bytes) -> None:
         crc = self.settings.crc or reply.crc
@@ -291,8 +250,7 @@ class Initiator(_Startup):
         self._agreed = Agreed(
             revision=reply.revision, crc=crc, markers_in=self.settings.markers, markers_out=reply.markers,
             ird=ird, ord=ord_, remote_ird=remote.ird, remote_ord=remote.ord,
-            peer_to_peer=self.settings.peer_to_peer, rtr=rtr, private_data=reply.upper_data, may_transmit=True,
-            leftover=behind,
+            peer_to_peer=self.settings.peer_to_peer, rtr=rtr, private_data=reply.upper_data, leftover=behind,
         )  # fmt: skip
         self._events.append(self._agreed)
 
@@ -317,7 +275,7 @@ class Initiator(_Startup):
         if not self.settings.peer_to_peer:
             return NO_RTR
         common = self.settings.rtr & remote.rtr if remote.peer_to_peer else NO_RTR
-        for each in RTR_SEGMENTS:
+        for each in _RTRS:
             if each in common and (each is not Rtr.READ or ord_):
                 return each
         raise _CannotAgreeError(MpaCause.NO_RTR, Condition.START_RTR, MpaCause.NO_RTR.value)
@@ -337,10 +295,6 @@ class Responder(_Startup):
         self._wanted = Enhanced()  # what the Request said
         self._agreed: Agreed | None = None
         self._arm(now, settings.request_s)
-
-    @property
-    def may_transmit(self) -> bool:
-        return self.state is MpaState.FULL
 
     @property
     def private_data_max(self) -> int:
@@ -390,7 +344,7 @@ class Responder(_Startup):
             markers_in=self.settings.markers, markers_out=request.markers,
             ird=self._own_ird(depths), ord=self._own_ord(depths),
             remote_ird=self._wanted.ird, remote_ord=self._wanted.ord,
-            peer_to_peer=own.peer_to_peer, rtr=own.rtr, private_data=request.upper_data, may_transmit=False,
+            peer_to_peer=own.peer_to_peer, rtr=own.rtr, private_data=request.upper_data,
         )  # fmt: skip
         self._arm(now, self.settings.rtr_s if own.peer_to_peer else self.settings.first_fpdu_s)
         self._events.append(self._agreed)
@@ -404,31 +358,6 @@ class Responder(_Startup):
         if (request := self._answerable(private_data)) is not None:
             self._send_reply(request, self._answer(self.settings.depths), private_data, rejected=True)
             self._move(MpaStimulus.REJECT)
-
-    def handle_first_fpdu(self, segment: Segment) -> None:
-        """The stream has received its first FPDU, and found it good: `Opened` follows, or `Failed` at a Terminate.
-
-        Raises:
-            Misuse: It is not the first, or there cannot be one yet.
-        """
-        if self.state in OVER:
-            return
-        if self.state is not MpaState.FULL_RX_ONLY or self._agreed is None:
-            raise Misuse("a first FPDU comes once, behind the Reply")
-        if segment.op is RdmapOp.TERMINATE:
-            self._terminated(segment)
-            return
-        self._move(MpaStimulus.FIRST_FPDU)
-        self._events.append(Opened(rtr=rtr_of(segment) & self._agreed.rtr))
-
-    def _terminated(self, segment: Segment) -> None:
-        """The initiator cannot agree to what the Reply says (RFC 6581 8)."""
-        try:
-            code = Terminate.decode(segment.payload).code
-        except PeerViolation:
-            code = Condition.USER.code  # too short to say
-        self._move(MpaStimulus.FAILURE)
-        self._events.append(Failed(cause=MpaCause.TERMINATED, text=code_text(code), code=code))
 
     def _expire(self) -> None:
         if self.state is MpaState.DECIDING and self._request is not None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from enum import Enum
 from typing import Final, TypeAlias
 
@@ -32,7 +32,6 @@ class MpaStimulus(Enum):
     REQUEST = "good Request received"
     ACCEPT = "Reply accepts"
     REJECT = "Reply rejects"
-    FIRST_FPDU = "first FPDU received"
     FAILURE = "timer, end of the connection, or an error"
 
 
@@ -47,7 +46,6 @@ TRANSITIONS: Final = {
     (_S.DECIDING, _E.ACCEPT): _S.FULL_RX_ONLY,
     (_S.DECIDING, _E.REJECT): _S.REJECTED,
     (_S.DECIDING, _E.FAILURE): _S.CLOSED,
-    (_S.FULL_RX_ONLY, _E.FIRST_FPDU): _S.FULL,
     (_S.FULL_RX_ONLY, _E.FAILURE): _S.CLOSED,
     (_S.FULL, _E.FAILURE): _S.CLOSED,  # an initiator that does not like what it was told: `Initiator.abandon`
 }
@@ -64,7 +62,6 @@ class MpaCause(Enum):
     READS = "the two ends cannot agree about RDMA Reads"
     NO_RTR = "there is no ready-to-receive message that both ends take"
     ABANDONED = "our user has given up"
-    TERMINATED = "the other end has given up"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,10 +107,6 @@ class MpaSettings:
         if not self.rtr:
             raise Misuse("no ready-to-receive message", remedy="name one at least")
 
-    def older(self) -> MpaSettings:
-        """The same for another try, at an end that knows revision 1 only."""
-        return replace(self, revision=1, enhanced=False, peer_to_peer=False)
-
 
 # ---- what is told ----
 
@@ -145,15 +138,7 @@ class Agreed:
     peer_to_peer: bool
     rtr: Rtr  # initiator: the one to send before all else, if any; responder: those that may come
     private_data: bytes  # of the other end, without the enhanced part; a responder has it from `Asked` as well
-    may_transmit: bool  # False: not before `Opened`
     leftover: bytes = b""  # the first bytes of the stream, if they came along
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Opened:
-    """Responder: the first FPDU has come, and this end may send."""
-
-    rtr: Rtr  # what it was; none if it was an ordinary message
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -163,7 +148,6 @@ class Refused:
     private_data: bytes
     remote_ird: int | None  # what it would have had, or would need
     remote_ord: int | None
-    retry_revision: int | None = None  # with this one a new TCP connection is worth a try
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -174,7 +158,6 @@ class Failed:
     text: str
     code: int  # as a Terminate says it, whether one is sent or not
     rule: str = ""  # of a violation
-    retry_revision: int | None = None  # initiator: with this one a new TCP connection is worth a try
 
 
-MpaEvent: TypeAlias = Asked | Agreed | Opened | Refused | Failed
+MpaEvent: TypeAlias = Asked | Agreed | Refused | Failed

@@ -1,10 +1,10 @@
 /*
- * ring_module.c - sidestep.native._ring: a mapping as a buffer of Python, and where a buffer lies, in the limited API.
+ * channel_mapping.c - a mapping as a buffer of Python, and where a buffer lies.
  *
  * A Ring owns the mapping that sidestep_map() made. Views hold the Ring, so the memory stays for as long as there are any;
  * `exports` counts them, so that bytes are not given up under one.
  */
-#include "extension.h"
+#include "channel_module.h"
 
 #include <sys/mman.h>
 
@@ -81,15 +81,15 @@ static PyType_Slot ring_slots[] = {
 	{0},
 };
 
-static PyType_Spec ring_spec = {
-	.name = "sidestep.native._ring.Ring",
+PyType_Spec ring_spec = {
+	.name = "sidestep.native._channel.Ring",
 	.basicsize = sizeof(struct ring),
 	.flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_IMMUTABLETYPE,
 	.slots = ring_slots,
 };
 
 /* Where the bytes are: proof that they were not copied, and what a registration is found by. */
-static PyObject *ring_buffer_address(PyObject *Py_UNUSED(module), PyObject *buffer)
+PyObject *buffer_address(PyObject *Py_UNUSED(module), PyObject *buffer)
 {
 	Py_buffer view;
 
@@ -98,33 +98,4 @@ static PyObject *ring_buffer_address(PyObject *Py_UNUSED(module), PyObject *buff
 	PyObject *address = PyLong_FromVoidPtr(view.buf);
 	PyBuffer_Release(&view);
 	return address;
-}
-
-static PyMethodDef module_methods[] = {
-	{"buffer_address", ring_buffer_address, METH_O,
-	 "buffer_address(buffer)\n--\n\nThe address of the first byte of a contiguous buffer."},
-	{0},
-};
-
-static int module_exec(PyObject *module)
-{
-	return add_type(module, &ring_spec);
-}
-
-static PyModuleDef_Slot module_slots[] = {
-	{Py_mod_exec, (void *)module_exec},
-	{0},
-};
-
-static struct PyModuleDef module_def = {
-	PyModuleDef_HEAD_INIT,
-	.m_name = "sidestep.native._ring",
-	.m_doc = "Mappings of rings as buffers, and addresses of buffers.",
-	.m_methods = module_methods,
-	.m_slots = module_slots,
-};
-
-PyMODINIT_FUNC PyInit__ring(void)
-{
-	return PyModuleDef_Init(&module_def);
 }

@@ -1,0 +1,51 @@
+"""The command line as click has it, which loads a subcommand when it is used."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Mapping
+from typing import Any
+
+import click
+
+from sidestep import __version__
+from sidestep.cli import COMMANDS
+
+
+class LazyGroup(click.Group):
+    """A group that imports a subcommand only when it is asked for.
+
+    Args:
+        lazy: What the help page says of each, and the module that defines it under that name, or MODULE:NAME.
+    """
+
+    def __init__(self, *args: Any, lazy: Mapping[str, tuple[str, str]], **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.lazy = lazy
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(self.lazy)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in self.lazy:
+            return None
+        module, _, name = self.lazy[cmd_name][1].partition(":")
+        command = getattr(importlib.import_module(module), name or cmd_name)
+        if not isinstance(command, click.Command):
+            raise TypeError(f"{module}.{name or cmd_name} is not a command")
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, text) for name, (text, _) in self.lazy.items()])
+
+
+@click.group(
+    cls=LazyGroup, lazy=COMMANDS, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100}
+)
+@click.version_option(__version__, prog_name="sidestep")
+def cli() -> None:
+    """Run TCP programs over shared memory, unchanged.
+
+    Exit codes: 0 done, 1 could not be done, 2 wrong usage; `run` ends as its program does.
+    """

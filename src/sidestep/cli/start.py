@@ -1,0 +1,76 @@
+"""What `sidestep run` does once its command line is known; it loads as little as it can."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+from sidestep import config
+from sidestep.config import ShimSettings
+from sidestep.errors import Unavailable
+from sidestep.observe import preload_check as reach
+
+EXIT_NOT_EXECUTABLE = 126  # as env and the shell have it
+EXIT_NOT_FOUND = 127
+
+
+def start(command: list[str], settings: ShimSettings | None = None) -> None:
+    """Goes on as `command`, under the shim; does not return."""
+    settings = settings or ShimSettings(config.socket_path())
+    env = dict(os.environ)
+    log = _log_file()
+    try:
+        env = settings.environment(env)
+        if not config.answers(settings.socket):
+            _start_provider(settings.socket, log)
+    except Unavailable as error:
+        _warn(f"plain TCP for now: {error}")
+    program = reach.which(command[0])
+    obstacles = reach.obstacles(program) if program else ()
+    for obstacle in obstacles:
+        text = f"{command[0]} {obstacle.verdict}; {obstacle.remedy}"
+        _warn(text) if obstacle.stops_it else _note(text, log)
+    if any(obstacle.forbids_it for obstacle in obstacles):
+        env = dict(os.environ)
+    try:
+        os.execvpe(command[0], command, env)  # noqa: S606 - starting the user's program is the job
+    except OSError as error:
+        if isinstance(error, FileNotFoundError) and program is None:
+            _warn(f"{command[0]} is not found")
+            sys.exit(EXIT_NOT_FOUND)
+        if not any(obstacle.stops_it for obstacle in obstacles):
+            why = "its loader is not found" if isinstance(error, FileNotFoundError) else error.strerror
+            _warn(f"{command[0]} cannot be executed: {why}")
+        sys.exit(EXIT_NOT_EXECUTABLE)
+
+
+def _start_provider(path: Path, log: Path | None) -> None:
+    from sidestep.observe import other_users
+    from sidestep.provider import control
+
+    started = control.start(config.ProviderSettings(path, policy=config.policy_places(os.environ)))
+    if started and (left_out := other_users.warning(path)):  # once, and not with every program
+        _note(left_out, log)
+
+
+def _log_file() -> Path | None:
+    try:
+        return config.log_file(os.environ)
+    except Unavailable as error:
+        _warn(str(error))
+        return None
+
+
+def _note(text: str, log: Path | None) -> None:
+    """Says what is so by the program's nature: to a terminal and the log, but not into the output of a script."""
+    if sys.stderr.isatty():
+        _warn(text)
+    if log is not None:
+        descriptor = os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)  # as the shim does
+        with open(descriptor, "w", encoding="utf-8") as file:
+            file.write(f"{os.getpid()} {text}\n")
+
+
+def _warn(text: str) -> None:
+    print(f"sidestep: {text}", file=sys.stderr)  # noqa: T201 - click is not loaded

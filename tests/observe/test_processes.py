@@ -1,0 +1,67 @@
+"""Programs in pid namespaces of their own are shown by the numbers that whoever looks can use."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+from chatting import PROGRAM, Chat, talk_on
+from common import eventually
+
+from sidestep.observe.processes import Processes, container_of, program_name
+from sidestep.testing import Sidestep
+
+ID = "4fa6e0f0c6786287e131c3852c58a2e01cc697a68231826813597e4994f1d6e2"
+
+
+@pytest.mark.slow
+def test_a_program_in_a_container_has_the_number_it_has_here(sidestep: Sidestep, closing: ExitStack) -> None:
+    contained = ["unshare", *([] if os.geteuid() == 0 else ["--user", "--map-current-user"]), "--pid", "--fork"]
+    if subprocess.run([*contained, "true"], capture_output=True, check=False).returncode:
+        pytest.skip("this machine lets nobody make pid namespaces")
+    chat = Chat(closing, sidestep.popen)
+    client = chat.client(sidestep.popen, argv=[*contained, "--kill-child", sys.executable, str(PROGRAM)])
+
+    def promoted() -> bool:
+        talk_on(client)
+        return sum(one.promoted for one in sidestep.connections()) == 2
+
+    eventually(promoted, timeout_s=30)
+    (inside,) = map(int, Path(f"/proc/{client.pid}/task/{client.pid}/children").read_text().split())
+    (found,) = (one for one in sidestep.connections() if one.pid != chat.server.pid)
+    assert (found.pid, found.program) == (inside, program_name(inside))
+    listed = [sys.executable, "-m", "sidestep", "ss", f"--socket={sidestep.socket}", f"--pid={inside}"]
+    assert f" {inside} " in subprocess.run(listed, capture_output=True, text=True, check=True, timeout=60).stdout
+    from_there = [*contained, "--mount-proc", *listed[:-1]]  # another container, which sees neither program
+    looked = subprocess.run(from_there, capture_output=True, text=True, check=True, timeout=60)
+    shown = [line.split()[:5] for line in looked.stdout.splitlines()[1:]]
+    assert shown == [["(not", "seen", "from", "here)", "-"]] * 2
+
+
+def test_a_namespace_that_nobody_is_in() -> None:
+    assert Processes().here(namespace=1, pid=1) == 0
+    assert Processes().here(namespace=0, pid=7) == 7
+    assert program_name(0) is None
+
+
+@pytest.mark.parametrize(
+    ("cgroup", "container"),
+    [
+        ("0::/\n", None),
+        ("0::/user.slice/user-1000.slice/session-3.scope\n", None),
+        (f"0::/system.slice/docker-{ID}.scope\n", ID[:12]),
+        (f"12:pids:/docker/{ID}\n0::/\n", ID[:12]),
+        (f"0::/kubepods.slice/kubepods-pod12.slice/cri-containerd-{ID}.scope\n", ID[:12]),
+        (f"0::/kubepods/besteffort/pod1234/{ID}\n", ID[:12]),
+        (f"0::/machine.slice/libpod-{ID}.scope/container\n", ID[:12]),
+        ("0::/lxc.payload.web-1/system.slice/x.service\n", "web-1"),
+        ("0::/machine.slice/machine-deb.scope/payload\n", "deb"),
+        ("0::/lxc/\x1b[31mred\n", None),
+    ],
+)
+def test_the_container_by_its_cgroup(cgroup: str, container: str | None) -> None:
+    assert container_of(cgroup) == container
