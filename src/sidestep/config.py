@@ -43,7 +43,6 @@ SYSTEM_RUNTIME: Final = Path("/run/sidestep-provider")  # its XDG_RUNTIME_DIR: i
 # Where all users can make things. In a container whose root is read-only the second can still be written.
 SHARED_PLACES: Final = (Path("/tmp"), Path("/dev/shm"))  # noqa: S108 - see shared_place
 
-SPIN_US_MAX: Final = 10_000  # longer than any wake-up; more would only burn a core
 _UCRED: Final = struct.Struct("iII")  # struct ucred: pid, uid, gid
 _SUN_PATH_MAX: Final = 107  # bytes of a socket's path that fit struct sockaddr_un with its final zero
 

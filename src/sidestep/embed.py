@@ -22,6 +22,7 @@ from sidestep import config
 from sidestep.config import PromoteAfter, ProviderSettings, ShimSettings, parse_ring_size
 from sidestep.errors import Misuse, Unavailable
 from sidestep.installation import native_library
+from sidestep.native import layout
 
 __all__ = ["install", "installed", "uninstall"]
 
@@ -170,8 +171,8 @@ def _settings(
     spin_us: int | None,
 ) -> ShimSettings:
     after = PromoteAfter.parse(str(promote_after)) if isinstance(promote_after, str | int) else promote_after
-    if spin_us is not None and not 0 <= spin_us <= config.SPIN_US_MAX:
-        raise Misuse(f"{spin_us} is no time to spin", remedy=f"give microseconds from 0 to {config.SPIN_US_MAX}")
+    if spin_us is not None and not 0 <= spin_us <= layout.SPIN_US_MAX:
+        raise Misuse(f"{spin_us} is no time to spin", remedy=f"give microseconds from 0 to {layout.SPIN_US_MAX}")
     size = None if ring_size is None else parse_ring_size(str(ring_size))
     return ShimSettings(config.socket_path(socket), after, size, spin_us)
 

@@ -270,6 +270,12 @@ def test_provider_start_status_stop(command: Run) -> None:
     assert "hint: start one" in gone.stderr
 
 
+def test_other_hosts_may_be_named_one_by_one(command: Run) -> None:
+    command("provider", "start", "--remote=198.51.100.1,198.51.100.2", "--remote", "2001:db8::/64")
+    status = json.loads(command("provider", "status", "--json").stdout)
+    assert status["remote"] == "198.51.100.1/32,198.51.100.2/32,2001:db8::/64"
+
+
 def test_provider_in_the_foreground_serves_until_it_is_stopped(command: Run, home: Path) -> None:
     path = home / "sidestep" / "provider"
     argv = [sys.executable, "-m", "sidestep", "provider", "start", "--foreground", f"--socket={path}"]

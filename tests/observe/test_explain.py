@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from contextlib import ExitStack
+from ipaddress import ip_address
 from pathlib import Path
 from typing import Any
 
@@ -371,9 +372,9 @@ def test_no_connections_is_no_error(command: Callable[..., Any]) -> None:
         ("12", Query(pid=12)),
         ("12/3", Query(pid=12, fd=3)),
         (":80", Query(port=80)),
-        ("10.0.0.1:80", Query(address="10.0.0.1", port=80)),
-        ("[::1]:80", Query(address="::1", port=80)),
-        ("[::ffff:10.0.0.1]:80", Query(address="10.0.0.1", port=80)),
+        ("10.0.0.1:80", Query(addresses=frozenset({ip_address("10.0.0.1")}), port=80)),
+        ("[::1]:80", Query(addresses=frozenset({ip_address("::1")}), port=80)),
+        ("[::ffff:10.0.0.1]:80", Query(addresses=frozenset({ip_address("10.0.0.1")}), port=80)),
         ("redis-server", Query(program="redis-server")),
         ("12/x", Query(program="12/x")),
     ],
@@ -382,7 +383,13 @@ def test_what_is_asked_for_is_understood(text: str | None, wanted: Query) -> Non
     assert Query.parse(text) == wanted
 
 
-@pytest.mark.parametrize("text", ["host:80", "1.2.3.4:", ":", ":65536", "1.2.3.4:-1", "1.2.3:80", ":\uff18\uff10"])
+def test_a_host_has_a_name() -> None:
+    wanted = Query.parse("localhost:80")
+    assert wanted.port == 80
+    assert ip_address("127.0.0.1") in wanted.addresses
+
+
+@pytest.mark.parametrize("text", ["a..b:80", "1.2.3.4:", ":", ":65536", "1.2.3.4:-1", "1.2.3.256:80", ":\uff18\uff10"])
 def test_what_makes_no_sense_is_told(text: str) -> None:
     with pytest.raises(Misuse):
         Query.parse(text)

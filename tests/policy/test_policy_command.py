@@ -123,7 +123,6 @@ def test_a_connection_is_tried_without_a_provider(command: Run, tmp_path: Path) 
         f"  why    it stays on TCP: {path}:1 says: use tcp connect redis-* 127.0.0.0/8:*",
         f"  rule   {path}:1: use tcp connect redis-* 127.0.0.0/8:*",
         "  route  this host, by lo, from 127.0.0.1",
-        "  device none: no RDMA device sends there",
     ]
     found = command("test", "--json", "--file", path, "server", "sshd", "[::]:22", "--user", "nobody")
     document = json.loads(found.stdout)
@@ -174,6 +173,10 @@ def test_what_leaves_this_host_is_told_to() -> None:
     ]  # fmt: skip
     found["route"] = {"interface": "eth0", "first_hop": "10.0.0.254", "source": None, "local": False}
     assert verdict_lines(found)[3] == "  route  over 10.0.0.254, by eth0"
+    found["device"] = None
+    assert "one in software stands in its place" in verdict_lines(found)[4]
+    found["protocol"] = None
+    assert "no RDMA device sends there" in verdict_lines(found)[4]
 
 
 @pytest.mark.parametrize("args", [

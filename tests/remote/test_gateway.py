@@ -384,6 +384,27 @@ def test_what_is_no_rule(text: str) -> None:
         Rule.parse(text)
 
 
+@pytest.mark.parametrize(
+    ("text", "word"),
+    [
+        ("tcp 0.0.0.0:80 to sdp 192.0.2.7:80 els tcp", "els"),
+        ("tcp 0.0.0.0:80 to sdp 192.0.2.7 else tcp", "192.0.2.7"),
+        ("udp 0.0.0.0:80 to sdp 192.0.2.7:80", "udp"),
+        ("tcp 0.0.0.0:80 to sdp 192.0.2.7:80 max many", "many"),
+    ],
+)
+def test_the_word_that_is_wrong_is_pointed_at(text: str, word: str) -> None:
+    with pytest.raises(Misuse) as found:
+        Rule.parse(text)
+    _, line, marks = found.value.message.splitlines()
+    start = marks.index("^")
+    assert line[start : start + len(marks.strip())] == word
+    argv = [sys.executable, "-m", "sidestep", "gateway", text]
+    told = subprocess.run(argv, capture_output=True, text=True, check=False)
+    assert told.returncode == 2
+    assert marks in told.stderr
+
+
 def test_a_file_of_rules(tmp_path: Path) -> None:
     path = tmp_path / "rules"
     path.write_text("# mine\n\ntcp 0.0.0.0:1 to sdp 192.0.2.7:80  # web\nsdp 192.0.2.1:2 to tcp 192.0.2.7:80\n")

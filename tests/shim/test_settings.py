@@ -10,8 +10,9 @@ from pathlib import Path
 import pytest
 from told_ends import End, join, promote
 
-from sidestep.config import ENV_PROMOTE_AFTER, ENV_RING_SIZE, PromoteAfter
+from sidestep.config import ENV_PROMOTE_AFTER, ENV_RING_SIZE, ENV_SPIN_US, PromoteAfter
 from sidestep.errors import Misuse
+from sidestep.native import layout
 from sidestep.testing import Connection, Sidestep
 
 THRESHOLDS = (
@@ -56,6 +57,12 @@ def test_the_shim_takes_the_thresholds_that_the_commands_take(sidestep: Sidestep
 
 def test_a_number_has_nothing_behind_it(sidestep: Sidestep) -> None:
     assert "is not a number" in _said(sidestep, ENV_RING_SIZE, "4096:x")
+
+
+@pytest.mark.parametrize("spin_us", [layout.SPIN_US_MAX, layout.SPIN_US_MAX + 1])
+def test_the_shim_spins_as_long_as_the_commands_allow(sidestep: Sidestep, spin_us: int) -> None:
+    told = "is not a number" in _said(sidestep, ENV_SPIN_US, str(spin_us))
+    assert told is (spin_us > layout.SPIN_US_MAX)
 
 
 @pytest.mark.slow

@@ -10,7 +10,7 @@ from typing import Any
 import click
 
 from sidestep import limits
-from sidestep.cli.options import json_option
+from sidestep.cli.options import json_option, parsed
 from sidestep.cli.rdma_options import flush
 from sidestep.cli.shown import printable, show
 from sidestep.errors import Misuse
@@ -22,14 +22,14 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP)
 
 
 @click.command()
-@click.argument("rules", metavar="[RULE]...", nargs=-1)
+@click.argument("rules", metavar="[RULE]...", nargs=-1, callback=parsed(lambda given: [*map(Rule.parse, given)]))
 @click.option("--rules", "files", type=click.Path(path_type=Path, exists=True, dir_okay=False), multiple=True,
               metavar="FILE", help="A file of rules, one a line. May be repeated.")  # fmt: skip
 @click.option("--drain", type=click.FloatRange(0), default=limits.GATEWAY_DRAIN_S, show_default=True,
               help="Seconds that connections have to end after SIGTERM; then they are reset.")  # fmt: skip
 @click.option("-q", "--quiet", is_flag=True, help="No line for each connection on stderr.")
 @json_option
-def gateway(rules: tuple[str, ...], files: tuple[Path, ...], drain: float, quiet: bool, as_json: bool) -> None:
+def gateway(rules: list[Rule], files: tuple[Path, ...], drain: float, quiet: bool, as_json: bool) -> None:
     """Relay connections between TCP and SDP, for hosts that know only one of them.
 
     A RULE is one argument:
@@ -50,10 +50,7 @@ def gateway(rules: tuple[str, ...], files: tuple[Path, ...], drain: float, quiet
     """  # noqa: D301 - \b is for click
 
     def chosen() -> list[Rule]:
-        found = [Rule.parse(text) for text in rules]
-        for path in files:
-            found += read_rules(path)
-        return found
+        return [*rules, *(rule for path in files for rule in read_rules(path))]
 
     def log(line: str) -> None:
         if not quiet:

@@ -17,10 +17,10 @@ ValueT = TypeVar("ValueT")
 CommandT = TypeVar("CommandT", bound=Callable[..., Any])
 
 
-def parsed(parse: Callable[[str], ValueT]) -> Callable[[click.Context, click.Parameter, str | None], ValueT | None]:
+def parsed(parse: Callable[[Any], ValueT]) -> Callable[[click.Context, click.Parameter, Any], ValueT | None]:
     """A callback that reads an option's value with one of our own parsers, which raise Misuse."""
 
-    def convert(ctx: click.Context, param: click.Parameter, value: str | None) -> ValueT | None:
+    def convert(ctx: click.Context, param: click.Parameter, value: Any) -> ValueT | None:
         try:
             return None if value is None else parse(value)
         except Misuse as error:

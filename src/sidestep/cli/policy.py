@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import pwd
-import socket as sockets
 import sys
 import time
 from collections import Counter
@@ -12,9 +11,8 @@ from collections.abc import Sequence
 from contextlib import closing
 from datetime import datetime
 from importlib.metadata import entry_points
-from ipaddress import ip_address
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import click
 
@@ -24,6 +22,7 @@ from sidestep.cli.shown import show
 from sidestep.config import PolicyPlace
 from sidestep.devices import device_of
 from sidestep.errors import Misuse, Unavailable
+from sidestep.observe.sockets import addresses
 from sidestep.policy.grammar import printable
 from sidestep.policy.load import compile_all
 from sidestep.policy.model import ROLE_WORDS, Level, Pair, Role, Rule, Subject
@@ -31,11 +30,13 @@ from sidestep.policy.review import review
 from sidestep.provider.control import ControlConnection
 from sidestep.provider.network.routes import Network
 from sidestep.provider.policy_files import read_places
-from sidestep.routing import Address
 from sidestep.switch.modules import FIRST, PROTOCOLS_GROUP
 from sidestep.switch.protocol import Endpoint
 
 Places = Sequence[PolicyPlace]
+
+_SOFTWARE: Final = "none in hardware: one in software stands in its place"
+_NO_DEVICE: Final = "none: no RDMA device sends there"
 
 
 def _places(files: Sequence[Path]) -> Places:
@@ -157,19 +158,7 @@ def parse_endpoint(text: str) -> Endpoint:
     host = host.removeprefix("[").removesuffix("]") if host.startswith("[") else host
     if not host or not (port.isascii() and port.isdigit() and len(port) <= 5 and int(port) <= 65535):
         raise Misuse(f"{text!r} is not ADDRESS:PORT", remedy="for example 10.0.0.5:6379 or [::1]:80")
-    return Endpoint(_address(host), int(port))
-
-
-def _address(host: str) -> Address:
-    try:
-        return ip_address(host)
-    except ValueError:
-        pass
-    try:
-        first, *_ = sockets.getaddrinfo(host, None, type=sockets.SOCK_STREAM)
-    except (OSError, UnicodeError) as error:
-        raise Misuse(f"{host!r} is not an address, nor a name that can be looked up: {error}") from error
-    return ip_address(str(first[4][0]).partition("%")[0])
+    return Endpoint(addresses(host)[0], int(port))
 
 
 def _identity(user: str | None) -> tuple[int, frozenset[int]]:
@@ -214,7 +203,8 @@ def verdict_lines(found: dict[str, Any]) -> list[str]:
     ]
     if found["route"]:
         lines.append(f"  route  {_route_text(found['route'])}")
-        lines.append(f"  device {printable(found['device'] or 'none: no RDMA device sends there')}")
+        if not found["route"]["local"]:
+            lines.append(f"  device {printable(found['device'] or (_SOFTWARE if found['protocol'] else _NO_DEVICE))}")
     if found["note"]:
         lines.append(f"  note   {found['note']}")
     return lines

@@ -48,8 +48,9 @@ def provider() -> None:
 @click.option(
     "--remote",
     metavar="NETWORKS",
+    multiple=True,
     help="Carry connections with these hosts by SDP, where their provider does the same: addresses or "
-    "networks, with commas. All their users are trusted with each other's connections, unless there is a key.",
+    "networks, with commas or each with a --remote of its own. All their users are trusted with each other's connections, unless there is a key.",
 )
 @click.option(
     "--remote-key",
@@ -70,7 +71,7 @@ def provider() -> None:
 @json_option
 def start(
     promote_after: PromoteAfter, ring_size: int, offer_expiry: float, idle_exit: float, budget: int, proof: str,
-    system: bool, remote: str | None, remote_key: str | None, workers: str, foreground: bool, socket: Path,
+    system: bool, remote: tuple[str, ...], remote_key: str | None, workers: str, foreground: bool, socket: Path,
     as_json: bool,
 ) -> None:  # fmt: skip
     """Start a provider, and return once it listens. Exit code 0 also if one runs already.
@@ -90,7 +91,7 @@ def start(
         raise Misuse("--workers without --remote", remedy="name the hosts: --remote NETWORKS")
     settings = ProviderSettings(
         socket, promote_after, ring_size, offer_expiry, idle_exit, budget, policy, system=system, proof=Proof(proof),
-        remote=RemoteSettings.parse(remote, remote_key) if remote else None, workers=workers_count,
+        remote=RemoteSettings.parse(",".join(remote), remote_key) if remote else None, workers=workers_count,
     )  # fmt: skip
 
     def tell(pid: int, started: bool, text: str) -> None:

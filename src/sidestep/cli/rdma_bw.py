@@ -74,7 +74,7 @@ def _lines(measured: Measured, terms: Terms, place: HostPort | None, details: di
     op = terms.op.name.lower() + (" both" if terms.both else "")
     head = (
         f"{place}: depth {terms.depth}, CRC32C {'on' if details.get('crc') else 'off'}, "
-        f"markers {'on' if details.get('markers_sent') else 'off'}, MULPDU {details.get('mulpdu')}, "
+        f"markers {_markers(details)}, MULPDU {details.get('mulpdu')}, "
         f"contents {'compared' if terms.verify else 'not compared'}"
     )
     row = {
@@ -86,6 +86,12 @@ def _lines(measured: Measured, terms: Terms, place: HostPort | None, details: di
     widths = [max(len(name), len(cell)) for name, cell in row.items()]
     rows = (row, row.values())
     return [head, *("  ".join(cell.rjust(width) for cell, width in zip(cells, widths, strict=True)) for cells in rows)]
+
+
+def _markers(details: dict[str, object]) -> str:
+    """Each end asks for them in what it receives, for itself alone (RFC 5044, section 4.3)."""
+    ways = [way for way in ("sent", "received") if details.get(f"markers_{way}")]
+    return f"in what is {' and '.join(ways)}" if ways else "off"
 
 
 def _as_json(measured: Measured, terms: Terms, place: HostPort | None, details: dict[str, object]) -> dict[str, object]:

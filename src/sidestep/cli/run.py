@@ -10,13 +10,14 @@ from sidestep import config
 from sidestep.cli.options import promote_after_option, ring_size_option, socket_option
 from sidestep.cli.start import start
 from sidestep.config import PromoteAfter, ShimSettings
+from sidestep.native import layout
 
 
 @click.command(context_settings={"allow_interspersed_args": False})
 @promote_after_option(None, "Promote after so many reads and writes, or bytes (left out: 65536); 0: at once.")
 @ring_size_option(None, "Size of a channel in each direction, such as 256K.")
 @click.option(
-    "--spin-us", type=click.IntRange(0, config.SPIN_US_MAX), help="How long a wait may spin before it sleeps; 0: never."
+    "--spin-us", type=click.IntRange(0, layout.SPIN_US_MAX), help="How long a wait may spin before it sleeps; 0: never."
 )
 @socket_option
 @click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED, metavar="[--] CMD [ARG]...")

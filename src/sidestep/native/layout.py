@@ -43,6 +43,7 @@ PROMOTE_AFTER_CALLS: Final = 8
 PROMOTE_AFTER_BYTES: Final = 64 << 10
 PROMOTE_AFTER_CALLS_MAX: Final = (1 << 22) - 1  # 32 bits hold 2^BACKOFF_MAX times as many
 PROMOTE_AFTER_BYTES_MAX: Final = (1 << 63) - 1
+SPIN_US_MAX: Final = 10_000  # that a wait may spin: longer than any wake-up; more would only burn a core
 
 # Explicit sockets: what a program gives socket(). The families are numbers that no kernel will ever give to one (Linux
 # stops at AF_MAX, below 64) and that fit the 16 bits of sa_family; the protocol is one that no IP header can hold.
@@ -654,7 +655,7 @@ def c_header() -> str:
     for name in (
         "LAYOUT_VERSION", "RPC_MAGIC", "REGISTRY_BUCKETS", "REGISTRY_BUCKETS_OFFSET", "REGISTRY_SIZE",
         "ARENA_SLOTS_OFFSET", "ARENA_SLOTS_MAX", "ARENA_MAGIC", "DOORBELLS_PER_PAGE", "TRANSLATED_ADDRESS",
-        "TRANSLATED_MASK", *(name for name in globals() if name.startswith("PROMOTE_AFTER_")),
+        "TRANSLATED_MASK", "SPIN_US_MAX", *(name for name in globals() if name.startswith("PROMOTE_AFTER_")),
     ):  # fmt: skip
         lines.append(f"#define {name} {globals()[name]:#x}u")
     lines.append(f'#define SYSTEM_SOCKET "{SYSTEM_SOCKET}"')

@@ -128,7 +128,7 @@ void config_read(void)
 		fprintf(stderr, "sidestep: SIDESTEP_RING_SIZE=%u is not a power of two; using %u\n", ring, config.ring_size);
 	else
 		config.ring_size = ring;
-	config.spin_ns = (uint32_t)env_number("SIDESTEP_SPIN_US", 0, 1000000, config.spin_ns / 1000, NULL) * 1000;
+	config.spin_ns = (uint32_t)env_number("SIDESTEP_SPIN_US", 0, SPIN_US_MAX, config.spin_ns / 1000, NULL) * 1000;
 	if (sched_getaffinity(0, sizeof(cpus), &cpus) == 0)
 		config.ncpus = CPU_COUNT(&cpus);
 	const char *from_root = getenv("SIDESTEP_FROM_ROOT");

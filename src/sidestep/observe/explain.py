@@ -22,9 +22,12 @@ from sidestep.native.layout import REASON_TEXT, Reason
 from sidestep.native.reasons import REMEDY
 from sidestep.observe import other_users
 from sidestep.observe.connections import Connection, Traffic, connections
-from sidestep.observe.sockets import HostSocket, Judgement, Outside, Process, endpoint, is_here, tcp_sockets
+from sidestep.observe.sockets import (
+    HostSocket, Judgement, Outside, Process, addresses, endpoint, is_here, tcp_sockets,
+)  # fmt: skip
 from sidestep.provider.arena import layout_of
 from sidestep.provider.control import RESTART, ControlConnection, layouts
+from sidestep.routing import Address
 from sidestep.switch.protocol import Endpoint
 
 # Where the other end decides: what it is, and what keeps it, says more than the reason of this end.
@@ -81,13 +84,13 @@ class Query:
 
     pid: int | None = None
     fd: int | None = None
-    address: str | None = None  # None: any
+    addresses: frozenset[Address] = frozenset()  # those of a name; empty: any
     port: int | None = None
     program: str | None = None
 
     @classmethod
     def parse(cls, text: str | None) -> Query:
-        """`PID`, `PID/FD`, `ADDRESS:PORT`, `:PORT` or a program's name; raises Misuse."""
+        """`PID`, `PID/FD`, `HOST:PORT`, `:PORT` or a program's name; raises Misuse."""
         if not text:
             return cls()
         pid, slash, fd = text.partition("/")
@@ -100,11 +103,7 @@ class Query:
             raise Misuse(f"{text!r} has no port after its colon", remedy="for example 127.0.0.1:6379, [::1]:80 or :80")
         if not host:
             return cls(port=int(port))
-        try:
-            found = endpoint(text)
-        except ValueError as error:
-            raise Misuse(f"{host!r} is not an address", remedy="give its number, such as 127.0.0.1:6379") from error
-        return cls(address=str(found.address), port=found.port)
+        return cls(addresses=frozenset(addresses(host.removeprefix("[").removesuffix("]"))), port=int(port))
 
     @property
     def everything(self) -> bool:
@@ -119,7 +118,7 @@ class Query:
         )
 
     def _is_end(self, end: Endpoint) -> bool:
-        return end.port == self.port and self.address in (None, str(end.address))
+        return end.port == self.port and (not self.addresses or end.address in self.addresses)
 
 
 class Explainer:

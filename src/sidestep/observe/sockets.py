@@ -17,9 +17,11 @@ from enum import Enum
 from functools import cached_property
 from ipaddress import IPv4Address, ip_address
 from pathlib import Path
+from socket import SOCK_STREAM, getaddrinfo
 from typing import Final
 
 from sidestep import config
+from sidestep.errors import Misuse
 from sidestep.installation import native_library
 from sidestep.observe import other_users, preload_check
 from sidestep.observe.processes import program_name
@@ -49,6 +51,21 @@ def endpoint(text: str) -> Endpoint:
 
 def _address(host: str) -> Address:
     return plain_address(ip_address(host.partition("%")[0]))
+
+
+def addresses(host: str) -> tuple[Address, ...]:
+    """What a host's name or address stands for, in the resolver's order; never empty.
+
+    Raises:
+        Misuse: It is neither.
+    """
+    with suppress(ValueError):
+        return (_address(host),)
+    try:
+        found = getaddrinfo(host, None, type=SOCK_STREAM)
+    except (OSError, UnicodeError) as error:
+        raise Misuse(f"{host!r} is not an address, nor a name that can be looked up: {error}") from error
+    return tuple(_address(str(place[0])) for *_, place in found)
 
 
 def tcp_sockets(pid: int | None = None) -> list[HostSocket]:

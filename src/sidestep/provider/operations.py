@@ -102,6 +102,7 @@ class Operations:
             "offer_expiry_s": settings.offer_expiry_s,
             "idle_exit_s": settings.idle_exit_s,
             "proves_paths": bool(settings.wants & layout.Welcome.PATH),
+            "remote": str(settings.remote or ""),
             "workers": self._parts.pools.as_json(),
             "policy": self._parts.policy.as_json(),
             "counters": self._parts.counters.as_json(),

@@ -10,18 +10,25 @@ otherwise. A line may end in a comment (#).
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import re
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
 from ipaddress import IPv4Network, IPv6Network, ip_address, ip_network
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, Self
+from typing import TYPE_CHECKING, Any, Final, Self, TypeVar
 
 from sidestep import limits
 from sidestep.errors import Misuse
+from sidestep.policy.grammar import printable
 from sidestep.switch.protocol import Endpoint
 
 if TYPE_CHECKING:
     from sidestep.routing import Address
 
+ValueT = TypeVar("ValueT")
+
+_EXAMPLE: Final = "for example: tcp 0.0.0.0:8080 to sdp 192.0.2.7:80 else tcp"
 _PORT_MAX: Final = 0xFFFF
 _COUNT_DIGITS: Final = 9
 
@@ -45,34 +52,35 @@ class Rule:
         Raises:
             Misuse: It is none.
         """
-        words = text.partition("#")[0].split()
-        if len(words) < 5 or words[2] != "to" or (words[0], words[3]) not in (("tcp", "sdp"), ("sdp", "tcp")):
-            raise Misuse(f"{text!r} is not a rule", remedy="for example: tcp 0.0.0.0:8080 to sdp 192.0.2.7:80 else tcp")
-        from_tcp = words[0] == "tcp"
-        listen, target = _endpoint(words[1], least=0 if from_tcp else 1), _endpoint(words[4])
+        line = _Line(text)
+        words = line.words
+        from_tcp = words[:1] == ["tcp"]
+        for at, allowed in enumerate((("tcp", "sdp"), (), ("to",), ("sdp" if from_tcp else "tcp",), ())):
+            if len(words) <= at or (allowed and words[at] not in allowed):
+                raise line.bad(at, f"{' or '.join(allowed) or 'ADDRESS:PORT'} is expected here", _EXAMPLE)
+        listen, target = line.read(1, partial(_endpoint, least=0 if from_tcp else 1)), line.read(4, _endpoint)
         if not from_tcp and listen.address.is_unspecified:
-            raise Misuse(f"{text!r}: SDP listens at one address", remedy="name that address of this host")
+            raise line.bad(1, "SDP listens at one address", "name that address of this host")
         if target.address.is_unspecified:
-            raise Misuse(f"{text!r}: {target} is no place to connect to")
-        allowed = {"max", "from", *(("via", "else") if from_tcp else ("at",))}
-        found: dict[str, str] = {}
-        rest = words[5:]
-        while rest:
-            if rest[0] not in allowed or rest[0] in found or len(rest) < 2:
-                raise Misuse(
-                    f"{text!r}: {rest[0]!r} is not understood", remedy=f"allowed: {', '.join(sorted(allowed))}"
-                )
-            found[rest[0]] = rest[1]
-            rest = rest[2:]
-        if found.get("else", "tcp") != "tcp":
-            raise Misuse(f"{text!r}: a gateway falls back to TCP only", remedy="else tcp")
-        count = _number(found.get("max", str(limits.GATEWAY_CONNECTIONS)), limits.GATEWAY_CONNECTIONS_MAX)
-        try:
-            hosts = tuple(ip_network(each) for each in found["from"].split(",")) if "from" in found else ()
-        except ValueError as error:
-            raise Misuse(f"{text!r}: {error}", remedy="for example: from 192.0.2.0/24,2001:db8::/64") from error
-        port = _number(found.get("via", found.get("at", "0")), _PORT_MAX, least=0)
-        return cls(from_tcp, listen, target, port, count, hosts, "else" in found)
+            raise line.bad(4, f"{target} is no place to connect to")
+        rule = cls(from_tcp, listen, target)
+        parsers: dict[str, tuple[str, Callable[[str], Any]]] = {
+            "max": ("connections_max", partial(_number, most=limits.GATEWAY_CONNECTIONS_MAX)),
+            "from": ("hosts", _networks),
+            "via" if from_tcp else "at": ("rdma_port", partial(_number, most=_PORT_MAX, least=0)),
+        }
+        if from_tcp:
+            parsers["else"] = ("falls_back", _tcp_alone)
+        seen = set[str]()
+        for at in range(5, len(words), 2):
+            if words[at] not in parsers:
+                raise line.bad(at, f"{words[at]!r} is not understood", f"allowed: {', '.join(sorted(parsers))}")
+            if words[at] in seen:
+                raise line.bad(at, f"{words[at]!r} stands there twice")
+            seen.add(words[at])
+            name, parse = parsers[words[at]]
+            rule = replace(rule, **{name: line.read(at + 1, parse)})
+        return rule
 
     def __str__(self) -> str:
         words = [*(("tcp", "sdp") if self.listens_tcp else ("sdp", "tcp"))]
@@ -121,6 +129,43 @@ def check_rules(rules: list[Rule]) -> None:
         places.add(place)
 
 
+class _Line:
+    """A rule's text and its words, each of which may be pointed at."""
+
+    def __init__(self, text: str) -> None:
+        self._text = printable(text.rstrip())
+        self._found = list(re.finditer(r"\S+", self._text.partition("#")[0]))
+        self.words = [each[0] for each in self._found]
+
+    def read(self, at: int, parse: Callable[[str], ValueT]) -> ValueT:
+        """What a word means; raises Misuse that points at it."""
+        if at >= len(self.words):
+            raise self.bad(at, f"something is expected behind {self.words[-1]!r}")
+        try:
+            return parse(self.words[at])
+        except Misuse as error:
+            raise self.bad(at, error.message, error.remedy) from error
+
+    def bad(self, at: int, message: str, remedy: str = "") -> Misuse:
+        """That a word, or the end of the line, cannot stand there."""
+        start, end = self._found[at].span() if at < len(self._found) else (len(self._text) + 1,) * 2
+        marks = "^" + "~" * (end - start - 1)
+        return Misuse(f"{message}:\n    {self._text}\n    {' ' * start}{marks}", remedy=remedy)
+
+
+def _tcp_alone(text: str) -> bool:
+    if text != "tcp":
+        raise Misuse("a gateway falls back to TCP only", remedy="else tcp")
+    return True
+
+
+def _networks(text: str) -> tuple[IPv4Network | IPv6Network, ...]:
+    try:
+        return tuple(ip_network(each) for each in text.split(","))
+    except ValueError as error:
+        raise Misuse(str(error), remedy="for example: from 192.0.2.0/24,2001:db8::/64") from error
+
+
 def _endpoint(text: str, *, least: int = 1) -> Endpoint:
     host, colon, port = text.rpartition(":")
     try:
@@ -129,10 +174,10 @@ def _endpoint(text: str, *, least: int = 1) -> Endpoint:
         raise Misuse(f"{text!r} is not ADDRESS:PORT", remedy="for example 192.0.2.7:80 or [2001:db8::7]:80") from None
     if not colon or (address.version == 6) is not host.startswith("["):
         raise Misuse(f"{text!r} is not ADDRESS:PORT", remedy="for example 192.0.2.7:80 or [2001:db8::7]:80")
-    return Endpoint(address, _number(port, _PORT_MAX, least=least))
+    return Endpoint(address, _number(port, most=_PORT_MAX, least=least))
 
 
-def _number(text: str, most: int, *, least: int = 1) -> int:
+def _number(text: str, *, most: int, least: int = 1) -> int:
     if not (text.isascii() and text.isdigit() and len(text) <= _COUNT_DIGITS) or not least <= int(text) <= most:
         raise Misuse(f"{text!r} is not a number from {least} to {most}")
     return int(text)

@@ -214,9 +214,15 @@ def test_bandwidth_sees_other_contents(programs: Programs, op: str) -> None:
 def test_bandwidth_as_a_table(programs: Programs, port: int) -> None:
     result = programs.run("rdma", "bw", f"127.0.0.1:{port}", "--duration", "0.1", "--depth", "1", "-s", "1")
     assert result.returncode == 0
-    _, heads, cells = result.stdout.splitlines()
+    settings, heads, cells = result.stdout.splitlines()
+    assert "markers off" in settings
     assert heads.split()[:5] == ["OP", "BYTES", "MESSAGES", "SECONDS", "MB/s"]
     assert cells.split()[:2] == ["write", "1"]
+
+
+def test_markers_are_told(programs: Programs, port: int) -> None:
+    result = programs.run("rdma", "bw", f"127.0.0.1:{port}", "--duration", "0.1", "--markers")
+    assert "markers in what is received" in result.stdout
 
 
 def test_bandwidth_until_ctrl_c(programs: Programs, port: int) -> None:
