@@ -372,9 +372,13 @@ def test_what_carries_it_is_told(make_first: Make) -> None:
     for host in (one, other):
         (found,) = host.sidestep.wait_for(lambda all_of: any(each.reason == "BY_SDP" for each in all_of))
         assert {found.local.split(":")[0], found.remote.split(":")[0]} == {one.address, other.address}
+        assert found.link is not None
+        assert (found.link["protocol"], found.link["state"]) == ("sdp", "established")
+        assert found.link["peer"] == found.remote.split(":")[0]
         words = host.plain(
             [sys.executable, "-m", "sidestep", "explain", "--socket", str(host.sidestep.socket), f":{PORT}"],
             stdout=subprocess.PIPE, text=True,
         ).stdout  # fmt: skip
-        assert "is carried by sdp" in words
+        assert f"is carried by sdp (over {found.link['device']} to {found.link['peer']})" in words
+        assert "messages may go" in words
     ends_well(client)

@@ -13,6 +13,8 @@ from pathlib import Path
 import pytest
 from hosts import Host, Make
 from talking import ends_well, line, promoted, serving, talking
+from test_explicit_sdp import call
+from test_explicit_sdp import serving as echo_server
 
 # The same with workers as without: this module's `two` has some.
 from test_loss import (  # noqa: F401 - collected from here as well
@@ -79,6 +81,14 @@ def test_connections_are_spread(two: tuple[Host, Host]) -> None:
     for host in two:
         host.sidestep.wait_for(lambda found: not found)
         host.workers(lambda carries: not any(carries.values()))
+
+
+def test_what_begins_with_sdp_comes_to_the_provider_itself(two: tuple[Host, Host]) -> None:
+    one, other = two
+    server = echo_server(other, other.address)
+    seen, end = call(one, other.address, size=3_000_000)
+    assert (seen.split()[0], end) == ("connected", "right")
+    assert line(server).startswith("accepted")
 
 
 @pytest.mark.parametrize("whose", ["opener's", "acceptor's"])

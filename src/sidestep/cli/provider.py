@@ -50,7 +50,8 @@ def provider() -> None:
     metavar="NETWORKS",
     multiple=True,
     help="Carry connections with these hosts by SDP, where their provider does the same: addresses or "
-    "networks, with commas or each with a --remote of its own. All their users are trusted with each other's connections, unless there is a key.",
+    "networks, with commas or each with a --remote of its own. All their users are trusted with each other's "
+    "connections, unless there is a key.",
 )
 @click.option(
     "--remote-key",

@@ -105,7 +105,7 @@ def _row(one: Connection, *, joint: str) -> list[str]:
     return [
         printable(one.who), str(one.pid or "-"), str(one.fd), one.local, one.remote, one.role, one.state,
         joint.join(_traffic(one.tx)), joint.join(_traffic(one.rx)), _per(one.doorbells, sent), _per(one.sleeps, read),
-        _per(one.spins_won + one.spins_lost, read), one.why or _link(one),
+        _per(one.spins_won + one.spins_lost, read), _link(one) or one.why,
     ]  # fmt: skip
 
 

@@ -15,6 +15,7 @@ from typing import Any, Final
 
 from sidestep.native.layout import Reason, Role, Rx, State, Tx
 from sidestep.native.reasons import why
+from sidestep.observe.links import link_name
 from sidestep.observe.processes import Processes
 from sidestep.provider.arena import numbered_slots, pid_namespace
 from sidestep.provider.control import ControlConnection
@@ -102,13 +103,14 @@ def connections(socket_path: Path) -> Iterator[Connection]:
     """All connections of all programs at this provider; raises Unavailable if none answers."""
     processes = Processes()
     with ControlConnection(socket_path) as control:
-        links = {str(link["segment"]): link for link in control.links()}
+        links = {link_name(link): link for link in control.links()}
         for arena, fd in control.arenas():
             now_ns, namespace = time.monotonic_ns(), pid_namespace(fd)
             for number, slot in numbered_slots(fd):
                 slot["pid"] = processes.here(namespace, slot["pid"])
                 if (found := _decode(slot, now_ns, processes, Key(arena, number, slot["generation"]))) is not None:
-                    yield replace(found, link=links[found.segment]) if found.segment in links else found
+                    link = links.get(found.segment or f"{found.local} {found.remote}")
+                    yield found if link is None else replace(found, link=link)
 
 
 def _decode(slot: dict[str, Any], now_ns: int, processes: Processes, key: Key) -> Connection | None:

@@ -23,7 +23,14 @@ from sidestep.native.reasons import REMEDY
 from sidestep.observe import other_users
 from sidestep.observe.connections import Connection, Traffic, connections
 from sidestep.observe.sockets import (
-    HostSocket, Judgement, Outside, Process, addresses, endpoint, is_here, tcp_sockets,
+    HostSocket,
+    Judgement,
+    Outside,
+    Process,
+    addresses,
+    endpoint,
+    is_here,
+    tcp_sockets,
 )  # fmt: skip
 from sidestep.provider.arena import layout_of
 from sidestep.provider.control import RESTART, ControlConnection, layouts

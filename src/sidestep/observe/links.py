@@ -56,6 +56,11 @@ class Sum:
         return Sum(self.links + 1, **added)
 
 
+def link_name(link: Link) -> str:
+    """What tells it from all others: the channel whose bytes it carries, or both ends of what began with SDP."""
+    return str(link.get("segment") or f"{link.get('local')} {link.get('remote')}")
+
+
 def number(link: Link, name: str) -> int:
     """One of its numbers; 0 if nobody tells it."""
     found = link.get(name)
@@ -117,9 +122,9 @@ class LinkTotals:
         self._peers: set[str] = set()
 
     def handle(self, links: Iterable[Link]) -> None:
-        now = {str(link.get("segment")): link for link in links}
-        for segment, link in now.items():
-            way, before = self.named(LinkRoute.of(link)), self._last.get(segment, {})
+        now = {link_name(link): link for link in links}
+        for which, link in now.items():
+            way, before = self.named(LinkRoute.of(link)), self._last.get(which, {})
             for (unit, direction, mechanism), name in _GROWING.items():
                 grown = number(link, name) - number(before, name)
                 self.counts[way, unit, direction, mechanism] += grown if grown >= 0 else number(link, name)

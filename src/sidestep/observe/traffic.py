@@ -112,7 +112,7 @@ class View:
     activities: tuple[Activity, ...]
     total: Rate
     states: Mapping[str, int]  # connections by state
-    reasons: Mapping[str, int]  # and by reason, of those that have one
+    reasons: Mapping[str, int]  # and by reason, of those that have one and are not carried
     after: Sample  # the second look
 
 
@@ -131,7 +131,7 @@ def compare(before: Sample, after: Sample) -> View:
     found = after.connections.values()
     return View(
         seconds, tuple(activities), Rate.of(total, seconds), Counter(one.state for one in found),
-        Counter(one.reason for one in found if one.reason), after,
+        Counter(one.reason for one in found if one.reason and one.link is None), after,
     )  # fmt: skip
 
 

@@ -10,6 +10,7 @@ import os
 from collections.abc import Callable, Sequence
 from functools import partial
 from ipaddress import ip_address
+from itertools import chain, islice
 from typing import Any, Final, TypeAlias
 
 from sidestep import __version__, limits
@@ -19,14 +20,14 @@ from sidestep.native import layout
 from sidestep.native.layout import Rpc
 from sidestep.policy import Role, Subject
 from sidestep.provider import commands
+from sidestep.provider.carry.hub import page
 from sidestep.provider.clients import Client
 from sidestep.provider.parts import Parts
 from sidestep.provider.proof import duplicate
 from sidestep.provider.rpc import Message, Packet, expect
 from sidestep.provider.users import in_container
-from sidestep.provider.workers.pool import Row
 from sidestep.switch.modules import Protocols, Transports
-from sidestep.switch.protocol import Endpoint, Request
+from sidestep.switch.protocol import Endpoint, Request, Row
 
 _GOVERNING: Final = ("stop", "module_add", "module_remove")
 _NOT_ALLOWED: Final = {
@@ -128,13 +129,13 @@ class Operations:
         reply(document, [arena.fd for arena in page])
 
     def _list_links(self, client: Client, request: dict[str, Any], reply: Reply) -> None:
-        """One page of the connections with other hosts: of those that are carried here, then of each worker's."""
-        after = _after(request, _LINKS_OF_ONE * limits.WORKERS_MAX)
+        """One page of the connections with other hosts: those carried here, each worker's, the protocols' own."""
+        after = _after(request, _LINKS_OF_ONE * (limits.WORKERS_MAX + 2))
         place, begin = divmod(after, _LINKS_OF_ONE)
         slots = self._parts.pools.slots
 
         def show(rows: list[Row], more: bool) -> None:
-            later = after + len(rows) if more else (place + 1) * _LINKS_OF_ONE if place < len(slots) else None
+            later = after + len(rows) if more else (place + 1) * _LINKS_OF_ONE if place <= len(slots) else None
             page = [details for uid, details in rows if self._parts.users.sees_user(client, uid)]
             reply({"links": page, "next": later})
 
@@ -142,8 +143,11 @@ class Operations:
             show(*self._parts.hub.links(begin))
         elif place <= len(slots):
             slots[place - 1].show(begin, show)
-        else:
+        elif self._parts.settings.remote is None:
             show([], False)
+        else:
+            own = chain.from_iterable(each.links() for each in self._parts.protocols.each())
+            show(*page(islice(own, begin, None)))
 
     def _list_modules(self, client: Client, _request: dict[str, Any], reply: Reply) -> None:
         found = [one.as_json(kind) for kind, modules in self._modules().items() for one in modules.status()]

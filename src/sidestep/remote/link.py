@@ -44,22 +44,15 @@ class SdpLink:
         loop: Drives the stream.
         on_lost: The stream is over, and the connection was not; or it was reset, and that may not have got through.
         log: Hears of rules that the other provider broke.
-        device: The name of the one that it goes over.
     """
 
     def __init__(
-        self,
-        stream: SdpStream,
-        loop: Loop,
-        on_lost: Callable[[Carried], None],
-        log: Callable[[str], None],
-        device: str = "",
+        self, stream: SdpStream, loop: Loop, on_lost: Callable[[Carried], None], log: Callable[[str], None]
     ) -> None:
         self._stream = stream
         self._loop = loop
         self._on_lost = on_lost
         self._log = log
-        self._device = device
         self._relay: Carried | None = None
         self._out: list[bytes | memoryview] = []  # in order; words of one piece stand together
         self._pieces = 0  # of data, in `_out` and on their way
@@ -128,7 +121,7 @@ class SdpLink:
             self._break(self._relay, PeerViolation(f"it takes none of {self._controls} words", rule="link_words"))
 
     def details(self) -> dict[str, object]:
-        return {"device": self._device, "peer": self._stream.address, **self._stream.connection.details()}
+        return self._stream.details()
 
     # ---- for whoever made the stream ----
 

@@ -1,7 +1,8 @@
 """Which hosts have a provider that carries connections, and at which port: the exchange of the port mapper.
 
 Who asks for a service names its port, and gets the RDMA port at which ordinary SDP connections to it come. Providers
-ask for port 0, which no service has, and get the port for all that concerns TCP connections between the two hosts.
+ask for port 0, which no service has, and get the port for all that concerns TCP connections between the two hosts; and
+from port 0 for that of the provider itself, not of a worker of its.
 
 One UDP socket a family asks and answers (docs/wire/sdp.md §23.4, port 3935). What a host has answered is kept for as
 long as it says, silence and refusals for a while; nobody waits for more than a second. Where another program has the
@@ -29,7 +30,8 @@ from sidestep.switch.protocol import Endpoint, NotYet
 Answer: TypeAlias = Callable[[int | None], None]
 Serve: TypeAlias = Callable[[Address, Address, int], tuple[int, float] | None]
 
-PROVIDER_PORT: Final = 0  # what is asked for is no service, but the provider itself
+PROVIDER_PORT: Final = 0  # what is asked for is no service, but the provider, or a worker of its
+PROVIDER_ITSELF: Final = -1  # the same, and no worker
 _DATAGRAM_MAX: Final = 128
 _READS_PER_TURN: Final = 64
 _IP_PKTINFO: Final = 8  # linux/in.h
@@ -51,6 +53,7 @@ class _Asking:
     """A request that waits for its answer."""
 
     request: PortMap
+    remote: Endpoint  # of whom, and what
     local: Address
     tries: int = 0
     waiting: list[Answer] = field(default_factory=list)
@@ -94,7 +97,9 @@ class Peers:
         self._sockets.clear()
 
     def ask(self, local: Endpoint, remote: Endpoint, answer: Answer, *, anew: bool = False) -> None:
-        """Calls `answer`, now or soon, with the RDMA port for that service there, or None; port 0: the provider's.
+        """Calls `answer`, now or soon, with the RDMA port for that service there, or None.
+
+        A service is a TCP port, PROVIDER_PORT or PROVIDER_ITSELF.
 
         `anew`: a host that has said no, or nothing, is asked again.
         """
@@ -107,10 +112,10 @@ class Peers:
             if len(self._asking) >= limits.PEERS_ASKING_MAX or remote.address.version not in self._sockets:
                 answer(None)
                 return
-            request = PortMap(
-                PortMapKind.REQUEST, remote.port, local.port, secrets.randbits(64), local.address, remote.address
-            )
-            self._asking[remote] = self._handles[request.assoc_handle] = asking = _Asking(request, local.address)
+            service, source = (0, 0) if remote.port == PROVIDER_ITSELF else (remote.port, local.port)
+            request = PortMap(PortMapKind.REQUEST, service, source, secrets.randbits(64), local.address, remote.address)
+            asking = _Asking(request, remote, local.address)
+            self._asking[remote] = self._handles[request.assoc_handle] = asking
             asking.waiting.append(answer)
             self._try(asking)
         elif len(asking.waiting) < limits.PEERS_WAITING_MAX:
@@ -153,7 +158,7 @@ class Peers:
                 raise
 
     def _settle(self, asking: _Asking, port: int | None, lasts_s: float, *, denied: bool = False) -> None:
-        remote = Endpoint(asking.request.ap_ip, asking.request.ap_port)
+        remote = asking.remote
         if asking.timer is not None:
             asking.timer.cancel()
         self._asking.pop(remote, None)
@@ -242,7 +247,8 @@ class Peers:
         if self._serve is None or asked.ap_ip != local or asked.cp_ip != host:
             return
         try:
-            mapped = self._serve(local, host, asked.ap_port)
+            service = asked.ap_port if asked.ap_port or asked.cp_port else PROVIDER_ITSELF
+            mapped = self._serve(local, host, service)
         except NotYet as why:
             why.wait(lambda: self._answer(asked, local, host, port))
             return

@@ -20,7 +20,7 @@ byte it has come, and both go back to TCP there (`Purpose.SETTLE`).
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from ipaddress import ip_address
 from typing import ClassVar, Final
@@ -34,7 +34,7 @@ from sidestep.rdma.control import Control
 from sidestep.remote.inbound import settings_for
 from sidestep.remote.link import SdpLink
 from sidestep.remote.node import Node
-from sidestep.remote.peers import PROVIDER_PORT, Peers
+from sidestep.remote.peers import PROVIDER_ITSELF, PROVIDER_PORT, Peers
 from sidestep.remote.promotion import SIZE, Promotion, Purpose, read_key, why_not, why_not_in
 from sidestep.remote.resync import Resync, ResyncResponder, Route
 from sidestep.remote.sdp_connect import SdpConnects
@@ -57,6 +57,7 @@ from sidestep.switch.protocol import (
     PendingConnect,
     PortMapper,
     Request,
+    Row,
     Services,
     Workers,
 )
@@ -145,6 +146,13 @@ class Sdp(OffloadProtocol):
         assert self._connects is not None  # what programs ask for comes to the provider, not to a worker
         self._connects.open(asked)
 
+    def links(self) -> Iterator[Row]:
+        """Of connections that began with SDP."""
+        if self._connects is not None:
+            yield from self._connects.links()
+        for at in self._stacks.values():
+            yield from at.serving.links()
+
     def reach(self, outgoing: Outgoing, vain: int | None) -> None:
         """Asks for the other provider's port and calls there; `vain`: where nobody answered."""
         host = outgoing.request.remote.address
@@ -208,8 +216,10 @@ class Sdp(OffloadProtocol):
                 return port, 0.0  # for one connection: the next one may be another worker's
         try:
             at = self._at(local)
-            told_s = limits.PEER_TOLD_S if self._workers is None else 0.0
-            return (at.port, told_s) if service == PROVIDER_PORT else at.serving.port_for(service)
+            if service not in (PROVIDER_PORT, PROVIDER_ITSELF):
+                return at.serving.port_for(service)
+            lasts = self._workers is None or service == PROVIDER_ITSELF
+            return at.port, limits.PEER_TOLD_S if lasts else 0.0
         except SidestepError as why:
             self.services.log(f"{host} is not answered: {why}")
             return None
@@ -283,6 +293,8 @@ class _At(Node):
         if (hello.src_ip, hello.dst_ip) != (host, self.address):
             raise PeerViolation("it concerns other addresses than it comes from", rule="promotion_host")
         if found.purpose is Purpose.INBOUND:
+            if self.sdp.services.port_mapper is not None:
+                raise Unavailable("a worker has no services", remedy="PROVIDER_ITSELF has")
             self.answers.note_inbound(found.name)
             client = Endpoint(host, hello.local_port)
             self.serving.take(request, found.port, client, settings_for(told, host, self.address), beside_hello=SIZE)
@@ -310,7 +322,7 @@ class _At(Node):
         def broken(_relay: Carried) -> None:
             self.answers.handle_broken(name)
 
-        link = SdpLink(stream, self.sdp.loop, broken, self.sdp.services.log, self.device.name)
+        link = SdpLink(stream, self.sdp.loop, broken, self.sdp.services.log)
         try:
             far = incoming.carry(link)
         except Unavailable as why:
@@ -350,7 +362,7 @@ class _Reaching:
         if not isinstance(event, SdpEvent):
             return
         if event.kind is SdpEventKind.ESTABLISHED:
-            link = SdpLink(stream, self._sdp.loop, self._handle_broken, self._sdp.services.log, self._at.device.name)
+            link = SdpLink(stream, self._sdp.loop, self._handle_broken, self._sdp.services.log)
             try:
                 far = self._outgoing.carry(link)
             except Unavailable as why:

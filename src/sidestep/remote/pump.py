@@ -209,6 +209,11 @@ class Pump:
         """Bytes from TCP, and to it."""
         return self.to_sdp, self.to_tcp
 
+    def details(self) -> dict[str, object]:
+        """How it is now, as `RemoteRelay.details` tells it of a connection that was promoted."""
+        held = sum(send.length for send in self._sending)
+        return {"sent": self.to_sdp, "held": held, "arrived": self.to_tcp, **self._stream.details()}
+
     def abort(self, why: str) -> None:
         self._end_badly(why)
 

@@ -26,7 +26,7 @@ import secrets
 import socket
 import struct
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from ipaddress import ip_address
 from typing import TYPE_CHECKING, Final
@@ -37,7 +37,7 @@ from sidestep.errors import SidestepError, Unavailable
 from sidestep.rdma.tools.devices import source_for
 from sidestep.remote.dial import reset
 from sidestep.remote.inbound import BY_CARRIER
-from sidestep.remote.peers import PROVIDER_PORT, Peers
+from sidestep.remote.peers import PROVIDER_ITSELF, Peers
 from sidestep.remote.promotion import Promotion, Purpose
 from sidestep.remote.pump import Pieces, Pump
 from sidestep.remote.serving import NAMED
@@ -45,7 +45,7 @@ from sidestep.sdp.endpoint import unheard
 from sidestep.sdp.errnos import BY_CAUSE
 from sidestep.sdp.requests import SdpEvent, SdpEventKind, Told
 from sidestep.sdp.settings import Addresses, Carrier
-from sidestep.switch.protocol import Endpoint, Ends, PendingConnect
+from sidestep.switch.protocol import Endpoint, Ends, PendingConnect, Row
 
 if TYPE_CHECKING:
     from sidestep.loop import Loop, Timer
@@ -74,6 +74,13 @@ class SdpConnects:
     def close(self) -> None:
         for reach in list(self._there):
             reach.abandon("the provider stops")
+
+    def links(self) -> Iterator[Row]:
+        """Those that are established, each with its user."""
+        for one in self._there:
+            if one.pump is not None:
+                ends = Ends(one.local, one.remote)
+                yield one.asked.uid, {"protocol": self.sdp.name} | ends.as_json() | one.pump.details()
 
     def open(self, asked: PendingConnect) -> None:
         """Begins one; raises Unavailable."""
@@ -119,9 +126,9 @@ class _SdpConnect:
     def __init__(self, connects: SdpConnects, asked: PendingConnect, local: Endpoint) -> None:
         self._connects = connects
         self._loop = connects.sdp.loop
-        self._asked = asked
-        self._local = local
-        self._remote = asked.request.remote
+        self.asked = asked
+        self.local = local
+        self.remote = asked.request.remote
         self._began_at = self._loop.now
         self._answered = False  # the program knows where to connect to, or that nothing comes of it
         self._asked_of: Endpoint | None = None  # who has told where to connect to, and where that is
@@ -129,7 +136,7 @@ class _SdpConnect:
         self._silent: dict[Endpoint, bool] = {}  # who has told of nowhere, and whether he has said anything
         self._stream: SdpStream | None = None
         self._place: _RedirectListener | None = None
-        self._pump: Pump | None = None
+        self.pump: Pump | None = None
         self._unname: Callable[[], None] | None = None
         self._over = False
         self._late = self._loop.call_later(asked.wait_s, self._handle_late)
@@ -143,26 +150,26 @@ class _SdpConnect:
             self._loop.call_later(limits.PEER_ANSWER_S, self._ask_for_service)
 
     def abandon(self, why: str) -> None:
-        if self._pump is not None:
-            self._pump.abort(why)
+        if self.pump is not None:
+            self.pump.abort(why)
         else:
             self._fail(errno.ECONNREFUSED, why)
             self._finish()
 
     @property
     def _provider_there(self) -> Endpoint:
-        return Endpoint(self._remote.address, PROVIDER_PORT)
+        return Endpoint(self.remote.address, PROVIDER_ITSELF)
 
     def _ask(self, whom: Endpoint) -> None:
-        self._connects.peers.ask(self._local, whom, partial(self._heard, whom), anew=self._asked.insists)
+        self._connects.peers.ask(self.local, whom, partial(self._heard, whom), anew=self.asked.insists)
 
     # ---- the way there ----
 
     def _ask_for_service(self) -> None:
         """As the standard has it; that request cannot show a key."""
-        wanted = self._stream is None and not self._over and self._remote not in self._silent
+        wanted = self._stream is None and not self._over and self.remote not in self._silent
         if wanted and self._connects.sdp.key is None:
-            self._ask(self._remote)
+            self._ask(self.remote)
 
     def _heard(self, whom: Endpoint, port: int | None) -> None:
         """Where to connect to."""
@@ -180,7 +187,7 @@ class _SdpConnect:
 
     def _give_up(self) -> None:
         """If nobody is left who might answer."""
-        asked = {self._provider_there} | ({self._remote} if self._connects.sdp.key is None else set())
+        asked = {self._provider_there} | ({self.remote} if self._connects.sdp.key is None else set())
         if self._over or self._stream is not None or not asked <= self._silent.keys():
             return
         if all(self._silent.values()):
@@ -189,20 +196,20 @@ class _SdpConnect:
             self._fail(errno.ECONNREFUSED, "there is no such service by SDP")
 
     def _connect(self) -> None:
-        addresses = Addresses(self._local.address, self._local.port, self._remote.address, self._port)
+        addresses = Addresses(self.local.address, self.local.port, self.remote.address, self._port)
         carrier, beside = Carrier.IWARP, None
         if self._asked_of == self._provider_there:
             carrier, beside = Carrier.INFINIBAND, self._beside_hello
         try:
-            stack = self._connects.stack_at(self._local.address)
+            stack = self._connects.stack_at(self.local.address)
             self._stream = stack.connect(
-                str(self._remote.address), addresses, self._told, BY_CARRIER[carrier], beside_hello=beside
+                str(self.remote.address), addresses, self._told, BY_CARRIER[carrier], beside_hello=beside
             )
         except SidestepError as why:
             self._fail(errno.ENETUNREACH, why.message)
 
     def _beside_hello(self, hello: bytes) -> bytes:
-        promotion = Promotion(Purpose.INBOUND, self._remote.port, secrets.token_bytes(16))
+        promotion = Promotion(Purpose.INBOUND, self.remote.port, secrets.token_bytes(16))
         return promotion.encode(hello, self._connects.sdp.key)
 
     def _told(self, stream: SdpStream, event: Told) -> None:
@@ -243,28 +250,28 @@ class _SdpConnect:
             taken_s = limits.REACH_TAKEN_S + 2 * (self._loop.now - self._began_at)
         self._end.cancel()
         self._end = self._loop.call_later(taken_s, self._handle_not_taken)
-        self._connects.worth_it(self._remote)
+        self._connects.worth_it(self.remote)
 
     # ---- the way here ----
 
     def _send_to_place(self, *, shut: bool) -> None:
-        address = NAMED if self._remote.address.version == NAMED.version else self._local.address
+        address = NAMED if self.remote.address.version == NAMED.version else self.local.address
         try:
-            self._place = _RedirectListener(self._loop, address, self._asked, self._taken, shut=shut)
+            self._place = _RedirectListener(self._loop, address, self.asked, self._taken, shut=shut)
         except OSError as error:
             self._fail(errno.ENOBUFS, f"no place for it: {error.strerror}")
             return
         place = self._place.endpoint
-        bound = self._asked.request.local
+        bound = self.asked.request.local
         assert bound is not None
         comes_from = bound.address
         if comes_from.is_unspecified or comes_from.version != place.address.version:
-            comes_from = ip_address("127.0.0.1") if place.address == NAMED else self._local.address
+            comes_from = ip_address("127.0.0.1") if place.address == NAMED else self.local.address
         self._unname = self._connects.sdp.services.map_addresses(
-            Ends(Endpoint(comes_from, bound.port), place), Ends(self._local, self._remote)
+            Ends(Endpoint(comes_from, bound.port), place), Ends(self.local, self.remote)
         )
         self._answer()
-        self._asked.redirect(place)
+        self.asked.redirect(place)
 
     def _answer(self) -> None:
         self._answered = True
@@ -279,7 +286,7 @@ class _SdpConnect:
             return
         self._end.cancel()
         self._log("goes by SDP")
-        self._pump = Pump(self._loop, self._stream, sock, self._connects.pieces, self._pumped)
+        self.pump = Pump(self._loop, self._stream, sock, self._connects.pieces, self._pumped)
 
     def _pumped(self, pump: Pump) -> None:
         how = f": {pump.why}" if pump.why else ""
@@ -292,7 +299,7 @@ class _SdpConnect:
         """The program waits no longer for a verdict."""
         if self._answered:
             return
-        if self._asked.insists:
+        if self.asked.insists:
             self._send_to_place(shut=True)
         else:
             self._fail(errno.ETIMEDOUT, "it takes too long")
@@ -305,7 +312,7 @@ class _SdpConnect:
 
     def _handle_gone(self) -> None:
         """The program; its socket may live on, with another."""
-        if self._pump is None:
+        if self.pump is None:
             self._fail(errno.ECONNREFUSED, "the program has gone")
             self._finish()
 
@@ -313,12 +320,12 @@ class _SdpConnect:
         if self._over:
             return
         self._log(f"does not go by SDP: {why}")
-        if not self._asked.insists:
-            self._connects.in_vain(self._remote)
+        if not self.asked.insists:
+            self._connects.in_vain(self.remote)
         self._drop_stream()
         if not self._answered:
             self._answer()
-            self._asked.refuse(error)
+            self.asked.refuse(error)
         elif self._place is not None and self._place.shut and error != errno.ECONNREFUSED:
             # Its own kernel says ETIMEDOUT, in its own time.
             self._end.cancel()
@@ -338,17 +345,17 @@ class _SdpConnect:
         self._over = True
         self._late.cancel()
         self._end.cancel()
-        if self._pump is None:
+        if self.pump is None:
             self._drop_stream()
         if self._place is not None:
             self._place.close()
         if self._unname is not None:
             self._unname()
         self._connects.ended(self)
-        self._asked.over()
+        self.asked.over()
 
     def _log(self, what: str) -> None:
-        self._connects.sdp.services.log(f"a connection from {self._local} to {self._remote} {what}")
+        self._connects.sdp.services.log(f"a connection from {self.local} to {self.remote} {what}")
 
 
 class _RedirectListener:

@@ -16,7 +16,7 @@ only if a rule says so. Where providers have a key it must be shown, which ordin
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from ipaddress import IPv4Address, ip_address
@@ -27,7 +27,7 @@ from sidestep.errors import LimitReached, Misuse, PeerViolation, SidestepError, 
 from sidestep.native.layout import TRANSLATED_ADDRESS
 from sidestep.remote.inbound import Inbound, settings_for
 from sidestep.remote.pump import Pieces
-from sidestep.switch.protocol import Endpoint, Ends
+from sidestep.switch.protocol import Endpoint, Ends, Row
 
 if TYPE_CHECKING:
     from sidestep.rdma.cm import ConnectionRequest, Listener
@@ -56,7 +56,7 @@ class Serving:
         self._address = address
         self._pieces = Pieces()
         self._services: dict[int, _Service] = {}
-        self._inbound: dict[Inbound, None] = {}
+        self._inbound: dict[Inbound, tuple[int, Ends]] = {}  # each with the user that listens, and both ends
 
     def close(self) -> None:
         for service in self._services.values():
@@ -64,6 +64,12 @@ class Serving:
         self._services.clear()
         for inbound in list(self._inbound):
             inbound.abandon("the provider stops")
+
+    def links(self) -> Iterator[Row]:
+        """Those that are established, each with the user that listens."""
+        for inbound, (uid, ends) in self._inbound.items():
+            if inbound.pump is not None:
+                yield uid, {"protocol": self._sdp.name} | ends.as_json() | inbound.pump.details()
 
     def port_for(self, service: int) -> tuple[int, float] | None:
         """The RDMA port of a service and for how long it may be used; None: there is none.
@@ -139,7 +145,7 @@ class Serving:
             name=name if visited.named else None,
             source=NAMED if visited.named and self._address.version == NAMED.version else self._address,
         )  # fmt: skip
-        self._inbound[inbound] = None
+        self._inbound[inbound] = visited.uid, Ends(local, client)
 
     def _judge(self, request: ConnectionRequest, host: Address) -> SdpSettings:
         """Whether an ordinary request is in order and believed, and the settings for its kind of Hello."""

@@ -184,6 +184,10 @@ class SdpStream:
         self.connection.abort(self.stack.clock())
         self.run()
 
+    def details(self) -> dict[str, object]:
+        """How it is now, for people."""
+        return {"device": self.stack.device.name, "peer": self.address, **self.connection.details()}
+
     def suspend(self, port: int) -> None:
         """Asks the other end to connect anew to that port; see `SdpConnection.suspend`."""
         self.connection.suspend(port, self.stack.clock())

@@ -14,7 +14,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, ClassVar, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeAlias
 
 from sidestep.errors import Unavailable
 from sidestep.loop import Loop
@@ -40,6 +40,9 @@ class Capabilities:
     opens: bool = False  # opens a connection by itself, in the place of TCP, for who names it: see `PendingConnect`
 
 
+Row: TypeAlias = tuple[int, dict[str, Any]]  # the user of a connection, and how it is, as `ss` shows it
+
+
 @dataclass(frozen=True, slots=True)
 class Endpoint:
     """An address and a port; the unspecified address stands for all of its family."""
@@ -58,6 +61,9 @@ class Ends:
 
     local: Endpoint
     remote: Endpoint
+
+    def as_json(self) -> dict[str, str]:
+        return {"local": str(self.local), "remote": str(self.remote)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,6 +132,10 @@ class PendingConnect(Protocol):
         """The connection; its local address is the unspecified one where the program leaves it to the kernel."""
 
     @property
+    def uid(self) -> int:
+        """Whose program it is."""
+
+    @property
     def insists(self) -> bool:
         """Whether TCP is of no use: the program has named the protocol, not a rule of the policy."""
 
@@ -150,7 +160,8 @@ class PendingConnect(Protocol):
 class ListenerLease:
     """A listener that takes a connection of another host."""
 
-    named: bool  # its program asks the provider who is at the other end
+    uid: int  # whose program it is
+    named: bool  # which asks the provider who is at the other end
     leave: Callable[[], None]  # to be called once it is over
 
 
@@ -281,6 +292,13 @@ class OffloadProtocol(OffloadModule):
         Only for protocols that are `remote`.
         """
         raise Unavailable(f"{self.name} carries no connections to other hosts")
+
+    def links(self) -> Iterator[Row]:
+        """The connections that it has opened, or taken in, in the place of TCP.
+
+        Only for protocols that say that they can, by `opens`.
+        """
+        return iter(())
 
     def open(self, asked: PendingConnect) -> None:
         """Opens a connection to another host in the place of TCP; raises Unavailable if that cannot be tried.

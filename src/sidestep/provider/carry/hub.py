@@ -12,10 +12,10 @@ import json
 import os
 import secrets
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from sidestep import limits
 from sidestep.counters import Counters
@@ -23,6 +23,7 @@ from sidestep.errors import Unavailable
 from sidestep.loop import Loop
 from sidestep.native import _channel
 from sidestep.native.layout import Notice, PeerState
+from sidestep.switch.protocol import Row
 
 if TYPE_CHECKING:
     from sidestep.provider.carry.remote_relay import RemoteRelay
@@ -92,6 +93,19 @@ class Side:
         return self.channel.sent - self.channel.unread
 
 
+def page(found: Iterable[Row]) -> tuple[list[Row], bool]:
+    """As many of these connections as one reply of the provider's takes, and whether there are more."""
+    rows: list[Row] = []
+    left = limits.CONTROL_PIECE_MAX - _SPARE
+    for uid, told in found:
+        details = told | {"process": os.getpid()}
+        left -= len(json.dumps(details)) + 2  # a comma and a space
+        if rows and (left < 0 or len(rows) == limits.LINKS_PER_REPLY):
+            return rows, True
+        rows.append((uid, details))
+    return rows, False
+
+
 @dataclass(slots=True)
 class _Feed:
     """One doorbell of an application, and the channels whose news it names."""
@@ -127,21 +141,10 @@ class Hub:
     def __iter__(self) -> Iterator[RemoteRelay]:
         return iter(self._relayed.values())
 
-    def links(self, after: int) -> tuple[list[tuple[int, dict[str, Any]]], bool]:
-        """Connections with other hosts, from so many on, each with the user whose it is; and whether there are more.
-
-        They fit into one reply of the provider's.
-        """
+    def links(self, after: int) -> tuple[list[Row], bool]:
+        """Connections with other hosts, from so many on, as far as one reply takes them; and whether there are more."""
         relays = [one for one in self if one.ends_here == 1]
-        rows: list[tuple[int, dict[str, Any]]] = []
-        left = limits.CONTROL_PIECE_MAX - _SPARE
-        for relay in relays[after : after + limits.LINKS_PER_REPLY]:
-            details = relay.details() | {"process": os.getpid()}
-            left -= len(json.dumps(details)) + 2  # a comma and a space
-            if left < 0 and rows:
-                break
-            rows.append((relay.uid, details))
-        return rows, after + len(rows) < len(relays)
+        return page((one.uid, one.details()) for one in relays[after:])
 
     # ---- making ----
 

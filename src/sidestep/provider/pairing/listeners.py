@@ -50,10 +50,8 @@ class Listeners:
         self.leases = 0  # connections of other hosts that go to listeners of this one
         self._known: OrderedDict[int, _Listener] = OrderedDict()  # by inode
 
-    def check(self, carrier: OffloadProtocol, local: Endpoint) -> bool:
+    def check(self, carrier: OffloadProtocol, local: Endpoint) -> ListenerLease:
         """Returns if somebody listens there and may be reached by that protocol; the decision is remembered.
-
-        True: its program will ask who is at the other end.
 
         Raises:
             Unavailable: Nobody listens, it cannot be seen who, or the policy keeps it on TCP.
@@ -71,18 +69,18 @@ class Listeners:
                 f"no rule lets other hosts in at {local}, whose program is not under sidestep",
                 remedy=f"use {carrier.name} listen PROGRAM {local}, for one",
             )
-        return named
+        return ListenerLease(listener.subject.uid, named, self._leave)
 
     def lease(self, carrier: OffloadProtocol, local: Endpoint) -> ListenerLease:
         """One connection wants in. Raises as `check` does."""
         try:
-            named = self.check(carrier, local)
+            lease = self.check(carrier, local)
         except Unavailable:
             self._counters.add("visit_refused", carrier.name)
             raise
         self._counters.add("visit_accepted", carrier.name)
         self.leases += 1
-        return ListenerLease(named, self._leave)
+        return lease
 
     def _leave(self) -> None:
         self.leases -= 1

@@ -91,6 +91,10 @@ class _PendingConnect:
         self.on_gone: Callable[[], None] = nothing
 
     @property
+    def uid(self) -> int:
+        return self.client.uid
+
+    @property
     def insists(self) -> bool:
         return self.message.protocol != 0
 

@@ -41,13 +41,12 @@ from sidestep.provider.workers import messages
 from sidestep.provider.workers.ipc import IpcChannel
 from sidestep.provider.workers.messages import Record
 from sidestep.routing import Address
-from sidestep.switch.protocol import Incoming, NotYet, OffloadProtocol, Outgoing, PortMapper, Services
+from sidestep.switch.protocol import Incoming, NotYet, OffloadProtocol, Outgoing, PortMapper, Row, Services
 
 if TYPE_CHECKING:
     from sidestep.provider.clients import Client
     from sidestep.switch.offers import ConnectionKey
 
-Row: TypeAlias = tuple[int, dict[str, Any]]  # the user of a connection, and how it is
 ShowAnswer: TypeAlias = Callable[[list[Row], bool], None]  # rows, and whether there are more
 
 
