@@ -174,6 +174,7 @@ class Reason(IntEnum):
     INHERITED = 39
     ASYNC_IO = 40
     PROVIDER_LAYOUT = 41
+    SANDBOX = 42
 
 
 REASON_TEXT: Final[dict[Reason, str]] = {
@@ -208,6 +209,7 @@ REASON_TEXT: Final[dict[Reason, str]] = {
     Reason.NO_PROTOCOL: "no offload protocol can carry it",
     Reason.BY_SDP: "its bytes go by SDP, between the providers of the two hosts; TCP leads to the provider only",
     Reason.IO_URING: "the program has an io_uring, whose calls the shim does not see",
+    Reason.SANDBOX: "the program has put itself under a seccomp filter, which may forbid what the shim does",
     Reason.ASYNC_IO: "asynchronous I/O has been asked for: its bytes are moved inside libc or the kernel",
     Reason.INHERITED: "a program that was started here may hold the socket, too",
     Reason.PEER_LEFT: "it was promoted; then the other end had to go back to TCP",

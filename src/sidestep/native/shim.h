@@ -525,9 +525,10 @@ int sdp_connect_ask(struct conn *conn, struct explicit *explicit, int fd, const 
 int sdp_connect_start(struct conn *conn, int fd, const struct sdp_connect *attempt);
 bool address_may_translate(const struct sockaddr_storage *remote); /* worth the system calls of address_translate() */
 
-extern _Atomic bool has_io_uring; /* this process may move bytes past us (shim_uring.c) */
-void uring_made(void);
-bool uring_held(void);
+extern _Atomic uint32_t plain_reason; /* why this process keeps to TCP; 0: it does not (shim_plain.c) */
+void plain_from_now(enum reason_code reason);
+enum reason_code plain_why(void); /* looks, too; before a connection is offered */
+long raw_seccomp(long operation, long flags, long argument);
 
 /* ---- epoll (shim_set.c, shim_ready.c, shim_epoll.c; between them: shim_set.h) ---- */
 struct set;

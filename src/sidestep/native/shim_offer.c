@@ -259,8 +259,9 @@ void offer_make(struct conn *conn, int fd)
 	struct conn_slot *slot = conn->slot;
 	bool far = !local_peer(slot), more = true; /* its peer has another address */
 
-	if (unlikely(uring_held())) {
-		conn_pin(conn, REASON_IO_URING);
+	enum reason_code plain = plain_why();
+	if (unlikely(plain)) {
+		conn_pin(conn, plain);
 		return;
 	}
 	if (far && atomic_load(&provider.answered) && far_unwanted()) {

@@ -349,8 +349,8 @@ static bool is_due(struct conn *conn)
 		return false;
 	if (slot_has(slot, SLOT_STAYS))
 		return false;
-	if (unlikely(atomic_load(&has_io_uring))) {
-		conn_pin(conn, REASON_IO_URING);
+	if (unlikely(atomic_load(&plain_reason))) {
+		conn_pin(conn, (enum reason_code)plain_reason);
 		return false;
 	}
 	return !conn->backoff || coarse_ns() >= conn->again_at;

@@ -7,6 +7,7 @@
 #include <linux/close_range.h>
 #include <sched.h>
 #include <sys/ioctl.h>
+#include <sys/prctl.h>
 #include <sys/sendfile.h>
 
 static long raw_clone(long number, const long a[6], uint64_t flags)
@@ -126,6 +127,8 @@ EXPORT long syscall(long number, ...)
 	case SYS_vfork: return vfork();
 #endif
 	case SYS_exit_group: _exit((int)a[0]);
+	case SYS_prctl: return prctl((int)a[0], a[1], a[2], a[3], a[4]);
+	case SYS_seccomp: return raw_seccomp(a[0], a[1], a[2]);
 	case SYS_execve: return execve((const char *)a[0], (char *const *)a[1], (char *const *)a[2]);
 	}
 	return raw_moving(number, a);
@@ -153,7 +156,7 @@ static void *library_find(const char *name)
 static int uring_result(int result)
 {
 	if (result >= 0)
-		uring_made();
+		plain_from_now(REASON_IO_URING);
 	return result;
 }
 

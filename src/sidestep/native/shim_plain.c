@@ -1,0 +1,96 @@
+/*
+ * shim_plain.c - processes that keep to TCP, with all that they have and will have: who has an io_uring, whose calls do not
+ * come by here (a read of a promoted socket would wait for ever, what was written would break it), and who has put itself
+ * under a seccomp filter, which may forbid what the shim does.
+ */
+#include "shim_proc.h"
+
+#include <fcntl.h>
+#include <linux/seccomp.h>
+#include <sys/prctl.h>
+
+#define LOOK_EVERY_NS 1000000000ll
+
+_Atomic uint32_t plain_reason;
+
+void plain_from_now(enum reason_code reason)
+{
+	uint32_t none = REASON_NONE;
+
+	if (!fd_table_len || !atomic_compare_exchange_strong(&plain_reason, &none, reason))
+		return;
+	for (uint32_t fd = 0; fd < atomic_load(&fd_end); fd++) {
+		HELD conn = conn_hold((int)fd);
+		if (conn)
+			conn_demote(conn, (int)fd, reason, true);
+	}
+}
+
+/* ---- seccomp ---- */
+/*
+ * What is accepted or opened from now on passes us by: to look after it takes calls that the program may not make. A connection
+ * that has a channel still makes calls of its own: sendmsg, recvmsg, getsockopt, ioctl, ppoll, futex, preadv2.
+ */
+static void sandboxed(void)
+{
+	plain_from_now(REASON_SANDBOX);
+	config.opt_in = true;
+}
+
+EXPORT int prctl(int option, ...)
+{
+	va_list args;
+	long a[4];
+
+	va_start(args, option);
+	for (int i = 0; i < 4; i++)
+		a[i] = va_arg(args, long);
+	va_end(args);
+	if (option == PR_SET_SECCOMP)
+		sandboxed();
+	return (int)real.syscall(SYS_prctl, option, a[0], a[1], a[2], a[3], 0);
+}
+
+long raw_seccomp(long operation, long flags, long argument)
+{
+	if (operation == SECCOMP_SET_MODE_STRICT || operation == SECCOMP_SET_MODE_FILTER)
+		sandboxed();
+	return real.syscall(SYS_seccomp, operation, flags, argument, 0, 0, 0);
+}
+
+/* ---- io_uring ---- */
+
+static bool not_a_ring(int dir, long number, void *argument)
+{
+	static const char ring[] = "anon_inode:[io_uring]";
+	char name[16], target[sizeof(ring)];
+
+	if (file_get((int)number)) /* a socket, an epoll set, or one of ours */
+		return true;
+	snprintf(name, sizeof(name), "%ld", number);
+	ssize_t n = real.syscall(SYS_readlinkat, dir, (long)name, (long)target, sizeof(target), 0, 0);
+	bool *found = argument;
+	*found = n == (ssize_t)sizeof(ring) - 1 && memcmp(target, ring, sizeof(ring) - 1) == 0;
+	return !*found;
+}
+
+/* Before a connection is offered: a library that is linked statically makes its ring unseen. */
+enum reason_code plain_why(void)
+{
+	static _Atomic int64_t looked_at;
+	int64_t now = now_ns(), last = word_load(looked_at);
+	bool found = false;
+
+	if (likely(!word_load(plain_reason)) && (!last || now - last >= LOOK_EVERY_NS) &&
+	    atomic_compare_exchange_strong(&looked_at, &last, now)) {
+		int saved = errno, fds = proc_open("/proc/self/fd", O_RDONLY | O_DIRECTORY);
+		if (fds >= 0) {
+			proc_numbers(fds, not_a_ring, &found);
+			raw_close(fds);
+		}
+		errno = saved;
+		if (found)
+			plain_from_now(REASON_IO_URING);
+	}
+	return (enum reason_code)word_load(plain_reason);
+}

@@ -1,0 +1,58 @@
+"""A program that puts itself under a seccomp filter: nothing that the shim does is forbidden to it afterwards."""
+
+from __future__ import annotations
+
+import pytest
+from told_ends import End, join, promote
+
+from sidestep.testing import Sidestep
+
+pytestmark = pytest.mark.slow
+
+WAYS = pytest.mark.parametrize("way", ["prctl", "seccomp"])
+
+
+@WAYS
+def test_connections_go_back_to_tcp(sidestep: Sidestep, way: str) -> None:
+    """They still need the calls with which shims wait."""
+    a, b = End(sidestep), End(sidestep)
+    join(a, b)
+    promote(sidestep, a, b)
+    a.ask("s.sendall(b'unread')")
+    b.ask("__import__('sandbox') and None")
+    assert b.ask(f"__import__('sandbox').enter({way!r}, 5)") == 0
+    b.tell("s.recv(6)")
+    a.ask("s.sendall(b'!')")
+    assert b.answer() == "b'unread'"
+    assert b.ask("s.recv(1)") == b"!"
+    for _ in range(20):
+        a.ask("s.sendall(b'ping')")
+        assert b.ask("s.recv(4)") == b"ping"
+        b.ask("s.sendall(b'pong')")
+        assert a.ask("s.recv(4)") == b"pong"
+    found = sidestep.connections()
+    assert not any(c.promoted for c in found)
+    assert {c.reason for c in found} >= {"SANDBOX", "PEER_LEFT"}
+    b.ask("s.close()")
+    assert a.ask("s.recv(1)") == b""
+
+
+@WAYS
+def test_connections_stay_on_tcp(sidestep: Sidestep, way: str) -> None:
+    """Those that it has, and those that it accepts."""
+    a, b = End(sidestep), End(sidestep)
+    join(a, b)
+    where = b.ask("serve('near')")
+    b.ask("__import__('sandbox') and None")
+    assert b.ask(f"__import__('sandbox').enter({way!r})") == 0
+    a.ask(f"connect({where}, 'near')")
+    b.ask("accept('near')")
+    for name in ("s", "near"):
+        for _ in range(20):
+            a.ask(f"{name}.sendall(b'ping')")
+            assert b.ask(f"{name}.recv(4)") == b"ping"
+            b.ask(f"{name}.sendall(b'pong')")
+            assert a.ask(f"{name}.recv(4)") == b"pong"
+    assert not any(c.promoted for c in sidestep.connections())
+    b.ask("near.close()")
+    assert a.ask("near.recv(1)") == b""
