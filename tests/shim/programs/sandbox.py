@@ -13,8 +13,8 @@ SECCOMP_MODE_FILTER: Final = 2
 SECCOMP_SET_MODE_FILTER: Final = 1  # of seccomp(2)
 KILL_PROCESS: Final = 0x8000_0000
 ALLOW: Final = 0x7FFF_0000
-# First sendmsg, recvmsg, preadv2, getsockopt, ioctl, which a connection needs that was promoted. Then what one on TCP does
-# not need: pwritev2, eventfd2, memfd_create, socket, connect, readlinkat; and last the number of seccomp itself.
+# First sendmsg, recvmsg, preadv2, getsockopt, ioctl, which a connection needs that was promoted. Then what one on TCP
+# does not need: pwritev2, eventfd2, memfd_create, socket, connect, readlinkat; and last the number of seccomp itself.
 NUMBERS: Final = {
     "x86_64": (46, 47, 327, 55, 16, 328, 290, 319, 41, 42, 267, 317),
     "aarch64": (211, 212, 286, 209, 29, 287, 19, 279, 198, 203, 78, 277),
