@@ -103,6 +103,10 @@ def test_run_goes_on_over_tcp_without_a_provider(command: Run) -> None:
     assert (found.returncode, found.stdout) == (0, "done\n")
     assert len(found.stderr.splitlines()) == 1
     assert "plain TCP" in found.stderr
+    refused = command("run", "--require", "--socket=/proc/nowhere/provider", "echo", "done")
+    assert (refused.returncode, refused.stdout) == (125, "")
+    assert refused.stderr.startswith("sidestep: echo is not started: ")
+    assert command("run", "--require", "echo", "done").stdout == "done\n"
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can be another user")
@@ -174,6 +178,9 @@ def test_run_tells_a_terminal_and_the_log_of_a_program_out_of_reach(command: Run
     assert stat.S_IMODE(log.stat().st_mode) == 0o600
     assert "linked statically" in on_terminal(home, "run", tmp_path / "static")
     assert "linked statically" in command("check", tmp_path / "static").stdout
+    refused = command("run", "--require", tmp_path / "static")
+    assert (refused.returncode, refused.stdout) == (125, "")
+    assert "linked statically" in refused.stderr
 
 
 @pytest.mark.parametrize(

@@ -19,12 +19,14 @@ from sidestep.native import layout
 @click.option(
     "--spin-us", type=click.IntRange(0, layout.SPIN_US_MAX), help="How long a wait may spin before it sleeps; 0: never."
 )
+@click.option("--require", is_flag=True, help="Do not start CMD where it would run on plain TCP: exit code 125.")
 @socket_option
 @click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED, metavar="[--] CMD [ARG]...")
 def run(
     promote_after: PromoteAfter | None,
     ring_size: int | None,
     spin_us: int | None,
+    require: bool,
     socket: Path | None,
     command: tuple[str, ...],
 ) -> None:
@@ -34,4 +36,4 @@ def run(
     so by nature (CMD is static; root's own provider leaves others out) is said on a terminal, and in the file
     SIDESTEP_LOG. Ends as CMD does; 126 if CMD cannot be executed, 127 if it is not found.
     """
-    start([*command], ShimSettings(config.socket_path(socket), promote_after, ring_size, spin_us))
+    start([*command], ShimSettings(config.socket_path(socket), promote_after, ring_size, spin_us), require=require)

@@ -11,12 +11,13 @@ from sidestep.config import ShimSettings
 from sidestep.errors import Unavailable
 from sidestep.observe import preload_check as reach
 
+EXIT_UNSUITED = 125  # of our own, as env and timeout have it
 EXIT_NOT_EXECUTABLE = 126  # as env and the shell have it
 EXIT_NOT_FOUND = 127
 
 
-def start(command: list[str], settings: ShimSettings | None = None) -> None:
-    """Goes on as `command`, under the shim; does not return."""
+def start(command: list[str], settings: ShimSettings | None = None, *, require: bool = False) -> None:
+    """Goes on as `command`, under the shim; does not return. `require`: not on plain TCP."""
     settings = settings or ShimSettings(config.socket_path())
     env = dict(os.environ)
     log = _log_file()
@@ -25,12 +26,16 @@ def start(command: list[str], settings: ShimSettings | None = None) -> None:
         if not config.answers(settings.socket):
             _start_provider(settings.socket, log)
     except Unavailable as error:
-        _warn(f"plain TCP for now: {error}")
+        _warn(f"{command[0]} is not started: {error}" if require else f"plain TCP for now: {error}")
+        if require:
+            sys.exit(EXIT_UNSUITED)
     program = reach.which(command[0])
     obstacles = reach.obstacles(program) if program else ()
     for obstacle in obstacles:
         text = f"{command[0]} {obstacle.verdict}; {obstacle.remedy}"
-        _warn(text) if obstacle.stops_it else _note(text, log)
+        _warn(text) if obstacle.stops_it or require else _note(text, log)
+    if require and any(not obstacle.stops_it for obstacle in obstacles):
+        sys.exit(EXIT_UNSUITED)
     if any(obstacle.forbids_it for obstacle in obstacles):
         env = dict(os.environ)
     try:
