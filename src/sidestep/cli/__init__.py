@@ -15,24 +15,31 @@ import sys
 from sidestep.errors import SidestepError
 
 # Name -> what the help page says of it, and the module that defines a click command of that name. In the page's order.
-COMMANDS = {
-    "run": ("Run a program under sidestep.", "sidestep.cli.run"),
-    "ss": ("List the connections of programs under sidestep: state, why, and what went which way.", "sidestep.cli.ss"),
-    "explain": ("Explain what carries a connection, or what keeps it on TCP.", "sidestep.cli.explain"),
-    "top": ("Watch the connections: what goes through each, how much by ring, at what cost.", "sidestep.cli.top"),
-    "metrics": ("Print metrics in Prometheus' text format, or serve them.", "sidestep.cli.metrics"),
-    "demote": ("Send live connections back to TCP, losing nothing.", "sidestep.cli.demote"),
-    "promote": ("Let connections that were sent back to TCP be promoted again.", "sidestep.cli.demote"),
-    "policy": ("Check the rules about what is offloaded, try a connection, watch decisions.", "sidestep.cli.policy"),
-    "check": ("Predict whether a program's connections can be promoted here.", "sidestep.cli.doctor"),
-    "doctor": ("Check this machine, and whether the shim reaches a program; say what to do.", "sidestep.cli.doctor"),
-    "provider": ("Start, stop or look at the provider, which pairs the two ends.", "sidestep.cli.provider"),
-    "gateway": ("Relay between TCP and SDP, for hosts that know only one of them.", "sidestep.cli.gateway"),
-    "sdp": ("The Sockets Direct Protocol: messages, captures and conversations in words.", "sidestep.cli.sdp"),
-    "rdma": ("RDMA on any machine: what devices there are, and tools to try them.", "sidestep.cli.rdma"),
-    "capture": ("Capture what software RDMA devices send and receive, for Wireshark.", "sidestep.cli.capture"),
-    "demo": ("Compare real programs over kernel TCP and under sidestep.", "sidestep.cli.demo"),
+SECTIONS = {
+    "Programs and their connections": {
+        "run": ("Run a program under sidestep.", "sidestep.cli.run"),
+        "ss": ("List the connections: state, why, and what went which way.", "sidestep.cli.ss"),
+        "explain": ("Explain what carries a connection, or what keeps it on TCP.", "sidestep.cli.explain"),
+        "top": ("Watch the connections: rates, how much by ring, at what cost.", "sidestep.cli.top"),
+        "metrics": ("Print metrics in Prometheus' text format, or serve them.", "sidestep.cli.metrics"),
+        "demote": ("Send live connections back to TCP, losing nothing.", "sidestep.cli.demote"),
+        "promote": ("Let these be promoted again.", "sidestep.cli.demote"),
+        "check": ("Predict whether a program's connections can be promoted here.", "sidestep.cli.doctor"),
+        "demo": ("Compare real programs over kernel TCP and under sidestep.", "sidestep.cli.demo"),
+    },
+    "The provider, which pairs the two ends": {
+        "provider": ("Start, stop or look at it, and its modules.", "sidestep.cli.provider"),
+        "policy": ("Check the rules of what is offloaded, try a connection.", "sidestep.cli.policy"),
+        "doctor": ("Check this machine, and the shim in a program; say what to do.", "sidestep.cli.doctor"),
+    },
+    "RDMA and SDP": {
+        "gateway": ("Relay between TCP and SDP, for hosts that know only one.", "sidestep.cli.gateway"),
+        "sdp": ("SDP messages, captures and conversations in words.", "sidestep.cli.sdp"),
+        "rdma": ("RDMA on any machine: devices, and tools to try them.", "sidestep.cli.rdma"),
+        "capture": ("Capture what software RDMA devices send, for Wireshark.", "sidestep.cli.capture"),
+    },
 }
+COMMANDS = {name: known for section in SECTIONS.values() for name, known in section.items()}
 # Of the libraries that are not installed with every sidestep: what pip brings them by.
 EXTRAS = {"pcapng": "capture", "prometheus_client": "metrics", "rich": "top", "textual": "top"}
 

@@ -9,19 +9,21 @@ from typing import Any
 import click
 
 from sidestep import __version__
-from sidestep.cli import COMMANDS
+from sidestep.cli import SECTIONS
 
 
 class LazyGroup(click.Group):
     """A group that imports a subcommand only when it is asked for.
 
     Args:
-        lazy: What the help page says of each, and the module that defines it under that name, or MODULE:NAME.
+        lazy: By section of the help page: what that says of each, and the module that defines it under that name, or
+            MODULE:NAME.
     """
 
-    def __init__(self, *args: Any, lazy: Mapping[str, tuple[str, str]], **kwargs: Any) -> None:
+    def __init__(self, *args: Any, lazy: Mapping[str, Mapping[str, tuple[str, str]]], **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self.lazy = lazy
+        self.sections = lazy
+        self.lazy = {name: known for section in lazy.values() for name, known in section.items()}
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(self.lazy)
@@ -36,12 +38,14 @@ class LazyGroup(click.Group):
         return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        with formatter.section("Commands"):
-            formatter.write_dl([(name, text) for name, (text, _) in self.lazy.items()])
+        width = max(map(len, self.lazy))  # one column for all sections
+        for title, section in self.sections.items():
+            with formatter.section(title):
+                formatter.write_dl([(f"{name:{width}}", text) for name, (text, _) in section.items()])
 
 
 @click.group(
-    cls=LazyGroup, lazy=COMMANDS, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100}
+    cls=LazyGroup, lazy=SECTIONS, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100}
 )
 @click.version_option(__version__, prog_name="sidestep")
 def cli() -> None:

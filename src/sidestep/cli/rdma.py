@@ -16,7 +16,7 @@ COMMANDS: Final = {
 }
 
 
-@click.group(cls=LazyGroup, lazy=COMMANDS)
+@click.group(cls=LazyGroup, lazy={"Commands": COMMANDS})
 def rdma() -> None:
     """RDMA on any machine: what devices there are, and tools to try them.
 

@@ -14,6 +14,6 @@ COMMANDS: Final = {
 }
 
 
-@click.group(cls=LazyGroup, lazy=COMMANDS)
+@click.group(cls=LazyGroup, lazy={"Commands": COMMANDS})
 def sdp() -> None:
     """The Sockets Direct Protocol: messages and captures in words, and conversations to look at."""
