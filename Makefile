@@ -75,7 +75,7 @@ LAB := $(if $(SIDESTEP_LAB),,-m 'not lab')
 # matrix has a load beside it, which its workers share. Hosts have network namespaces of their own, real programs
 # directories and ports. What is killed or compared with the kernel runs alone. All runs take place whatever one finds.
 MATRIX   := tests/apps/test_matrix.py
-AT_ONCE  := $(addprefix tests/,api cli net observe policy project provider rdma sdp sdp_model sim switch system)
+AT_ONCE  := $(addprefix tests/,sim system api cli net observe policy project provider rdma sdp sdp_model switch)
 HOSTS    := tests/remote tests/native
 PROGRAMS := tests/apps tests/cpython
 ALONE    := $(patsubst %,--ignore=%,tests/shim tests/fresh $(AT_ONCE) $(HOSTS) $(PROGRAMS))

@@ -13,7 +13,9 @@ static uint32_t relay_mask(struct conn *conn, int fd, uint32_t kernel_bits)
 	/* without a request for RDHUP, IN alone tells of the end: then there is nothing to read */
 	if ((kernel_bits & EPOLLIN) && !rx_by_ring(slot) && rx_consented(slot))
 		ended |= real.ioctl(fd, FIONREAD, &queued) == 0 && queued == 0;
-	if (conn_relay_news(conn) || (ended && !slot_has(slot, SLOT_NATIVE_FIN | SLOT_RESET)))
+	bool unheard = ended && !slot_has(slot, SLOT_NATIVE_FIN | SLOT_RESET);
+	unheard |= (kernel_bits & EPOLLERR) && !slot_has(slot, SLOT_NATIVE_RESET | SLOT_RESET); /* a reset behind a FIN */
+	if (conn_relay_news(conn) || unheard)
 		conn_probe(conn, fd);
 	if (conn_end_withheld(conn)) {
 		bool reset = slot_has(slot, SLOT_NATIVE_RESET) || recall_open(conn);
