@@ -8,6 +8,7 @@ import secrets
 import socket
 import subprocess
 import sys
+import traceback
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from pathlib import Path
@@ -107,10 +108,13 @@ def born_as(pid: int, live: Callable[[], None]) -> None:
             try:
                 if os.getpid() == pid:
                     live()
-            finally:
-                os._exit(0)
-        os.waitpid(child, 0)
+            except BaseException:
+                traceback.print_exc()
+                os._exit(1)
+            os._exit(0)
+        _, status = os.waitpid(child, 0)
         if child == pid:
+            assert status == 0, "see standard error"
             return
     pytest.skip(f"another process has the number {pid}")
 
