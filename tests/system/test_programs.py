@@ -180,7 +180,7 @@ def test_two_containers_are_promoted(
     def contained(argv: list[str]) -> list[str]:
         script = f'mount --bind {programs.system.directory} {mounted} && exec "$@"'
         return server.command(
-            ["unshare", "--mount", "--pid", "--fork", "--mount-proc", "sh", "-c", script, "sh", *argv]
+            ["unshare", "--mount", "--pid", "--fork", "--kill-child", "--mount-proc", "sh", "-c", script, "sh", *argv]
         )
 
     port = nginx(0, "10.77.0.2", contained, SIDESTEP_SOCKET=str(mounted / "provider"))
