@@ -1,4 +1,4 @@
-"""Writes docs/reference/*.md from the code, so that the pages cannot promise what the code does not do.
+"""Writes docs/reference/*.md and schemas/*.json from the code, so that they cannot promise what it does not do.
 
 `python docs/reference/make.py` writes them; with `--check` it fails if one is not what it would write.
 """
@@ -17,6 +17,7 @@ from types import ModuleType
 from typing import Any
 
 import click
+import json_schemas
 
 from sidestep import config, limits
 from sidestep.api import sockets, streams
@@ -504,8 +505,9 @@ def main() -> int:
     """Writes or checks the pages; 1 if a check fails."""
     check = sys.argv[1:] == ["--check"]
     stale = []
-    for name, page in PAGES.items():
-        path, text = HERE / name, page()
+    texts = {name: page() for name, page in PAGES.items()} | dict(json_schemas.pages())
+    for name, text in texts.items():
+        path = HERE / name
         # compared by words: how click breaks lines differs between its versions
         if not path.exists() or path.read_text().split() != text.split():
             stale.append(name)

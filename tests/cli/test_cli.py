@@ -271,7 +271,7 @@ def test_provider_start_status_stop(command: Run) -> None:
     assert (status["pid"], status["promote_after"]) == (started["pid"], "0:65536")
     assert f"{started['pid']}" in command("provider", "status").stdout
     stopped = command("provider", "stop", "--json")
-    assert json.loads(stopped.stdout) == {"pid": started["pid"], "stopped": True}
+    assert json.loads(stopped.stdout).items() >= {"pid": started["pid"], "stopped": True}.items()
     gone = command("provider", "stop")
     assert gone.returncode == 1
     assert "hint: start one" in gone.stderr
@@ -301,7 +301,8 @@ def test_provider_in_the_foreground_speaks_json_and_only_once_it_serves(command:
     argv = [sys.executable, "-m", "sidestep", *args, "--json"]
     with subprocess.Popen(argv, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
-        assert json.loads(process.stdout.readline()) == {"pid": process.pid, "started": True, "socket": str(path)}
+        told = json.loads(process.stdout.readline())
+        assert (told["pid"], told["started"], told["socket"]) == (process.pid, True, str(path))
         assert config.answers(path)
         second = command(*args)
         assert (second.returncode, second.stdout) == (1, "")

@@ -87,6 +87,7 @@ def test_what_lies_before_a_line_that_is_not_hex_is_shown(wrong: str) -> None:
 def test_for_programs() -> None:
     found = json.loads(run("--json", DATA.message.hex()).stdout)
     assert found == {
+        "schema": "sidestep.sdp.decode/1",
         "message": "Data", "mid": 255, "flags": [], "bufs": 8, "len": 24, "mseq": 8, "mseq_ack": 7, "header": {},
         "payload_len": 8, "bytes": DATA.message.hex(),
     }  # fmt: skip
@@ -208,6 +209,7 @@ def test_a_capture_for_programs() -> None:
     assert found[0]["text"].startswith("CM REQ: ")
     data = next(one for one in found if one["frame"] == 19)
     assert data == {
+        "schema": "sidestep.sdp.decode/1",
         "frame": 19, "time_ns": 1000_001_800_000, "wire": "RoCEv2", "from": "10.0.0.1:40000", "to": "10.0.0.2:5001",
         "connection": 1, "side": "connecting", "what": "sdp", "solicited": False, "message": "Data", "mid": 255,
         "flags": [], "bufs": 8, "len": 24, "mseq": 8, "mseq_ack": 7, "header": {}, "payload_len": 8,

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
 import sys
 
 import click
 
+from sidestep.cli.shown import show
 from sidestep.cli.table import table
 from sidestep.demo.demo import ROUNDS, SECONDS, Demo, ResultLine, run_demo, run_two_hosts
 from sidestep.errors import Unavailable
@@ -81,12 +81,9 @@ def demo(rounds: int, seconds: float, two_hosts: bool, as_json: bool) -> None:
         _become_root()
     run = run_two_hosts if two_hosts else run_demo
     result = run(rounds=rounds, seconds=seconds, tell=lambda text: click.echo(text, err=True))
-    if as_json:
-        click.echo(json.dumps(result.as_json(), indent=2))
-    else:
-        rows = _table(result)
-        left = ("work", "unit", "placed")
-        click.echo("\n".join(table(rows, right=[at for at, name in enumerate(rows[0]) if name not in left])))
+    rows = _table(result)
+    right = [at for at, name in enumerate(rows[0]) if name not in ("work", "unit", "placed")]
+    show(result.as_json(), table(rows, right=right), as_json=as_json, indent=2)
     for line in result.lines:
         if not line.promoted:
             click.echo(f"{line.work.title}: not promoted: {'; '.join(line.why_not_promoted)}", err=True)

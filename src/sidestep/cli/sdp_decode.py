@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import io
-import json
 import sys
 from pathlib import Path
 from typing import BinaryIO
@@ -61,7 +60,7 @@ def _show_capture(decoder: Decoder, name: str, *, verbose: bool, as_json: bool) 
     for event in decoder.events():
         shown = True
         if as_json:
-            click.echo(json.dumps(event.as_json()))
+            show(event.as_json(), (), as_json=True)
             continue
         seconds = (event.time_ns - decoder.begin_ns) / 1e9
         click.echo(f"{event.frame:6} {seconds:12.6f}  {event.source} > {event.destination}  {printable(event.line())}")

@@ -3,20 +3,44 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from typing import Any, Final
 
 import click
 
+# Of the documents of which something was taken away or has changed its meaning: the version, by command. Others have 1.
+_VERSIONS: Final[Mapping[str, int]] = {}
+
 
 def show(
-    document: object, lines: Iterable[str], *, as_json: bool, indent: int | None = None, talk: bool = False
+    document: Mapping[str, Any],
+    lines: Iterable[str],
+    *,
+    as_json: bool,
+    indent: int | None = None,
+    talk: bool = False,
 ) -> None:
-    """One JSON document, or else lines of text, which go to stderr if they are talk."""
+    """One JSON document, which names its schema, or else lines of text, which go to stderr if they are talk."""
     if as_json:
-        click.echo(json.dumps(document, indent=indent))
+        click.echo(json.dumps({"schema": schema(), **document}, indent=indent))
     else:
         for line in lines:
             click.echo(line, err=talk)
+
+
+def schema() -> str:
+    """Of what the running command prints by --json; docs/reference/schemas has a file for each command."""
+    names: list[str] = []
+    context = click.get_current_context()
+    while context.parent is not None:
+        names.insert(0, context.info_name or "")
+        context = context.parent
+    return schema_name(".".join(names))
+
+
+def schema_name(command: str) -> str:
+    """`command` is its words, joined by dots."""
+    return f"sidestep.{command}/{_VERSIONS.get(command, 1)}"
 
 
 def short(number: float) -> str:

@@ -15,7 +15,7 @@ import click
 
 from sidestep import config
 from sidestep.cli.options import json_option, matching, selection_options, socket_option
-from sidestep.cli.shown import printable, short
+from sidestep.cli.shown import printable, schema, short
 from sidestep.cli.table import table
 from sidestep.native.layout import State
 from sidestep.observe.connections import Connection, Traffic, connections
@@ -62,7 +62,7 @@ def ss(
 def _print_json(found: Iterable[Connection]) -> None:
     """One document, read to its end before its first byte is written: a provider that goes away leaves no half."""
     rows = [json.dumps(connection.as_json()) for connection in found]
-    click.echo('{"connections": [' + ",".join(f"\n {row}" for row in rows) + "\n]}")
+    click.echo(f'{{"schema": {json.dumps(schema())}, "connections": [' + ",".join(f"\n {row}" for row in rows) + "\n]}")
 
 
 def _print_table(found: Iterator[Connection]) -> None:
