@@ -25,7 +25,7 @@ from textual.pilot import Pilot
 from sidestep.cli.explain import explanation_text
 from sidestep.cli.shown import percent, short
 from sidestep.cli.top_app import ExplanationScreen, TopApp
-from sidestep.cli.top_view import HEAD_LINES, SORTS, frame, ordered
+from sidestep.cli.top_view import HEAD_LINES, SORTS, frame, headings, ordered, row
 from sidestep.native.layout import REASON_TEXT, Reason, State
 from sidestep.observe.explain import Explainer, Query
 from sidestep.observe.traffic import Sample, View, compare, take_sample
@@ -174,6 +174,37 @@ def test_a_program_cannot_write_to_the_terminal_by_its_name(sidestep: Sidestep) 
     assert "\x1b" not in "".join(explained)
 
 
+@pytest.mark.parametrize(("width", "expected"), [
+    (100, "PROGRAM PID CONNECTION STATE MSG/S B/S RING BELL/S SLEEP SPIN WHY"),
+    (80, "PROGRAM PID CONNECTION STATE MSG/S B/S RING BELL/S SLEEP SPIN"),
+    (72, "PROGRAM PID CONNECTION STATE MSG/S B/S RING BELL/S"),
+    (60, "PROGRAM PID CONNECTION STATE MSG/S B/S RING"),
+    (40, "PROGRAM CONNECTION STATE"),
+])  # fmt: skip
+def test_what_costs_too_much_room_is_left_out_whole(view: View, width: int, expected: str) -> None:
+    assert headings(width).split() == expected.split()
+    line = row(ordered(view, "messages", "")[0], width)
+    assert len(line) <= width
+    assert ":8 -> 127.0.0" in line
+    assert "promoted" in line
+
+
+def test_a_narrow_frame_on_a_terminal(sidestep: Sidestep, busy: Started) -> None:
+    """As a program that draws the terminal has it: nothing is wider, so nothing wraps."""
+    master, terminal = pty.openpty()
+    argv = [sys.executable, "-m", "sidestep", "top", f"--socket={sidestep.socket}", "--interval=0.2", "--once"]
+    subprocess.run(argv, env=os.environ | {"COLUMNS": "60"}, stdin=terminal, stdout=terminal, timeout=60, check=True)
+    lines = os.read(master, 65536).decode().splitlines()
+    os.close(master)
+    os.close(terminal)
+    assert max(map(len, lines)) <= 60
+    assert lines[0].startswith(f"provider {sidestep.provider_pid}, up ")
+    assert lines[HEAD_LINES] == headings(60)
+    rows = lines[HEAD_LINES + 1 :]
+    assert len(rows) == 2
+    assert all(str(busy.pid) in line and " promoted " in line and line.endswith(" 100%") for line in rows)
+
+
 def test_numbers_are_short() -> None:
     assert [short(number) for number in (0, 7, 0.25, 99.44, 999, 999.5, 1500, 12345678, 1e30)] == [
         "0", "7", "0.2", "99.4", "999", "1.0K", "1.5K", "12.3M", "1000000000000E",
@@ -230,6 +261,17 @@ def test_the_screen_follows_sorts_filters_and_explains(sidestep: Sidestep, busy:
         await until(app, pilot, lambda lines: not any("since:" in line for line in lines))
 
     on_screen(sidestep, steps)
+
+
+def test_a_narrow_screen_is_readable(sidestep: Sidestep, busy: Started) -> None:
+    async def steps(app: TopApp, pilot: Pilot[None]) -> None:
+        lines = await until(app, pilot, lambda lines: sum(f" {busy.pid} " in line for line in lines) == 2)
+        assert headings(60) in lines
+        assert all(" promoted " in line and line.endswith(" 100%") for line in lines if f" {busy.pid} " in line)
+        assert all(key in lines[-1] for key in ("Quit", "Sort", "Filter", "Explain"))
+        assert max(map(len, lines)) <= 60
+
+    on_screen(sidestep, steps, (60, 20))
 
 
 def test_a_pause_keeps_the_picture(sidestep: Sidestep, busy: Started) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -23,7 +23,7 @@ SORTS: Final[Mapping[str, Callable[[Activity], tuple[object, ...]]]] = {
     "age": lambda one: (one.connection.age_s,),
 }
 HEAD_LINES: Final = 5  # before the column headings; one more where connections go to other hosts
-_WHY_FROM: Final = 100  # columns; narrower, the reason has no column of its own
+_ENDS_MIN: Final = 15  # columns; as ":6379 <- :54321" takes
 _ELLIPSIS: Final = "\N{HORIZONTAL ELLIPSIS}"
 _LOOPBACK: Final = frozenset({"127.0.0.1", "[::1]", "[::ffff:127.0.0.1]"})
 
@@ -47,8 +47,19 @@ _COLUMNS: Final = (
     _Column("BELL/S", 6, lambda one: short(one.rate.doorbells)),
     _Column("SLEEP", 5, lambda one: per_message(one.rate.sleeps_per_message)),
     _Column("SPIN", 5, lambda one: per_message(one.rate.spins_per_message)),
+    _Column("WHY", 20, lambda one: _why(one.connection), number=False),
 )
-_WHY: Final = _Column("WHY", 20, lambda one: _why(one.connection), number=False)
+_LEAVE: Final = (
+    "WHY",
+    "SPIN",
+    "SLEEP",
+    "BELL/S",
+    "B/S",
+    "PID",
+    "RING",
+    "MSG/S",
+    "STATE",
+)  # on a narrow screen, in order
 
 
 def ordered(view: View, sort: str, wanted: str, *, reverse: bool = False) -> list[Activity]:
@@ -69,8 +80,10 @@ def head(view: View, path: str, width: int) -> list[str]:
         if name.startswith("offer_refused")
     )
     sleeps, spins = per_message(total.sleeps_per_message) or "-", per_message(total.spins_per_message) or "-"
+    up = f", up {_duration(status['uptime_s'])}, {status['shims']:,} programs"
+    first = f"provider {status['pid']} at {path}{up}"
     lines = (
-        f"provider {status['pid']} at {path}, up {_duration(status['uptime_s'])}, {status['shims']:,} programs",
+        first if len(first) <= width else f"provider {status['pid']}{up}",
         f"ends: {len(view.activities):,}{': ' if states else ''}{states}",
         f"{short(total.messages)} msg/s, {short(total.payload_len)}B/s, {percent(total.ring_share) or '-'} ring, "
         f"{short(total.doorbells)} bells/s; {sleeps} sleeps, {spins} spins a msg",
@@ -107,14 +120,27 @@ def rate_as_json(rate: Rate) -> dict[str, float | None]:
 
 
 def _row(width: int, cell: Callable[[_Column], str]) -> str:
-    columns = (*_COLUMNS, _WHY) if width >= _WHY_FROM else _COLUMNS
-    free = max(8, width - sum(column.width for column in columns) - len(columns) + 1)
+    columns = _shown(width)
     cells = []
     for column in columns:
-        room = column.width or free
+        room = column.width or _left(columns, width)
         text = _cut(cell(column), room)
         cells.append(text.rjust(room) if column.number else text.ljust(room))
     return " ".join(cells)[:width].rstrip()
+
+
+def _shown(width: int) -> list[_Column]:
+    """The columns that leave enough room for the ends."""
+    columns = list(_COLUMNS)
+    for heading in _LEAVE:
+        if _left(columns, width) >= _ENDS_MIN:
+            break
+        columns = [column for column in columns if column.heading != heading]
+    return columns
+
+
+def _left(columns: Sequence[_Column], width: int) -> int:
+    return max(0, width - sum(column.width + 1 for column in columns) + 1)
 
 
 def _ends(one: Connection) -> str:
