@@ -40,6 +40,10 @@ CONTROL_FDS_PER_PIECE: Final = 32  # arena descriptors in one packet of a reply:
 CONTROL_REPLY_TIMEOUT_S: Final = 10.0  # seconds a command waits for the provider
 ORDERS_SHARE: Final = 0.5  # of what the kernel holds for a client that does not read; then it is busy for orders
 ORDERS_PER_REQUEST: Final = 128  # connections in one request to demote or promote; the command asks again
+ENDED_MAX: Final = 1000  # connections of ended programs that a provider remembers; the oldest are forgotten
+ENDED_PER_FAMILY_MAX: Final = 250  # of these, of one process family; what it had in later places is not kept
+ENDED_PER_REPLY: Final = 24  # of these in one packet of a reply: a KiB each
+ENDED_NAME_MAX: Final = 64  # characters of the program's name that are kept
 ORDER_TIMEOUT_S: Final = 5.0  # seconds `demote` and `promote` wait for the programs, unless told otherwise
 
 # Metrics.

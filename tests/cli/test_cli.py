@@ -350,7 +350,7 @@ def test_ss_prints_one_json_document(listed: Callable[..., Any]) -> None:
     assert set(found[0]) == {
         "pid", "program", "fd", "local", "remote", "role", "state", "reason", "why", "segment", "tx", "rx", "doorbells",
         "sleeps", "calls", "spins_won", "spins_lost", "age_s", "promoted_s", "born_ns",
-        "promotions", "link", "container",
+        "promotions", "link", "container", "ended_s",
     }  # fmt: skip
     assert set(found[0]["tx"]) == {"tcp_bytes", "tcp_msgs", "ring_bytes", "ring_msgs", "ring_from"}
 

@@ -54,7 +54,7 @@ class Family:
             ClientId(n): Client(ClientId(n), ours, 1, uid, 0.0)
             for n, ((ours, _), uid) in enumerate(zip(pairs, uids, strict=True))
         }
-        self.arena = Arena(ARENA, 1, -1, uids[0], clients=set(self.clients))
+        self.arena = Arena(ARENA, 1, -1, uids[0], 1, clients=set(self.clients))
 
     def give(self, registry: Registry, *slots: tuple[int, int], caller_uid: int, kind: Rpc = Rpc.DEMOTE) -> Any:
         caller = Client(ClientId(99), self.readers[0], 1, caller_uid, 0.0)

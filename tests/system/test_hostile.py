@@ -272,7 +272,7 @@ CONNECTION: dict[str, object] = {
     "address": "127.0.0.1", "port": 80, "role": "listen", "uid": 1, "program": "x", "gids": [1],
 }  # fmt: skip
 COMMANDS: dict[str, dict[str, object]] = {
-    "arenas": PAGE, "links": PAGE, "trace": PAGE, "decide": CONNECTION, "demote": {"slots": [[0, 0]]},
+    "arenas": PAGE, "ended": PAGE, "links": PAGE, "trace": PAGE, "decide": CONNECTION, "demote": {"slots": [[0, 0]]},
     "promote": {"slots": [[0, 0]]}, "module_add": MODULE, "module_remove": MODULE,
 }  # fmt: skip
 

@@ -9,16 +9,19 @@ import socket
 import subprocess
 import sys
 import traceback
+from base64 import b64decode
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import pytest
+from common import eventually, slot
 from shim_client import Channel, ShimClient
 from tenants import ALICE, BOB, SERVICE, Namespace, System, answer, as_user
 
 from sidestep import config, limits
 from sidestep.errors import Unavailable
+from sidestep.native import layout
 from sidestep.native.layout import Refusal, Rpc, Welcome
 from sidestep.provider import control, rpc
 from sidestep.provider.rpc import Message
@@ -240,6 +243,24 @@ def test_a_policy_pairs_two_users(closing: ExitStack, tcp_pair: MakePair, channe
     assert claimed(bob, alice, tcp_pair(), channel) == (Rpc.CLAIMED, Rpc.ATTACH)
     found = claimed(alice, other, tcp_pair(), channel)
     assert found == (Refusal.FOREIGN_USER, Refusal.FOREIGN_USER)
+
+
+def test_one_sees_only_what_of_oneself_has_ended(system: System) -> None:
+    for uid in (ALICE, BOB):
+        client = system.client(uid)
+        client.write_arena([slot(uid)])
+        client.close()
+
+    def seen(connection: control.ControlConnection) -> set[int]:
+        slots = [layout.unpack("conn_slot", b64decode(row["slot"])) for row in connection.ended()]
+        return {found["local_port"] for found in slots}
+
+    with control.ControlConnection(system.socket) as connection:
+        eventually(lambda: seen(connection) == {ALICE, BOB})
+    with as_user(BOB):
+        connection = control.ControlConnection(system.socket)
+    with connection:
+        assert seen(connection) == {BOB}
 
 
 def test_one_sees_only_decisions_about_oneself(system: System, tcp_pair: MakePair, channel: MakeChannel) -> None:

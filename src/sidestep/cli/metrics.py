@@ -24,9 +24,9 @@ def metrics(listen: tuple[str, int] | Path | None, socket: Path) -> None:
     """Print metrics in Prometheus' text format, or serve them.
 
     Connections by state and reason, bytes and messages by path and direction, and the provider's counters. Counts of
-    connections that have ended are kept while this command serves, so its counters never go down; what a connection
-    carried after the last scrape that saw it is lost. A UNIX socket is for this user only. The provider may come and
-    go.
+    connections that have ended are kept while this command serves, so its counters never go down. Of connections that
+    come and go between two scrapes, those are lost whose place in their program's memory was used again. A UNIX socket
+    is for this user only. The provider may come and go.
 
     Exit code 1 if it cannot listen there.
     """

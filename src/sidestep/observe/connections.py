@@ -6,6 +6,7 @@ the provider nothing.
 
 from __future__ import annotations
 
+import base64
 import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
@@ -13,11 +14,12 @@ from pathlib import Path
 from socket import AF_INET, AF_INET6, inet_ntop
 from typing import Any, Final
 
+from sidestep.native import layout
 from sidestep.native.layout import Reason, Role, Rx, State, Tx
 from sidestep.native.reasons import why
 from sidestep.observe.links import link_name
 from sidestep.observe.processes import Processes
-from sidestep.provider.arena import numbered_slots, pid_namespace
+from sidestep.provider.arena import numbered_slots, pid_namespace, used_slots
 from sidestep.provider.control import ControlConnection
 
 _ROLES: Final = {Role.ACTIVE: "active", Role.PASSIVE: "passive"}
@@ -76,6 +78,7 @@ class Connection:
     born_ns: int  # CLOCK_MONOTONIC; no other connection of its process has it
     container: str | None = None  # id or name of the one its process is in, as far as it can be told
     promotions: int = 0  # how often its sending has gone to the ring
+    ended_s: float | None = None  # seconds since its program ended; None: that lives
     key: Key | None = None
     link: dict[str, Any] | None = None  # to another host: protocol, device, modes, credit; see `RemoteRelay.details`
 
@@ -97,6 +100,53 @@ class Connection:
 
     def as_json(self) -> dict[str, Any]:
         return {name: value for name, value in asdict(self).items() if name != "key"}
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """A connection that is over."""
+
+    connection: Connection
+    family: int | None  # the first process of its family as the provider sees it; None: the family lives
+
+
+def ended(socket_path: Path) -> list[Ended]:
+    """Those that have ended, the oldest first; raises Unavailable if no provider answers.
+
+    Of each place in the memory of a program that lives the last one, if it is over; and those that programs had when
+    they ended, as far as the provider remembers (`limits.ENDED_MAX`). Of these, too, each place has its last one.
+    """
+    processes, now_ns = Processes(), time.monotonic_ns()
+    found: dict[Key, Ended] = {}
+    with ControlConnection(socket_path) as control:
+        for arena, fd in control.arenas():
+            namespace = pid_namespace(fd)
+            for number, raw in used_slots(fd):
+                slot = layout.unpack("conn_slot", raw)
+                if not slot["generation"] & 1:
+                    slot["pid"] = processes.here(namespace, slot["pid"])
+                    _add(found, _over(slot, now_ns, processes, arena, number), None)
+        for row in control.ended():  # second: a program that ends in between is told twice, and not left out
+            slot = layout.unpack("conn_slot", base64.b64decode(row["slot"]))
+            slot["pid"] = slot["pid"] if processes.counts_here(row["pid_namespace"]) else 0
+            over = _over(slot, now_ns, processes, row["arena"], row["place"])
+            seconds = round(max(0.0, now_ns / 1e9 - row["ended_at"]), 3)
+            if over is not None:
+                _add(found, replace(over, program=row["program"], container=None, ended_s=seconds), row["pid"])
+    return sorted(found.values(), key=lambda one: one.connection.born_ns)
+
+
+def _add(found: dict[Key, Ended], over: Connection | None, family: int | None) -> None:
+    if over is not None and over.key is not None:
+        found[over.key] = Ended(over, family)
+
+
+def _over(slot: dict[str, Any], now_ns: int, processes: Processes, arena: str, number: int) -> Connection | None:
+    """What a slot tells of a connection that has ended: the state is lost when it is freed."""
+    key = Key(arena, number, slot["generation"] - 1 | 1)  # the one that it had in its life
+    if slot["state"] == State.FREE:
+        slot["state"] = State.PROMOTED if slot["promoted_ns"] else State.NATIVE
+    return _decode(slot, now_ns, processes, key)
 
 
 def connections(socket_path: Path) -> Iterator[Connection]:

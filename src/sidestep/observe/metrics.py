@@ -1,9 +1,9 @@
 """Metrics for Prometheus: what the connections, the programs and the provider are about, when they are asked for.
 
 A process of its own serves them, so the provider keeps its one thread and no HTTP; looking costs it two short requests
-a scrape, and nothing between scrapes. The exporter keeps the totals: connections take their counts with them when they
-end, and a Prometheus counter must not go down. So what a connection carried after the last scrape that saw it is not
-counted, and a connection that lived between two scrapes not at all; scrape more often to lose less. Both ends of a
+a scrape, and nothing between scrapes. The exporter keeps the totals, as a Prometheus counter must not go down. An ended
+connection is there to be counted until its place in the program's memory is used again, or the provider forgets it:
+where many come and go between two scrapes, some are not counted; scrape more often to lose less. Both ends of a
 connection are counted where both are under sidestep.
 
 No label has an unbounded set of values: there are no series of single connections or programs; `sidestep top` has them.
@@ -31,10 +31,11 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoM
 from prometheus_client.exposition import make_wsgi_app
 from prometheus_client.registry import Collector
 
-from sidestep import limits
+from sidestep import config, limits
 from sidestep.counters import NAMES
 from sidestep.errors import Misuse, Unavailable
 from sidestep.native.layout import State
+from sidestep.observe.connections import Ended, ended
 from sidestep.observe.links import LinkTotals, Sum, modes, sums
 from sidestep.observe.traffic import Sample, Totals, take_sample
 
@@ -83,10 +84,9 @@ class Exporter(Collector):
         with self._lock:
             try:
                 sample = take_sample(self._socket_path)
+                self._totals.handle(sample.connections.values(), self._ended())
             except Unavailable:
                 sample = None
-            if sample is not None:
-                self._totals.handle(sample.connections.items())
             yield GaugeMetricFamily("sidestep_provider_up", "Whether the provider answers", value=sample is not None)
             yield from self._traffic()
             yield from _link_traffic(self._totals.links)
@@ -94,6 +94,14 @@ class Exporter(Collector):
                 yield from _connections(sample)
                 yield from _links(sample, self._totals.links)
                 yield from _provider(sample.status)
+
+    def _ended(self) -> list[Ended]:
+        try:
+            return ended(self._socket_path)
+        except Unavailable:
+            if not config.answers(self._socket_path):
+                raise
+            return []  # a provider of a version that remembers none
 
     def _traffic(self) -> Iterator[Metric]:
         counts = self._totals.counts
@@ -118,6 +126,11 @@ class Exporter(Collector):
         yield CounterMetricFamily(
             "sidestep_connections_promoted", "Of these, such as were promoted", value=self._totals.promoted
         )
+        text = "Connections that a scrape has seen to have ended, each end for itself, by state and reason at their end"
+        family = CounterMetricFamily("sidestep_connections_ended", text, labels=("state", "reason"))
+        for labels, count in sorted(self._totals.ended.items()):
+            family.add_metric(labels, count)
+        yield family
 
 
 def _connections(sample: Sample) -> Iterator[Metric]:

@@ -25,9 +25,11 @@ class Processes:
 
     def here(self, namespace: int, pid: int) -> int:
         """The number here of process `pid` of a pid namespace, named by its inode (0: not known); 0: not seen here."""
-        if namespace in (0, _namespace(_PROC / "self")):
-            return pid
-        return self._elsewhere.get((namespace, pid), 0)
+        return pid if self.counts_here(namespace) else self._elsewhere.get((namespace, pid), 0)
+
+    def counts_here(self, namespace: int) -> bool:
+        """Whether its numbers are those of this process."""
+        return namespace in (0, _namespace(_PROC / "self"))
 
     def name(self, pid: int) -> str | None:
         """None: the process has gone, or is not seen from here."""

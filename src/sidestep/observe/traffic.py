@@ -1,8 +1,8 @@
 """Looks at all connections, one after the other, and what happened in between.
 
-The shims only ever count up, each connection for itself, and take the counts with them when it ends. So a rate is the
-difference of two looks, and a total over a longer time has to be kept by whoever looks (`Totals`). What a connection
-carries after the last look at it is not seen.
+The shims only ever count up, each connection for itself. So a rate is the difference of two looks, and a total over a
+longer time has to be kept by whoever looks (`Totals`). A connection that has ended is seen until its place is used
+again, or the provider has forgotten it.
 """
 
 from __future__ import annotations
@@ -14,7 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from sidestep.observe.connections import Connection, connections
+from sidestep.observe.connections import Connection, Ended, connections
+from sidestep.observe.connections import Key as Identity
 from sidestep.observe.links import Link, LinkTotals
 from sidestep.provider.control import ControlConnection
 
@@ -136,17 +137,22 @@ def compare(before: Sample, after: Sample) -> View:
 
 
 class Totals:
-    """Counts over all connections that were ever looked at: they never go down when a connection ends."""
+    """Counts over all connections that were ever looked at, live or ended: they never go down when one ends."""
 
     def __init__(self) -> None:
         self.counts: Counter[str] = Counter()
         self.connections = 0  # that were seen
         self.promoted = 0  # of these, those that were seen promoted
+        self.ended: Counter[tuple[str, str]] = Counter()  # those that were seen to have ended, by state and reason
         self.links = LinkTotals()
-        self._last: dict[Key, Connection] = {}
+        self._last: dict[Identity | None, Connection] = {}
+        self._over: set[Identity | None] = set()  # of the last look
 
-    def handle(self, found: Iterable[tuple[Key, Connection]]) -> None:
-        now = dict(found)
+    def handle(self, live: Iterable[Connection], over: Iterable[Ended]) -> None:
+        ended = {one.connection.key: one.connection for one in over}
+        self.ended.update((one.state, one.reason or "") for key, one in ended.items() if key not in self._over)
+        self._over = set(ended)
+        now = {one.key: one for one in live} | ended
         for key, one in now.items():
             before = self._last.get(key)
             self.counts.update(grown(one, before))

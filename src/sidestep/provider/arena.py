@@ -76,6 +76,18 @@ def numbered_slots(fd: int) -> Iterator[tuple[int, dict[str, Any]]]:
             yield number, layout.unpack("conn_slot", raw)
 
 
+def used_slots(fd: int) -> Iterator[tuple[int, memoryview]]:
+    """The slots that have a connection or, if they are free, had one: as they are, each with its number.
+
+    Some were of a socket that never was connected, or only listened: these are left out.
+    """
+    remote = slice(_SLOT["remote_port"], _SLOT["remote_port"] + 2)
+    carried = [slice(_SLOT[name], _SLOT[name] + 8) for name in ("tx_tcp_msgs", "rx_tcp_msgs")]
+    for number, raw in enumerate(raw_slots(fd)):
+        if any(raw[remote]) or any(any(raw[place]) for place in carried):
+            yield number, raw
+
+
 def segments_in_use(fd: int) -> Iterator[tuple[bytes | None, int]]:
     """For each slot that was ever used: the id of the channel segment it holds, or None, and what it has spilled."""
     state_at, segment_at, spilled_at = _SLOT["state"], _SLOT["segment_id"], _SLOT["tx_spilled"]

@@ -22,6 +22,7 @@ from sidestep.native.layout import Rpc
 from sidestep.provider import rpc
 from sidestep.provider.client_quota import ClientQuota
 from sidestep.provider.clients import Arena, Client, Kind
+from sidestep.provider.history import History
 from sidestep.provider.log import Writer
 from sidestep.provider.rpc import Message, Packet
 from sidestep.provider.users import Users
@@ -59,6 +60,7 @@ class ClientTable:
         self._silent: dict[ClientId, Client] = {}  # no message yet; in order of arrival
         self.clients: dict[ClientId, Client] = {}
         self.arenas: dict[bytes, Arena] = {}
+        self.history = History()
         self._acceptor = Acceptor(loop, listener, self._take_in)
 
     def _take_in(self, sock: socket.socket, _address: object) -> None:
@@ -126,6 +128,7 @@ class ClientTable:
             client.arena.clients.discard(client.client_id)
             if not client.arena.clients:
                 del self.arenas[client.arena.arena_id]
+                self.history.keep(client, self._loop.now)
                 client.arena.close()
 
     def send(self, client: Client, message: Message, fds: Sequence[int] = (), body: bytes = b"") -> bool:

@@ -35,6 +35,7 @@ class Arena:
     sequence: int  # order of arrival; pages of the list of arenas are cut by it
     fd: int  # read-only
     uid: int  # of the first client; who drops privileges afterwards stays in the family
+    pid: int  # of the first client
     from_root: bool = False  # the first client was root's, or a process that root's family became
     clients: set[ClientId] = field(default_factory=set)
 

@@ -93,6 +93,14 @@ class ControlConnection:
             yield from document["links"]
             after = document["next"]
 
+    def ended(self) -> Iterator[dict[str, Any]]:
+        """The connections of families that have ended, the last of all at the end; see `history.EndedRow`."""
+        after: int | None = 0
+        while after is not None:
+            document = self.document("ended", after=after)
+            yield from document["ended"]
+            after = document["next"]
+
     def arenas(self) -> Iterator[tuple[str, int]]:
         """The id, in hexadecimal, and the arena of each process family; the same of the descriptor."""
         after: int | None = 0

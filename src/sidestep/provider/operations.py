@@ -128,6 +128,9 @@ class Operations:
         }
         reply(document, [arena.fd for arena in page])
 
+    def _list_ended(self, client: Client, request: dict[str, Any], reply: Reply) -> None:
+        reply(self._parts.table.history.page(_after(request), partial(self._parts.users.sees_user, client)))
+
     def _list_links(self, client: Client, request: dict[str, Any], reply: Reply) -> None:
         """One page of the connections with other hosts: those carried here, each worker's, the protocols' own."""
         after = _after(request, _LINKS_OF_ONE * (limits.WORKERS_MAX + 2))
@@ -229,6 +232,7 @@ class Operations:
         "status": _status,
         "stop": _stop,
         "arenas": _list_arenas,
+        "ended": _list_ended,
         "links": _list_links,
         "modules": _list_modules,
         "module_add": _add_module,

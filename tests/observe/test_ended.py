@@ -1,0 +1,174 @@
+"""Connections that have ended: those of programs that run, and those that programs took with them."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from contextlib import ExitStack
+from functools import partial
+from typing import Any
+
+import pytest
+from chatting import Started, ended, expect
+from common import eventually, slot
+from prometheus_client.parser import text_string_to_metric_families
+from shim_client import ShimClient
+
+from sidestep import config, limits
+from sidestep.observe.connections import Ended
+from sidestep.observe.connections import ended as look
+from sidestep.observe.metrics import Exporter
+from sidestep.provider.control import ControlConnection
+from sidestep.testing import Sidestep
+
+pytestmark = pytest.mark.slow  # real programs, and commands as processes
+
+# Connections with itself: one talks until it is told not to, one hardly at all, one again; the first two are closed.
+PROGRAM = """
+import os, select, socket
+listener = socket.create_server(("127.0.0.1", 0))
+kept = []
+for talks in (True, False, True):
+    one = socket.create_connection(listener.getsockname())
+    other = listener.accept()[0]
+    kept += (one, other)
+    while True:
+        one.sendall(bytes(100))
+        other.recv(100, socket.MSG_WAITALL)
+        other.sendall(b"x")
+        one.recv(1)
+        if not talks or select.select([0], [], [], 0)[0]:
+            break
+    if talks:
+        os.read(0, 1)
+# Closed at the end, or the next connection would have their places.
+for end in kept[:4]:
+    end.close()
+print("closed", flush=True)
+os.read(0, 1)
+"""
+
+
+@pytest.fixture
+def program(sidestep: Sidestep, closing: ExitStack) -> Started:
+    """It has closed two of its connections."""
+    started = sidestep.popen([sys.executable, "-c", PROGRAM], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    closing.enter_context(ended(started))
+    assert started.stdin is not None
+    for count in (2, 4):
+        eventually(partial(promoted, sidestep, count), timeout_s=30)
+        started.stdin.write("\n")
+        started.stdin.flush()
+    expect(started, "closed")
+    return started
+
+
+def promoted(sidestep: Sidestep, count: int) -> bool:
+    return sum(one.promoted for one in sidestep.connections()) == count
+
+
+def ends(program: Started) -> None:
+    assert program.stdin is not None
+    program.stdin.close()
+    assert program.wait(20) == 0
+
+
+def listed(sidestep: Sidestep, *args: str) -> list[dict[str, Any]]:
+    argv = [sys.executable, "-m", "sidestep", "ss", f"--socket={sidestep.socket}", "--ended", "--json", *args]
+    found = subprocess.run(argv, capture_output=True, text=True, timeout=60, check=True)
+    rows: list[dict[str, Any]] = json.loads(found.stdout)["connections"]
+    return rows
+
+
+def test_those_of_a_program_that_runs(sidestep: Sidestep, program: Started) -> None:
+    rows = listed(sidestep)
+    assert sorted(one["state"] for one in rows) == ["native", "native", "promoted", "promoted"]
+    assert {one["pid"] for one in rows} == {program.pid}
+    assert {one["ended_s"] for one in rows} == {None}
+    active = next(one for one in rows if one["state"] == "promoted" and one["role"] == "active")
+    passive = next(one for one in rows if one["state"] == "promoted" and one["role"] == "passive")
+    assert active["tx"] == passive["rx"]
+    assert active["tx"]["ring_bytes"] > 0
+    assert len(sidestep.connections()) == 2  # the live ones are shown without --ended
+    assert len(listed(sidestep, "--state=promoted")) == 2
+    assert listed(sidestep, "--pid=1") == []
+
+
+def test_those_that_a_program_took_with_it(sidestep: Sidestep, program: Started) -> None:
+    ends(program)
+    eventually(lambda: len(listed(sidestep)) == 6)
+    rows = listed(sidestep)
+    assert [one["born_ns"] for one in rows] == sorted(one["born_ns"] for one in rows)
+    assert sorted(one["state"] for one in rows) == ["native"] * 2 + ["promoted"] * 4
+    assert all(one["pid"] == program.pid and one["program"].startswith("python") for one in rows)
+    assert all(one["ended_s"] >= 0 for one in rows)
+    assert {one.family for one in look(sidestep.socket)} == {program.pid}
+    table = subprocess.run(
+        [sys.executable, "-m", "sidestep", "ss", f"--socket={sidestep.socket}", "--ended"],
+        capture_output=True, text=True, timeout=60, check=True,
+    ).stdout.splitlines()  # fmt: skip
+    assert len(table) == 7
+
+
+def test_metrics_count_them_once(sidestep: Sidestep, program: Started) -> None:
+    exporter = Exporter(sidestep.socket)
+
+    def count() -> dict[str, float]:
+        families = {one.name: one for one in text_string_to_metric_families(exporter.text().decode())}
+        found = families["sidestep_connections_ended"].samples
+        by_state = dict.fromkeys(("native", "promoted"), 0.0)
+        for sample in found:
+            by_state[sample.labels["state"]] += sample.value
+        by_state["seen"] = families["sidestep_connections_seen"].samples[0].value
+        by_state["messages"] = sum(sample.value for sample in families["sidestep_messages"].samples)
+        return by_state
+
+    first = count()
+    assert first.items() >= {"native": 2, "promoted": 2, "seen": 6}.items()
+    assert count() == first
+    ends(program)
+    eventually(lambda: len(look(sidestep.socket)) == 6)
+    assert count() == first | {"promoted": 4}
+
+
+def test_what_is_kept_is_bounded_and_given_in_pages(sidestep: Sidestep) -> None:
+    def rows() -> list[Ended]:
+        return look(sidestep.socket)
+
+    def told(count: int, last_ns: int) -> bool:
+        found = rows()
+        return len(found) == count and found[-1].connection.born_ns == last_ns
+
+    for family in range(5):
+        with ShimClient(sidestep.socket, slots_max=300) as client:
+            client.hello()
+            client.write_arena([slot(1000 + number, born_ns=1 + family * 1000 + number) for number in range(300)])
+        count = min(limits.ENDED_MAX, (family + 1) * limits.ENDED_PER_FAMILY_MAX)
+        eventually(partial(told, count, family * 1000 + limits.ENDED_PER_FAMILY_MAX))
+    assert rows()[0].connection.born_ns == 1001  # the first family is forgotten
+    with ControlConnection(sidestep.socket) as control:
+        assert len(control.document("ended", after=0)["ended"]) == limits.ENDED_PER_REPLY
+
+
+def test_a_program_that_comes_back_has_not_ended(sidestep: Sidestep) -> None:
+    with ShimClient(sidestep.socket) as client:
+        client.hello()
+        client.write_arena([slot(1000)])
+        client.sock.close()
+        eventually(lambda: len(look(sidestep.socket)) == 1)
+        client.sock = config.connect(sidestep.socket)
+        client.hello()
+        assert look(sidestep.socket) == []
+        assert len(sidestep.connections()) == 1
+
+
+def test_what_makes_no_sense_is_passed_over(sidestep: Sidestep) -> None:
+    """The slots are a stranger's."""
+    with ShimClient(sidestep.socket) as client:
+        client.hello()
+        client.write_arena([
+            slot(1, state=77), slot(2, reason=99999), slot(4, generation=(1 << 32) - 1),
+            slot(5, generation=2, state=77), slot(6, generation=4, state=0),
+        ])  # fmt: skip
+    eventually(lambda: [one.connection.local for one in look(sidestep.socket)] == ["127.0.0.1:4", "127.0.0.1:6"])
