@@ -20,6 +20,7 @@ from sidestep.native import layout
     "--spin-us", type=click.IntRange(0, layout.SPIN_US_MAX), help="How long a wait may spin before it sleeps; 0: never."
 )
 @click.option("--require", is_flag=True, help="Do not start CMD where it would run on plain TCP: exit code 125.")
+@click.option("--stats", is_flag=True, help="Say on stderr, when CMD has ended, what was saved.")
 @socket_option
 @click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED, metavar="[--] CMD [ARG]...")
 def run(
@@ -27,6 +28,7 @@ def run(
     ring_size: int | None,
     spin_us: int | None,
     require: bool,
+    stats: bool,
     socket: Path | None,
     command: tuple[str, ...],
 ) -> None:
@@ -35,5 +37,9 @@ def run(
     A provider is started if none runs. Where something is missing CMD runs on plain TCP, and stderr says why. What is
     so by nature (CMD is static; root's own provider leaves others out) is said on a terminal, and in the file
     SIDESTEP_LOG. Ends as CMD does; 126 if CMD cannot be executed, 127 if it is not found.
+
+    Without --stats this process becomes CMD. With it CMD is its child: signals are passed on to it, and of its
+    connections, and those of what it forks, those are counted that 'sidestep ss --ended' knows.
     """
-    start([*command], ShimSettings(config.socket_path(socket), promote_after, ring_size, spin_us), require=require)
+    settings = ShimSettings(config.socket_path(socket), promote_after, ring_size, spin_us)
+    start([*command], settings, require=require, stats=stats)

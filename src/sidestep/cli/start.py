@@ -16,8 +16,17 @@ EXIT_NOT_EXECUTABLE = 126  # as env and the shell have it
 EXIT_NOT_FOUND = 127
 
 
-def start(command: list[str], settings: ShimSettings | None = None, *, require: bool = False) -> None:
-    """Goes on as `command`, under the shim; does not return. `require`: not on plain TCP."""
+def start(
+    command: list[str], settings: ShimSettings | None = None, *, require: bool = False, stats: bool = False
+) -> None:
+    """Goes on as `command`, under the shim; does not return.
+
+    Args:
+        command: The program and its arguments.
+        settings: Of the shim; None: those of the environment.
+        require: Not on plain TCP.
+        stats: As its parent, which says at the end what was saved.
+    """
     settings = settings or ShimSettings(config.socket_path())
     env = dict(os.environ)
     log = _log_file()
@@ -38,6 +47,10 @@ def start(command: list[str], settings: ShimSettings | None = None, *, require: 
         sys.exit(EXIT_UNSUITED)
     if any(obstacle.forbids_it for obstacle in obstacles):
         env = dict(os.environ)
+    if stats:
+        from sidestep.cli.run_stats import stay_as_parent
+
+        stay_as_parent(settings.socket)
     try:
         os.execvpe(command[0], command, env)  # noqa: S606 - starting the user's program is the job
     except OSError as error:
