@@ -382,7 +382,7 @@ def test_of_a_connection_that_comes_or_goes_nothing_false_is_said(sidestep: Side
     assert program.stdout is not None
     assert program.stdout.readline() == "ready\n"
     wanted = Query(pid=program.pid, port=port)
-    reasons = {one.reason for _ in range(15) for one in Explainer(sidestep.socket).explain(wanted)}
+    reasons = {one.reason for _ in range(6) for one in Explainer(sidestep.socket).explain(wanted)}
     assert "UNKNOWN_SOCKET" not in reasons
 
 

@@ -171,7 +171,7 @@ class Explainer:
             yield from self._look_again(doubtful)
 
     def _look_again(self, doubtful: list[tuple[HostSocket, Explanation]]) -> Iterator[Explanation]:
-        """The slots were read before the sockets: these may have been made since, or have ended before they were read."""
+        """The slots were read before the sockets: some may have been made since, or have ended."""
         later = Explainer(self._socket_path)
         for held, found in doubtful:
             if held.remote is not None and (one := later._by_ends.get((held.local, held.remote))):
