@@ -17,8 +17,8 @@ FUNCTION_LINES_MAX: Final = 60
 
 # The shim's files, from the lowest: nobody calls who stands behind him here.
 SHIM: Final = (
-    "channel", "shim_real", "shim", "shim_proc", "shim_loader", "shim_signal", "shim_address", "shim_slot", "shim_doorbell",
-    "shim_spin", "shim_arena", "shim_conn", "shim_slot_lock", "shim_count", "shim_relayed", "shim_end", "shim_room",
+    "channel", "shim_real", "shim", "shim_proc", "shim_loader", "shim_signal", "shim_address", "shim_slot",
+    "shim_doorbell", "shim_spin", "shim_arena", "shim_conn", "shim_slot_lock", "shim_count", "shim_relayed", "shim_end", "shim_room",
     "shim_switch", "shim_finish", "shim_lease", "shim_hold", "shim_events", "shim_hint", "shim_set",
     "shim_provider", "shim_back", "shim_lent", "shim_plain", "shim_idle", "shim_answer", "shim_offer", "shim_rpc",
     "shim_explicit", "shim_sdp_connect", "shim_fork", "shim_native", "shim_wait", "shim_ready", "shim_call",
