@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
 import sys
@@ -66,6 +67,13 @@ def test_so_is_a_script_of_it(sidestep: Sidestep, program: Path, tmp_path: Path)
     done = sidestep.run([sys.executable, "-c", f"import os; os.execv({str(script)!r}, ['x'])"], stdout=subprocess.PIPE)
     assert b"sidestep.so" not in done.stdout
     assert done.stdout
+
+
+def test_what_is_no_program_is_not_waited_for(sidestep: Sidestep, tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe", 0o755)
+    code = f"import os; os.execv({str(tmp_path / 'pipe')!r}, ['x'])"
+    done = sidestep.run([sys.executable, "-c", code], stderr=subprocess.PIPE, text=True, timeout=20, check=False)
+    assert "PermissionError" in done.stderr
 
 
 def test_a_program_of_this_c_library_keeps_the_shim(sidestep: Sidestep) -> None:

@@ -51,7 +51,7 @@ bool loader_refuses(int dir, const char *file)
 	bool script = true;
 
 	for (int i = 0; i < INTERPRETERS_MAX && script; i++) {
-		int fd = (int)real.syscall(SYS_openat, dir, (long)file, O_RDONLY | O_CLOEXEC, 0, 0, 0);
+		int fd = (int)real.syscall(SYS_openat, dir, (long)file, O_RDONLY | O_NONBLOCK | O_NOCTTY | O_CLOEXEC, 0, 0, 0);
 		bool found = fd >= 0 && interpreter_of(fd, path, sizeof(path), &script);
 		if (fd >= 0)
 			raw_close(fd);
