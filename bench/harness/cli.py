@@ -21,12 +21,12 @@ import click
 from rich.console import Console
 
 from harness.apps import as_user
-from harness.machine import Machine
 from harness.model import Outcome, Row, Settings
 from harness.report import render
 from harness.rows import ROWS, missing
 from harness.runner import run_row
 from harness.world import program_missing, sidestep_missing
+from sidestep.demo.machine import Machine
 
 HERE = Path(__file__).resolve().parent.parent
 
