@@ -1,7 +1,8 @@
 # Needs python3 (3.11 or later), pip, gcc and make; everything else is put into .venv.
 #
 #   make build   set up .venv and compile the native library (also after every change of a C file)
-#   make demo    the main job: real programs over kernel TCP and over sidestep, in one table
+#   make demo    the main job: real programs over kernel TCP and over sidestep, in one table and one picture; sets up
+#                no more than that takes, and as root installs redis and nginx
 #   make test    all tests, real server programs included
 #   make test-lab  the tests against the kernel's RDMA drivers in a guest; skipped without it (tests/interop/README.md)
 #   make test-fresh  builds the wheels and runs them on aarch64, emulated, and in a fresh Debian; slow
@@ -23,13 +24,17 @@ PYTEST_ARGS ?=
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export PIP_ROOT_USER_ACTION := ignore
 
-.PHONY: build build-locked dev demo test test-lab test-fresh soak lint bench wheel wheels docs clean setup-apps
+.PHONY: build build-locked library dev demo demo-programs test test-lab test-fresh soak lint bench wheel wheels docs \
+	clean setup-apps
 
 # The lock lets several make runs meet in one tree.
 build:
 	@mkdir -p build && flock build/.lock $(MAKE) --no-print-directory build-locked
 
-build-locked: $(VENV)/.installed
+# Dependencies first, so that a C file that does not compile leaves a usable .venv.
+build-locked: $(VENV)/.dependencies library
+
+library: $(VENV)/.installed
 	@test -f build/native/build.ninja || PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/meson setup build/native >/dev/null
 	@$(BIN)/ninja -C build/native --quiet
 # By renaming: programs that run have the old ones mapped.
@@ -46,24 +51,40 @@ $(BIN)/python:
 		$(PYTHON) -m pip install --quiet --target build/virtualenv virtualenv; \
 		PYTHONPATH=build/virtualenv $(PYTHON) -m virtualenv --quiet $(VENV); }
 
-# Dependencies first, so that a C file that does not compile leaves a usable .venv.
-$(VENV)/.dependencies: pyproject.toml | $(BIN)/python
-	@$(BIN)/python -c 'import tomllib; p = tomllib.load(open("pyproject.toml", "rb"))["project"]; \
-		print(*p["dependencies"], *(line for extra in ("top", "metrics", "capture", "dev", "test") \
-		for line in p["optional-dependencies"][extra]), sep="\n")' > build/requirements.txt
-	$(BIN)/pip install --quiet -r build/requirements.txt
+# The package's own requirements, and those of some extras.
+define install-extras
+	@mkdir -p build
+	@$(BIN)/python -c 'import sys, tomllib; p = tomllib.load(open("pyproject.toml", "rb"))["project"]; \
+		print(*p["dependencies"], *(line for extra in sys.argv[1:] for line in p["optional-dependencies"][extra]), \
+		sep="\n")' $(1) > build/requirements$(@F)
+	$(BIN)/pip install --quiet -r build/requirements$(@F)
 	@touch $@
+endef
+
+$(VENV)/.core: pyproject.toml | $(BIN)/python
+	$(call install-extras,build)
+
+$(VENV)/.dependencies: pyproject.toml $(VENV)/.core
+	$(call install-extras,top metrics capture dev test)
 
 # The installed package brings the metadata and the `sidestep` command; the .pth line puts the sources before the
-# installed copy, so that a change takes effect at once and build/native is the library in use.
-$(VENV)/.installed: $(VENV)/.dependencies pyproject.toml
-	$(BIN)/pip install --quiet --no-deps --force-reinstall .
+# installed copy, so that a change takes effect at once and build/native, compiled here, is the library in use.
+$(VENV)/.installed: $(VENV)/.core pyproject.toml
+	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/pip install --quiet --no-deps --force-reinstall --no-build-isolation \
+		--config-settings=build-dir=build/native .
 	@site=$$($(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("platlib"))') && \
 		echo 'import sys; sys.path.insert(0, "$(CURDIR)/src")' > $$site/sidestep-source.pth
 	@touch $@
 
-demo: build
-	@$(BIN)/sidestep demo
+# Two things at a time, on a fresh machine: programs, and Python's packages. Without the programs the rest is shown.
+demo:
+	@mkdir -p build
+	@flock build/.lock $(MAKE) --no-print-directory -j2 demo-programs $(VENV)/.core
+	@flock build/.lock $(MAKE) --no-print-directory library
+	@$(BIN)/sidestep demo --picture build/demo.svg
+
+demo-programs:
+	@tests/setup --demo $(PYTHON) || true
 
 # Before the build: it brings the Python headers, without which the extension is left out.
 setup-apps:
@@ -123,11 +144,7 @@ wheel: $(BIN)/python
 	$(BIN)/pip wheel --quiet --no-deps -w dist .
 
 $(VENV)/.wheels: pyproject.toml $(VENV)/.dependencies
-	@$(BIN)/python -c 'import tomllib; \
-		print(*tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"]["wheels"], sep="\n")' \
-		> build/requirements-wheels.txt
-	$(BIN)/pip install --quiet -r build/requirements-wheels.txt
-	@touch $@
+	$(call install-extras,wheels)
 
 wheels: $(VENV)/.wheels
 	$(BIN)/python packaging/wheels.py

@@ -24,7 +24,7 @@ def test_what_running_programs_have_mapped_is_replaced_and_not_written(tmp_path:
     (tmp_path / "build/native/build.ninja").touch()
     (bin_dir / "ninja").symlink_to("/bin/true")
     (bin_dir / "python").symlink_to("/bin/true")
-    for prerequisite in ("pyproject.toml", ".venv/.dependencies", ".venv/.installed"):  # each newer than the one before
+    for prerequisite in ("pyproject.toml", ".venv/.core", ".venv/.dependencies", ".venv/.installed"):  # each newer than the one before
         (tmp_path / prerequisite).touch()
     for name in MADE:
         (new / name).write_text("new")
