@@ -46,7 +46,8 @@ dev: build
 
 # Debian splits venv off python3; without it virtualenv, brought by pip, makes the same thing.
 $(BIN)/python:
-	$(PYTHON) -m venv $(VENV) || { \
+	@echo "setting up $(VENV)"
+	@$(PYTHON) -m venv $(VENV) || { \
 		rm -rf $(VENV); \
 		$(PYTHON) -m pip install --quiet --target build/virtualenv virtualenv; \
 		PYTHONPATH=build/virtualenv $(PYTHON) -m virtualenv --quiet $(VENV); }
@@ -70,7 +71,8 @@ $(VENV)/.dependencies: pyproject.toml $(VENV)/.core
 # The installed package brings the metadata and the `sidestep` command; the .pth line puts the sources before the
 # installed copy, so that a change takes effect at once and build/native, compiled here, is the library in use.
 $(VENV)/.installed: $(VENV)/.core pyproject.toml
-	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/pip install --quiet --no-deps --force-reinstall --no-build-isolation \
+	@echo "compiling the native library"
+	@PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/pip install --quiet --no-deps --force-reinstall --no-build-isolation \
 		--config-settings=build-dir=build/native .
 	@site=$$($(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("platlib"))') && \
 		echo 'import sys; sys.path.insert(0, "$(CURDIR)/src")' > $$site/sidestep-source.pth
