@@ -13,7 +13,7 @@ from sidestep.cli.options import json_option
 from sidestep.cli.shown import show
 from sidestep.cli.table import table
 from sidestep.demo.demo import ROUNDS, SECONDS, Demo, ResultLine, run_demo, run_two_hosts
-from sidestep.demo.picture import Bar, Group, draw, figure
+from sidestep.demo.picture import Bar, Group, draw, figure, slower, times
 from sidestep.errors import Unavailable
 
 PLACES = {"tcp": "spread", "tcp-one-cpu": "one CPU"}
@@ -30,10 +30,7 @@ def _ways(line: ResultLine) -> dict[str, str]:
 
 
 def _ratio(line: ResultLine, way: str) -> str:
-    if not line.good:
-        return "-"
-    ratio = line.ratio_of(way)
-    return f"{'slower ' if ratio < 1 else ''}{ratio:.2f}x"
+    return times(line.ratio_of(way)) if line.good else "-"
 
 
 def _table(demo: Demo) -> list[list[str]]:
@@ -65,7 +62,7 @@ def _picture(demo: Demo) -> str:
     for line in demo.lines:
         bars = [Bar("kernel TCP", line.median(line.best_tcp), "tcp")]
         for way, name in _ways(line).items():
-            kind = "slower" if line.slower and line.ratio_of(way) < 1 else "ours"
+            kind = "slower" if line.good and slower(line.ratio_of(way)) else "ours"
             bars.append(Bar(name, line.median(way), kind, _ratio(line, way) if line.good else "does not count"))
         groups.append(Group(line.work.title, line.work.unit, bars, line.work.lower_is_better))
     skipped = [f"{name}: skipped, {why}" for name, why in demo.skipped.items()]

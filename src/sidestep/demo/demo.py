@@ -31,6 +31,7 @@ from typing import IO, Any, Final, Self
 
 from sidestep.config import RemoteSettings
 from sidestep.demo.machine import CpuTime, Machine, Others, others_now
+from sidestep.demo.picture import slower
 from sidestep.errors import Unavailable
 from sidestep.installation import native_library
 from sidestep.observe.namespaces import Namespace, NetworkBridge
@@ -393,7 +394,7 @@ class ResultLine:
     @property
     def slower(self) -> bool:
         """True when it counts, and was slower than kernel TCP."""
-        return self.good and any(self.ratio_of(way) < 1 for way in self.ways)
+        return self.good and any(slower(self.ratio_of(way)) for way in self.ways)
 
     @property
     def promoted(self) -> bool:

@@ -57,6 +57,16 @@ def figure(value: float) -> str:
     return f"{value:.1f}" if abs(value) >= 100 else f"{value:.2f}"
 
 
+def slower(ratio: float) -> bool:
+    """True for a ratio to kernel TCP that is below 1 as it is shown."""
+    return round(ratio, 2) < 1
+
+
+def times(ratio: float) -> str:
+    """A ratio to kernel TCP in words."""
+    return f"{'slower ' if slower(ratio) else ''}{ratio:.2f}x"
+
+
 def draw(title: str, groups: Sequence[Group], *, warnings: Sequence[str] = (), notes: Sequence[str] = ()) -> str:
     """The picture; warnings stand above the bars, notes below."""
     body, y = [_text(MARGIN, 40, title, "title")], 48
