@@ -8,7 +8,7 @@
 #   make test-fresh  builds the wheels and runs them on aarch64, emulated, and in a fresh Debian; slow
 #   make lint    ruff, mypy; the compiler's warnings are errors in every build
 #   make soak    the servers and clients of tests/apps/test_matrix.py at random, for SOAK_MINUTES (60)
-#   make bench   the speed table
+#   make bench   the speed table, kept in build/bench.json; docs/guides/performance.md says how that becomes the page
 #   make docs    the reference pages that are made from the code
 #   make wheel   a wheel in dist/, by the compiler of this machine
 #   make wheels  wheels in dist/ for every Linux on x86-64 and aarch64, by a compiler that pip brings
@@ -98,7 +98,7 @@ LAB := $(if $(SIDESTEP_LAB),,-m 'not lab')
 # matrix has a load beside it, which its workers share. Hosts have network namespaces of their own, real programs
 # directories and ports. What is killed or compared with the kernel runs alone. All runs take place whatever one finds.
 MATRIX   := tests/apps/test_matrix.py
-AT_ONCE  := $(addprefix tests/,sim system api cli net observe policy project provider rdma sdp sdp_model switch)
+AT_ONCE  := $(addprefix tests/,sim system api cli demo net observe policy project provider rdma sdp sdp_model switch)
 HOSTS    := tests/remote tests/native
 PROGRAMS := tests/apps tests/cpython
 ALONE    := $(patsubst %,--ignore=%,tests/shim tests/fresh $(AT_ONCE) $(HOSTS) $(PROGRAMS))
@@ -136,7 +136,7 @@ lint: build
 	$(BIN)/python docs/reference/make.py --check
 
 bench: build
-	$(BIN)/python bench/run.py
+	$(BIN)/python bench/run.py --save build/bench.json
 
 docs: build
 	$(BIN)/python docs/reference/make.py
