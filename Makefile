@@ -34,8 +34,10 @@ build:
 # Dependencies first, so that a C file that does not compile leaves a usable .venv.
 build-locked: $(VENV)/.dependencies library
 
+# meson asks for the ninja that stands here.
+library: export PATH := $(CURDIR)/$(BIN):$(PATH)
 library: $(VENV)/.installed
-	@test -f build/native/build.ninja || PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/meson setup build/native >/dev/null
+	@test -f build/native/build.ninja || $(BIN)/meson setup build/native >/dev/null
 	@$(BIN)/ninja -C build/native --quiet
 # By renaming: programs that run have the old ones mapped.
 	@for made in $(EXTS) $(LIB); do \
@@ -72,7 +74,7 @@ $(VENV)/.dependencies: pyproject.toml $(VENV)/.core
 # installed copy, so that a change takes effect at once and build/native, compiled here, is the library in use.
 $(VENV)/.installed: $(VENV)/.core pyproject.toml
 	@echo "compiling the native library"
-	@PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/pip install --quiet --no-deps --force-reinstall --no-build-isolation \
+	@$(BIN)/pip install --quiet --no-deps --force-reinstall --no-build-isolation \
 		--config-settings=build-dir=build/native .
 	@site=$$($(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("platlib"))') && \
 		echo 'import sys; sys.path.insert(0, "$(CURDIR)/src")' > $$site/sidestep-source.pth
