@@ -77,9 +77,9 @@ def test_what_is_slower_than_tcp_is_said_to_be_with_the_reason() -> None:
     assert "slower 0.50x" in _table(quiet)[1]
     assert "slower 0.50x" in lines_of(_picture(quiet))
     title = steady.work.title
-    assert _slower(quiet) == [f"{title}: slower than TCP: the reason is not known; `make bench` measures longer"]
-    assert _slower(busy) == [f"{title}: slower than TCP: perhaps because other programs used the CPUs"]
-    assert _slower(chance) == [f"{title}: slower than TCP: perhaps by chance: its rounds differ by 60%"]
+    assert _slower(quiet) == [f"slower than TCP: {title}: the reason is not known; `make bench` measures longer"]
+    assert _slower(busy) == [f"slower than TCP: {title}: perhaps because other programs used the CPUs"]
+    assert _slower(chance) == [f"slower than TCP: {title}: perhaps by chance: its rounds differ by 60%"]
     assert _slower(chance)[0] in " ".join(lines_of(_picture(chance)))
     assert quiet.as_json()["slower"] == {"bulk": "the reason is not known; `make bench` measures longer"}
 

@@ -17,10 +17,10 @@ from sidestep.demo.picture import Bar, Group, draw, figure, slower, times
 from sidestep.errors import Unavailable
 
 PLACES = {"tcp": "spread", "tcp-one-cpu": "one CPU"}
+PLACEMENT = " Kernel TCP is taken in its better placement: its programs spread by the kernel, or all on one CPU."
 METHOD = (
-    "Medians of {rounds} rounds of {seconds:g} s, TCP and sidestep in turns. Kernel TCP is taken in its better "
-    "placement: its programs spread by the kernel, or all on one CPU. A ratio counts only if all connections were "
-    "promoted, and the bytes received were those sent."
+    "Medians of {rounds} rounds of {seconds:g} s, TCP and sidestep in turns.{placement} A ratio counts only if all "
+    "connections were promoted, and the bytes received were those sent."
 )
 
 
@@ -51,9 +51,13 @@ def _table(demo: Demo) -> list[list[str]]:
 
 
 def _slower(demo: Demo) -> list[str]:
-    """A sentence for each work that was slower than over TCP."""
+    """A sentence for each reason for which works were slower than over TCP."""
+    works: dict[str, list[str]] = {}
     why = demo.slower()
-    return [f"{line.work.title}: slower than TCP: {why[line.work.name]}" for line in demo.lines if line.slower]
+    for line in demo.lines:
+        if line.slower:
+            works.setdefault(why[line.work.name], []).append(line.work.title)
+    return [f"slower than TCP: {'; '.join(titles)}: {reason}" for reason, titles in works.items()]
 
 
 def _picture(demo: Demo) -> str:
@@ -66,7 +70,8 @@ def _picture(demo: Demo) -> str:
             bars.append(Bar(name, line.median(way), kind, _ratio(line, way) if line.good else "does not count"))
         groups.append(Group(line.work.title, line.work.unit, bars, line.work.lower_is_better))
     skipped = [f"{name}: skipped, {why}" for name, why in demo.skipped.items()]
-    method = METHOD.format(rounds=demo.rounds, seconds=demo.seconds)
+    placed = any("tcp-one-cpu" in line.runs for line in demo.lines)
+    method = METHOD.format(rounds=demo.rounds, seconds=demo.seconds, placement=PLACEMENT if placed else "")
     notes = [*_slower(demo), *_faults(demo), *skipped, method, f"{demo.machine}; {demo.others}."]
     return draw("Programs over kernel TCP, and the same under sidestep", groups, warnings=demo.warnings(), notes=notes)
 
