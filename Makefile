@@ -88,7 +88,7 @@ demo:
 	@$(BIN)/sidestep demo --picture build/demo.svg
 
 demo-programs:
-	@tests/setup --demo $(PYTHON) || true
+	@tests/setup --demo $(PYTHON) > build/setup.log 2>&1 || tail -n 3 build/setup.log >&2
 
 # Before the build: it brings the Python headers, without which the extension is left out.
 setup-apps:
