@@ -38,7 +38,8 @@ def demo(*lines: ResultLine, before: float = 0.01, during: float = 0.02) -> Demo
 def test_the_demo_shows_a_table_and_writes_a_picture(tmp_path: Path) -> None:
     need("redis-server", "redis-benchmark", "nginx")
     picture = tmp_path / "shown.svg"
-    found = run_command(tmp_path, "demo", "--rounds=1", "--seconds=0.2", "--json", f"--picture={picture}")
+    args = "--rounds=1", "--seconds=0.2", "--json", f"--picture={picture}"
+    found = run_command(tmp_path, "demo", *args, PATH="/usr/local/bin:/usr/bin:/bin")  # as users of Debian have it
     document = json.loads(found.stdout)
     assert document["good"]
     assert [work["work"] for work in document["works"]] == ["redis-1", "redis-50", "echo", "bulk", "nginx"]

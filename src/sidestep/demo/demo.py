@@ -48,6 +48,8 @@ TWO_HOSTS_PREFIX: Final = "198.18.0."  # RFC 2544: for tests between hosts
 FILE_LEN: Final = 16 << 20  # bytes
 REDIS_CALIBRATION: Final = 5_000  # requests, to learn how many fill the time
 
+_SEARCH_PATH: Final = f"{os.environ.get('PATH', os.defpath)}:/usr/sbin:/sbin"  # where nginx is, for users as well
+
 _PROGRAMS: Final = [sys.executable, "-m", "sidestep.demo.programs"]
 
 Tell = Callable[[str], None]
@@ -181,7 +183,7 @@ class Testbed:
         site = self._server if server else self._client
         with site.inside():
             env = plain_environment() if site.sidestep is None else site.sidestep.env()
-            program = _Program(argv, env, self._cpu)
+            program = _Program([_found(argv[0]) or argv[0], *argv[1:]], env, self._cpu)
         self._stack.callback(program.end)
         return program
 
@@ -491,9 +493,13 @@ class Demo:
         }
 
 
+def _found(program: str) -> str | None:
+    return shutil.which(program, path=_SEARCH_PATH)
+
+
 def missing(work: Work) -> str | None:
     """Why a work cannot run here, with the remedy; None when it can."""
-    lacking = [name for name in work.needs if shutil.which(name) is None]
+    lacking = [name for name in work.needs if _found(name) is None]
     if not lacking:
         return None
     packages = "nginx-light" if "nginx" in lacking else "redis-server redis-tools"
