@@ -1,13 +1,14 @@
 # Needs python3 (3.11 or later), pip, gcc and make; everything else is put into .venv.
 #
 #   make build   set up .venv and compile the native library (also after every change of a C file)
-#   make demo    the main job: real programs over kernel TCP and over sidestep, in one table
+#   make demo    the main job: real programs over kernel TCP and over sidestep, in one table and one picture; sets up
+#                no more than that takes, and as root installs redis and nginx
 #   make test    all tests, real server programs included
 #   make test-lab  the tests against the kernel's RDMA drivers in a guest; skipped without it (tests/interop/README.md)
 #   make test-fresh  builds the wheels and runs them on aarch64, emulated, and in a fresh Debian; slow
 #   make lint    ruff, mypy; the compiler's warnings are errors in every build
 #   make soak    the servers and clients of tests/apps/test_matrix.py at random, for SOAK_MINUTES (60)
-#   make bench   the speed table
+#   make bench   the speed table, kept in build/bench.json; docs/guides/performance.md says how that becomes the page
 #   make docs    the reference pages that are made from the code
 #   make wheel   a wheel in dist/, by the compiler of this machine
 #   make wheels  wheels in dist/ for every Linux on x86-64 and aarch64, by a compiler that pip brings
@@ -23,14 +24,20 @@ PYTEST_ARGS ?=
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export PIP_ROOT_USER_ACTION := ignore
 
-.PHONY: build build-locked dev demo test test-lab test-fresh soak lint bench wheel wheels docs clean setup-apps
+.PHONY: build build-locked library dev demo demo-programs test test-lab test-fresh soak lint bench wheel wheels docs \
+	clean setup-apps
 
 # The lock lets several make runs meet in one tree.
 build:
 	@mkdir -p build && flock build/.lock $(MAKE) --no-print-directory build-locked
 
-build-locked: $(VENV)/.installed
-	@test -f build/native/build.ninja || PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/meson setup build/native >/dev/null
+# Dependencies first, so that a C file that does not compile leaves a usable .venv.
+build-locked: $(VENV)/.dependencies library
+
+# meson asks for the ninja that stands here.
+library: export PATH := $(CURDIR)/$(BIN):$(PATH)
+library: $(VENV)/.installed
+	@test -f build/native/build.ninja || $(BIN)/meson setup build/native >/dev/null
 	@$(BIN)/ninja -C build/native --quiet
 # By renaming: programs that run have the old ones mapped.
 	@for made in $(EXTS) $(LIB); do \
@@ -41,29 +48,47 @@ dev: build
 
 # Debian splits venv off python3; without it virtualenv, brought by pip, makes the same thing.
 $(BIN)/python:
-	$(PYTHON) -m venv $(VENV) || { \
+	@echo "setting up $(VENV)"
+	@$(PYTHON) -m venv $(VENV) || { \
 		rm -rf $(VENV); \
 		$(PYTHON) -m pip install --quiet --target build/virtualenv virtualenv; \
 		PYTHONPATH=build/virtualenv $(PYTHON) -m virtualenv --quiet $(VENV); }
 
-# Dependencies first, so that a C file that does not compile leaves a usable .venv.
-$(VENV)/.dependencies: pyproject.toml | $(BIN)/python
-	@$(BIN)/python -c 'import tomllib; p = tomllib.load(open("pyproject.toml", "rb"))["project"]; \
-		print(*p["dependencies"], *(line for extra in ("top", "metrics", "capture", "dev", "test") \
-		for line in p["optional-dependencies"][extra]), sep="\n")' > build/requirements.txt
-	$(BIN)/pip install --quiet -r build/requirements.txt
+# The package's own requirements, and those of some extras.
+define install-extras
+	@mkdir -p build
+	@$(BIN)/python -c 'import sys, tomllib; p = tomllib.load(open("pyproject.toml", "rb"))["project"]; \
+		print(*p["dependencies"], *(line for extra in sys.argv[1:] for line in p["optional-dependencies"][extra]), \
+		sep="\n")' $(1) > build/requirements$(@F)
+	$(BIN)/pip install --quiet -r build/requirements$(@F)
 	@touch $@
+endef
+
+$(VENV)/.core: pyproject.toml | $(BIN)/python
+	$(call install-extras,build)
+
+$(VENV)/.dependencies: pyproject.toml $(VENV)/.core
+	$(call install-extras,top metrics capture dev test)
 
 # The installed package brings the metadata and the `sidestep` command; the .pth line puts the sources before the
-# installed copy, so that a change takes effect at once and build/native is the library in use.
-$(VENV)/.installed: $(VENV)/.dependencies pyproject.toml
-	$(BIN)/pip install --quiet --no-deps --force-reinstall .
+# installed copy, so that a change takes effect at once and build/native, compiled here, is the library in use.
+$(VENV)/.installed: $(VENV)/.core pyproject.toml
+	@echo "compiling the native library"
+	@$(BIN)/pip install --quiet --no-deps --force-reinstall --no-build-isolation \
+		--config-settings=build-dir=build/native .
 	@site=$$($(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("platlib"))') && \
 		echo 'import sys; sys.path.insert(0, "$(CURDIR)/src")' > $$site/sidestep-source.pth
 	@touch $@
 
-demo: build
-	@$(BIN)/sidestep demo
+# Two things at a time, on a fresh machine: programs, and Python's packages. Without the programs the rest is shown.
+demo:
+	@mkdir -p build
+	@flock build/.lock $(MAKE) --no-print-directory -j2 demo-programs $(VENV)/.core
+	@flock build/.lock $(MAKE) --no-print-directory library
+	@$(BIN)/sidestep demo --picture build/demo.svg
+
+demo-programs:
+	@tests/setup --demo $(PYTHON) > build/setup.log 2>&1 || tail -n 3 build/setup.log >&2
 
 # Before the build: it brings the Python headers, without which the extension is left out.
 setup-apps:
@@ -75,7 +100,7 @@ LAB := $(if $(SIDESTEP_LAB),,-m 'not lab')
 # matrix has a load beside it, which its workers share. Hosts have network namespaces of their own, real programs
 # directories and ports. What is killed or compared with the kernel runs alone. All runs take place whatever one finds.
 MATRIX   := tests/apps/test_matrix.py
-AT_ONCE  := $(addprefix tests/,sim system api cli net observe policy project provider rdma sdp sdp_model switch)
+AT_ONCE  := $(addprefix tests/,sim system api cli demo net observe policy project provider rdma sdp sdp_model switch)
 HOSTS    := tests/remote tests/native
 PROGRAMS := tests/apps tests/cpython
 ALONE    := $(patsubst %,--ignore=%,tests/shim tests/fresh $(AT_ONCE) $(HOSTS) $(PROGRAMS))
@@ -113,7 +138,7 @@ lint: build
 	$(BIN)/python docs/reference/make.py --check
 
 bench: build
-	$(BIN)/python bench/run.py
+	$(BIN)/python bench/run.py --save build/bench.json
 
 docs: build
 	$(BIN)/python docs/reference/make.py
@@ -123,11 +148,7 @@ wheel: $(BIN)/python
 	$(BIN)/pip wheel --quiet --no-deps -w dist .
 
 $(VENV)/.wheels: pyproject.toml $(VENV)/.dependencies
-	@$(BIN)/python -c 'import tomllib; \
-		print(*tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"]["wheels"], sep="\n")' \
-		> build/requirements-wheels.txt
-	$(BIN)/pip install --quiet -r build/requirements-wheels.txt
-	@touch $@
+	$(call install-extras,wheels)
 
 wheels: $(VENV)/.wheels
 	$(BIN)/python packaging/wheels.py

@@ -16,8 +16,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
-from harness.machine import Machine
-
+from sidestep.demo.machine import Machine
 from sidestep.native._framing import CALL_MAX, Inbound, Outbound, crc32c_by, crc32c_implementations
 
 MULPDUS = (1442, 8942, 64768)

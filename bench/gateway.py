@@ -21,10 +21,11 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Final
 
-from harness.machine import Machine, cpu_time_ns
+from harness.machine import cpu_time_ns
 from rnic import tcp
 
 from remote import WORKS, Row, run, served  # which shows where `hosts` is
+from sidestep.demo.machine import Machine
 
 # isort: split
 from hosts import Host, hosts

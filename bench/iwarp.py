@@ -30,11 +30,12 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from harness.machine import Machine
 from rnic import tcp
 from rnic.device import DeviceClient, DeviceServer
 from rnic.method import DEVICE_PORT, SIW_PORT, Client, NoConnection
 from rnic.tcp import TCP_PORT
+
+from sidestep.demo.machine import Machine
 
 MUST, AIM = 0.5, 0.8  # of plain TCP's bandwidth: Writes of 1 MiB with CRC
 GOAL: Final = "Write 1 MiB, CRC"

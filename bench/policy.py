@@ -19,8 +19,7 @@ from fnmatch import fnmatchcase
 from functools import partial
 from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network
 
-from harness.machine import Machine
-
+from sidestep.demo.machine import Machine
 from sidestep.policy import Policy, Role, Rule, Subject
 from sidestep.policy.grammar import parse
 from sidestep.routing import Address

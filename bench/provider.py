@@ -18,9 +18,10 @@ from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from harness.machine import Machine, cpu_time_ns
+from harness.machine import cpu_time_ns
 
 from sidestep import testing
+from sidestep.demo.machine import Machine
 from sidestep.native.layout import Rpc, State
 from sidestep.provider import rpc
 

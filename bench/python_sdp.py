@@ -28,13 +28,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
-from harness.machine import Machine
-
 import sidestep
 from sidestep import socket
 from sidestep.api import rnic
 from sidestep.api.rnic import SETTINGS
 from sidestep.api.streams import SdpReader, SdpWriter
+from sidestep.demo.machine import Machine
 from sidestep.observe.namespaces import Namespace, NetworkBridge
 from sidestep.sdp.strategy import bcopy_only
 

@@ -33,9 +33,11 @@ from typing import Final
 HERE: Final = Path(__file__).parent
 sys.path.append(str(HERE.parent / "tests/support"))
 
-from harness.machine import Machine, cpu_time_ns  # noqa: E402 - the path has to be there first
+from harness.machine import cpu_time_ns  # noqa: E402 - the path has to be there first
 from hosts import Host, hosts  # noqa: E402
 from rnic import tcp  # noqa: E402
+
+from sidestep.demo.machine import Machine  # noqa: E402
 
 CONNECT_S: Final = 10.0
 WORKS: Final = {

@@ -19,9 +19,8 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from ipaddress import IPv4Address, IPv6Address
 
-from harness.machine import Machine
-
 from sidestep import limits
+from sidestep.demo.machine import Machine
 from sidestep.provider.network.routes import Network
 from sidestep.routing import Address, Route
 

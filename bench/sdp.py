@@ -24,8 +24,7 @@ from dataclasses import asdict, dataclass
 from ipaddress import IPv4Address
 from pathlib import Path
 
-from harness.machine import Machine
-
+from sidestep.demo.machine import Machine
 from sidestep.rdma.loopback import NO_DELAY, Fabric
 from sidestep.rdma.verbs import DeviceAttributes
 from sidestep.sdp.endpoint import SdpStream

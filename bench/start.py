@@ -16,8 +16,7 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from harness.machine import Machine
-
+from sidestep.demo.machine import Machine
 from sidestep.testing import Sidestep
 
 COMMANDS = {

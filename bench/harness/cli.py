@@ -14,21 +14,24 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
 import click
 from rich.console import Console
 
+from harness import page
 from harness.apps import as_user
-from harness.machine import Machine
 from harness.model import Outcome, Row, Settings
 from harness.report import render
 from harness.rows import ROWS, missing
 from harness.runner import run_row
 from harness.world import program_missing, sidestep_missing
+from sidestep.demo.machine import Machine
 
 HERE = Path(__file__).resolve().parent.parent
+ROOT = HERE.parent
 
 
 def tell(line: str) -> None:
@@ -79,6 +82,25 @@ def run_elsewhere(row: Row, arguments: list[str]) -> dict[str, Any]:
     return found
 
 
+def write_pages(documents: Sequence[Path], *, check: bool) -> None:
+    """Makes docs/ show these runs; with `check` it only says whether it does."""
+    try:
+        document = page.merged([json.loads(path.read_text()) for path in documents])
+    except ValueError as error:
+        fail(str(error))
+    wanted = {page.SAVED: json.dumps(document, indent=1) + "\n"} | page.files(document, ROOT)
+    different = [path for path in wanted if not (ROOT / path).exists() or (ROOT / path).read_text() != wanted[path]]
+    if check:
+        if different:
+            fail(
+                f"not what {documents[0]} gives: {', '.join(map(str, different))}; write them by --page without --check"
+            )
+        return
+    for path in different:
+        (ROOT / path).write_text(wanted[path])
+        tell(f"written: {path}")
+
+
 @click.command(help=__doc__)
 @click.option("--rows", "patterns", metavar="NAMES", help="Only these rows, comma-separated; * and ? match.")
 @click.option("--list", "list_rows", is_flag=True, help="List the rows and what they must reach.")
@@ -89,15 +111,29 @@ def run_elsewhere(row: Row, arguments: list[str]) -> dict[str, Any]:
 @click.option("--tcp-only", is_flag=True, help="Kernel TCP alone, to know the machine.")
 @click.option("--json", "as_json", is_flag=True, help="A JSON document instead of the table.")
 @click.option("--save", type=click.Path(dir_okay=False, path_type=Path), help="Write the JSON document to a file, too.")
+@click.option(
+    "--page",
+    "pages",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    multiple=True,
+    help="Write the tables and plots of docs/ from a saved document. May be repeated: later rows replace earlier ones.",
+)
+@click.option(
+    "--check", is_flag=True, help="With --page: fail if docs/ is not what would be written, and write nothing."
+)
 @click.option("--show", type=click.Path(exists=True, dir_okay=False, path_type=Path), help="Print a saved document.")
 def main(
     patterns: str | None, list_rows: bool, quick: bool, rounds: int | None, seconds: float | None,
-    promote_after: str | None, tcp_only: bool, as_json: bool, save: Path | None, show: Path | None,
+    promote_after: str | None, tcp_only: bool, as_json: bool, save: Path | None, pages: tuple[Path, ...],
+    check: bool, show: Path | None,
 ) -> None:  # fmt: skip
     """Runs what was asked for."""
     console = Console(width=None if sys.stdout.isatty() else 160)
     if show is not None:
         render(json.loads(show.read_text()), console)
+        return
+    if pages:
+        write_pages(pages, check=check)
         return
     rows = chosen(patterns)
     if list_rows:

@@ -7,16 +7,9 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from sidestep.demo.picture import figure
+
 NAMES = {"unpinned": "spread", "one-cpu": "1 CPU", "sidestep": "sidestep"}
-
-
-def figure(value: float) -> str:
-    """A number with three significant digits or so, and thousands apart."""
-    if value == 0:
-        return "0"
-    if abs(value) >= 1000:
-        return f"{value:,.0f}"
-    return f"{value:.1f}" if abs(value) >= 100 else f"{value:.2f}"
 
 
 def _spread(world: dict[str, Any] | None) -> str:

@@ -54,10 +54,11 @@ ROWS: Final[tuple[Row, ...]] = (
     Row(
         "native-pingpong", "64 B ping-pong with a program not under sidestep", "us", 0.98, 1.0,
         talks.pingpong("blocking", stranger=True), lower_is_better=True, promotes=False, as_placed=True,
+        rounds_factor=2,
     ),
     Row(
         "native-stream", "64 B stream to a program not under sidestep", "messages/s", 0.98, 1.0,
-        talks.stream(64, as_bytes=False, stranger=True), promotes=False, as_placed=True,
+        talks.stream(64, as_bytes=False, stranger=True), promotes=False, as_placed=True, rounds_factor=2,
     ),
     Row("pairs", "8 busy pairs on 2 CPUs, total", "messages/s", 1.0, 3, talks.pairs(8), cpus=2),
     Row(

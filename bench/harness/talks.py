@@ -14,6 +14,7 @@ from typing import Any
 from harness import machine
 from harness.model import BenchError, Evidence, Sample, Settings
 from harness.world import Program, World
+from sidestep.demo.machine import memory_kib
 
 HERE = Path(__file__).resolve().parent.parent
 BUILD = HERE / "build"
@@ -194,10 +195,10 @@ def idle_cpu(connections: int) -> Measure:
 
 def _memory_at_rest() -> int:
     """MemAvailable in KiB, once it has stopped to rise: freed pages stay in lists of each CPU for some seconds."""
-    found = [machine.memory_kib("MemAvailable")]
+    found = [memory_kib("MemAvailable")]
     while len(found) < 2 or (found[-1] > found[-2] + REST_KIB and len(found) < REST_LOOKS):
         time.sleep(REST_S)
-        found.append(machine.memory_kib("MemAvailable"))
+        found.append(memory_kib("MemAvailable"))
     return found[-1]
 
 

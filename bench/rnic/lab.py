@@ -24,7 +24,7 @@ __all__ = ["Guest", "Unusable"]
 
 _PLACE: Final = "/run/sidestep-bench"  # in the guest
 _PROGRAM: Final = "bench/iwarp.py"
-_FILES: Final = (_PROGRAM, "bench/rnic", "bench/harness/__init__.py", "bench/harness/machine.py", "src/sidestep")
+_FILES: Final = (_PROGRAM, "bench/rnic", "src/sidestep")
 _SUFFIXES: Final = {".py", ".so"}
 _MEASURING_S: Final = 1800.0  # of one round at most
 _SERVERS: Final = {"device": DEVICE_PORT, "tcp": TCP_PORT, "siw": SIW_PORT}

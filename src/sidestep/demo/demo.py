@@ -4,7 +4,7 @@ Each work runs over kernel TCP as the kernel places its programs, over kernel TC
 under sidestep with a provider of its own; rounds alternate. The ratio is that of the medians, against the better TCP
 placement. It counts only if `promoted` (both ends of every connection were seen in shared memory while it was open) and
 `equal` (the programs received the bytes that were sent) hold. These are short runs to see for oneself; `make bench`
-measures.
+measures. What other programs did meanwhile is kept beside the figures: on a busy machine they say little.
 """
 
 from __future__ import annotations
@@ -23,20 +23,23 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager, ExitStack, nullcontext
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import IO, Any, Final, Self
 
 from sidestep.config import RemoteSettings
+from sidestep.demo.machine import CpuTime, Machine, Others, others_now
+from sidestep.demo.picture import slower
 from sidestep.errors import Unavailable
 from sidestep.installation import native_library
 from sidestep.observe.namespaces import Namespace, NetworkBridge
 from sidestep.testing import Sidestep, free_port
 
 ROUNDS: Final = 3
-SECONDS: Final = 0.7  # measured a run; with starting and stopping all works end within a minute
+SECONDS: Final = 0.25  # measured a run; with starting and stopping all works end within half a minute
+SPREAD_MAX: Final = 0.5  # of the rounds of one place, as a part of their median; beyond it a ratio is chance
 START_TIMEOUT_S: Final = 10.0  # for a program to come up
 END_TIMEOUT_S: Final = 20.0  # for a program to end once its work is done
 LOOK_S: Final = 0.1  # between looks at the connections of a running program
@@ -44,6 +47,8 @@ RUNS_MAX: Final = 4  # of redis-benchmark, until one lasts long enough for all i
 TWO_HOSTS_PREFIX: Final = "198.18.0."  # RFC 2544: for tests between hosts
 FILE_LEN: Final = 16 << 20  # bytes
 REDIS_CALIBRATION: Final = 5_000  # requests, to learn how many fill the time
+
+_SEARCH_PATH: Final = f"{os.environ.get('PATH', os.defpath)}:/usr/sbin:/sbin"  # where nginx is, for users as well
 
 _PROGRAMS: Final = [sys.executable, "-m", "sidestep.demo.programs"]
 
@@ -178,7 +183,7 @@ class Testbed:
         site = self._server if server else self._client
         with site.inside():
             env = plain_environment() if site.sidestep is None else site.sidestep.env()
-            program = _Program(argv, env, self._cpu)
+            program = _Program([_found(argv[0]) or argv[0], *argv[1:]], env, self._cpu)
         self._stack.callback(program.end)
         return program
 
@@ -341,15 +346,14 @@ class Work:
     needs: tuple[str, ...] = ()  # programs, by name
 
 
-def works(*, two_hosts: bool = False) -> tuple[Work, ...]:
+def works() -> tuple[Work, ...]:
     redis = ("redis-server", "redis-benchmark")
-    nginx = Work("nginx", "nginx, 16 MiB files, SHA-256 checked", "MB/s", _nginx, needs=("nginx",))
     return (
         Work("redis-1", "redis-benchmark GET, 1 connection", "requests/s", _Redis(1), needs=redis),
         Work("redis-50", "redis-benchmark GET, 50 connections", "requests/s", _Redis(50), needs=redis),
         Work("echo", "64 B ping-pong in Python, median", "us", _talk("echo"), lower_is_better=True),
         Work("bulk", "16 MiB transfers in Python, SHA-256 checked", "MB/s", _talk("bulk")),
-        *((nginx,) if two_hosts else ()),
+        Work("nginx", "nginx, 16 MiB files, SHA-256 checked", "MB/s", _nginx, needs=("nginx",)),
     )
 
 
@@ -374,13 +378,34 @@ class ResultLine:
         return tcp / ours if self.work.lower_is_better else ours / tcp
 
     @property
+    def ways(self) -> list[str]:
+        """The places under sidestep."""
+        return [place for place in self.runs if not place.startswith("tcp")]
+
+    @property
+    def spread(self) -> float:
+        """How far the rounds of one place lie apart at most, as a part of their median."""
+        rounds = {place: [run.value for run in self.runs[place]] for place in (self.best_tcp, *self.ways)}
+        return max((max(values) - min(values)) / self.median(place) for place, values in rounds.items())
+
+    @property
+    def good(self) -> bool:
+        """True when its ratios count: else they are of TCP with TCP, or of wrong bytes."""
+        return self.promoted and self.equal
+
+    @property
+    def slower(self) -> bool:
+        """True when it counts, and was slower than kernel TCP."""
+        return self.good and any(slower(self.ratio_of(way)) for way in self.ways)
+
+    @property
     def promoted(self) -> bool:
         """True when every run under sidestep had all its connections offloaded."""
         return all(run.look is not None and run.look.promoted for run in self._ours)
 
     @property
     def _ours(self) -> list[Run]:
-        return [run for place, runs in self.runs.items() if not place.startswith("tcp") for run in runs]
+        return [run for way in self.ways for run in self.runs[way]]
 
     @property
     def equal(self) -> bool:
@@ -406,6 +431,7 @@ class ResultLine:
             "places": places,
             "best_tcp": self.best_tcp,
             "ratio": self.ratio_of("sidestep"),
+            "spread": self.spread,
             "promoted": self.promoted,
             "why_not_promoted": self.why_not_promoted,
             "equal": self.equal,
@@ -414,23 +440,66 @@ class ResultLine:
 
 @dataclass
 class Demo:
-    """The whole demo: a line a work, and what could not run, with the remedy."""
+    """The whole demo: a line a work, what could not run, with the remedy, and what it was taken on."""
 
+    machine: Machine
+    rounds: int
+    seconds: float
+    others: Others = field(default_factory=Others)
     lines: list[ResultLine] = field(default_factory=list)
     skipped: dict[str, str] = field(default_factory=dict)  # why, by the name of the work
 
     @property
     def good(self) -> bool:
         """True when everything that ran was promoted and received what was sent."""
-        return bool(self.lines) and all(line.promoted and line.equal for line in self.lines)
+        return bool(self.lines) and all(line.good for line in self.lines)
+
+    def warnings(self) -> list[str]:
+        """Why the figures are not to be judged by, in sentences; none where they are."""
+        found = (
+            [f"Too busy to judge: {self.others}. Run it again when the machine is idle."]
+            if self.others.too_many
+            else []
+        )
+        apart = [f"{line.work.title} ({line.spread:.0%})" for line in self.lines if line.spread > SPREAD_MAX]
+        return found + ([f"Too far apart to judge are the rounds of {', '.join(apart)}."] if apart else [])
+
+    def slower(self) -> dict[str, str]:
+        """Why a work was slower than over kernel TCP, as far as is known, by its name."""
+        return {line.work.name: self._why_slower(line) for line in self.lines if line.slower}
+
+    def _why_slower(self, line: ResultLine) -> str:
+        if "sdp" in line.runs:
+            return "the device of SDP is software here, and itself rides on TCP"
+        if self.machine.cpus == 1:
+            return "both ends share the only CPU"
+        if self.others.too_many:
+            return "perhaps because other programs used the CPUs"
+        if line.spread > SPREAD_MAX:
+            return f"perhaps by chance: its rounds differ by {line.spread:.0%}"
+        return "the reason is not known; `make bench` measures longer"
 
     def as_json(self) -> dict[str, Any]:
-        return {"works": [line.as_json() for line in self.lines], "skipped": self.skipped, "good": self.good}
+        return {
+            "machine": self.machine.as_json(),
+            "rounds": self.rounds,
+            "seconds": self.seconds,
+            "others": {"before": self.others.before, "during": self.others.during},
+            "warnings": self.warnings(),
+            "works": [line.as_json() for line in self.lines],
+            "slower": self.slower(),
+            "skipped": self.skipped,
+            "good": self.good,
+        }
+
+
+def _found(program: str) -> str | None:
+    return shutil.which(program, path=_SEARCH_PATH)
 
 
 def missing(work: Work) -> str | None:
     """Why a work cannot run here, with the remedy; None when it can."""
-    lacking = [name for name in work.needs if shutil.which(name) is None]
+    lacking = [name for name in work.needs if _found(name) is None]
     if not lacking:
         return None
     packages = "nginx-light" if "nginx" in lacking else "redis-server redis-tools"
@@ -445,14 +514,15 @@ def run_demo(*, rounds: int = ROUNDS, seconds: float = SECONDS, tell: Tell) -> D
     """
     _library()
     cpu = min(os.sched_getaffinity(0))
-    with Sidestep(promote_after=None) as sidestep:
+    with _watched(rounds, seconds) as demo, Sidestep(promote_after=None) as sidestep:
         ours = Site(sidestep=sidestep)
         places: dict[str, Callable[[str], Testbed]] = {
             "tcp": lambda name: Testbed(name, Site()),
             "tcp-one-cpu": lambda name: Testbed(name, Site(), cpu=cpu),
             "sidestep": lambda name: Testbed(name, ours),
         }
-        return _run(places, works(), rounds=rounds, seconds=seconds, tell=tell)
+        _run(demo, places, tell)
+    return demo
 
 
 def run_two_hosts(*, rounds: int = ROUNDS, seconds: float = SECONDS, tell: Tell) -> Demo:
@@ -462,7 +532,7 @@ def run_two_hosts(*, rounds: int = ROUNDS, seconds: float = SECONDS, tell: Tell)
         Unavailable: As `run_demo`, or this user may make no namespaces.
     """
     _library()
-    with ExitStack() as stack:
+    with _watched(rounds, seconds) as demo, ExitStack() as stack:
         policy = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="sidestep-demo-"))) / "libsdp.conf"
         policy.write_text(f"use sdp connect * {TWO_HOSTS_PREFIX}0/24:*\n")
         promoted, first = _two_hosts(stack), _two_hosts(stack, policy)
@@ -470,7 +540,8 @@ def run_two_hosts(*, rounds: int = ROUNDS, seconds: float = SECONDS, tell: Tell)
         places: dict[str, Callable[[str], Testbed]] = {
             name: lambda name: Testbed(name, sites[name][1], sites[name][0]) for name in sites
         }
-        return _run(places, works(two_hosts=True), rounds=rounds, seconds=seconds, tell=tell)
+        _run(demo, places, tell)
+    return demo
 
 
 def _two_hosts(stack: ExitStack, policy: Path | None = None) -> list[Site]:
@@ -489,25 +560,26 @@ def _two_hosts(stack: ExitStack, policy: Path | None = None) -> list[Site]:
     return sites
 
 
-def _run(
-    places: Mapping[str, Callable[[str], Testbed]],
-    all_works: tuple[Work, ...],
-    *,
-    rounds: int,
-    seconds: float,
-    tell: Tell,
-) -> Demo:
-    demo = Demo()
-    for work in all_works:
+@contextmanager
+def _watched(rounds: int, seconds: float) -> Iterator[Demo]:
+    """A demo, and what others do before and during it. Its providers end within: what has ended is not of others."""
+    demo = Demo(Machine.now(), rounds, seconds)
+    demo.others.before = others_now()
+    start = CpuTime.now()
+    yield demo
+    demo.others.during = start.others()
+
+
+def _run(demo: Demo, places: Mapping[str, Callable[[str], Testbed]], tell: Tell) -> None:
+    for work in works():
         if why := missing(work):
             demo.skipped[work.name] = why
             tell(f"{work.title}: skipped, {why}")
             continue
         line = ResultLine(work, {name: [] for name in places})
-        tell(f"{work.title}: {rounds} rounds")
-        for _ in range(rounds):
+        tell(f"{work.title}: {demo.rounds} rounds")
+        for _ in range(demo.rounds):
             for name, make in places.items():
                 with make(name) as place:
-                    line.runs[name].append(work.run(place, seconds))
+                    line.runs[name].append(work.run(place, demo.seconds))
         demo.lines.append(line)
-    return demo

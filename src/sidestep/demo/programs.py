@@ -23,7 +23,7 @@ ECHO_LEN: Final = 64  # bytes
 BULK_LEN: Final = 16 << 20  # bytes a transfer
 SEND_LEN: Final = 1 << 20  # bytes a send
 DIGEST_LEN: Final = 32  # bytes, SHA-256
-WARMUP_S: Final = 0.2
+WARMUP_S: Final = 0.1
 REDIS_VALUES: Final = 200
 REDIS_VALUE_LEN_MAX: Final = 40_000  # bytes
 

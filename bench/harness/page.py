@@ -1,0 +1,155 @@
+"""Tables and plots of the documents, made from a saved run alone; the text around them is written by hand.
+
+A document marks what is made by `<!-- figures: NAME -->` and `<!-- end of figures -->`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any, Final
+
+from sidestep.demo.picture import Bar, Group, draw, figure, slower, times
+
+SAVED: Final = Path("docs/guides/performance.json")
+DOCUMENTS: Final = (Path("docs/guides/performance.md"), Path("README.md"))
+README_ROWS: Final = ("redis-1", "redis-50", "nginx", "pgbench-1", "pingpong", "asyncio", "stream-64k", "short")
+GAIN: Final = 1.05  # from here on a ratio is a gain; below it a row is about as fast as TCP, or slower
+BUSY_LOAD: Final = 0.5  # for each CPU, before the first row: figures taken so are not to be trusted
+PLOTS: Final = {
+    "gain": "Faster than kernel TCP",
+    "even": "As fast as kernel TCP, or slower",
+    "load": "Beside programs that use all CPUs",
+}
+_BLOCK: Final = re.compile(r"(<!-- figures: (\w+) -->\n).*?(<!-- end of figures -->)", re.S)
+
+Row = Mapping[str, Any]
+
+
+def merged(documents: list[dict[str, Any]]) -> dict[str, Any]:
+    """One document: the first, with the rows that later ones measured again."""
+    first, *others = documents
+    rows = {row["row"]: row for document in documents for row in document["rows"]}
+    for other in others:
+        if other["machine"]["text"] != first["machine"]["text"]:
+            raise ValueError(f"runs of two machines: {first['machine']['text']} and {other['machine']['text']}")
+    skipped = [one for one in first["skipped"] if one["row"] not in rows]
+    return first | {"rows": list(rows.values()), "skipped": skipped}
+
+
+def files(document: dict[str, Any], root: Path) -> dict[Path, str]:
+    """What each file below `root` is to hold: the documents with new tables, and the plots."""
+    groups = _groups(document)
+    made = {SAVED.with_name(f"performance-{name}.svg"): _plot(document, name, groups[name]) for name in PLOTS}
+    blocks = _blocks(document, groups)
+    for path in DOCUMENTS:
+        text = (root / path).read_text(encoding="utf-8")
+        made[path] = _BLOCK.sub(lambda found: f"{found[1]}{blocks[found[2]]}\n{found[3]}", text)
+    return made
+
+
+def _groups(document: dict[str, Any]) -> dict[str, list[Row]]:
+    """The rows that count, by where they are shown."""
+    groups: dict[str, list[Row]] = {"gain": [], "even": [], "load": [], "cost": []}
+    for row in document["rows"]:
+        if row["invalid"] or row["failed"] or "sidestep" not in row["worlds"]:
+            continue
+        if row["absolute"]:
+            groups["cost"].append(row)
+        elif row["row"].endswith("-load"):
+            groups["load"].append(row)
+        else:
+            groups["gain" if row["ratio"] >= GAIN else "even"].append(row)
+    return groups
+
+
+def _blocks(document: dict[str, Any], groups: Mapping[str, list[Row]]) -> dict[str, str]:
+    counted = {row["row"]: row for name in PLOTS for row in groups[name]}
+    blocks = {name: _compared(name, groups[name]) for name in PLOTS}
+    blocks["cost"] = _table("work", "TCP", "sidestep", "at most", rows=map(_cost_cells, groups["cost"]))
+    blocks["tails"] = _table("work", "TCP", "sidestep", rows=filter(None, map(_tail_cells, counted.values())))
+    readme = ([*_ratio_cells(counted[name])[:3], _ratio(counted[name])] for name in README_ROWS if name in counted)
+    blocks["readme"] = _table("work", "kernel TCP", "sidestep", "ratio", rows=readme)
+    blocks["machine"] = "\n".join(_about(document))
+    return blocks
+
+
+def _compared(name: str, rows: list[Row]) -> str:
+    if not rows:
+        return "No row of this run is of this kind."
+    table = _table("work", "TCP", "sidestep", "ratio", "must / aim", rows=map(_ratio_cells, rows))
+    return f"{table}\n\n![{PLOTS[name]}: bars for each row of the table](performance-{name}.svg)"
+
+
+def _ratio(row: Row) -> str:
+    return f"**{times(row['ratio'])}**"
+
+
+def _ratio_cells(row: Row) -> list[str]:
+    return [
+        f"{row['title']}, {row['unit']}", figure(_tcp(row)["median"]), figure(row["worlds"]["sidestep"]["median"]),
+        f"{_ratio(row)} ({row['ratio_min']:.2f} .. {row['ratio_max']:.2f})", f"{row['must']:g}x / {row['aim']:g}x",
+    ]  # fmt: skip
+
+
+def _cost_cells(row: Row) -> list[str]:
+    medians = (world["median"] for world in (_tcp(row), row["worlds"]["sidestep"]))
+    return [f"{row['title']}, {row['unit']}", *map(figure, medians), figure(row["must"])]
+
+
+def _tail_cells(row: Row) -> list[str] | None:
+    worlds = [world["beside"] for world in (_tcp(row), row["worlds"]["sidestep"])]
+    keys = ("p50_us", "p99_us", "p999_us")
+    if not all(key in world for world in worlds for key in keys):
+        return None
+    return [
+        row["title"].removesuffix(", p50"), *(" / ".join(figure(world[key]) for key in keys) for world in worlds),
+    ]  # fmt: skip
+
+
+def _tcp(row: Row) -> dict[str, Any]:
+    found: dict[str, Any] = row["worlds"][row["best_tcp"]]
+    return found
+
+
+def _about(document: dict[str, Any]) -> Iterable[str]:
+    """Machine and method, and what stands against the figures."""
+    machine, settings = document["machine"], document["settings"]
+    yield f"Machine: {machine['text']}."
+    yield f"{settings['rounds']} rounds of {settings['seconds']:g} s, in turns; {_load(document)}."
+    if settings["quick"]:
+        yield "**Short rounds: a look, and no figures to keep.**"
+    if document["load_before"] and document["load_before"][0] > BUSY_LOAD * machine["cpus"]:
+        yield "**The machine was busy when they began: no figures to trust.**"
+    for row in document["rows"]:
+        if why := row["failed"] or row["invalid"]:
+            yield f"\nNot counted: {row['title']}: {why}."
+    for skipped in document["skipped"]:
+        yield f"\nNot measured: {skipped['row']}: {skipped['why']}."
+
+
+def _load(document: dict[str, Any]) -> str:
+    loads = document["load_before"], document["load_after"]
+    if None in loads:
+        return "the load was not recorded"
+    before, after = (" ".join(f"{load:.2f}" for load in found) for found in loads)
+    return f"load before: {before}, after: {after}"
+
+
+def _plot(document: dict[str, Any], name: str, rows: list[Row]) -> str:
+    groups = []
+    for row in rows:
+        kind = "slower" if slower(row["ratio"]) else "ours"
+        ours = Bar("sidestep", row["worlds"]["sidestep"]["median"], kind, times(row["ratio"]))
+        bars = (Bar("kernel TCP", _tcp(row)["median"], "tcp"), ours)
+        groups.append(Group(row["title"], row["unit"], bars, row["lower_is_better"]))
+    notes = [line.strip("*\n") for line in _about(document)]
+    return draw(PLOTS[name], groups, notes=notes)
+
+
+def _table(*columns: str, rows: Iterable[list[str]]) -> str:
+    """A table in Markdown: words to the left, figures to the right."""
+    lines = [list(columns), ["---", *(["---:"] * 2), *(["---"] * (len(columns) - 3))]]
+    lines += ([cell.replace("|", "\\|") for cell in row[: len(columns)]] for row in rows)
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
