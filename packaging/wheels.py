@@ -33,7 +33,7 @@ c = [{python!r}, '-m', 'ziglang', 'cc', '-target', '{machine}-linux-gnu.{glibc}'
 ar = [{python!r}, '-m', 'ziglang', 'ar']
 [built-in options]
 c_args = ['-I{include}']
-c_link_args = ['{libgcc}']
+c_link_args = ['{libgcc}', '-Wl,--strip-all']
 [host_machine]
 system = 'linux'
 cpu_family = '{machine}'
