@@ -1,0 +1,85 @@
+"""The package of `make deb` in a fresh Debian, from its installation to its purge: `make test-fresh`. Slow."""
+
+from __future__ import annotations
+
+import json
+import platform
+import subprocess
+from pathlib import Path
+
+import pytest
+from fresh_debian import fresh_debian, run_in
+
+from sidestep import __version__
+
+ARCHITECTURE = {"x86_64": "amd64", "aarch64": "arm64"}[platform.machine()]
+PACKAGE = Path(__file__).parents[2] / f"dist/sidestep_{__version__}_{ARCHITECTURE}.deb"
+NEXT = f"{__version__}+1"
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+
+INSTALLED = """
+if command -v cc gcc clang pip; then exit 1; fi
+apt-get install -y --no-install-recommends /packages/this.deb >&2
+for page in /usr/share/man/man1/sidestep*; do
+    sidestep $(basename $page .1.gz | cut -d- -f2- -s | tr - ' ') --help >/dev/null
+done
+readlink /etc/systemd/system/sockets.target.wants/sidestep.socket
+sidestep policy check >&2
+bash -c '
+    source /usr/share/bash-completion/completions/sidestep
+    COMP_WORDS=(sidestep ss --sta); COMP_CWORD=2; _sidestep_completion sidestep; echo "${COMPREPLY[@]}"'
+sidestep metrics 2>&1 || test $? = 2
+sidestep capture -w /dev/null 2>&1 || test $? = 2
+"""
+IN_USE = f"""
+cd /tmp
+sidestep run --promote-after 0 -- redis-server --port 7001 --save '' >/dev/null &
+until redis-cli -p 7001 ping >/dev/null 2>&1; do sleep 0.1; done
+sidestep run --promote-after 0 -- redis-benchmark -p 7001 -t ping -c 1 -n 1000000000 >/dev/null 2>&1 & load=$!
+until sidestep ss --state promoted --program redis-server | grep -q redis-server; do sleep 0.1; done
+echo '# said by the administrator' >> /etc/sidestep/policy.conf
+sidestep ss --json
+dpkg --install /packages/next.deb >&2
+dpkg-query --show --showformat '${{Version}}\\n' sidestep | grep -Fx '{NEXT}' >&2
+tail -1 /etc/sidestep/policy.conf | grep administrator >&2
+sidestep ss --json
+test "$(sidestep run -- redis-cli -p 7001 ping)" = PONG
+dpkg --remove sidestep >&2
+if command -v sidestep || ls -d /usr/lib/python3/dist-packages/sidestep*; then exit 1; fi
+grep -q administrator /etc/sidestep/policy.conf
+kill -0 $load
+test "$(redis-cli -p 7001 ping)" = PONG
+dpkg --purge sidestep >&2
+find /etc /usr /var -name '*sidestep*' -not -path '/var/log/*'
+"""
+
+
+@pytest.fixture(scope="module")
+def debian(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """With the package, and one like it of a later version, in /packages."""
+    root = tmp_path_factory.mktemp("debian")
+    fresh_debian(root, "python3-click", "redis-server")
+    (packages := root / "packages").mkdir()
+    (packages / "this.deb").write_bytes(PACKAGE.read_bytes())
+    changed = root / "tmp/next"
+    subprocess.run(["dpkg-deb", "--raw-extract", PACKAGE, changed], check=True)
+    control = changed / "DEBIAN/control"
+    control.write_text(control.read_text().replace(f"Version: {__version__}", f"Version: {NEXT}"))
+    subprocess.run(["dpkg-deb", "--build", "--root-owner-group", changed, packages / "next.deb"], check=True)
+    return root
+
+
+def test_the_package_is_installed_used_upgraded_removed_and_purged(debian: Path) -> None:
+    assert run_in(debian, INSTALLED).splitlines() == [
+        "/usr/lib/systemd/system/sidestep.socket",
+        "--state",
+        "sidestep: prometheus_client is not installed: apt install python3-prometheus-client",
+        "sidestep: pcapng is not installed: pip install 'sidestep[capture]' in a virtual environment",
+    ]
+    before, after = run_in(debian, IN_USE).splitlines()  # and nothing is left behind
+    for document in (before, after):
+        assert [one["state"] for one in json.loads(document)["connections"]] == ["promoted"] * 2
+
+
+def test_lintian_finds_no_error() -> None:
+    subprocess.run(["lintian", "--fail-on", "error", PACKAGE], check=True)
