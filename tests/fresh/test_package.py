@@ -8,7 +8,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from fresh_debian import fresh_debian, run_in
+from fresh_debian import fresh_debian, run_booted, run_in
 
 from sidestep import __version__
 
@@ -52,13 +52,31 @@ test "$(redis-cli -p 7001 ping)" = PONG
 dpkg --purge sidestep >&2
 find /etc /usr /var -name '*sidestep*' -not -path '/var/log/*'
 """
+SERVED = """
+apt-get install -y --no-install-recommends /packages/this.deb >&2
+systemctl is-active sidestep.socket
+systemctl is-active sidestep.service || test $? = 3
+sidestep run -- sh -c 'sidestep provider status' | grep -o '/run/sidestep/provider$'
+before=$(systemctl show --property MainPID --value sidestep.service)
+dpkg --install /packages/next.deb >&2
+systemctl is-active sidestep.service
+test $before != $(systemctl show --property MainPID --value sidestep.service)
+systemctl disable --now sidestep.socket sidestep.service
+dpkg --install /packages/this.deb >&2
+systemctl is-enabled sidestep.socket || test $? = 1
+systemctl enable --now sidestep.socket
+dpkg --remove sidestep >&2
+systemctl is-active sidestep.socket || true
+dpkg --purge sidestep >&2
+find /etc /usr -name '*sidestep*'
+"""
 
 
-@pytest.fixture
-def debian(tmp_path: Path) -> Path:
+@pytest.fixture(scope="module", params=["bookworm", "trixie"])
+def debian(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """With the package, and one like it of a later version, in /packages."""
-    root = tmp_path / "debian"
-    fresh_debian(root, "python3-click", "redis-server")
+    root = tmp_path_factory.mktemp("debian")
+    fresh_debian(root, request.param, "python3-click", "redis-server", "systemd")
     (packages := root / "packages").mkdir()
     (packages / "this.deb").write_bytes(PACKAGE.read_bytes())
     changed = root / "tmp/next"
@@ -78,6 +96,13 @@ def test_the_package_is_installed_used_upgraded_removed_and_purged(debian: Path)
     before, after = map(json.loads, run_in(debian, IN_USE).splitlines())  # and nothing is left behind
     assert [one["state"] for one in after["connections"]] == ["promoted"] * 2
     assert [one["segment"] for one in after["connections"]] == [one["segment"] for one in before["connections"]]
+
+
+def test_the_service_manager_has_the_socket_at_once_and_the_new_provider_after_an_upgrade(debian: Path) -> None:
+    """And what an administrator has disabled stays so."""
+    assert run_booted(debian, SERVED).split() == [
+        "active", "inactive", "/run/sidestep/provider", "active", "disabled", "inactive",
+    ]  # fmt: skip
 
 
 def test_lintian_finds_no_error() -> None:

@@ -86,7 +86,7 @@ until /venv/bin/sidestep ss --state promoted | grep redis-server; do sleep 0.1; 
 
 
 def test_a_fresh_debian_runs_redis_promoted(tmp_path: Path) -> None:
-    fresh_debian(tmp_path, "python3", "python3-venv", "redis-server")
+    fresh_debian(tmp_path, "bookworm", "python3", "python3-venv", "redis-server")
     download = ["-m", "pip", "--quiet", "download", "--only-binary=:all:", "--dest", str(tmp_path / "wheels")]
     subprocess.run([sys.executable, *download, wheel(platform.machine())], check=True)
     assert "promoted" in run_in(tmp_path, IN_FRESH)
