@@ -46,6 +46,7 @@ def fresh_debian(root: Path, release: str, *packages: str) -> None:
         pytest.skip("this machine's packages are not those of Debian 12")
     include = f"--include={','.join(packages)}"
     subprocess.run(["debootstrap", "--variant=minbase", include, release, root, mirrors[0]], check=True)
+    root.chmod(0o755)  # pytest's directories are for one user
 
 
 def run_in(root: Path, script: str) -> str:
