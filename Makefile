@@ -5,13 +5,14 @@
 #                no more than that takes, and as root installs redis and nginx
 #   make test    all tests, real server programs included
 #   make test-lab  the tests against the kernel's RDMA drivers in a guest; skipped without it (tests/interop/README.md)
-#   make test-fresh  builds the wheels and runs them on aarch64, emulated, and in a fresh Debian; slow
+#   make test-fresh  builds wheels and packages, runs them on aarch64, emulated, and in a fresh Debian; slow
 #   make lint    ruff, mypy; the compiler's warnings are errors in every build
 #   make soak    the servers and clients of tests/apps/test_matrix.py at random, for SOAK_MINUTES (60)
 #   make bench   the speed table, kept in build/bench.json; docs/guides/performance.md says how that becomes the page
 #   make docs    the reference pages that are made from the code
 #   make wheel   a wheel in dist/, by the compiler of this machine
 #   make wheels  wheels in dist/ for every Linux on x86-64 and aarch64, by a compiler that pip brings
+#   make deb     Debian packages in dist/, of these wheels
 
 PYTHON ?= python3
 VENV   := .venv
@@ -24,8 +25,8 @@ PYTEST_ARGS ?=
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export PIP_ROOT_USER_ACTION := ignore
 
-.PHONY: build build-locked library dev demo demo-programs test test-lab test-fresh soak lint bench wheel wheels docs \
-	clean setup-apps
+.PHONY: build build-locked library dev demo demo-programs test test-lab test-fresh soak lint bench wheel wheels deb \
+	docs clean setup-apps
 
 # The lock lets several make runs meet in one tree.
 build:
@@ -120,7 +121,7 @@ test: setup-apps build
 test-lab: build
 	$(BIN)/pytest tests/interop $(PYTEST_ARGS)
 
-test-fresh: build wheels
+test-fresh: build deb
 	$(BIN)/pytest tests/fresh $(PYTEST_ARGS)
 
 SOAK_MINUTES ?= 60
@@ -152,6 +153,9 @@ $(VENV)/.wheels: pyproject.toml $(VENV)/.dependencies
 
 wheels: $(VENV)/.wheels
 	$(BIN)/python packaging/wheels.py
+
+deb: build wheels
+	$(BIN)/python packaging/deb.py
 
 clean:
 	rm -rf build dist $(VENV) $(LIB) $(EXTS)

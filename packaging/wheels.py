@@ -4,6 +4,8 @@ zig compiles them, because it brings the headers of every glibc, and stubs to li
 glibc 2.28. The oldest that pip knows, 2.17, has neither memfd_create nor getrandom; and sidestep needs Linux 5.8, with
 which no distribution has a glibc before 2.31. Of newer calls the shim asks the loader when it starts.
 
+They hold no debug information; one of `make wheel` does.
+
 auditwheel gives a wheel its name, and refuses if a library needs more than that name says; abi3audit refuses what is
 not of Python's stable ABI.
 """
@@ -33,7 +35,7 @@ c = [{python!r}, '-m', 'ziglang', 'cc', '-target', '{machine}-linux-gnu.{glibc}'
 ar = [{python!r}, '-m', 'ziglang', 'ar']
 [built-in options]
 c_args = ['-I{include}']
-c_link_args = ['{libgcc}']
+c_link_args = ['{libgcc}', '-Wl,--strip-all']
 [host_machine]
 system = 'linux'
 cpu_family = '{machine}'

@@ -21,9 +21,10 @@ from prometheus_client.parser import text_string_to_metric_families
 from shim_client import ShimClient
 
 from sidestep import limits
+from sidestep.cli.metrics import parse_listen
 from sidestep.counters import NAMES
 from sidestep.errors import Misuse, Unavailable
-from sidestep.observe.metrics import Exporter, MetricsServer, parse_listen
+from sidestep.observe.metrics import Exporter, MetricsServer
 from sidestep.testing import Sidestep
 
 pytestmark = pytest.mark.slow  # real programs, and commands as processes

@@ -16,9 +16,10 @@ from pathlib import Path
 import pytest
 
 from sidestep import __version__
+from sidestep.cli import COMMANDS
 from sidestep.native import layout
 
-CORE = ("click", "inotify_simple.py")  # what is installed with it
+CORE = ("click",)  # what is installed with it
 INSTALLED_MAX = 15_000_000  # bytes, with these
 ROOT = Path(layout.__file__).parents[3]
 
@@ -52,9 +53,12 @@ def test_the_wheel_holds_all_modules_and_the_shim_and_runs_with_little_else(tmp_
 
     (facts,) = target.glob("sidestep-*.dist-info")
     required = [one for one in importlib.metadata.PathDistribution(facts).requires or () if "extra ==" not in one]
-    assert {re.split(r"\W", one)[0] for one in required} == {library.removesuffix(".py") for library in CORE}
+    assert {re.split(r"\W", one)[0] for one in required} == {*CORE}
     installed = [*target.rglob("*"), *(path for library in CORE for path in (target / library).rglob("*"))]
     assert sum(path.stat().st_size for path in installed) < INSTALLED_MAX
+    asked = env | {"_SIDESTEP_COMPLETE": "bash_complete", "COMP_WORDS": "sidestep ", "COMP_CWORD": "1"}
+    offered = subprocess.run(argv, env=asked, capture_output=True, text=True, check=True)  # loads every command
+    assert offered.stdout.splitlines()[1:] == [f"plain,{name}" for name in COMMANDS]
     for args, extra in (
         (["top"], "top"), (["metrics"], "metrics"), (["capture", "-w", os.devnull], "capture"),
     ):  # fmt: skip

@@ -43,6 +43,8 @@ COMMANDS = {name: known for section in SECTIONS.values() for name, known in sect
 # Of the libraries that are not installed with every sidestep: what pip brings them by.
 EXTRAS = {"pcapng": "capture", "prometheus_client": "metrics", "rich": "top", "textual": "top"}
 
+DEBIAN_MODULES = "/usr/lib/python3/"  # where Debian's packages are, and pip may not install
+
 
 def main() -> None:
     """The entry point: errors of ours become two lines on stderr and exit code 1, a missing extra one and 2."""
@@ -57,14 +59,24 @@ def main() -> None:
             cli(prog_name="sidestep")
     except SidestepError as error:
         _fail(error.message, error.remedy)
-    except ModuleNotFoundError as error:
+    except ImportError as error:
         if (library := (error.name or "").partition(".")[0]) not in EXTRAS:
             raise
-        _fail(f"{library} is not installed: pip install 'sidestep[{EXTRAS[library]}]'", code=2)
+        lacking = "not installed" if isinstance(error, ModuleNotFoundError) else "too old"
+        _fail(f"{library} is {lacking}: {_remedy(library, lacking)}", code=2)
     except OSError as error:
         if error.errno != errno.ENOSPC:
             raise
         _fail(f"not all of it could be written: {error.strerror}", "make room, or write elsewhere")
+
+
+def _remedy(library: str, lacking: str) -> str:
+    pip = f"pip install 'sidestep[{EXTRAS[library]}]'"
+    if not __file__.startswith(DEBIAN_MODULES):
+        return pip
+    if lacking == "too old" or library == "pcapng":  # Debian has no newer one, or none
+        return f"{pip} in a virtual environment"
+    return f"apt install python3-{library.replace('_', '-')}"
 
 
 def plain_run(words: list[str]) -> list[str]:

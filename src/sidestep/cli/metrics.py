@@ -9,7 +9,19 @@ from pathlib import Path
 import click
 
 from sidestep.cli.options import parsed, socket_option
-from sidestep.observe.metrics import Exporter, MetricsServer, parse_listen
+from sidestep.errors import Misuse
+
+
+def parse_listen(text: str) -> tuple[str, int] | Path:
+    """`PORT` or `:PORT` of the loopback address, `ADDRESS:PORT`, `[ADDRESS]:PORT` or `unix:PATH`; raises Misuse."""
+    if text.startswith("unix:"):
+        if not text.removeprefix("unix:"):
+            raise Misuse("unix: has no path", remedy="for example unix:/run/user/1000/sidestep/metrics")
+        return Path(text.removeprefix("unix:")).absolute()
+    host, _, port = text.rpartition(":")
+    if not (port.isascii() and port.isdigit()) or int(port) > 65535:
+        raise Misuse(f"{text!r} has no port", remedy="for example 9400, 127.0.0.1:9400 or unix:PATH")
+    return host.removeprefix("[").removesuffix("]") or "127.0.0.1", int(port)
 
 
 @click.command()
@@ -30,6 +42,8 @@ def metrics(listen: tuple[str, int] | Path | None, socket: Path) -> None:
 
     Exit code 1 if it cannot listen there.
     """
+    from sidestep.observe.metrics import Exporter, MetricsServer  # need the extra; the help does not
+
     exporter = Exporter(socket)
     if listen is None:
         click.echo(exporter.text(), nl=False)

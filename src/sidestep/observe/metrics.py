@@ -33,7 +33,7 @@ from prometheus_client.registry import Collector
 
 from sidestep import config, limits
 from sidestep.counters import NAMES
-from sidestep.errors import Misuse, Unavailable
+from sidestep.errors import Unavailable
 from sidestep.native.layout import State
 from sidestep.observe.connections import Ended, ended
 from sidestep.observe.links import LinkTotals, Sum, modes, sums
@@ -281,18 +281,6 @@ class MetricsServer(WSGIServer):
             del self._serving[request]
             self.shutdown_request(request)
             self._free.release()
-
-
-def parse_listen(text: str) -> tuple[str, int] | Path:
-    """`PORT` or `:PORT` of the loopback address, `ADDRESS:PORT`, `[ADDRESS]:PORT` or `unix:PATH`; raises Misuse."""
-    if text.startswith("unix:"):
-        if not text.removeprefix("unix:"):
-            raise Misuse("unix: has no path", remedy="for example unix:/run/user/1000/sidestep/metrics")
-        return Path(text.removeprefix("unix:")).absolute()
-    host, _, port = text.rpartition(":")
-    if not (port.isascii() and port.isdigit()) or int(port) > 65535:
-        raise Misuse(f"{text!r} has no port", remedy="for example 9400, 127.0.0.1:9400 or unix:PATH")
-    return host.removeprefix("[").removesuffix("]") or "127.0.0.1", int(port)
 
 
 def _remove_stale(path: Path) -> None:

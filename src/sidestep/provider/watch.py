@@ -20,15 +20,14 @@ from glob import escape
 from pathlib import Path
 from typing import Final
 
-from inotify_simple import INotify, flags
-
 from sidestep import limits
 from sidestep.policy.load import Glob
 from sidestep.policy.model import is_glob
+from sidestep.provider.inotify import Inotify, Mask
 
-_OF_ITSELF: Final = flags.DELETE_SELF | flags.MOVE_SELF | flags.ONLYDIR
+_OF_ITSELF: Final = Mask.DELETE_SELF | Mask.MOVE_SELF | Mask.ONLYDIR
 _OF_ENTRIES: Final = (
-    _OF_ITSELF | flags.CREATE | flags.MOVED_TO | flags.MOVED_FROM | flags.DELETE | flags.CLOSE_WRITE | flags.ATTRIB
+    _OF_ITSELF | Mask.CREATE | Mask.MOVED_TO | Mask.MOVED_FROM | Mask.DELETE | Mask.CLOSE_WRITE | Mask.ATTRIB
 )
 _LINKS_MAX: Final = 40  # on the way to a file, as in the kernel
 
@@ -50,14 +49,14 @@ class FileWatch:
 
     def __init__(self) -> None:
         """Raises OSError if the kernel has no more watches for this user."""
-        self._inotify = INotify(nonblocking=True)
+        self._inotify = Inotify()
         self._directories: dict[Path, _Interest] = {}
         self._by_number: dict[int, Path] = {}
         self.blind: str | None = None  # why some change would not be noticed
 
     def fileno(self) -> int:
         """Readable when `handle_readable` has something to do."""
-        return int(self._inotify.fileno())
+        return self._inotify.fileno()
 
     def close(self) -> None:
         self._inotify.close()
@@ -83,14 +82,14 @@ class FileWatch:
     def handle_readable(self) -> bool:
         """Takes in what the kernel tells; whether one of the paths may lead elsewhere, or its file has changed."""
         found = False
-        for event in self._inotify.read(timeout=0):
-            if event.mask & flags.Q_OVERFLOW:
+        for event in self._inotify.events():
+            if event.mask & Mask.Q_OVERFLOW:
                 found = True
                 continue
-            directory = self._by_number.get(event.wd)
+            directory = self._by_number.get(event.number)
             if directory is None:  # of a watch that was given up
                 continue
-            if event.mask & (flags.IGNORED | flags.MOVE_SELF):  # another may have its name, and what is below it
+            if event.mask & (Mask.IGNORED | Mask.MOVE_SELF):  # another may have its name, and what is below it
                 for below in [known for known in self._directories if known.is_relative_to(directory)]:
                     self._forget(below)
                 found = True
@@ -104,7 +103,7 @@ class FileWatch:
         interest = self._directories.get(directory)
         if interest is None or not any(fnmatchcase(name, wanted) for wanted in interest.names):
             return False
-        return not mask & flags.CREATE or _complete(directory / name)
+        return not mask & Mask.CREATE or _complete(directory / name)
 
     def _watch(self, directory: Path, interest: _Interest) -> bool:
         """Watches a directory; whether more of it than before."""

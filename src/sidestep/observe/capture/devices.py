@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, BinaryIO, Final, Generic, TypeVar
 
 from sidestep import __version__, limits
-from sidestep.observe.capture.pcapng import PcapngWriter
 from sidestep.rdma.iwarp.tap import SeenKind
 
 if TYPE_CHECKING:
@@ -51,6 +50,8 @@ class DeviceWriter(ABC, Generic[WireT]):
     def __init__(
         self, stream: BinaryIO, places: Sequence[Place] | None, *, comment: str = "", kind: str = "", snaplen: int = 0
     ) -> None:
+        from sidestep.observe.capture.pcapng import PcapngWriter  # needs the extra `capture`; the help does not
+
         self._places = places
         self._file = PcapngWriter(stream, f"{_NAME} {__version__}", comment=comment, snaplen=snaplen)
         self._kind = kind
