@@ -198,7 +198,9 @@ def _check_reached(units: Units, unit: Unit, library: Path) -> None:
             if obstacle.code != "unreadable":
                 raise Unavailable(f"{unit.name}: {program} {obstacle.verdict}", remedy=obstacle.remedy)
     if "LD_PRELOAD" in unit.words("UnsetEnvironment"):
-        raise Unavailable(f"{unit.name} has UnsetEnvironment=LD_PRELOAD", remedy=f"systemctl edit {unit.name}")
+        raise Unavailable(
+            f"{unit.name} has UnsetEnvironment=LD_PRELOAD", remedy=f"take it out: systemctl edit {unit.name}"
+        )
     for line in unit.settings.get("EnvironmentFile", ()):
         file = Path(line.removeprefix("-"))
         if os.access(file, os.R_OK) and file.is_file() and re.search(r"(?m)^\s*LD_PRELOAD=", file.read_text()):
@@ -209,7 +211,7 @@ def _check_reached(units: Units, unit: Unit, library: Path) -> None:
         hiding.append("ProtectHome=yes")
     if hiding:
         raise Unavailable(f"{unit.name} does not see {library}: it has {hiding[0]}",
-                          remedy="install sidestep elsewhere, for example in /opt")  # fmt: skip
+                          remedy="install sidestep where the service sees it")  # fmt: skip
     if (user := _runs_as(unit)) and not _for_everybody(library):
         raise Unavailable(f"{library} cannot be read by {user}, as whom {unit.name} runs",
                           remedy="install sidestep where all can read it, for example in /opt")  # fmt: skip
@@ -260,7 +262,7 @@ def _notes(unit: Unit, preloaded: list[str], allowed: list[str]) -> Iterator[str
         setting, _, value = line.partition("=")
         yield f"its sandbox lets through {line if len(value) < 200 else f'{setting}= (the calls of the library)'}"
     if user := _runs_as(unit):
-        yield f"it runs as {user}: others are paired with it by 'pair {user} USER' in {config.SYSTEM_POLICY}"
+        yield f"it runs as {user}: who is neither that nor root is paired by 'pair {user} USER' in {config.SYSTEM_POLICY}"
 
 
 def _preloaded(unit: Unit) -> list[str]:
