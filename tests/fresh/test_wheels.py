@@ -7,7 +7,6 @@ is what can be seen. The fresh system is made by debootstrap, as root.
 
 from __future__ import annotations
 
-import os
 import platform
 import random
 import shutil
@@ -19,22 +18,15 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from debian import ROOT, wheel, with_all_it_needs
 
 from sidestep.config import ENV_PROMOTE_AFTER, ENV_SOCKET
 from sidestep.testing import Sidestep
 
-ROOT = Path(__file__).parents[2]
 GLIBC = Path("/usr/aarch64-linux-gnu")
 GLIBC_OLDEST = "2.28"  # packaging/wheels.py
 SIZE = 4 << 20  # bytes each way that show enough
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
-
-
-def wheel(machine: str) -> Path:
-    found = sorted((ROOT / "dist").glob(f"sidestep-*manylinux*{machine}.whl"), key=lambda path: path.stat().st_mtime)
-    if not found:
-        pytest.skip("there are no wheels; make test-fresh builds them")
-    return found[-1]
 
 
 @pytest.fixture
@@ -88,34 +80,14 @@ until /venv/bin/sidestep ss --state promoted | grep redis-server; do sleep 0.1; 
 
 
 @pytest.fixture
-def fresh(tmp_path: Path) -> Path:
-    """The root of a Debian 12 with Python and redis, and with no compiler; from where this machine's packages come."""
-    if shutil.which("debootstrap") is None or os.getuid() != 0:
-        pytest.skip("debootstrap makes the system, as root; apt-get install debootstrap")
-    lines = ["apt-get", "indextargets", "--format", "$(CODENAME) $(REPO_URI)", "Created-By: Packages"]
-    known = [line.split() for line in subprocess.check_output(lines, text=True).splitlines()]
-    mirrors = [place for release, place in known if release == "bookworm"]
-    if not mirrors:
-        pytest.skip("this machine's packages are not those of Debian 12")
-    root = tmp_path / "debian"
-    packages = "--include=python3,python3-venv,redis-server"
-    subprocess.run(["debootstrap", "--variant=minbase", packages, "bookworm", root, mirrors[0]], check=True)
-    return root
+def fresh(tmp_path: Path, debian: Path) -> Path:
+    """A Debian of this test's own."""
+    subprocess.run(["cp", "-a", debian, tmp_path], check=True)
+    return tmp_path / debian.name
 
 
 def test_a_fresh_debian_runs_redis_promoted(fresh: Path) -> None:
-    wheels = fresh / "wheels"
-    pip: list[str | Path] = [
-        sys.executable,
-        "-m",
-        "pip",
-        "--quiet",
-        "download",
-        "--only-binary=:all:",
-        "--dest",
-        wheels,
-    ]
-    subprocess.run([*pip, wheel(platform.machine())], check=True)
+    with_all_it_needs(platform.machine(), fresh / "wheels")
     alone: list[str | Path] = [
         "unshare",
         "--mount",
