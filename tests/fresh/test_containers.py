@@ -262,7 +262,7 @@ SANDBOXES = 7
 
 
 def test_services_come_under_sidestep_in_spite_of_their_sandbox_and_leave_it(podman: Podman, tmp_path: Path) -> None:
-    """Debian's redis, whose unit has almost every sandboxing there is; then what would keep the shim out, one by one."""
+    """Debian's redis, whose unit has almost every sandboxing there is; then what keeps the shim out, one by one."""
     with_all_it_needs(platform.machine(), tmp_path / "wheels")
     mounts = [f"--volume={tmp_path}/wheels:/wheels:ro"]
     mounts += [f"--volume={path}:/etc/systemd/system/{path.name}:ro" for path in (ROOT / "systemd").iterdir()]

@@ -1,6 +1,6 @@
 """Services of systemd: what their units say, and the drop-in that brings the shim into one, in spite of its sandbox.
 
-Units are read as `systemctl cat` prints them, or from the disk where systemd does not run, and in an image. What the
+Systemd says which files make a unit; where it does not run, and in an image, the disk is looked at. What the
 sandbox of a service denies to the shim is allowed in the drop-in, line by line; what cannot be is an error.
 """
 
@@ -117,8 +117,9 @@ class Units(NamedTuple):
         return Unit(name, _settings([text for path, text in files if path != self.drop_in(name)]))
 
     def _told(self, full: str) -> list[tuple[Path, str]]:
-        parts = re.split(r"(?m)^# (/\S+)$\n", self.systemctl("cat", "--", full).stdout)[1:]
-        return [(Path(path), text) for path, text in zip(parts[::2], parts[1::2], strict=True)]
+        shown = self.systemctl("show", "--property=FragmentPath,DropInPaths", "--", full).stdout
+        paths = dict(line.partition("=")[::2] for line in shown.splitlines())
+        return _read([Path(paths.get("FragmentPath") or "/dev/null"), *map(Path, paths.get("DropInPaths", "").split())])
 
     def _on_disk(self, full: str) -> list[tuple[Path, str]]:
         template = re.sub(r"@.+(?=\.service$)", "@", full)
@@ -127,17 +128,23 @@ class Units(NamedTuple):
         if fragment is None:
             return []
         if fragment.is_symlink() and (target := fragment.readlink().name) != fragment.name:
-            return self._on_disk(target)  # an alias; a masked one leads to a device
+            return self._on_disk(target)  # an alias
         drop_ins: dict[str, Path] = {}
         for place in self.places:
             for one in (full, template):
                 for path in place.glob(f"{one}.d/*.conf"):
                     drop_ins.setdefault(path.name, path)
-        paths = [fragment, *(drop_ins[key] for key in sorted(drop_ins))]
-        return [(path, path.read_text(encoding="utf-8", errors="replace")) for path in paths if path.is_file()]
+        return _read([fragment, *(drop_ins[key] for key in sorted(drop_ins))])
 
     def _inside(self, path: Path) -> Path:
         return self.root / path.relative_to("/")
+
+
+def _read(paths: list[Path]) -> list[tuple[Path, str]]:
+    """The files of a unit, its own first; none if that is missing, or masked, which is a link to a device."""
+    if not paths[0].is_file():
+        return []
+    return [(path, path.read_text(encoding="utf-8", errors="replace")) for path in paths if path.is_file()]
 
 
 def _settings(texts: list[str]) -> dict[str, list[str]]:
