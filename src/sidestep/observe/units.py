@@ -269,7 +269,7 @@ def _notes(unit: Unit, preloaded: list[str], allowed: list[str]) -> Iterator[str
         setting, _, value = line.partition("=")
         yield f"its sandbox lets through {line if len(value) < 200 else f'{setting}= (the calls of the library)'}"
     if user := _runs_as(unit):
-        yield f"it runs as {user}: who is neither that nor root is paired by 'pair {user} USER' in {config.SYSTEM_POLICY}"
+        yield f"it runs as {user}: others than that and root are paired by 'pair {user} USER' in {config.SYSTEM_POLICY}"
 
 
 def _preloaded(unit: Unit) -> list[str]:
