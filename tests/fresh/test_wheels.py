@@ -18,23 +18,16 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from fresh_debian import fresh_debian, run_in
+from built import ROOT, wheel, with_all_it_needs
+from fresh_debian import run_in
 
 from sidestep.config import ENV_PROMOTE_AFTER, ENV_SOCKET
 from sidestep.testing import Sidestep
 
-ROOT = Path(__file__).parents[2]
 GLIBC = Path("/usr/aarch64-linux-gnu")
 GLIBC_OLDEST = "2.28"  # packaging/wheels.py
 SIZE = 4 << 20  # bytes each way that show enough
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
-
-
-def wheel(machine: str) -> Path:
-    found = sorted((ROOT / "dist").glob(f"sidestep-*manylinux*{machine}.whl"), key=lambda path: path.stat().st_mtime)
-    if not found:
-        pytest.skip("there are no wheels; make test-fresh builds them")
-    return found[-1]
 
 
 @pytest.fixture
@@ -85,8 +78,13 @@ until /venv/bin/sidestep ss --state promoted | grep redis-server; do sleep 0.1; 
 """
 
 
-def test_a_fresh_debian_runs_redis_promoted(tmp_path: Path) -> None:
-    fresh_debian(tmp_path, "bookworm", "python3", "python3-venv", "redis-server")
-    download = ["-m", "pip", "--quiet", "download", "--only-binary=:all:", "--dest", str(tmp_path / "wheels")]
-    subprocess.run([sys.executable, *download, wheel(platform.machine())], check=True)
-    assert "promoted" in run_in(tmp_path, IN_FRESH)
+@pytest.fixture
+def fresh(tmp_path: Path, debian: Path) -> Path:
+    """A Debian of this test's own."""
+    subprocess.run(["cp", "-a", debian, tmp_path], check=True)
+    return tmp_path / debian.name
+
+
+def test_a_fresh_debian_runs_redis_promoted(fresh: Path) -> None:
+    with_all_it_needs(platform.machine(), fresh / "wheels")
+    assert "promoted" in run_in(fresh, IN_FRESH)
