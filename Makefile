@@ -5,7 +5,7 @@
 #   make test    all tests, real server programs included
 #   make test-lab  the tests against the kernel's RDMA drivers in a guest; skipped without it (tests/interop/README.md)
 #   make test-fresh  builds the wheels and runs them on aarch64, emulated, and in a fresh Debian; slow
-#   make lint    ruff, mypy; the compiler's warnings are errors in every build
+#   make lint    ruff, mypy, pyright; the compiler's warnings are errors in every build
 #   make soak    the servers and clients of tests/apps/test_matrix.py at random, for SOAK_MINUTES (60)
 #   make bench   the speed table
 #   make docs    the reference pages that are made from the code
@@ -62,6 +62,14 @@ $(VENV)/.installed: $(VENV)/.dependencies pyproject.toml
 		echo 'import sys; sys.path.insert(0, "$(CURDIR)/src")' > $$site/sidestep-source.pth
 	@touch $@
 
+# What few need comes when it is asked for.
+$(VENV)/.lint $(VENV)/.wheels: $(VENV)/.%: pyproject.toml $(VENV)/.dependencies
+	@$(BIN)/python -c 'import tomllib; \
+		print(*tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"]["$*"], sep="\n")' \
+		> build/requirements-$*.txt
+	$(BIN)/pip install --quiet -r build/requirements-$*.txt
+	@touch $@
+
 demo: build
 	@$(BIN)/sidestep demo
 
@@ -103,13 +111,14 @@ SOAK_ARGS ?=
 soak: setup-apps build
 	$(BIN)/python tests/apps/soak.py --minutes $(SOAK_MINUTES) $(SOAK_ARGS)
 
-lint: build
+lint: build $(VENV)/.lint
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	@for place in bench docs/reference examples packaging tests/conftest.py tests/*/; do \
 		if [ -f $$place ] || ls $$place/*.py >/dev/null 2>&1; then \
 			echo "mypy $$place"; $(BIN)/mypy $$place || exit 1; fi; done
+	$(BIN)/pyright
 	$(BIN)/python docs/reference/make.py --check
 
 bench: build
@@ -121,13 +130,6 @@ docs: build
 
 wheel: $(BIN)/python
 	$(BIN)/pip wheel --quiet --no-deps -w dist .
-
-$(VENV)/.wheels: pyproject.toml $(VENV)/.dependencies
-	@$(BIN)/python -c 'import tomllib; \
-		print(*tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"]["wheels"], sep="\n")' \
-		> build/requirements-wheels.txt
-	$(BIN)/pip install --quiet -r build/requirements-wheels.txt
-	@touch $@
 
 wheels: $(VENV)/.wheels
 	$(BIN)/python packaging/wheels.py
