@@ -365,6 +365,27 @@ def test_no_connections_is_no_error(command: Callable[..., Any]) -> None:
     assert (found.returncode, found.stdout, found.stderr) == (0, "", "no connections\n")
 
 
+CHURN = """
+import socket, sys
+server = socket.create_server(("127.0.0.1", int(sys.argv[1])))
+print("ready", flush=True)
+while True:
+    with socket.create_connection(server.getsockname()) as one, server.accept()[0] as other:
+        one.sendall(b"x")
+        other.recv(1)
+"""
+
+
+def test_of_a_connection_that_comes_or_goes_nothing_false_is_said(sidestep: Sidestep) -> None:
+    port = free_port()
+    program = sidestep.popen([sys.executable, "-c", CHURN, str(port)], stdout=subprocess.PIPE, text=True)
+    assert program.stdout is not None
+    assert program.stdout.readline() == "ready\n"
+    wanted = Query(pid=program.pid, port=port)
+    reasons = {one.reason for _ in range(6) for one in Explainer(sidestep.socket).explain(wanted)}
+    assert "UNKNOWN_SOCKET" not in reasons
+
+
 @pytest.mark.parametrize(
     ("text", "wanted"),
     [

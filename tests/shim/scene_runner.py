@@ -35,6 +35,7 @@ from sidestep.testing import Connection, Sidestep
 PROGRAMS: Final = Path(__file__).resolve().parent / "programs"
 WARM_UP_S: Final = 15.0
 SCENE_S: Final = 60.0
+KNOWN_S: Final = 20.0  # one that is known to wait for good
 APART_S: Final = 80.0  # a storm of signals between two hosts takes 4 alone, and as long as this where eight scenes meet
 NOT_APART: Final = 77  # scene.h
 HEARD_S: Final = 5.0
@@ -333,7 +334,8 @@ def run(
                 start_new_session=True,  # so that what a scene leaves behind can be ended with it
             )
         failure = None
-        most_s = APART_S if apart else SCENE_S
+        known = sidestep is not None and scene in KNOWN_DIFFERENCES
+        most_s = KNOWN_S if known else APART_S if apart else SCENE_S
         deadline_s = time.monotonic() + most_s
         try:
             while True:

@@ -82,6 +82,19 @@ def test_a_program_that_no_provider_has_answered_yet_counts_as_the_others_do() -
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(("address", "here"), [("0.0.0.0", "127.0.0.1"), ("::", "::1")])
+def test_the_address_that_leads_here_by_itself_is_this_hosts(sidestep: Sidestep, address: str, here: str) -> None:
+    """The kernel takes the unspecified address of connect() for loopback."""
+    a, b = End(sidestep), End(sidestep)
+    join(a, b)
+    promote(sidestep, a, b)  # the provider has told both what it can reach
+    port = b.ask(f"serve('near', {here!r})")
+    a.ask(f"connect({port}, 'near', {address!r})")
+    b.ask("accept('near')")
+    promote(sidestep, a, b, "near", count=4)
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGXFSZ, signal.SIGPIPE], ids=lambda number: number.name)
 def test_a_log_that_cannot_be_written_ends_no_program(
     sidestep: Sidestep, tmp_path: Path, number: signal.Signals

@@ -525,6 +525,10 @@ int sdp_connect_ask(struct conn *conn, struct explicit *explicit, int fd, const 
 int sdp_connect_start(struct conn *conn, int fd, const struct sdp_connect *attempt);
 bool address_may_translate(const struct sockaddr_storage *remote); /* worth the system calls of address_translate() */
 
+bool loader_refuses(int dir, const char *file); /* the program's loader would end it over the shim (shim_loader.c) */
+size_t env_room(char *const env[]);             /* bytes for env_without_shim() */
+char **env_without_shim(char *const env[], void *room);
+
 extern _Atomic uint32_t plain_reason; /* why this process keeps to TCP; 0: it does not (shim_plain.c) */
 void plain_from_now(enum reason_code reason);
 enum reason_code plain_why(void); /* looks, too; before a connection is offered */

@@ -124,38 +124,55 @@ static bool executable(const char *path)
 	return path && access(path, X_OK) == 0;
 }
 
-/* Whether execvp() will find it: a directory of PATH holds it. */
-static bool executable_by_name(const char *file)
+/* What execvp() will find: itself, or a file in a directory of PATH. NULL: nothing that can be executed. */
+static const char *found_by_name(const char *file, char path[PATH_MAX])
 {
 	const char *at = getenv("PATH");
-	char path[PATH_MAX];
 
 	if (!file || strchr(file, '/'))
-		return executable(file);
+		return executable(file) ? file : NULL;
 	for (; at && *at; at += *at == ':') {
 		size_t len = strcspn(at, ":");
-		if (len && snprintf(path, sizeof(path), "%.*s/%s", (int)len, at, file) < (int)sizeof(path) && executable(path))
-			return true;
+		if (len && snprintf(path, PATH_MAX, "%.*s/%s", (int)len, at, file) < PATH_MAX && executable(path))
+			return path;
 		at += len;
 	}
-	return false;
+	return NULL;
+}
+
+/* `env` becomes one that the program can be started with; lives as long as the caller. */
+#define ENV_FOR(dir, program, env) \
+	if (fd_table_len && env && unlikely(loader_refuses(dir, program))) { \
+		void *room = alloca(env_room(env)); \
+		env = env_without_shim(env, room); \
+	}
+
+static const char *proc_fd(int fd, char path[PATH_MAX])
+{
+	snprintf(path, PATH_MAX, "/proc/self/fd/%d", fd);
+	return path;
 }
 
 /* A call that returns only if it fails. */
-#define EXEC(name, leaving, params, args) \
+#define EXEC(name, leaving, dir, program, params, args) \
 	EXPORT int name params \
 	{ \
+		char found[PATH_MAX]; \
+		const char *file = program; \
+		(void)found; \
+		ENV_FOR(dir, file, env) \
 		demote_inherited(leaving); \
 		hold_on_exec(-1); \
 		int result = real.name args; \
 		hold_on_exec(1); \
 		return result; \
 	}
-EXEC(execve, executable(path), (const char *path, char *const argv[], char *const env[]), (path, argv, env))
-EXEC(execvpe, executable_by_name(file), (const char *file, char *const argv[], char *const env[]), (file, argv, env))
-EXEC(execveat, false, (int dir, const char *path, char *const argv[], char *const env[], int flags),
+EXEC(execve, executable(path), AT_FDCWD, path, (const char *path, char *const argv[], char *const env[]), (path, argv, env))
+EXEC(execvpe, file, AT_FDCWD, found_by_name(name, found), (const char *name, char *const argv[], char *const env[]),
+     (name, argv, env))
+EXEC(execveat, false, dir, path, (int dir, const char *path, char *const argv[], char *const env[], int flags),
      (dir, path, argv, env, flags))
-EXEC(fexecve, false, (int fd, char *const argv[], char *const env[]), (fd, argv, env))
+EXEC(fexecve, false, AT_FDCWD, proc_fd(fd, found), (int fd, char *const argv[], char *const env[]), (fd, argv, env))
 
 EXPORT int execv(const char *path, char *const argv[])
 {
@@ -235,6 +252,7 @@ EXPORT int posix_spawn_file_actions_adddup2(posix_spawn_file_actions_t *actions,
 EXPORT int posix_spawn(pid_t *pid, const char *path, const posix_spawn_file_actions_t *actions,
                        const posix_spawnattr_t *attributes, char *const argv[], char *const env[])
 {
+	ENV_FOR(AT_FDCWD, path, env)
 	LENDING lent = lend();
 	return real.posix_spawn(pid, path, actions, attributes, argv, env);
 }
@@ -242,6 +260,9 @@ EXPORT int posix_spawn(pid_t *pid, const char *path, const posix_spawn_file_acti
 EXPORT int posix_spawnp(pid_t *pid, const char *file, const posix_spawn_file_actions_t *actions,
                         const posix_spawnattr_t *attributes, char *const argv[], char *const env[])
 {
+	char path[PATH_MAX];
+	const char *found = found_by_name(file, path);
+	ENV_FOR(AT_FDCWD, found, env)
 	LENDING lent = lend();
 	return real.posix_spawnp(pid, file, actions, attributes, argv, env);
 }

@@ -20,13 +20,17 @@ EXPORT int socket(int domain, int type, int protocol)
 	return fd;
 }
 
+/* The unspecified address as well, which connect() takes for it. */
 static bool is_loopback(const struct sockaddr *address)
 {
-	if (address->sa_family == AF_INET)
-		return ((const uint8_t *)&((const struct sockaddr_in *)address)->sin_addr)[0] == 127;
+	if (address->sa_family == AF_INET) {
+		uint32_t addr = ntohl(((const struct sockaddr_in *)address)->sin_addr.s_addr);
+		return addr >> 24 == 127 || addr == INADDR_ANY;
+	}
 	if (address->sa_family == AF_INET6) {
 		const struct in6_addr *addr = &((const struct sockaddr_in6 *)address)->sin6_addr;
-		return IN6_IS_ADDR_LOOPBACK(addr) || (IN6_IS_ADDR_V4MAPPED(addr) && addr->s6_addr[12] == 127);
+		return IN6_IS_ADDR_LOOPBACK(addr) || IN6_IS_ADDR_UNSPECIFIED(addr) ||
+		       (IN6_IS_ADDR_V4MAPPED(addr) && addr->s6_addr[12] == 127);
 	}
 	return false;
 }

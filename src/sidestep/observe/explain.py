@@ -157,11 +157,27 @@ class Explainer:
                 yield self._tracked_connection(one, ends)
         if wanted.everything:
             return
+        doubtful = []
         for held in self._host_sockets if wanted.pid is None else tcp_sockets(wanted.pid):
             program = self._process(held.pid).name if held.pid is not None else None
             seen = (held.local, held.remote)
             if seen not in explained and wanted.matches(held.pid, held.fd, program, seen):
-                yield self._untracked(held)
+                found = self._untracked(held)
+                if found.reason == Outside.UNKNOWN_SOCKET.name:
+                    doubtful.append((held, found))
+                else:
+                    yield found
+        if doubtful:
+            yield from self._look_again(doubtful)
+
+    def _look_again(self, doubtful: list[tuple[HostSocket, Explanation]]) -> Iterator[Explanation]:
+        """The slots were read before the sockets: some may have been made since, or have ended."""
+        later = Explainer(self._socket_path)
+        for held, found in doubtful:
+            if held.remote is not None and (one := later._by_ends.get((held.local, held.remote))):
+                yield later._tracked_connection(one, (held.local, held.remote))
+            elif held in (later._host_sockets if held.pid is None else tcp_sockets(held.pid)):
+                yield found
 
     # ---- tracked ----
 

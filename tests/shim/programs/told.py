@@ -21,13 +21,13 @@ from collections.abc import Callable
 
 s = socket.socket()
 near = socket.socket()
-listeners = {"s": socket.socket(), "near": socket.socket()}
+listeners: dict[str, socket.socket] = {}
 
 
-def serve(name: str = "s") -> int:
+def serve(name: str = "s", address: str = "127.0.0.1") -> int:
     """Listens for one of the two."""
-    listeners[name].bind(("127.0.0.1", 0))
-    listeners[name].listen()
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    listeners[name] = socket.create_server((address, 0), family=family)
     port: int = listeners[name].getsockname()[1]
     return port
 
@@ -37,9 +37,11 @@ def accept(name: str = "s") -> None:
     globals()[name] = listeners[name].accept()[0]
 
 
-def connect(port: int, name: str = "s") -> None:
+def connect(port: int, name: str = "s", address: str = "127.0.0.1") -> None:
     """Makes it."""
-    globals()[name].connect(("127.0.0.1", port))
+    if ":" in address:
+        globals()[name] = socket.socket(socket.AF_INET6)
+    globals()[name].connect((address, port))
 
 
 def get(count: int) -> bytes:
