@@ -4,7 +4,7 @@
 #   make demo    the main job: real programs over kernel TCP and over sidestep, in one table
 #   make test    all tests, real server programs included
 #   make test-lab  the tests against the kernel's RDMA drivers in a guest; skipped without it (tests/interop/README.md)
-#   make test-fresh  builds the wheels and runs them on aarch64, emulated, and in a fresh Debian; slow
+#   make test-fresh  builds the wheels and runs them on aarch64, emulated, and in a fresh Debian; Ray's recipe; slow
 #   make lint    ruff, mypy, pyright; the compiler's warnings are errors in every build
 #   make soak    the servers and clients of tests/apps/test_matrix.py at random, for SOAK_MINUTES (60)
 #   make bench   the speed table
