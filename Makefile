@@ -5,8 +5,8 @@
 #                no more than that takes, and as root installs redis and nginx
 #   make test    all tests, real server programs included
 #   make test-lab  the tests against the kernel's RDMA drivers in a guest; skipped without it (tests/interop/README.md)
-#   make test-fresh  builds wheels and packages, runs them on aarch64, emulated, and in a fresh Debian; slow
-#   make lint    ruff, mypy; the compiler's warnings are errors in every build
+#   make test-fresh  builds wheels and packages, runs them on aarch64, emulated, in a fresh Debian and in containers; Ray; slow
+#   make lint    ruff, mypy, pyright; the compiler's warnings are errors in every build
 #   make soak    the servers and clients of tests/apps/test_matrix.py at random, for SOAK_MINUTES (60)
 #   make bench   the speed table, kept in build/bench.json; docs/guides/performance.md says how that becomes the page
 #   make docs    the reference pages that are made from the code
@@ -81,6 +81,10 @@ $(VENV)/.installed: $(VENV)/.core pyproject.toml
 		echo 'import sys; sys.path.insert(0, "$(CURDIR)/src")' > $$site/sidestep-source.pth
 	@touch $@
 
+# What few need comes when it is asked for.
+$(VENV)/.lint $(VENV)/.wheels: $(VENV)/.%: pyproject.toml $(VENV)/.dependencies
+	$(call install-extras,$*)
+
 # Two things at a time, on a fresh machine: programs, and Python's packages. Without the programs the rest is shown.
 demo:
 	@mkdir -p build
@@ -129,13 +133,14 @@ SOAK_ARGS ?=
 soak: setup-apps build
 	$(BIN)/python tests/apps/soak.py --minutes $(SOAK_MINUTES) $(SOAK_ARGS)
 
-lint: build
+lint: build $(VENV)/.lint
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	@for place in bench docs/reference examples packaging tests/conftest.py tests/*/; do \
 		if [ -f $$place ] || ls $$place/*.py >/dev/null 2>&1; then \
 			echo "mypy $$place"; $(BIN)/mypy $$place || exit 1; fi; done
+	$(BIN)/pyright
 	$(BIN)/python docs/reference/make.py --check
 
 bench: build
@@ -147,9 +152,6 @@ docs: build
 
 wheel: $(BIN)/python
 	$(BIN)/pip wheel --quiet --no-deps -w dist .
-
-$(VENV)/.wheels: pyproject.toml $(VENV)/.dependencies
-	$(call install-extras,wheels)
 
 wheels: $(VENV)/.wheels
 	$(BIN)/python packaging/wheels.py

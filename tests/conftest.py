@@ -1,4 +1,4 @@
-"""Fixtures that all tests share: a private provider, connected sockets, and waiting with a deadline."""
+"""Fixtures that all tests share, beside that of `sidestep.pytest_plugin`: connected sockets, clients, channels."""
 
 from __future__ import annotations
 
@@ -39,13 +39,6 @@ def closing() -> Iterator[ExitStack]:
     """What a test enters here is closed after it."""
     with ExitStack() as stack:
         yield stack
-
-
-@pytest.fixture
-def sidestep() -> Iterator[Sidestep]:
-    """A private provider with the defaults of `testing.Sidestep`."""
-    with Sidestep() as private:
-        yield private
 
 
 @pytest.fixture

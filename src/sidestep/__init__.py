@@ -5,8 +5,8 @@ once the connection has shown that it lives; everything else stays kernel TCP. T
 inside the programs and by a small provider that pairs the two ends.
 
 A Python program can also do without ``sidestep run``: `socket` stands in for the standard module of that name,
-`open_connection` and `start_server` for those of asyncio, and `install()` takes over every TCP socket that the process
-makes. These names are imported when they are first used.
+`open_connection` and `start_server` for those of asyncio, `EventLoop` for its loop, and `install()` takes over every
+TCP socket that the process makes. These names are imported when they are first used.
 """
 
 from __future__ import annotations
@@ -18,13 +18,14 @@ from sidestep.installation import include_dir, native_library
 
 if TYPE_CHECKING:
     from sidestep import aio, socket
-    from sidestep.aio import open_connection, start_server
+    from sidestep.aio import EventLoop, open_connection, start_server
     from sidestep.embed import install, installed, uninstall
     from sidestep.socket import create_connection, create_server
 
 __version__ = "0.1.0"
 
 __all__ = [
+    "EventLoop",
     "__version__",
     "aio",
     "create_connection",
@@ -40,6 +41,7 @@ __all__ = [
 ]
 
 _PLACES: Final = {  # name -> module that has it
+    "EventLoop": "sidestep.aio",
     "create_connection": "sidestep.socket",
     "create_server": "sidestep.socket",
     "install": "sidestep.embed",

@@ -3,7 +3,9 @@
 Without `sidestep.install()` only connections made by these two are taken over. They work with asyncio's own loop at
 any time, and with others, such as uvloop's, if the loop was made after the shim was loaded: call `install()` first.
 
-With `protocol="sdp"` both use SDP over an RDMA device in this very process; see `sidestep.api.streams`.
+`EventLoop` is asyncio's own loop, of which every TCP connection is taken over, also those that libraries make on it.
+
+With `protocol="sdp"` the two use SDP over an RDMA device in this very process; see `sidestep.api.streams`.
 """
 
 from __future__ import annotations
@@ -11,7 +13,9 @@ from __future__ import annotations
 import asyncio
 import ssl as ssl_module
 from collections.abc import Awaitable, Callable
+from selectors import BaseSelector
 from socket import SOCK_STREAM
+from socket import socket as StandardSocket  # noqa: N812 - sidestep's has the name
 from typing import TYPE_CHECKING, Any, Literal, overload
 
 from sidestep import embed, limits
@@ -21,9 +25,38 @@ from sidestep.socket import socket
 if TYPE_CHECKING:
     from sidestep.api.streams import SdpReader, SdpServer, SdpWriter
 
-__all__ = ["open_connection", "start_server"]
+__all__ = ["EventLoop", "open_connection", "start_server"]
 
 STREAM_LIMIT = 64 << 10  # bytes that a StreamReader buffers, as in asyncio
+
+
+class EventLoop(asyncio.SelectorEventLoop):
+    """asyncio's loop, whose TCP connections go through shared memory where both ends can.
+
+    For `asyncio.Runner(loop_factory=sidestep.EventLoop)`. Sockets that the loop neither connects nor accepts stay as
+    they are. Where the shim cannot work there is a RuntimeWarning, once, and the loop is asyncio's.
+    """
+
+    def __init__(self, selector: BaseSelector | None = None) -> None:
+        """`selector` is as for asyncio; one that is older than the shim is not seen to wait, so leave it out."""
+        embed.load()  # before the loop makes what it waits by
+        super().__init__(selector)
+
+    async def sock_connect(self, sock: StandardSocket, address: Any) -> None:
+        """As asyncio's; `create_connection` connects by it as well."""
+        embed.adopt(sock.fileno())
+        await super().sock_connect(sock, address)
+
+    async def sock_accept(self, sock: StandardSocket) -> tuple[StandardSocket, Any]:
+        """As asyncio's."""
+        embed.adopt(sock.fileno())
+        return await super().sock_accept(sock)
+
+    async def create_server(self, *args: Any, start_serving: bool = True, **options: Any) -> asyncio.Server:
+        """As asyncio's."""
+        server: asyncio.Server = await super().create_server(*args, start_serving=False, **options)
+        await _serve(server, start_serving)
+        return server
 
 
 @overload
@@ -149,11 +182,15 @@ async def start_server(
     server: asyncio.Server = await asyncio.start_server(
         client_connected_cb, host, port, limit=limit, start_serving=False, **options
     )
+    await _serve(server, start_serving)
+    return server
+
+
+async def _serve(server: asyncio.Server, start_serving: bool) -> None:
     for listener in server.sockets:
         embed.adopt(listener.fileno())
     if start_serving:
         await server.start_serving()
-    return server
 
 
 async def _connect(

@@ -37,7 +37,9 @@ if TYPE_CHECKING:
 # No timeout was given: new sockets have that of setdefaulttimeout(). Callers such as http.client pass it on.
 _GLOBAL_DEFAULT: Final[Any] = getattr(_stdlib, "_GLOBAL_DEFAULT_TIMEOUT")  # noqa: B009 - unknown to the type checker
 
-__all__ = [*_stdlib.__all__, *constants.__all__, "SdpSocket"]
+__all__ = ["SdpSocket"]
+__all__ += constants.__all__
+__all__ += _stdlib.__all__  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType] - no type in its stub
 
 _EXPLICIT: Final = (AF_INET_OFFLOAD, AF_INET6_OFFLOAD, AF_INET_DIRECT, AF_INET6_DIRECT)
 

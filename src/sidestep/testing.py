@@ -86,7 +86,7 @@ class Sidestep:
         """
         self._log = log
         self._directory = tempfile.TemporaryDirectory(prefix="sidestep-")
-        self.socket = Path(self._directory.name) / "private" / "provider"
+        self.socket: Path = Path(self._directory.name) / "private" / "provider"
         after = PromoteAfter.parse(promote_after) if promote_after is not None else None
         self._shim = ShimSettings(self.socket, after, ring_size, spin_us)
         self._provider_settings = ProviderSettings(

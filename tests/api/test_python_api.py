@@ -19,11 +19,12 @@ CHECKS = Path(__file__).parent / "programs/checks.py"
 DEADLINE_S = 60.0
 
 ALONE = [
-    "asyncio", "asyncio_errors", "asyncio_install", "bulk", "by_name", "children", "create_connection",
-    "create_connection_arguments", "disabled", "explicit", "explicit_by_number", "files", "fork", "in_place_on_tcp",
-    "install", "install_waiting_thread", "nonblocking", "opt_in", "peek", "peer_resets_under_a_view", "reserve",
-    "reserve_fork", "reserve_full", "reserve_other_senders", "rings_wrap", "scatter", "settings", "stand_in",
-    "threads", "timeout", "unavailable", "views_outlive_sockets",
+    "asyncio", "asyncio_errors", "asyncio_install", "asyncio_loop", "asyncio_loop_datagrams_and_unix", "bulk",
+    "by_name", "children", "create_connection", "create_connection_arguments", "disabled", "explicit",
+    "explicit_by_number", "files", "fork", "in_place_on_tcp", "install", "install_waiting_thread", "nonblocking",
+    "opt_in", "peek", "peer_resets_under_a_view", "reserve", "reserve_fork", "reserve_full",
+    "reserve_other_senders", "rings_wrap", "scatter", "settings", "stand_in", "threads", "timeout", "unavailable",
+    "views_outlive_sockets",
 ]  # fmt: skip
 UVLOOP = ["uvloop", "uvloop_opt_in"]
 TLS = ["tls", "asyncio_tls"]

@@ -31,7 +31,7 @@ SHIM: Final = (
 ROOMS: Final = (
     "native", "base", "rdma", "sdp", "policy", "switch", "remote", "provider", "observe", "api", "faces", "demo", "cli",
 )  # fmt: skip
-FACES: Final = {"__init__", "aio", "embed", "rings", "socket", "testing"}
+FACES: Final = {"__init__", "aio", "embed", "pytest_plugin", "rings", "socket", "testing"}
 
 _BODY: Final = re.compile(r"^\{\n(.*?)^\}", re.M | re.S)
 _COMMENT: Final = re.compile(r"/\*.*?\*/|^#.*?$", re.M | re.S)

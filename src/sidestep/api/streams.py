@@ -84,7 +84,7 @@ class SdpReader:
     async def read(self, n: int = -1) -> bytes:
         """Up to `n` bytes, as many as there are; all up to the end of the stream if it is negative."""
         if n < 0:
-            parts = []
+            parts: list[bytes] = []
             while part := await self.read(_CHUNK):
                 parts.append(part)
             return b"".join(parts)

@@ -999,6 +999,68 @@ def check_asyncio_install() -> None:
     asyncio.run(main())
 
 
+def check_asyncio_loop() -> None:
+    """sidestep's event loop: asyncio's own functions, and sockets that a program makes; others are left alone."""
+
+    async def main() -> None:
+        await converse(asyncio.open_connection, asyncio.start_server, "promoted")
+        await converse(asyncio.open_connection, asyncio.start_server, "promoted", local_addr=(HOST, 0))
+        await sockets_of_a_loop()
+        expect("untracked", *pair_of(plain))
+
+    with asyncio.Runner(loop_factory=sidestep.EventLoop) as runner:
+        runner.run(main())
+    asyncio.run(converse(asyncio.open_connection, asyncio.start_server, "untracked"))
+
+
+async def sockets_of_a_loop() -> None:
+    """sock_connect and sock_accept."""
+    loop = asyncio.get_running_loop()
+    a = plain.socket()
+    with plain.create_server((HOST, 0)) as listener:
+        listener.setblocking(False)
+        a.setblocking(False)
+        accepting = asyncio.create_task(loop.sock_accept(listener))
+        await loop.sock_connect(a, listener.getsockname())
+        b, _ = await accepting
+    with a, b:
+        deadline = time.monotonic() + DEADLINE_S
+        while (found := states(a, b)) != ["promoted"] * 2:
+            assert time.monotonic() < deadline, found
+            for sender, receiver in ((a, b), (b, a)):  # who reads waits first: what is never seen to wait stays on TCP
+                got, _ = await asyncio.gather(loop.sock_recv(receiver, 9), loop.sock_sendall(sender, b"word"))
+                assert got == b"word"
+
+
+def check_asyncio_loop_datagrams_and_unix() -> None:
+    """What is no TCP works on sidestep's event loop as on asyncio's."""
+
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+        got: asyncio.Future[bytes] = loop.create_future()
+
+        class Datagrams(asyncio.DatagramProtocol):
+            def datagram_received(self, data: bytes, addr: Any) -> None:
+                got.set_result(data)
+
+        here, _ = await loop.create_datagram_endpoint(Datagrams, (HOST, 0))
+        there, _ = await loop.create_datagram_endpoint(Datagrams, remote_addr=here.get_extra_info("sockname"))
+        there.sendto(b"datagram")
+        assert await got == b"datagram"
+        here.close()
+        there.close()
+        name = f"\0sidestep-checks-{os.getpid()}"
+        server = await asyncio.start_unix_server(echo, name)
+        reader, writer = await asyncio.open_unix_connection(name)
+        writer.write(b"unix")
+        assert await reader.readexactly(4) == b"unix"
+        writer.close()
+        server.close()
+
+    with asyncio.Runner(loop_factory=sidestep.EventLoop) as runner:
+        runner.run(main())
+
+
 def check_asyncio_errors() -> None:
     """Refused, cancelled, and a host without addresses."""
 
