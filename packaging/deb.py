@@ -58,7 +58,7 @@ def build(machine: str) -> Path:
     documents(root)
     from_commands(root)
     control(root, ARCHITECTURES[machine])
-    for path in root.rglob("*"):
+    for path in (root, *root.rglob("*")):
         program = path.parent.name == "bin" or (path.parent.name == "DEBIAN" and path.name.startswith("p"))
         path.chmod(0o755 if path.is_dir() or program else 0o644)
     package = DIST / f"sidestep_{__version__}_{ARCHITECTURES[machine]}.deb"

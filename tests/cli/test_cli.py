@@ -479,3 +479,10 @@ def test_every_command_has_help(command: Run) -> None:
 
 def test_version(command: Run) -> None:
     assert command("--version").stdout == f"sidestep, version {package.__version__}\n"
+
+
+def test_a_library_that_is_too_old_is_told(command: Run, tmp_path: Path) -> None:
+    (tmp_path / "prometheus_client.py").touch()
+    found = command("metrics", PYTHONPATH=str(tmp_path))
+    told = "sidestep: prometheus_client is too old: pip install 'sidestep[metrics]'\n"
+    assert (found.returncode, found.stderr) == (2, told)
