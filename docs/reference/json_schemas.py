@@ -17,6 +17,7 @@ from types import NoneType, UnionType
 from typing import Any, Final, Union, get_args, get_origin, get_type_hints
 
 from sidestep.cli import shown
+from sidestep.demo.machine import Machine
 from sidestep.observe.connections import Connection
 from sidestep.observe.demotion import Result
 from sidestep.observe.doctor import Finding, Level
@@ -101,13 +102,16 @@ DOCUMENTS: Final[dict[str, Any]] = {
     "check": {"program": str, "verdict": Level, "findings": [Finding]},
     "doctor": {"findings": [Finding]},
     "demo": {
+        "machine": _fields(Machine), "rounds": int, "seconds": float, "others": {"before": float, "during": float},
+        "warnings": list[str],
         "works": [{
             "work": str, "title": str, "unit": str, "lower_is_better": bool,
-            "places": dict[str, dict[str, Any]], "best_tcp": str, "ratio": float, "promoted": bool,
+            "places": dict[str, dict[str, Any]], "best_tcp": str, "ratio": float, "spread": float, "promoted": bool,
             "why_not_promoted": list[str], "equal": bool,
         }],
-        "skipped": dict[str, str], "good": bool,
+        "slower": dict[str, str], "skipped": dict[str, str], "good": bool,
     },
+    "service.list": {"services": [{"unit": str, "file": str, "state": str}]},
     "provider.start": {"pid": int, "started": bool, "socket": str},
     "provider.stop": {"pid": int, "stopped": bool},
     "provider.status": _STATUS,

@@ -157,5 +157,14 @@ def test_what_tells_of_the_gateway() -> None:
         assert len(check("gateway", first + process.stdout.read())) == 2
 
 
-def test_what_tells_of_the_demo(run: Callable[..., str]) -> None:
-    assert check("demo", run("demo", "--rounds=1", "--seconds=0.1", "--json"))[0]["works"]
+def test_what_tells_of_the_demo(run: Callable[..., str], tmp_path: Path) -> None:
+    picture = f"--picture={tmp_path / 'demo.svg'}"
+    assert check("demo", run("demo", "--rounds=1", "--seconds=0.1", "--json", picture))[0]["works"]
+
+
+def test_what_tells_of_services(run: Callable[..., str], tmp_path: Path) -> None:
+    unit = tmp_path / "etc/systemd/system/it.service"
+    unit.parent.mkdir(parents=True)
+    unit.write_text("[Service]\nExecStart=/bin/true\n")
+    run("service", "enable", "it", f"--root={tmp_path}")
+    assert check("service list", run("service", "list", "--json", f"--root={tmp_path}"))[0]["services"]

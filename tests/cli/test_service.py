@@ -46,7 +46,8 @@ def test_a_drop_in_is_written_listed_and_taken_away(service: Run, root: Path) ->
     assert f'Environment="LD_PRELOAD={native_library()}"' in path.read_text()
     listed = service("list", "--json")
     assert json.loads(listed.stdout) == {
-        "services": [{"unit": "it.service", "file": str(path), "state": "library missing"}]
+        "schema": "sidestep.service.list/1",
+        "services": [{"unit": "it.service", "file": str(path), "state": "library missing"}],
     }
     disabled = service("disable", "it.service")
     assert f"it.service: removed {path}" in disabled.stderr
