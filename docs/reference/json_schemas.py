@@ -102,8 +102,8 @@ DOCUMENTS: Final[dict[str, Any]] = {
     "check": {"program": str, "verdict": Level, "findings": [Finding]},
     "doctor": {"findings": [Finding]},
     "demo": {
-        "machine": _fields(Machine), "rounds": int, "seconds": float, "others": {"before": float, "during": float},
-        "warnings": list[str],
+        "machine": _fields(Machine) | {"load": list[float]}, "rounds": int, "seconds": float,
+        "others": {"before": float, "during": float}, "warnings": list[str],
         "works": [{
             "work": str, "title": str, "unit": str, "lower_is_better": bool,
             "places": dict[str, dict[str, Any]], "best_tcp": str, "ratio": float, "spread": float, "promoted": bool,

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 import re
+import shlex
+import signal
 import socket
 import stat
 import subprocess
@@ -96,6 +98,15 @@ def test_run_tells_what_cannot_be_run(command: Run, tmp_path: Path) -> None:
     assert found.returncode == 126
     assert found.stderr.startswith(f"sidestep: {plain} cannot be executed: its interpreter /no/such/shell is not found")
     assert len(found.stderr.splitlines()) == 1
+
+
+@pytest.mark.parametrize(("before", "ignored"), [("", 0), ("trap '' PIPE; ", 1 << (signal.SIGPIPE - 1))])
+def test_a_program_ignores_the_signals_that_it_would_ignore(home: Path, before: str, ignored: int) -> None:
+    """And not those that Python does."""
+    line = f"{before}{shlex.quote(sys.executable)} -m sidestep run -- grep SigIgn /proc/self/status; true"
+    env = os.environ | {"XDG_RUNTIME_DIR": str(home)}
+    found = subprocess.run(["sh", "-c", line], env=env, capture_output=True, text=True, timeout=60, check=True)
+    assert int(found.stdout.split()[1], 16) & (1 << (signal.SIGPIPE - 1) | 1 << (signal.SIGXFSZ - 1)) == ignored
 
 
 def test_run_goes_on_over_tcp_without_a_provider(command: Run) -> None:

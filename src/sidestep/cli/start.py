@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 from pathlib import Path
 
@@ -47,10 +48,13 @@ def start(
         sys.exit(EXIT_UNSUITED)
     if any(obstacle.forbids_it for obstacle in obstacles):
         env = dict(os.environ)
+    signals = _not_ignored()
     if stats:
         from sidestep.cli.run_stats import stay_as_parent
 
         stay_as_parent(settings.socket)
+    for number in signals:
+        signal.signal(number, signal.SIG_DFL)
     try:
         os.execvpe(command[0], command, env)  # noqa: S606 - starting the user's program is the job
     except OSError as error:
@@ -61,6 +65,19 @@ def start(
             why = "its loader is not found" if isinstance(error, FileNotFoundError) else error.strerror
             _warn(f"{command[0]} cannot be executed: {why}")
         sys.exit(EXIT_NOT_EXECUTABLE)
+
+
+def _not_ignored() -> list[signal.Signals]:
+    """Of the signals that Python ignores: those that whoever started us does not ignore.
+
+    What they were before Python nobody tells. A shell or service manager that has a program ignore one does so itself.
+    """
+    try:
+        fields = dict(line.split(":", 1) for line in Path(f"/proc/{os.getppid()}/status").read_text().splitlines())
+        ignored = int(fields["SigIgn"], 16)
+    except (OSError, KeyError):  # not to be seen from here
+        return []
+    return [number for number in (signal.SIGPIPE, signal.SIGXFSZ) if not ignored >> (number - 1) & 1]
 
 
 def _start_provider(path: Path, log: Path | None) -> None:
