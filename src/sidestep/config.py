@@ -30,6 +30,7 @@ ENV_SOCKET: Final = "SIDESTEP_SOCKET"  # path of the provider's socket
 ENV_PROMOTE_AFTER: Final = "SIDESTEP_PROMOTE_AFTER"  # `CALLS[:BYTES]` until promotion (else :65536); `0`: at once
 ENV_RING_SIZE: Final = "SIDESTEP_RING_SIZE"  # bytes of a channel in each direction, a power of two
 ENV_SPIN_US: Final = "SIDESTEP_SPIN_US"  # microseconds that a wait may spin before it sleeps; `0`: never
+ENV_STAY: Final = "SIDESTEP_STAY"  # `1`: no thread is moved off the CPU that it shares with its peer
 ENV_DISABLE: Final = "SIDESTEP_DISABLE"  # `1`: the shim does nothing
 ENV_POLICY: Final = "SIDESTEP_POLICY"  # policy file instead of the user's own, when a provider starts
 ENV_FROM_ROOT: Final = "SIDESTEP_FROM_ROOT"  # `1`: root said `sidestep run`; makes nobody root's, see provider/users.py

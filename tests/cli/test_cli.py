@@ -109,6 +109,24 @@ def test_a_program_ignores_the_signals_that_it_would_ignore(home: Path, before: 
     assert int(found.stdout.split()[1], 16) & (1 << (signal.SIGPIPE - 1) | 1 << (signal.SIGXFSZ - 1)) == ignored
 
 
+UNDER_A_FILTER = """
+import os, sys
+sys.path.insert(0, sys.argv[1])
+import sandbox
+assert sandbox.forbid([{"x86_64": 203, "aarch64": 122}[os.uname().machine]]) == 0  # sched_setaffinity
+os.execv(sys.executable, [sys.executable, "-m", "sidestep", "run", "--", "env"])
+"""
+
+
+def test_where_a_filter_kills_who_changes_its_cpus_the_shim_does_not(command: Run, home: Path) -> None:
+    """As the unit of Debian's redis has it (SystemCallFilter=~@resources)."""
+    assert f"{config.ENV_STAY}=" not in command("run", "env").stdout
+    argv = [sys.executable, "-c", UNDER_A_FILTER, str(Path(__file__).parents[1] / "shim/programs")]
+    env = os.environ | {"XDG_RUNTIME_DIR": str(home)}
+    found = subprocess.run(argv, env=env, capture_output=True, text=True, timeout=60, check=True)
+    assert f"{config.ENV_STAY}=1" in found.stdout.splitlines()
+
+
 def test_run_goes_on_over_tcp_without_a_provider(command: Run) -> None:
     found = command("run", "--socket=/proc/nowhere/provider", "echo", "done")
     assert (found.returncode, found.stdout) == (0, "done\n")

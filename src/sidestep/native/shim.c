@@ -131,6 +131,8 @@ void config_read(void)
 	config.spin_ns = (uint32_t)env_number("SIDESTEP_SPIN_US", 0, SPIN_US_MAX, config.spin_ns / 1000, NULL) * 1000;
 	if (sched_getaffinity(0, sizeof(cpus), &cpus) == 0)
 		config.ncpus = CPU_COUNT(&cpus);
+	const char *stay = getenv("SIDESTEP_STAY"); /* from `sidestep run`, where a seccomp filter kills whoever tries it */
+	config.stay = stay && strcmp(stay, "1") == 0;
 	const char *from_root = getenv("SIDESTEP_FROM_ROOT");
 	config.from_root = from_root && strcmp(from_root, "1") == 0;
 	const char *path = getenv("SIDESTEP_LOG");

@@ -79,6 +79,7 @@ struct config {
 	bool ring_size_set;
 	uint32_t spin_ns;
 	int ncpus;
+	bool stay;      /* no thread is moved to another CPU */
 	bool from_root; /* root started us, or what became us: the provider is to know what we become */
 	char socket[108]; /* of the provider, as sun_path holds it; empty: none */
 	bool embedded; /* loaded by a process that was started without us; see shim_embed.c */

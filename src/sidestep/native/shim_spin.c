@@ -52,7 +52,7 @@ static void spread(uint32_t cpu)
 	cpu_set_t all, others;
 	int64_t now = now_ns();
 
-	if (now - spread_at < SPREAD_EVERY_NS)
+	if (config.stay || now - spread_at < SPREAD_EVERY_NS)
 		return;
 	spread_at = now;
 	if (sched_getaffinity(0, sizeof(all), &all) < 0 || CPU_COUNT(&all) < 2)

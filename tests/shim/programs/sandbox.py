@@ -23,8 +23,13 @@ NUMBERS: Final = {
 
 def enter(way: str, lenient: int = 0) -> int:
     """By `way`: prctl, or seccomp as libseccomp makes that call; what it returns. So many of the calls stay allowed."""
-    libc = ctypes.CDLL(None, use_errno=True)
     *forbidden, seccomp = NUMBERS[platform.machine()][lenient:]
+    return forbid(forbidden, seccomp if way == "seccomp" else None)
+
+
+def forbid(forbidden: list[int], seccomp: int | None = None) -> int:
+    """Who makes one of these calls is killed; `seccomp`: the number of the call that says so, if it is not prctl."""
+    libc = ctypes.CDLL(None, use_errno=True)
     program = struct.pack("HBBI", 0x20, 0, 0, 0)  # BPF_LD | BPF_W | BPF_ABS: the call's number
     for at, number in enumerate(forbidden):
         program += struct.pack("HBBI", 0x15, len(forbidden) - at, 0, number)  # BPF_JMP | BPF_JEQ, to the last line
@@ -33,6 +38,6 @@ def enter(way: str, lenient: int = 0) -> int:
     whole = ctypes.create_string_buffer(struct.pack("@HP", len(program) // 8, ctypes.addressof(memory)))
     if libc.prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0):
         return -ctypes.get_errno()
-    if way == "prctl":
+    if seccomp is None:
         return int(libc.prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, whole, 0, 0))
     return int(libc.syscall(seccomp, SECCOMP_SET_MODE_FILTER, 0, whole))
