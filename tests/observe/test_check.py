@@ -93,7 +93,6 @@ def test_a_static_program_is_not(check: Check, build: Build) -> None:
     assert found["findings"][0]["remedy"] == "use a dynamically linked build"
 
 
-@pytest.mark.skipif(shutil.which("musl-gcc") is None, reason="musl-gcc is not installed; run tests/setup")
 def test_a_program_of_musl_is_not_and_runs_without_the_shim(check: Check, build: Build, sidestep: Sidestep) -> None:
     program = build('#include <stdio.h>\nint main(void) { return puts("well") < 0; }\n', compiler="musl-gcc")
     found = check(program)

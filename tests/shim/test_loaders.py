@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -13,10 +12,7 @@ import pytest
 from sidestep.config import ENV_SOCKET
 from sidestep.testing import Sidestep
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif(shutil.which("musl-gcc") is None, reason="musl-gcc is not installed; run tests/setup"),
-]
+pytestmark = pytest.mark.slow
 
 SOURCE = r"""
 #include <stdio.h>
