@@ -281,3 +281,26 @@ def test_room_is_told_while_an_end_is_not(stage: Sidestep, how: str) -> None:
     with staying_on_tcp(stage) as (a, b), standing_still(stage):
         a.ask("s.shutdown(socket.SHUT_WR)")
         assert b.ask(f"waited_twice('{how}', 5)") == [4, 4]
+
+
+@pytest.mark.parametrize("told_first", [False, True], ids=["reader", "sender"])
+@pytest.mark.parametrize("call", ["s.recv(1)", "s_polled()", "s_watched()"])
+def test_a_reset_that_lost_what_precedes_the_ring_is_heard(stage: Sidestep, call: str, told_first: bool) -> None:
+    """Nobody will read the ring's bytes then, and so the provider never gets to their end."""
+    with staying_on_tcp(stage) as (a, b):
+        a.ask("s.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, bytes(b'\\1\\0\\0\\0\\0\\0\\0\\0'))")
+        assert a.ask("put_until_full()") > 0
+        b.ask("s.send(b'x')")
+        assert a.ask("Later.last.result()") == "b'x'"
+        stage.wait_for(lambda _: a.ask("put_until_full()") > 0)  # by ring, whose bytes come behind those of TCP
+        a.kill()
+        assert b.ask("get_queued()") > 0
+        if told_first:
+            b.ask("Later.of(lambda: [s.send(b'z') for _ in iter(int, 1)])")
+            assert b.ask("Later.last.waits(5)") is False
+            assert b.ask("Later.last.result()") == "'ECONNRESET'"
+        b.ask(f"Later.of(lambda: {call})")
+        assert b.ask("Later.last.waits(5)") is False
+        # TCP tells a reset once; the provider, which had bytes of the sender's, may tell it again
+        assert b.ask("Later.last.result()") in {"'ECONNRESET'", *(["b''"] if told_first else [])}
+        assert b.ask("s.recv(1)") == b""

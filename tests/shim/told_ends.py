@@ -35,6 +35,11 @@ class End:
         answer = self.answer()
         return answer if answer.isupper() else literal_eval(answer)
 
+    def kill(self) -> None:
+        """Ends it; its connections with it."""
+        self._program.kill()
+        self._program.wait()
+
 
 def join(a: End, b: End, name: str = "s") -> None:
     """Makes a connection from one to the other."""

@@ -200,7 +200,7 @@ void conns_after_fork(void);
 void conn_family_exit(void);
 void conn_set_addresses(struct conn *conn, int fd);
 int conn_attach(struct conn *conn, int fd, int segment_fd, int side, struct remote_doorbell *remote, struct doorbell *local);
-int conn_fd(struct conn *conn);
+int conn_fd(const struct conn *conn);
 bool conn_stays(struct conn *conn, int *fd);
 bool conn_progress(struct conn *conn, int fd);
 void conn_probe(struct conn *conn, int fd);

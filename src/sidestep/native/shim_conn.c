@@ -102,7 +102,7 @@ bool conn_stays(struct conn *conn, int *fd)
 }
 
 /* A number of this process by which the socket can be reached. */
-int conn_fd(struct conn *conn)
+int conn_fd(const struct conn *conn)
 {
 	int fd = (int)word_load(conn->slot->fd);
 

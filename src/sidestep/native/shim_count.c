@@ -67,6 +67,14 @@ bool kernel_closed(int fd)
 	return !tcp_info_get(fd, info) || info[TCPI_STATE] == TCP_CLOSE;
 }
 
+/* Whether the connection was reset before TCP had brought so many bytes. Behind a FIN nothing is missing. */
+bool kernel_lost(int fd, uint64_t bytes)
+{
+	uint8_t info[TCPI_SIZE];
+
+	return tcp_info_get(fd, info) && info[TCPI_STATE] == TCP_CLOSE && tcp_info_u64(info, TCPI_BYTES_RECEIVED) < bytes;
+}
+
 /* Whether the peer's FIN has come, which a socket whose reading was shut down does not tell by its end. */
 bool kernel_fin(int fd)
 {

@@ -129,7 +129,7 @@ static void probe(struct conn *conn, int fd)
 		bytes_heard(conn, fd, round);
 	if (fin && relayed && !slot_has(slot, SLOT_RESET)) {
 		known = relay_ended(conn);
-		fin = known || !rx_depends(conn);
+		fin = known || !rx_depends(conn) || rx_lost(conn);
 	}
 	if (fin && !slot_has(slot, SLOT_RESET))
 		fin_heard(conn, known, (events & POLLHUP) && !slot_has(slot, SLOT_WR_SHUT));

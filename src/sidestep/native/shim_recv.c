@@ -170,7 +170,7 @@ static enum step tcp_ended(struct conn *conn, int fd, ssize_t n, bool waits)
 	bool alone = n != 0 || !conn_relayed(conn) || rx_over(slot);
 	/* who has shut it down here is told the end as soon as nothing is there, as by ring; a FIN of the peer's is passed on */
 	bool shut = slot_has(slot, SLOT_RD_SHUT);
-	bool known = !waits && (alone || (shut && !kernel_fin(fd)) || relay_ended(conn) || shut);
+	bool known = !waits && (alone || (shut && !kernel_fin(fd)) || relay_ended(conn) || shut || rx_lost(conn));
 
 	if (rx_follow(conn, fd)) {
 		if (n == 0) {

@@ -11,6 +11,8 @@
  *   - A request to go back waits for its acknowledgement, too: else the peer's next bytes would still go to the ring, and come
  *     again only with its next call.
  *   - A recall is open until the provider has said that the bytes come again: see recall_open().
+ *   - A reset that has lost bytes from before the ring ends the stream where TCP ends: the ring will never be read, and so the
+ *     provider may have no room to bring its end.
  *   - Bytes on TCP are no violation: the peer may have gone back, and its word may be on its way behind the ring's bytes.
  *   - A provider that dies, or says CHANNEL_RESET, has lost bytes: the connection is reset, unless neither direction can have
  *     bytes there. A provider that lets go of the connection says CHANNEL_OVER, as a consent or a question may cross that.
@@ -28,6 +30,13 @@ bool relay_gone(const struct conn *conn)
 	       (atomic_load_explicit(&conn->channel.remote->notice, memory_order_acquire) & (CHANNEL_RESET | CHANNEL_OVER));
 }
 
+/* TCP's end has come: whether bytes from before the ring are lost, so that nothing follows any more. */
+bool rx_lost(const struct conn *conn)
+{
+	return rx_is(conn->slot, RX_CONSENTED) && conn_peer_switched(conn) &&
+	       kernel_lost(conn_fd(conn), word_load(conn->channel.remote->tx_switch_offset));
+}
+
 bool conn_relay_news(const struct conn *conn)
 {
 	const struct conn_slot *slot = conn->slot;
@@ -36,7 +45,7 @@ bool conn_relay_news(const struct conn *conn)
 		return false;
 	return relay_gone(conn) ||
 	       (slot_has(slot, SLOT_NATIVE_FIN) && !slot_has(slot, SLOT_FIN) &&
-	        atomic_load_explicit(&conn->channel.remote->tx_fin, memory_order_acquire));
+	        (atomic_load_explicit(&conn->channel.remote->tx_fin, memory_order_acquire) || rx_lost(conn)));
 }
 
 /* Checks whether the provider is alive; connections in a row with the same provider share one check. */
@@ -91,7 +100,7 @@ bool relay_reset_waits(struct conn *conn)
 	if (slot_has(conn->slot, SLOT_RD_SHUT) || !rx_depends(conn))
 		return false;
 	slot_set(conn->slot, SLOT_NATIVE_RESET);
-	return !relay_ended(conn);
+	return !relay_ended(conn) && !rx_lost(conn);
 }
 
 /* The same for a reader at the end of TCP's bytes, whose next read would take the error out of the kernel. */
@@ -111,7 +120,7 @@ bool conn_end_withheld(const struct conn *conn)
 	const struct conn_slot *slot = conn->slot;
 
 	return conn_relayed(conn) && !slot_has(slot, SLOT_FIN | SLOT_RESET) &&
-	       ((slot_has(slot, SLOT_NATIVE_FIN) && rx_watches(slot)) || recall_open(conn));
+	       ((slot_has(slot, SLOT_NATIVE_FIN) && rx_watches(slot) && !rx_lost(conn)) || recall_open(conn));
 }
 
 /* Whether that is so, and the kernel has no bytes left that may be read: then it has nothing more to report. */

@@ -29,6 +29,7 @@ enum count { COUNT_EQUAL, COUNT_DIFFERS, COUNT_UNSTABLE };
 enum count rx_count(struct conn *conn, int fd);
 enum count tx_count(struct conn *conn, int fd);
 bool kernel_fin(int fd);
+bool kernel_lost(int fd, uint64_t bytes);
 bool kernel_failed(int fd, uint32_t events);
 bool kernel_closed(int fd);
 
@@ -37,6 +38,7 @@ bool tx_acked(const struct conn *conn);
 bool relay_gone(const struct conn *conn);
 bool rx_depends(const struct conn *conn);
 void recall_settle(struct conn *conn, int fd);
+bool rx_lost(const struct conn *conn);
 bool relay_ended(struct conn *conn);
 bool relay_reset_waits(struct conn *conn);
 bool rx_reset_waits(struct conn *conn, int fd);

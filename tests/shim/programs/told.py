@@ -52,6 +52,14 @@ def get(count: int) -> bytes:
     return data
 
 
+def get_queued() -> int:
+    """Reads what is there, as FIONREAD counts it, and makes no call that would meet the end; the number of bytes."""
+    got, queued = 0, array.array("i", [0])
+    while fcntl.ioctl(s, termios.FIONREAD, queued) == 0 and queued[0]:
+        got += len(s.recv(queued[0]))
+    return got
+
+
 def put_until_full() -> int:
     """Sends what can be sent without waiting; the number of bytes."""
     sent = 0
@@ -137,6 +145,14 @@ def s_polled() -> object:
     poller.register(s, select.POLLIN)
     poller.poll()
     return s.recv(1)
+
+
+def s_watched() -> object:
+    """The same, in a set."""
+    with select.epoll() as epoll:
+        epoll.register(s, select.EPOLLIN)
+        epoll.poll()
+        return s.recv(1)
 
 
 def waited(how: str, events: int, seconds: int) -> object:
