@@ -19,7 +19,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 NATIVE := src/sidestep/native
 LIB    := $(NATIVE)/libsidestep.so
-EXTS   := $(NATIVE)/_channel.abi3.so $(NATIVE)/_framing.abi3.so
+EXTS   := $(NATIVE)/_channel.abi3.so $(NATIVE)/_framing.abi3.so $(NATIVE)/_engine.abi3.so
 PYTEST_ARGS ?=
 
 export PIP_DISABLE_PIP_VERSION_CHECK := 1

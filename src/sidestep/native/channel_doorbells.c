@@ -34,13 +34,6 @@ int doorbell_fd_make(void)
 }
 
 /* ---- Doorbell: ours, rung by those who hold its descriptor and see its word ---- */
-struct own_doorbell {
-	PyObject_HEAD
-	_Atomic uint64_t *word;
-	int fd, page_fd;
-	int wait_fd; /* a set that tells the edges of fd, which is always readable; nobody else has it */
-	bool asleep;
-};
 
 static void own_doorbell_release(struct own_doorbell *doorbell)
 {
@@ -182,15 +175,6 @@ PyType_Spec own_doorbell_spec = {
 };
 
 /* ---- RemoteDoorbell: somebody else's ---- */
-struct remote_doorbell {
-	PyObject_HEAD
-	void *page;
-	size_t page_len;
-	const _Atomic uint64_t *word;
-	const struct hint_ring *hints; /* NULL: it gives none */
-	uint64_t rung, seen;
-	int fd;
-};
 
 static void remote_doorbell_release(struct remote_doorbell *doorbell)
 {
@@ -250,9 +234,9 @@ static PyObject *remote_doorbell_ring(PyObject *self, PyObject *Py_UNUSED(unused
 		return NULL;
 	atomic_thread_fence(memory_order_seq_cst); /* between publishing and reading the word */
 	uint64_t word = atomic_load_explicit(doorbell->word, memory_order_relaxed);
-	if (!(word & 0xffff) || word >> 16 == doorbell->rung)
+	if (!(word & 0xffff) || word >> 16 == atomic_load_explicit(&doorbell->rung, memory_order_relaxed))
 		Py_RETURN_FALSE;
-	doorbell->rung = word >> 16;
+	atomic_store_explicit(&doorbell->rung, word >> 16, memory_order_relaxed);
 	return PyBool_FromLong(doorbell_fd_ring(doorbell->fd)); /* what fails is its owner's doing, and loss */
 }
 

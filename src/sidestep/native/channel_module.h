@@ -5,6 +5,7 @@
 #include "extension.h" /* first: it asks libc for all it has */
 
 #include "channel.h"
+#include "doorbell.h"
 
 struct channel {
 	PyObject_HEAD
@@ -14,6 +15,27 @@ struct channel {
 	PyTypeObject *piece_type;
 	Py_ssize_t pieces; /* views in use */
 	bool closed;
+};
+
+/* A wake-up target of ours, rung by those who hold its descriptor and see its word. */
+struct own_doorbell {
+	PyObject_HEAD
+	_Atomic uint64_t *word;
+	int fd, page_fd;
+	int wait_fd; /* a set that tells the edges of fd, which is always readable; nobody else has it */
+	bool asleep;
+};
+
+/* Somebody else's. */
+struct remote_doorbell {
+	PyObject_HEAD
+	void *page;
+	size_t page_len;
+	const _Atomic uint64_t *word;
+	const struct hint_ring *hints; /* NULL: it gives none */
+	_Atomic uint64_t rung; /* the engine may ring, too */
+	uint64_t seen;
+	int fd;
 };
 
 /* A word by its name, for tests and tools that look at a segment through a mapping of their own, too. */

@@ -40,6 +40,7 @@ struct framing_span {
 	uint8_t *base;
 	size_t len;
 	uint64_t until; /* framing_out_put: position in the stream behind its last byte, 0 if it is not referred to */
+	bool copied;    /* framing_out_put: its bytes are, in any case */
 };
 
 /* What all segments of a message have in common. */
@@ -123,6 +124,7 @@ struct framing_in {
 	uint32_t head, tail; /* [head, tail) is not read yet */
 	uint64_t position;   /* of head in the stream */
 	struct framing_row segments, runs; /* of the last call of framing_in_parse */
+	bool kept;           /* one of them goes on with the next call */
 };
 
 /* -EINVAL if not even one FPDU would fit. */
@@ -139,6 +141,15 @@ void framing_in_commit(struct framing_in *in, size_t len);
 int framing_in_parse(struct framing_in *in);
 
 size_t framing_in_runs(const struct framing_in *in, const struct framing_run **runs);
+
+/*
+ * Only the last run stays, and goes on in what comes next: for who takes whole messages only. Its segments need no second
+ * look then. Not with markers.
+ */
+void framing_in_keep(struct framing_in *in);
+
+/* Takes nothing of the run and of what follows as read: the next call of framing_in_parse finds it anew. Not with markers. */
+void framing_in_unread(struct framing_in *in, size_t index);
 
 /* Copies payload [begin, begin + len) of a run to `offset` in `spans`. -EINVAL if it does not fit; nothing is changed then. */
 int framing_in_place(const struct framing_in *in, const struct framing_run *run, uint64_t begin,

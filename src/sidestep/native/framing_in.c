@@ -22,16 +22,55 @@ void framing_in_free(struct framing_in *in)
 	row_free(&in->runs);
 }
 
+static struct framing_run *runs_of(const struct framing_in *in)
+{
+	return (struct framing_run *)(void *)in->runs.items;
+}
+
+static struct framing_segment *segments_of(const struct framing_in *in)
+{
+	return (struct framing_segment *)(void *)in->segments.items;
+}
+
+/* All but one that is kept. */
 static void runs_end(struct framing_in *in)
 {
-	in->runs.tail = in->segments.tail = 0;
+	if (!in->kept)
+		in->runs.tail = in->segments.tail = 0;
+}
+
+/* Where the bytes begin that are still needed. */
+static uint32_t needed_from(const struct framing_in *in)
+{
+	return in->kept ? segments_of(in)->at : in->head;
+}
+
+void framing_in_keep(struct framing_in *in)
+{
+	struct framing_run *last = runs_of(in) + in->runs.tail - 1;
+
+	memmove(segments_of(in), segments_of(in) + last->first, last->count * sizeof(struct framing_segment));
+	*runs_of(in) = *last;
+	runs_of(in)->first = 0;
+	in->segments.tail = last->count;
+	in->runs.tail = 1;
+	in->kept = true;
+}
+
+void framing_in_unread(struct framing_in *in, size_t index)
+{
+	uint32_t at = index < in->runs.tail ? segments_of(in)[runs_of(in)[index].first].at : in->head;
+
+	in->position -= in->head - at;
+	in->head = at;
+	in->kept = false;
+	runs_end(in);
 }
 
 int framing_in_room(struct framing_in *in, uint8_t **at, size_t *len)
 {
-	uint32_t pending = in->tail - in->head, room = in->size - in->tail;
-
 	runs_end(in);
+	uint32_t from = needed_from(in), pending = in->tail - from, room = in->size - in->tail;
 	if (!in->staging) {
 		in->staging = malloc(in->size);
 		if (!in->staging)
@@ -42,10 +81,12 @@ int framing_in_room(struct framing_in *in, uint8_t **at, size_t *len)
 	 * is completed in any case: what is pending and the room together are more than any FPDU.
 	 */
 	static_assert(MOVED + READ_ROOM >= FRAMING_FPDU_MAX, "room for the rest of any FPDU that is not moved");
-	if (in->head && (pending < MOVED || room < READ_ROOM)) {
-		memmove(in->staging, in->staging + in->head, pending);
-		in->head = 0;
+	if (from && (pending < MOVED || room < READ_ROOM)) {
+		memmove(in->staging, in->staging + from, pending);
+		in->head -= from;
 		in->tail = pending;
+		for (size_t n = 0; n < in->segments.tail; n++)
+			segments_of(in)[n].at -= from;
 	}
 	*at = in->staging + in->tail;
 	*len = in->size - in->tail;
@@ -127,16 +168,6 @@ static bool run_goes_on(const struct framing_run *run, const struct framing_run 
 	return run->offset <= UINT64_MAX - run->len && run->offset + run->len == next->offset;
 }
 
-static struct framing_run *runs_of(const struct framing_in *in)
-{
-	return (struct framing_run *)(void *)in->runs.items;
-}
-
-static struct framing_segment *segments_of(const struct framing_in *in)
-{
-	return (struct framing_segment *)(void *)in->segments.items;
-}
-
 /* What the header says; its fields that a segment of this kind does not have are 0. */
 static struct framing_run run_of(const uint8_t *header, uint32_t payload_len, uint32_t segment)
 {
@@ -204,6 +235,7 @@ static void fpdu_take(struct framing_in *in, uint32_t phase, uint32_t span, uint
 int framing_in_parse(struct framing_in *in)
 {
 	runs_end(in);
+	in->kept = false;
 	while (!in->fault) {
 		uint32_t there = in->tail - in->head, phase = in->position % SPACING;
 		uint32_t lead = in->markers && !phase ? MARKER_LEN : 0;

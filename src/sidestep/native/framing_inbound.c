@@ -76,12 +76,6 @@ static PyObject *run_new(PyTypeObject *type, const struct framing_run *run, uint
 
 /* ---- Inbound ---- */
 
-struct inbound {
-	PyObject_HEAD
-	struct framing_in in;
-	uint64_t first_index; /* of the first run there is */
-	bool busy;
-};
 
 static PyObject *inbound_new(PyTypeObject *type, PyObject *args, PyObject *keywords)
 {

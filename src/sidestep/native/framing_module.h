@@ -42,9 +42,21 @@ int settings_get(PyObject *crc, PyObject *markers, bool *crc_value, bool *marker
 PyObject *refuse_busy(void);
 
 /* framing_outbound.c */
+struct outbound {
+	PyObject_HEAD
+	struct framing_out out;
+	struct held *first, *last; /* what waiting FPDUs refer to, in the order of the stream */
+	bool busy, releasing;
+};
 extern PyType_Spec outbound_spec;
 
 /* framing_inbound.c */
+struct inbound {
+	PyObject_HEAD
+	struct framing_in in;
+	uint64_t first_index; /* of the first run there is */
+	bool busy;
+};
 extern PyType_Spec inbound_spec;
 extern PyStructSequence_Desc run_desc;
 

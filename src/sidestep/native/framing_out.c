@@ -177,7 +177,7 @@ static void fpdu_payload(struct fpdu *fpdu, struct cursor *cursor, size_t len, b
 			*cursor = (struct cursor){span + 1, 0};
 			continue;
 		}
-		if (copy) {
+		if (copy || span->copied) {
 			fpdu_copy(fpdu, span->base + cursor->skip, some);
 		} else {
 			fpdu_refer(fpdu, span->base + cursor->skip, some);
@@ -189,7 +189,7 @@ static void fpdu_payload(struct fpdu *fpdu, struct cursor *cursor, size_t len, b
 }
 
 /* Room for a part of `len` bytes in `count` segments. */
-static int out_reserve(struct framing_out *out, size_t header_len, size_t len, size_t count, size_t spans_len, bool copy)
+static int out_reserve(struct framing_out *out, size_t header_len, size_t len, size_t count, size_t spans_len, size_t copied)
 {
 	size_t added = count * (LENGTH_LEN + header_len + PAD_MAX + CRC_LEN);
 	size_t markers = out->markers ? (len + added) / BETWEEN + 2 : 0;
@@ -201,7 +201,7 @@ static int out_reserve(struct framing_out *out, size_t header_len, size_t len, s
 		return -ENOBUFS;
 	if (row_reserve(&out->pieces, sizeof(struct piece), pieces) < 0)
 		return -ENOMEM;
-	return arena_reserve(out, added + (copy ? len : 0));
+	return arena_reserve(out, added + copied);
 }
 
 int framing_out_put(struct framing_out *out, const struct framing_message *message, struct framing_span *spans,
@@ -216,11 +216,14 @@ int framing_out_put(struct framing_out *out, const struct framing_message *messa
 	size_t count = len ? (len + payload_max - 1) / payload_max : 1; /* RFC 5041 5.2: of nothing, one segment */
 
 	copy = copy || len <= COPIED;
-	int result = out_reserve(out, header_len, len, count, spans_len, copy);
+	size_t copied = copy ? len : 0;
+	for (size_t n = 0; n < spans_len; n++) {
+		spans[n].until = 0;
+		copied += spans[n].copied && !copy ? min_size(spans[n].len, len) : 0;
+	}
+	int result = out_reserve(out, header_len, len, count, spans_len, copied);
 	if (result < 0)
 		return result;
-	for (size_t n = 0; n < spans_len; n++)
-		spans[n].until = 0;
 
 	struct cursor cursor = {spans, 0};
 	if (len) {

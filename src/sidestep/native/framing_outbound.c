@@ -10,12 +10,6 @@
 
 #define IOVECS 1024 /* the most that Linux takes at once (UIO_MAXIOV) */
 
-struct outbound {
-	PyObject_HEAD
-	struct framing_out out;
-	struct held *first, *last; /* what waiting FPDUs refer to, in the order of the stream */
-	bool busy, releasing;
-};
 
 static PyObject *outbound_new(PyTypeObject *type, PyObject *args, PyObject *keywords)
 {

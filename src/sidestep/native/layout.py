@@ -57,6 +57,11 @@ EXPLICIT_NUMBERS: Final = (
     "AF_INET_OFFLOAD", "AF_INET6_OFFLOAD", "AF_INET_DIRECT", "AF_INET6_DIRECT", "IPPROTO_SDP", "IPPROTO_OFFLOAD_ANY",
 )  # fmt: skip
 
+# What the engine knows of the wire: one SDP message, with the base header below, and two words of a link.
+SDP_DATA: Final = 0xFF
+LINK_DATA: Final = 4
+LINK_READ: Final = 5
+
 # A provider that stands in for another host connects from this loopback address, 127.83.68.80 ("SDP"). A shim that sees
 # an end in its /24 asks the provider for the true addresses.
 TRANSLATED_ADDRESS: Final = 0x7F534450
@@ -552,6 +557,49 @@ RECORDS: Final[dict[str, tuple[Field, ...]]] = {
         ("size", "I", 1),  # of the ring and the spill together
         ("pad", "I", 1),
     ),
+    # SDP (A4) BSDH, big-endian on the wire: 16 bytes.
+    "sdp_bsdh": (
+        ("mid", "B", 1),
+        ("flags", "B", 1),
+        ("bufs", "H", 1),
+        ("len", "I", 1),
+        ("mseq", "I", 1),
+        ("mseq_ack", "I", 1),
+    ),
+    # A connection that is lent to the engine and given back, as Python's objects have it.
+    "engine_record": (
+        ("sends", "I", 1),  # whether the ring of that direction is in use
+        ("receives", "I", 1),
+        ("local_size", "I", 1),  # bytes of a private buffer of ours
+        ("grows", "I", 1),  # whether larger ones of the other end may still be asked for
+        ("tx_mseq", "I", 1),  # sdp/flow.py
+        ("rx_mseq", "I", 1),
+        ("peer_ack", "I", 1),
+        ("credit", "I", 1),
+        ("posted", "I", 1),
+        ("last_bufs_sent", "I", 1),
+        ("last_ack_sent", "I", 1),
+        ("remote_size", "I", 1),
+        ("owes", "I", 1),
+        ("asking", "I", 1),  # carry/hub.py
+        ("tx_msn", "I", 1),  # rdma/iwarp/sender.py
+        ("rx_msn", "I", 1),  # rdma/iwarp/receiver.py
+        ("data_left", "Q", 1),  # remote/link.py: bytes of data of which the word has come, and that have not
+        ("sent", "Q", 1),  # carry/remote_relay.py
+        ("held", "Q", 1),
+        ("window", "Q", 1),
+        ("read_told", "Q", 1),
+        ("read_step", "Q", 1),
+        # done meanwhile: messages, those with payload, their bytes, and those of the stream among them
+        ("messages_sent", "Q", 1),
+        ("messages_received", "Q", 1),
+        ("payloads_sent", "Q", 1),
+        ("payloads_received", "Q", 1),
+        ("wire_sent", "Q", 1),
+        ("wire_received", "Q", 1),
+        ("bytes_sent", "Q", 1),
+        ("bytes_received", "Q", 1),
+    ),
 }
 _CHANNEL: Final = ("channel_producer", "channel_consumer", "channel_side")
 
@@ -657,7 +705,8 @@ def c_header() -> str:
     for name in (
         "LAYOUT_VERSION", "RPC_MAGIC", "REGISTRY_BUCKETS", "REGISTRY_BUCKETS_OFFSET", "REGISTRY_SIZE",
         "ARENA_SLOTS_OFFSET", "ARENA_SLOTS_MAX", "ARENA_MAGIC", "DOORBELLS_PER_PAGE", "TRANSLATED_ADDRESS",
-        "TRANSLATED_MASK", "SPIN_US_MAX", *(name for name in globals() if name.startswith("PROMOTE_AFTER_")),
+        "TRANSLATED_MASK", "SPIN_US_MAX", "SDP_DATA", "LINK_DATA", "LINK_READ",
+        *(name for name in globals() if name.startswith("PROMOTE_AFTER_")),
     ):  # fmt: skip
         lines.append(f"#define {name} {globals()[name]:#x}u")
     lines.append(f'#define SYSTEM_SOCKET "{SYSTEM_SOCKET}"')

@@ -18,6 +18,7 @@ from sidestep.loop import Loop
 from sidestep.policy import Role, Subject
 from sidestep.provider import capacity
 from sidestep.provider.carry.hub import Hub
+from sidestep.provider.carry.lending import made
 from sidestep.provider.carry.polling import Waiting
 from sidestep.provider.client_quota import ClientQuota
 from sidestep.provider.client_table import ClientTable
@@ -79,7 +80,7 @@ class Parts:
             self._on_started_module,
         )  # fmt: skip
         self.services.transports = self.transports.each
-        self.hub = Hub(self.loop, self.counters, relays_max=room.relays)
+        self.hub = Hub(self.loop, self.counters, relays_max=room.relays, engine=made())
         self.waiting = Waiting(self.loop, self.hub)
         self.pools = WorkerPools(settings.workers, self.services, self.counters)
         self.services.start_workers = self.pools.start_workers

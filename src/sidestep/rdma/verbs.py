@@ -22,9 +22,10 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import TYPE_CHECKING, Self, TypeAlias, cast
+from typing import TYPE_CHECKING, NamedTuple, Self, TypeAlias, cast
 
 if TYPE_CHECKING:
+    from sidestep.native._framing import Inbound, Outbound
     from types import TracebackType
 
     from typing_extensions import Buffer
@@ -256,6 +257,14 @@ class SharedReceiveQueue(ABC):
         """Gives it back; what is posted never completes. Misuse while a queue pair uses it."""
 
 
+class Lent(NamedTuple):
+    """The wire of a queue pair, for the engine."""
+
+    inbound: Inbound
+    outbound: Outbound
+    fd: int
+
+
 class QueuePair(ABC):
     """One end of a connection: a queue of work to send and a queue of receives."""
 
@@ -280,6 +289,14 @@ class QueuePair(ABC):
     @abstractmethod
     def sends_outstanding(self) -> int:
         """Requests that occupy the send queue."""
+
+    def lend(self, record: dict[str, int]) -> Lent | None:
+        """Leaves the wire to the engine, and its numbers in the record, if nothing is under way; else None."""
+        return None
+
+    def take_back(self, record: dict[str, int], error: int) -> None:
+        """The engine has given it back; `error`: the errno that broke it, or 0."""
+        raise NotImplementedError
 
     @abstractmethod
     def post_send(self, request: SendRequest) -> None:

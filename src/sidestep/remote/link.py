@@ -27,7 +27,7 @@ from sidestep.switch.link import Carried, Control
 
 if TYPE_CHECKING:
     from sidestep.loop import Loop, Timer
-    from sidestep.rdma.verbs import MemoryRegion
+    from sidestep.rdma.verbs import Lent, MemoryRegion
     from sidestep.sdp.endpoint import SdpStream
 
 CONTROL: Final = Struct(">B7xQ")
@@ -110,6 +110,8 @@ class SdpLink:
 
     def abandon(self) -> None:
         """Everything ends at once."""
+        if self._relay is not None:
+            self._relay.reclaim()
         if not self._over:
             self._over = True
             self._out.clear()
@@ -122,6 +124,30 @@ class SdpLink:
 
     def details(self) -> dict[str, object]:
         return self._stream.details()
+
+    # ---- lending it to the engine ----
+
+    def lend(self, record: dict[str, int]) -> Lent | None:
+        if not self._established or self._ending or self._out or self._on_way or self._due or self._gone:
+            return None
+        record["grows"] = not self._large
+        return self._stream.lend(record)
+
+    def take_back(self, record: dict[str, int], error: int) -> None:
+        self._stream.take_back(record, error)
+        self._contained(self._go_on, record["data_left"])
+
+    def _go_on(self, data_left: int) -> None:
+        far = self._relay
+        if far is None or self._over:
+            return
+        if not data_left:
+            self._read_on()
+            return
+        try:
+            self._await_data(far, data_left)
+        except PeerViolation as why:
+            self._break(far, why)
 
     # ---- for whoever made the stream ----
 

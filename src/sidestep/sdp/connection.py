@@ -575,6 +575,42 @@ class SdpConnection:
         """Calls when this request of the send queue has completed; not at all if the connection ends before."""
         self._flow.when_sent(wr_id, then)
 
+    # --- lending it to the engine ---
+
+    def lend(self, record: dict[str, int]) -> bool:
+        """Whether nothing unusual goes on and nobody waits; then the record has all that plain Data needs.
+
+        A receive of the user's, of which nothing has come, is forgotten: who lends asks anew after `take_back`.
+        """
+        resize, suspend = self._resize, self._suspend
+        if (
+            self.state is not SdpState.ESTABLISHED
+            or not self._fast
+            or not self.quiet()
+            or self.timers
+            or self._control
+            or resize.busy
+            or resize.asked is not None
+            or suspend.port is not None
+            or suspend.sent
+            or self._teardown.reader_closed
+            or not self._source.lend()
+            or not self._sink.lend()
+            or not self._flow.lend(record)
+        ):
+            return False
+        record["local_size"] = resize.local
+        self._sink.receives.clear()
+        return True
+
+    def take_back(self, record: dict[str, int], now: float) -> None:
+        """The engine has given it back; what it has not taken comes by `handle_message`."""
+        self.now = now
+        self._flow.take_back(record)
+        self._source.take_back(record)
+        self._sink.take_back(record)
+        self.dirty = True
+
     # --- time ---
 
     def next_deadline(self) -> float | None:

@@ -25,7 +25,7 @@ from sidestep.errors import PeerViolation, SidestepError, Unavailable
 from sidestep.rdma import cm
 from sidestep.rdma.cm import ConnectionRequest, Disconnected, Established, Rejected, Unreachable
 from sidestep.rdma.pools import RdmaElement
-from sidestep.rdma.verbs import AsyncEvent, EventKind, QpCapabilities, QueuePair
+from sidestep.rdma.verbs import AsyncEvent, EventKind, Lent, QpCapabilities, QueuePair
 from sidestep.rdma.work import Access, RdmaRead, RdmaWrite, Receive, RKey, Send, Status
 from sidestep.sdp.buffers import Loan, Want
 from sidestep.sdp.connection import SdpCause, SdpConnection
@@ -192,6 +192,25 @@ class SdpStream:
         """Asks the other end to connect anew to that port; see `SdpConnection.suspend`."""
         self.connection.suspend(port, self.stack.clock())
         self.run()
+
+    # --- lending it to the engine ---
+
+    def lend(self, record: dict[str, int]) -> Lent | None:
+        """Its wire, if nothing unusual goes on and no request but one receive is under way, which is forgotten."""
+        qp = self.qp
+        if qp is None or self._running or self._lasts_out or self._want is not None or self._poster is not qp:
+            return None
+        lent = qp.lend(record)
+        if lent is not None and not self.connection.lend(record):
+            qp.take_back(record, 0)
+            return None
+        return lent
+
+    def take_back(self, record: dict[str, int], error: int) -> None:
+        """The engine has given it back; `error`: the errno that broke the wire, or 0."""
+        self.connection.take_back(record, self.stack.clock())
+        if self.qp is not None:
+            self.qp.take_back(record, error)
 
     # --- driving ---
 

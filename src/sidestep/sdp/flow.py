@@ -126,6 +126,27 @@ class Flow:
         """Work requests that the send queue still takes."""
         return max(0, self.send_queue - len(self.in_flight))
 
+    # --- lending it to the engine ---
+
+    _LENT: Final = (
+        "credit", "last_ack_sent", "last_bufs_sent", "owes", "peer_ack", "posted", "remote_size", "rx_mseq", "tx_mseq",
+    )  # fmt: skip
+
+    def lend(self, record: dict[str, int]) -> bool:
+        """Whether nobody waits for what is in flight; then the record has the counters."""
+        if not self.open or self.down or self.work or self.held_ack is not None or self.announce is not None:
+            return False
+        if any(send is not None or then is not None for _, send, then in self.in_flight):
+            return False
+        record.update((name, int(getattr(self, name))) for name in self._LENT)
+        return True
+
+    def take_back(self, record: dict[str, int]) -> None:
+        for name in self._LENT:
+            setattr(self, name, record[name])
+        self.owes = bool(self.owes)
+        self.sent_count += record["messages_sent"]
+
     # --- receiving ---
 
     def take_header(self, bufs: int, mseq: int, mseq_ack: int) -> None:

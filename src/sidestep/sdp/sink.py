@@ -219,6 +219,19 @@ class Sink:
         else:
             self._host.tell_urgent()
 
+    def lend(self) -> bool:
+        """Whether nothing is here, advertised or asked for, but at most one receive, of which nothing has come."""
+        if len(self.receives) > 1 or any(receive.filled or receive.cancelled for receive in self.receives):
+            return False
+        return not (
+            self.ready or self.adverts or self.due or self.shown or self.reads or self.untold or self.withdrawing
+            or self.cancel_wanted or self.cancel_sent or self.urgent_pending or self.urgent_byte is not None
+            or self.ended or self.closed or self.refusal is not None or self.mode is Mode.PIPELINED
+        )  # fmt: skip
+
+    def take_back(self, record: dict[str, int]) -> None:
+        self.nd = (self.nd + record["payloads_received"]) & MASK
+
     # --- the user ---
 
     def serve(self) -> None:

@@ -199,6 +199,18 @@ class Source:
         """
         return min(self.payload_max, self.sinks[0].length) if self.sinks else self.payload_max
 
+    def lend(self) -> bool:
+        """Whether nothing waits to be sent, or for an answer."""
+        return not (
+            self.queue or self.forced or self.adverts or self.sinks or self.urgent or self.announced or self.ending
+            or self.cancel_wanted or self.cancel_mseq is not None or self.mode_wanted is not None
+            or self.change_mseq is not None or self.mode is Mode.PIPELINED
+        )  # fmt: skip
+
+    def take_back(self, record: dict[str, int]) -> None:
+        self.pnd = (self.pnd + record["payloads_sent"]) & MASK
+        self.passed += record["wire_sent"] - BSDH_LEN * record["messages_sent"]
+
     def _count_payload(self) -> None:
         """A payload message uses up the oldest valid SinkAvail, or counts (§12.1)."""
         if self.sinks:

@@ -7,7 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from enum import IntEnum
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from sidestep.rdma.verbs import Lent
 
 
 class Control(IntEnum):
@@ -51,6 +54,12 @@ class Link(Protocol):
         `on_gone` is called once, when the other end has all of it or will never have, in some seconds at most.
         """
 
+    def lend(self, record: dict[str, int]) -> Lent | None:
+        """Its wire for the engine, and in the record what that needs, if nothing is under way; else None."""
+
+    def take_back(self, record: dict[str, int], error: int) -> None:
+        """The engine has given it back; `error`: the errno that broke the wire, or 0."""
+
     def details(self) -> dict[str, object]:
         """How it is now, for people."""
 
@@ -71,6 +80,9 @@ class Carried(Protocol):
 
     def handle_room(self) -> None:
         """The link takes data again."""
+
+    def reclaim(self) -> None:
+        """Takes it back from the engine, if it is lent: somebody is about to use its link."""
 
     def handle_control(self, control: Control, count: int) -> None:
         """The other side said anything but DATA; raises PeerViolation once it is reset for that."""

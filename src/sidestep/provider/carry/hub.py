@@ -23,9 +23,11 @@ from sidestep.errors import Unavailable
 from sidestep.loop import Loop
 from sidestep.native import _channel
 from sidestep.native.layout import Notice, PeerState
+from sidestep.provider.carry.lending import Lending
 from sidestep.switch.protocol import Row
 
 if TYPE_CHECKING:
+    from sidestep.native._engine import Engine
     from sidestep.provider.carry.remote_relay import RemoteRelay
 
 _SPARE: Final = 256  # bytes of a reply around its links
@@ -117,7 +119,9 @@ class _Feed:
 class Hub:
     """All connections through this provider, and the doorbell that serves them."""
 
-    def __init__(self, loop: Loop, counters: Counters, *, relays_max: int) -> None:
+    def __init__(self, loop: Loop, counters: Counters, *, relays_max: int, engine: Engine | None = None) -> None:
+        self.lending = None if engine is None else Lending(engine, loop, counters)
+        self._told = False  # the engine has something for us
         self.loop = loop
         self.counters = counters
         self._relayed_max = relays_max
@@ -173,7 +177,13 @@ class Hub:
             life = os.pipe2(os.O_CLOEXEC)
             try:
                 doorbell = _channel.Doorbell()
-                self.loop.on_readable(doorbell.wait_fd, self._rung)
+                if self.lending is None:
+                    self.loop.on_readable(doorbell.wait_fd, self._rung)
+                else:
+                    engine = self.lending.engine
+                    engine.hear(doorbell)
+                    engine.start()
+                    self.loop.on_readable(engine.fd, self._tell)
             except BaseException:
                 for fd in life:
                     os.close(fd)
@@ -189,6 +199,8 @@ class Hub:
             if not feed.doorbell.gives_hints:
                 raise Unavailable("an application's doorbell cannot name the channels that have news")
             self._feeds[name] = feed
+            if self.lending is not None:
+                self.lending.engine.feed(feed.doorbell)
         self._numbers = self._numbers % 0xFFFFFFFF + 1
         while self._numbers in feed.sides:
             self._numbers = self._numbers % 0xFFFFFFFF + 1
@@ -215,12 +227,15 @@ class Hub:
             return True
         if self._doorbell is None or not self._relayed:
             return False
-        self._doorbell.sleep()
+        if self.lending is None:
+            self._doorbell.sleep()
         return self.news
 
     @property
     def news(self) -> bool:
         """Whether an application, or a side that was marked, waits for the next turn."""
+        if self.lending is not None:
+            return bool(self._news) or self._told
         return bool(self._news) or any(feed.doorbell.news for feed in self._feeds.values())
 
     def handle_turn(self) -> None:
@@ -230,16 +245,39 @@ class Hub:
             self.loop.call(farewell)
         if self._doorbell is None or not self._relayed:
             return
-        self._doorbell.wake()
+        if self.lending is None:
+            self._hear(self._doorbell)
+        elif self._told:
+            self._hear_engine(self.lending)
+        news, self._news = self._news, {}
+        for side in news:
+            if not side.relayed.lost:
+                self.loop.call(partial(self._serve, side))
+        if self.lending is not None:
+            self.lending.handle_turn()
+
+    def _hear(self, doorbell: _channel.Doorbell) -> None:
+        """What applications have named since the last turn."""
+        doorbell.wake()
         for feed in self._feeds.values():
             if feed.doorbell.news:
                 numbers = feed.doorbell.hints()
                 for side in feed.sides.values() if numbers is None else _named(feed.sides, numbers):
                     self.mark(side)
-        news, self._news = self._news, {}
-        for side in news:
-            if not side.relayed.lost:
-                self.loop.call(partial(self._serve, side))
+
+    def _hear_engine(self, lending: Lending) -> None:
+        """The same, where the engine hears them; and what it has given back."""
+        self._told = False
+        for relayed in lending.take_returned():
+            self.mark(relayed.side)
+        numbers = lending.engine.news()
+        for feed in self._feeds.values():
+            for side in feed.sides.values() if numbers is None else _named(feed.sides, numbers):
+                if side.relayed not in lending:
+                    self.mark(side)
+
+    def _tell(self) -> None:
+        self._told = True
 
     def _serve(self, side: Side) -> None:
         try:
@@ -247,6 +285,13 @@ class Hub:
         except Exception:
             side.relayed.leave()
             raise
+        if self.lending is not None and side.relayed.lends:
+            self.lending.want(side.relayed)
+
+    def reclaim(self, relayed: RemoteRelay) -> None:
+        """Takes it back from the engine, if that has it."""
+        if self.lending is not None:
+            self.lending.reclaim(relayed)
 
     def mark(self, side: Side) -> None:
         """There is, or may be, news of this side: it is served in the next turn."""
@@ -295,6 +340,9 @@ class Hub:
         """Lets go of a connection: both streams are lost to the protocol, which hears of it in the next turn."""
         if relayed.lost:
             return
+        self.reclaim(relayed)
+        if self.lending is not None:
+            self.lending.forget(relayed)
         relayed.lost = True
         del self._relayed[id(relayed)]
         relayed.on_drop()
@@ -324,6 +372,8 @@ class Hub:
         del feed.sides[side.number]
         if not feed.sides:
             del self._feeds[name]
+            if self.lending is not None:
+                self.lending.engine.unfeed(feed.doorbell)
             feed.doorbell.close()
         self._news.pop(side, None)
         side.channel.close()
@@ -333,7 +383,7 @@ class Hub:
         for relayed in list(self._relayed.values()):
             self.drop(relayed)
         if self._doorbell is not None:
-            self.loop.forget(self._doorbell.wait_fd)
+            self.loop.forget(self._doorbell.wait_fd if self.lending is None else self.lending.engine.fd)
             self._doorbell.close()
             self._doorbell = None
             for fd in self._life:

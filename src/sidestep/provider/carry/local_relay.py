@@ -23,7 +23,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import suppress
 from enum import Enum
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from sidestep.errors import Misuse, PeerViolation
 from sidestep.loop import nothing
@@ -31,6 +31,9 @@ from sidestep.provider.carry.hub import End, Hub, Side
 from sidestep.provider.carry.remote_relay import RemoteRelay
 from sidestep.switch.link import Control
 from sidestep.switch.stream import Stream
+
+if TYPE_CHECKING:
+    from sidestep.rdma.verbs import Lent
 
 _ENDS: Final = frozenset({Control.BACK, Control.SHUT, Control.ENDED})
 
@@ -48,6 +51,7 @@ class _End(RemoteRelay):
     """One of two whose other end is here."""
 
     link: _Passage
+    lends = False
 
     def turn(self, side: Side) -> None:
         """There may be news from our application, and so for the protocol."""
@@ -84,6 +88,13 @@ class _Passage(Stream):
     def details(self) -> dict[str, object]:
         """Nothing that anybody asks for."""
         return {}
+
+    def lend(self, record: dict[str, int]) -> Lent | None:
+        """There is no wire."""
+        return None
+
+    def take_back(self, record: dict[str, int], error: int) -> None:
+        raise Misuse("it is never lent")
 
     def send_control(self, control: Control, count: int = 0) -> None:
         if control is Control.LEAVE:

@@ -27,7 +27,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Final
+from typing import ClassVar, Final
 
 from sidestep import limits
 from sidestep.errors import PeerViolation
@@ -65,6 +65,7 @@ class RemoteRelay(Directions):
     """One connection."""
 
     side: Side
+    lends: ClassVar[bool] = True  # whether the engine may have it
 
     def __init__(
         self,
@@ -125,10 +126,14 @@ class RemoteRelay(Directions):
 
     def turn(self, side: Side) -> None:
         """There may be news from our application."""
+        self.reclaim()
         try:
             self._look(side)
         except (ConnectionResetError, ValueError, PeerViolation):  # ValueError: it has taken back what was read
             self.reset("violation")
+
+    def reclaim(self) -> None:
+        self._hub.reclaim(self)
 
     def handle_room(self) -> None:
         if not self.lost:
@@ -610,6 +615,7 @@ class RemoteRelay(Directions):
 
     def reset(self, reason: str) -> None:
         """Bytes are lost, or a rule was broken: both ends are told to reset the connection."""
+        self.reclaim()
         if not self.lost:
             self.failed = True
             self.link.send_control(Control.RESET)
@@ -617,6 +623,7 @@ class RemoteRelay(Directions):
 
     def give_up(self, reason: str | None) -> None:
         """Our application is told to reset the connection; None: that is counted at its other end."""
+        self.reclaim()
         if self.lost:
             return
         if reason is not None:
@@ -632,6 +639,7 @@ class RemoteRelay(Directions):
 
     def leave(self) -> None:
         """The protocol goes: both directions end where they are, and TCP goes on from there."""
+        self.reclaim()
         if self.lost or self.left:
             return
         self.leaving = moved(self.leaving, LeaveEvent.LEAVE)

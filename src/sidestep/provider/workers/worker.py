@@ -30,6 +30,7 @@ from sidestep.native import _channel
 from sidestep.provider import memory
 from sidestep.provider.carry import remote_relay
 from sidestep.provider.carry.hub import End, Hub
+from sidestep.provider.carry.lending import made
 from sidestep.provider.carry.polling import Waiting
 from sidestep.provider.carry.remote_relay import RemoteRelay
 from sidestep.provider.proof.lookup import SocketProver, endpoint_of, mapped_address
@@ -52,7 +53,7 @@ class Worker:
         self.ipc = IpcChannel(sock, self.loop, self._heard, self._orphaned)
         self.counters = _Reported(self.ipc)
         self.prover = SocketProver()
-        self.hub = Hub(self.loop, self.counters, relays_max=_connections_max())
+        self.hub = Hub(self.loop, self.counters, relays_max=_connections_max(), engine=made())
         self._waiting = Waiting(self.loop, self.hub)
         self._mapper = Mapper(self.ipc)
         services = Services(loop=self.loop, log=self._tell, remote=remote, port_mapper=self._mapper)

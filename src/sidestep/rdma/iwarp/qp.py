@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from sidestep.rdma.iwarp.receiver import Fault
     from sidestep.rdma.iwarp.stream import RdmapStream
     from sidestep.rdma.soft.memory import QpInit
+    from sidestep.rdma.verbs import Lent
     from sidestep.rdma.work import Receive, RKey, SendRequest, Status
 
 _INVALIDATE_REFUSED: Final = {
@@ -64,6 +65,13 @@ class IwarpQueuePair(SoftQueuePair):
             assert stream is not None
             stream.sender.requests.append(request)
             stream.pump_soon()
+
+    def lend(self, record: dict[str, int]) -> Lent | None:
+        return self.stream.lend(record) if self.state is RTS and self.stream is not None else None
+
+    def take_back(self, record: dict[str, int], error: int) -> None:
+        assert self.stream is not None
+        self.stream.take_back(record, error)
 
     def modify_to_error(self) -> None:
         if self.state in (ERROR, QpState.RESET):

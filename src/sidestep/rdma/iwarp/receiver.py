@@ -150,6 +150,16 @@ class Receiver:
         message, self._message = self._message, None
         return [] if message is None else [message.receive]
 
+    def lend(self, record: dict[str, int]) -> bool:
+        """Whether no message has begun; then the record has the number of the next Send."""
+        record["rx_msn"] = self._send_msn
+        return self._heard and not (self.amid_message or self._stopped or self.fault)
+
+    def take_back(self, record: dict[str, int]) -> None:
+        self._send_msn = record["rx_msn"]
+        self._tally.messages_received[_SEND] += record["messages_received"]
+        self._tally.bytes_received[_SEND] += record["wire_received"]
+
     def take_all(self, inbound: Inbound) -> Fault | None:
         if self.fault is not None or self._stopped:
             return self.fault

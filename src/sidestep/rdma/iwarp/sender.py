@@ -157,6 +157,20 @@ class Sender:
         self.held = True
         return unfinished
 
+    # --- lending it to the engine ---
+
+    def lend(self, record: dict[str, int]) -> bool:
+        """Whether nothing of either end is under way; then the record has its number of the next Send."""
+        if self.held or self._failing or not self.idle or self.reads:
+            return False
+        record["tx_msn"] = self._send_msn
+        return True
+
+    def take_back(self, record: dict[str, int]) -> None:
+        self._send_msn = record["tx_msn"]
+        self.tally.messages_sent[RdmapOp.SEND] += record["messages_sent"]
+        self.tally.bytes_sent[RdmapOp.SEND] += record["wire_sent"]
+
     # --- choosing ---
 
     def _next(self) -> bool:

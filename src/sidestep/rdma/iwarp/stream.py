@@ -17,6 +17,7 @@ the kernel send RST, and the Terminate might be lost (RFC 5040 5.4 wants a grace
 
 from __future__ import annotations
 
+import os
 from enum import Enum
 from functools import partial
 from typing import TYPE_CHECKING, Final
@@ -26,6 +27,7 @@ from sidestep.rdma.iwarp.ddp import QUEUE_TERMINATE, RdmapOp
 from sidestep.rdma.iwarp.receiver import Receiver
 from sidestep.rdma.iwarp.sender import Sender
 from sidestep.rdma.iwarp.terminate import Condition, Terminate
+from sidestep.rdma.verbs import Lent
 
 if TYPE_CHECKING:
     from sidestep.errors import InternalError
@@ -157,6 +159,41 @@ class RdmapStream:
     def own(self) -> None:
         """Memory that waits to be sent is its owner's again."""
         self._outbound.own()
+
+    # --- lending it to the engine ---
+
+    def lend(self, record: dict[str, int]) -> Lent | None:
+        """Its wire, if nothing is under way here; nobody looks at it then until `take_back`."""
+        if (
+            self._phase is not _Phase.OPEN
+            or self._wire.live
+            or self._timer is not None
+            or self._first is not None
+            or self._markers
+            or self._agreed.markers_in
+            or self._outbound.waiting
+            or not self.sender.lend(record)
+            or not self.receiver.lend(record)
+        ):
+            return None
+        self._tcp.watch(read=False)
+        return Lent(self._inbound, self._outbound, self._tcp.fileno())
+
+    def take_back(self, record: dict[str, int], error: int) -> None:
+        """What has come and was not taken is looked at in this turn; `error`: the errno that broke the connection."""
+        self.sender.take_back(record)
+        self.receiver.take_back(record)
+        self._loop.soon(partial(self._tcp.run, partial(self._go_on, error)))
+
+    def _go_on(self, error: int) -> None:
+        if self._phase is not _Phase.OPEN:
+            return
+        if error:
+            self._lost(f"the connection broke: {os.strerror(error)}")
+            return
+        self._tcp.watch()
+        self._process()
+        self.pump()
 
     # --- reading ---
 

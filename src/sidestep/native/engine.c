@@ -1,0 +1,499 @@
+/* engine.c - the thread, its waits, and who has which connection. engine.h tells what for. */
+#define _GNU_SOURCE
+#include "engine_loan.h"
+
+#include <errno.h>
+#include <pthread.h>
+#include <sched.h>
+#include <signal.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/epoll.h>
+#include <sys/eventfd.h>
+#include <unistd.h>
+
+#define EVENTS 64
+#define NEWS_MAX 1024u /* numbers that wait for Python; more: it looks at all */
+#define FEEDS_MAX 4096u
+#define LOANS 4096u    /* places for numbers of channels; a power of two, and more than there can be relays */
+
+/* Numbers of what epoll tells. */
+enum { TOLD_BELL, TOLD_COMMAND, TOLD_LOANS };
+
+struct feed {
+	const struct hint_ring *hints;
+	uint64_t *seen;
+};
+
+struct engine {
+	pthread_mutex_t lock; /* of all that follows, and of what is lent */
+	_Atomic uint32_t wanted; /* threads that wait for it */
+	int epfd, told_fd, command_fd;
+	_Atomic uint64_t *bell_word; /* NULL: nobody rings yet */
+	int bell_fd;
+	struct feed *feeds;
+	size_t feeds_len;
+	struct engine_loan *by_number[LOANS]; /* chains */
+	struct engine_loan *ready, **ready_end; /* to be served */
+	struct engine_loan *returned, **returned_end;
+	uint32_t starved; /* loans that wait for credit */
+	uint32_t news[NEWS_MAX];
+	size_t news_len;
+	bool news_all;
+	bool stop, started;
+	pthread_t thread;
+};
+
+/* ---- the lock ---- */
+static void engine_lock(struct engine *engine)
+{
+	atomic_fetch_add(&engine->wanted, 1);
+	pthread_mutex_lock(&engine->lock);
+	atomic_fetch_sub(&engine->wanted, 1);
+}
+
+static void engine_unlock(struct engine *engine)
+{
+	pthread_mutex_unlock(&engine->lock);
+}
+
+static void wake(int fd)
+{
+	uint64_t one = 1;
+
+	if (write(fd, &one, sizeof(one)) < 0)
+		return; /* full: then it is readable */
+}
+
+static void drain(int fd)
+{
+	uint64_t count;
+
+	while (read(fd, &count, sizeof(count)) < 0 && errno == EINTR)
+		;
+}
+
+/* ---- lists; the lock is held ---- */
+static void make_ready(struct engine *engine, struct engine_loan *loan)
+{
+	if (loan->ready || loan->reason)
+		return;
+	loan->ready = true;
+	loan->next_ready = NULL;
+	*engine->ready_end = loan;
+	engine->ready_end = &loan->next_ready;
+}
+
+static struct engine_loan *next_ready(struct engine *engine)
+{
+	struct engine_loan *loan = engine->ready;
+
+	if (!loan)
+		return NULL;
+	engine->ready = loan->next_ready;
+	if (!engine->ready)
+		engine->ready_end = &engine->ready;
+	loan->ready = false;
+	return loan;
+}
+
+static struct engine_loan **place_of(struct engine *engine, uint32_t number)
+{
+	return &engine->by_number[number % LOANS];
+}
+
+static struct engine_loan *loan_of(struct engine *engine, uint32_t number)
+{
+	struct engine_loan *loan = *place_of(engine, number);
+
+	while (loan && loan->number != number)
+		loan = loan->next_number;
+	return loan;
+}
+
+static void unlink_ready(struct engine *engine, struct engine_loan *loan)
+{
+	struct engine_loan **at = &engine->ready;
+
+	if (!loan->ready)
+		return;
+	while (*at != loan)
+		at = &(*at)->next_ready;
+	*at = loan->next_ready;
+	if (!*at)
+		engine->ready_end = at;
+	loan->ready = false;
+}
+
+/* It is Python's from now on, though nobody has looked yet. */
+static void give_back(struct engine *engine, struct engine_loan *loan, enum engine_reason reason)
+{
+	struct engine_loan **at = place_of(engine, loan->number);
+
+	if (loan->reason)
+		return;
+	epoll_ctl(engine->epfd, EPOLL_CTL_DEL, loan->fd, NULL);
+	while (*at != loan)
+		at = &(*at)->next_number;
+	*at = loan->next_number;
+	unlink_ready(engine, loan);
+	if (loan->starved_ns)
+		engine->starved--;
+	loan->reason = loan_end(loan) ? reason : ENGINE_MEMORY;
+}
+
+static void tell_returned(struct engine *engine, struct engine_loan *loan)
+{
+	loan->next_returned = NULL;
+	*engine->returned_end = loan;
+	engine->returned_end = &loan->next_returned;
+	wake(engine->told_fd);
+}
+
+/* ---- making ---- */
+struct engine *engine_new(void)
+{
+	struct engine *engine = calloc(1, sizeof(*engine));
+	struct epoll_event event = {.events = EPOLLIN, .data.u64 = TOLD_COMMAND};
+
+	if (!engine)
+		return NULL;
+	pthread_mutex_init(&engine->lock, NULL);
+	engine->ready_end = &engine->ready;
+	engine->returned_end = &engine->returned;
+	engine->bell_fd = -1;
+	engine->epfd = epoll_create1(EPOLL_CLOEXEC);
+	engine->told_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+	engine->command_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+	if (engine->epfd >= 0 && engine->told_fd >= 0 && engine->command_fd >= 0 &&
+	    epoll_ctl(engine->epfd, EPOLL_CTL_ADD, engine->command_fd, &event) == 0)
+		return engine;
+	int failed = errno;
+	engine_free(engine);
+	errno = failed;
+	return NULL;
+}
+
+void engine_free(struct engine *engine)
+{
+	int fds[] = {engine->epfd, engine->told_fd, engine->command_fd};
+
+	if (engine->started) {
+		engine_lock(engine);
+		engine->stop = true;
+		engine_unlock(engine);
+		wake(engine->command_fd);
+		pthread_join(engine->thread, NULL);
+	}
+	for (int i = 0; i < 3; i++)
+		if (fds[i] >= 0)
+			close(fds[i]);
+	pthread_mutex_destroy(&engine->lock);
+	free(engine->feeds);
+	free(engine);
+}
+
+static void *run(void *argument)
+{
+	struct engine *engine = argument;
+
+	for (;;) {
+		engine_lock(engine);
+		bool stop = engine->stop;
+		engine_unlock(engine);
+		if (stop)
+			return NULL;
+		engine_step(engine, -1);
+	}
+}
+
+int engine_start(struct engine *engine)
+{
+	sigset_t all, before;
+
+	if (engine->started)
+		return 0;
+	sigfillset(&all); /* signals are Python's */
+	pthread_sigmask(SIG_SETMASK, &all, &before);
+	int failed = pthread_create(&engine->thread, NULL, run, engine);
+	pthread_sigmask(SIG_SETMASK, &before, NULL);
+	engine->started = !failed;
+	return -failed;
+}
+
+int engine_fd(const struct engine *engine)
+{
+	return engine->told_fd;
+}
+
+void engine_hear(struct engine *engine)
+{
+	drain(engine->told_fd);
+}
+
+/* ---- who rings ---- */
+int engine_doorbell(struct engine *engine, _Atomic uint64_t *word, int wait_fd)
+{
+	struct epoll_event event = {.events = EPOLLIN | EPOLLET, .data.u64 = TOLD_BELL};
+
+	if (epoll_ctl(engine->epfd, EPOLL_CTL_ADD, wait_fd, &event) < 0)
+		return -errno;
+	engine_lock(engine);
+	engine->bell_word = word;
+	engine->bell_fd = wait_fd;
+	engine_unlock(engine);
+	wake(engine->command_fd);
+	return 0;
+}
+
+int engine_feed_add(struct engine *engine, const struct hint_ring *hints, uint64_t *seen)
+{
+	int result = -ENOMEM;
+
+	engine_lock(engine);
+	struct feed *feeds = engine->feeds_len < FEEDS_MAX
+	                         ? realloc(engine->feeds, (engine->feeds_len + 1) * sizeof(*feeds)) : NULL;
+	if (feeds) {
+		engine->feeds = feeds;
+		feeds[engine->feeds_len++] = (struct feed){hints, seen};
+		result = 0;
+	}
+	engine_unlock(engine);
+	return result;
+}
+
+void engine_feed_remove(struct engine *engine, const struct hint_ring *hints)
+{
+	engine_lock(engine);
+	for (size_t i = 0; i < engine->feeds_len; i++)
+		if (engine->feeds[i].hints == hints) {
+			engine->feeds[i] = engine->feeds[--engine->feeds_len];
+			break;
+		}
+	engine_unlock(engine);
+}
+
+static void news_of(struct engine *engine, uint32_t number)
+{
+	struct engine_loan *loan = loan_of(engine, number);
+
+	if (loan) {
+		make_ready(engine, loan);
+		return;
+	}
+	if (engine->news_len < NEWS_MAX)
+		engine->news[engine->news_len++] = number;
+	else
+		engine->news_all = true;
+	wake(engine->told_fd);
+}
+
+static void all_news(struct engine *engine)
+{
+	for (size_t i = 0; i < LOANS; i++)
+		for (struct engine_loan *loan = engine->by_number[i]; loan; loan = loan->next_number)
+			make_ready(engine, loan);
+	engine->news_all = true;
+	wake(engine->told_fd);
+}
+
+/* What applications have named since the last look. */
+static void feeds_look(struct engine *engine)
+{
+	for (size_t i = 0; i < engine->feeds_len; i++) {
+		struct feed *feed = engine->feeds + i;
+		uint64_t tail = atomic_load_explicit(&feed->hints->tail, memory_order_acquire);
+		bool lost = tail - *feed->seen > HINTS; /* a stranger's count: it costs him and us one look at all */
+
+		if (lost)
+			*feed->seen = tail;
+		for (; *feed->seen != tail; ++*feed->seen) {
+			uint64_t entry = atomic_load_explicit(&feed->hints->entry[*feed->seen % HINTS], memory_order_acquire);
+			if (hint_valid(entry, *feed->seen))
+				news_of(engine, (uint32_t)entry);
+			else
+				lost = true;
+		}
+		if (lost)
+			all_news(engine);
+	}
+}
+
+size_t engine_news(struct engine *engine, uint32_t *numbers, size_t len, bool *all)
+{
+	engine_lock(engine);
+	size_t count = engine->news_len < len ? engine->news_len : len;
+
+	memcpy(numbers, engine->news, count * sizeof(*numbers));
+	*all = engine->news_all || count < engine->news_len;
+	engine->news_len = 0;
+	engine->news_all = false;
+	engine_unlock(engine);
+	return count;
+}
+
+/* ---- lending ---- */
+struct engine_loan *engine_lend(struct engine *engine, const struct engine_record *record, struct channel_end *end,
+                                const struct engine_bell *bell, uint32_t number, struct framing_in *in,
+                                struct framing_out *out, int fd, void *user)
+{
+	struct engine_loan *loan = calloc(1, sizeof(*loan));
+	struct epoll_event event = {.events = EPOLLIN | EPOLLOUT | EPOLLRDHUP | EPOLLET, .data.u64 = TOLD_LOANS + number};
+
+	if (!loan)
+		return NULL;
+	loan_begin(loan, record, end, bell, number, in, out, fd, user);
+	engine_lock(engine);
+	if (epoll_ctl(engine->epfd, EPOLL_CTL_ADD, fd, &event) < 0) {
+		int failed = errno;
+		engine_unlock(engine);
+		free(loan);
+		errno = failed;
+		return NULL;
+	}
+	loan->next_number = *place_of(engine, number);
+	*place_of(engine, number) = loan;
+	make_ready(engine, loan);
+	engine_unlock(engine);
+	wake(engine->command_fd);
+	return loan;
+}
+
+enum engine_reason engine_take(struct engine *engine, struct engine_loan *loan, struct engine_record *record, int *error)
+{
+	engine_lock(engine);
+	give_back(engine, loan, ENGINE_ASKED);
+	for (struct engine_loan **at = &engine->returned; *at; at = &(*at)->next_returned)
+		if (*at == loan) {
+			*at = loan->next_returned;
+			if (!*at)
+				engine->returned_end = at;
+			break;
+		}
+	engine_unlock(engine);
+	enum engine_reason reason = loan->reason;
+	*record = loan->record;
+	*error = loan->stream.wire.error;
+	free(loan);
+	return reason;
+}
+
+void *engine_returned(struct engine *engine)
+{
+	void *user = NULL;
+
+	engine_lock(engine);
+	struct engine_loan *loan = engine->returned;
+	if (loan) {
+		user = loan->user;
+		engine->returned = loan->next_returned;
+		if (!engine->returned)
+			engine->returned_end = &engine->returned;
+	}
+	engine_unlock(engine);
+	return user;
+}
+
+void engine_look(struct engine *engine, const struct engine_loan *loan, struct engine_record *record)
+{
+	engine_lock(engine);
+	*record = loan->record;
+	engine_unlock(engine);
+}
+
+/* ---- a turn ---- */
+/* Nothing is ready. Whether the wait may sleep: from here on applications ring. */
+static bool falls_asleep(struct engine *engine)
+{
+	if (!engine->bell_word)
+		return true;
+	doorbell_word_sleep(engine->bell_word); /* full fence */
+	feeds_look(engine);
+	return !engine->ready;
+}
+
+static void told(struct engine *engine, const struct epoll_event *event)
+{
+	if (event->data.u64 == TOLD_COMMAND) {
+		drain(engine->command_fd);
+	} else if (event->data.u64 == TOLD_BELL) {
+		struct epoll_event edge;
+		epoll_wait(engine->bell_fd, &edge, 1, 0);
+	} else {
+		/* by its number: it may have been taken back since */
+		struct engine_loan *loan = loan_of(engine, (uint32_t)(event->data.u64 - TOLD_LOANS));
+		if (!loan)
+			return;
+		loan->stream.wire.readable |= (event->events & (EPOLLIN | EPOLLRDHUP | EPOLLHUP | EPOLLERR)) != 0;
+		loan->stream.wire.blocked &= !(event->events & (EPOLLOUT | EPOLLHUP | EPOLLERR));
+		make_ready(engine, loan);
+	}
+}
+
+static void serve(struct engine *engine, struct engine_loan *loan, int64_t now)
+{
+	bool starved = loan->starved_ns != 0;
+	enum engine_reason reason = loan_turn(loan, now);
+
+	if (!starved && loan->starved_ns)
+		engine->starved++;
+	if (starved && !loan->starved_ns)
+		engine->starved--;
+	if (reason) {
+		give_back(engine, loan, reason);
+		tell_returned(engine, loan);
+	} else if (loan->more) {
+		make_ready(engine, loan);
+	}
+}
+
+/* Those that wait for credit are looked at anew: it may be time to give up. */
+static void look_at_starved(struct engine *engine)
+{
+	for (size_t i = 0; i < LOANS; i++)
+		for (struct engine_loan *loan = engine->by_number[i]; loan; loan = loan->next_number)
+			if (loan->starved_ns)
+				make_ready(engine, loan);
+}
+
+bool engine_step(struct engine *engine, int timeout_ms)
+{
+	struct epoll_event events[EVENTS];
+
+	engine_lock(engine);
+	int most = engine->starved && (timeout_ms < 0 || timeout_ms > LOAN_STARVED_MS) ? LOAN_STARVED_MS : timeout_ms;
+	feeds_look(engine);
+	bool busy = engine->ready != NULL, asleep = !busy && timeout_ms && engine->bell_word;
+	if (!busy && timeout_ms && !falls_asleep(engine))
+		busy = true;
+	engine_unlock(engine);
+	int count = epoll_wait(engine->epfd, events, EVENTS, busy ? 0 : most);
+	engine_lock(engine);
+	if (asleep) {
+		doorbell_word_wake(engine->bell_word);
+		feeds_look(engine);
+	}
+	for (int i = 0; i < count; i++)
+		told(engine, events + i);
+	if (count <= 0 && engine->starved)
+		look_at_starved(engine);
+	/* those that are ready now, once each: what they make ready comes with the next turn */
+	bool any = engine->ready != NULL;
+	size_t turns = 0;
+	for (struct engine_loan *loan = engine->ready; loan; loan = loan->next_ready)
+		turns++;
+	int64_t now = loan_clock();
+	while (turns--) {
+		struct engine_loan *loan = next_ready(engine);
+		if (!loan)
+			break; /* taken back meanwhile */
+		serve(engine, loan, now);
+		if (atomic_load(&engine->wanted)) {
+			engine_unlock(engine);
+			sched_yield();
+			engine_lock(engine);
+		}
+	}
+	engine_unlock(engine);
+	return any || count > 0;
+}

@@ -1,0 +1,36 @@
+/* engine_loan.h - one connection that the engine has. */
+#ifndef SIDESTEP_ENGINE_LOAN_H
+#define SIDESTEP_ENGINE_LOAN_H
+
+#include "engine.h"
+#include "engine_wire.h"
+
+#define LOAN_STARVED_MS 20 /* that payload waits for credit before Python asks for it; see sdp/updates.py */
+
+struct engine_loan {
+	struct engine_loan *next_ready, *next_returned, *next_number;
+	struct engine_record record;
+	struct wire_stream stream;
+	struct channel_end *end;
+	struct channel_side words; /* the application's, when it was lent */
+	struct engine_bell bell;
+	uint32_t number; /* of its channel, in the hint rings */
+	int fd;
+	void *user;
+	enum engine_reason reason; /* ENGINE_KEPT while the engine has it */
+	bool ready, more;          /* more: it has had its share of the turn */
+	int64_t starved_ns;        /* since when it waits for credit; 0: it does not */
+};
+
+void loan_begin(struct engine_loan *loan, const struct engine_record *record, struct channel_end *end,
+                const struct engine_bell *bell, uint32_t number, struct framing_in *in, struct framing_out *out, int fd,
+                void *user);
+/* False: there was no memory, and what waits on the wire still refers to the ring. */
+bool loan_end(struct engine_loan *loan);
+
+/* What there is to do, up to its share of a turn. ENGINE_KEPT, or why it has to be given back. */
+enum engine_reason loan_turn(struct engine_loan *loan, int64_t now_ns);
+
+int64_t loan_clock(void);
+
+#endif

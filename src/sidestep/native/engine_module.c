@@ -1,0 +1,426 @@
+/*
+ * engine_module.c - the engine for Python: an Engine, and the Loans that it has.
+ *
+ * What a loan refers to is kept alive by it; while it is lent, Inbound and Outbound refuse other use.
+ */
+#include "channel_module.h"
+
+#include "crc32c.h"
+#include "engine.h"
+#include "framing_module.h"
+
+struct state {
+	PyTypeObject *channel, *doorbell, *remote_doorbell, *inbound, *outbound; /* of the other modules */
+	PyTypeObject *loan;
+};
+
+struct engine_object {
+	PyObject_HEAD
+	struct engine *engine;
+	PyObject *kept; /* a dict of what the engine looks at */
+	struct state *state;
+};
+
+struct loan_object {
+	PyObject_HEAD
+	struct engine_object *owner;
+	struct engine_loan *loan; /* NULL: it was taken back */
+	PyObject *channel, *bell;
+	struct inbound *inbound;
+	struct outbound *outbound;
+};
+
+#define NEWS_MAX 1024
+
+static struct engine_object *open_engine(PyObject *self)
+{
+	struct engine_object *object = (struct engine_object *)self;
+
+	if (object->engine)
+		return object;
+	PyErr_SetString(PyExc_ValueError, "the engine is closed");
+	return NULL;
+}
+
+static bool is_a(PyObject *object, PyTypeObject *type, const char *name)
+{
+	if (PyObject_TypeCheck(object, type))
+		return true;
+	PyErr_Format(PyExc_TypeError, "%s is a %R, not a %R", name, Py_TYPE(object), type);
+	return false;
+}
+
+/* ---- Loan ---- */
+static PyObject *loan_take(PyObject *self, PyObject *Py_UNUSED(unused))
+{
+	struct loan_object *object = (struct loan_object *)self;
+	struct engine_record record;
+	int error = 0;
+
+	if (!object->loan) {
+		PyErr_SetString(PyExc_ValueError, "it was taken back");
+		return NULL;
+	}
+	enum engine_reason reason = engine_take(object->owner->engine, object->loan, &record, &error);
+	object->loan = NULL;
+	object->inbound->busy = object->outbound->busy = false;
+	return Py_BuildValue("iiy#", (int)reason, error, (const char *)&record, (Py_ssize_t)sizeof(record));
+}
+
+static PyObject *loan_look(PyObject *self, PyObject *Py_UNUSED(unused))
+{
+	struct loan_object *object = (struct loan_object *)self;
+	struct engine_record record;
+
+	if (!object->loan) {
+		PyErr_SetString(PyExc_ValueError, "it was taken back");
+		return NULL;
+	}
+	engine_look(object->owner->engine, object->loan, &record);
+	return PyBytes_FromStringAndSize((const char *)&record, (Py_ssize_t)sizeof(record));
+}
+
+static void loan_dealloc(PyObject *self)
+{
+	struct loan_object *object = (struct loan_object *)self;
+	struct engine_record record;
+	int error;
+
+	if (object->loan) {
+		engine_take(object->owner->engine, object->loan, &record, &error);
+		object->inbound->busy = object->outbound->busy = false;
+	}
+	Py_XDECREF((PyObject *)object->owner);
+	Py_XDECREF(object->channel);
+	Py_XDECREF(object->bell);
+	Py_XDECREF((PyObject *)object->inbound);
+	Py_XDECREF((PyObject *)object->outbound);
+	object_free(self);
+}
+
+static PyMethodDef loan_methods[] = {
+	{"take", loan_take, METH_NOARGS,
+	 "take($self, /)\n--\n\nTakes the connection back, wherever it is: (reason, errno, record)."},
+	{"look", loan_look, METH_NOARGS, "look($self, /)\n--\n\nThe record as it is now."},
+	{0},
+};
+
+static PyType_Slot loan_slots[] = {
+	{Py_tp_doc, (void *)"A connection that the engine has, or had."},
+	{Py_tp_methods, loan_methods},
+	{Py_tp_dealloc, loan_dealloc},
+	{0},
+};
+
+static PyType_Spec loan_spec = {
+	.name = "sidestep.native._engine.Loan",
+	.basicsize = sizeof(struct loan_object),
+	.flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_DISALLOW_INSTANTIATION | Py_TPFLAGS_IMMUTABLETYPE,
+	.slots = loan_slots,
+};
+
+/* ---- Engine ---- */
+static PyObject *engine_object_new(PyTypeObject *type, PyObject *args, PyObject *keywords)
+{
+	static char *none[] = {NULL};
+
+	if (!PyArg_ParseTupleAndKeywords(args, keywords, ":Engine", none))
+		return NULL;
+	struct engine_object *object = object_new(type);
+	if (!object)
+		return NULL;
+	object->state = PyType_GetModuleState(type);
+	object->kept = PyDict_New();
+	object->engine = object->kept ? engine_new() : NULL;
+	if (object->engine)
+		return (PyObject *)object;
+	int failed = errno;
+	bool memory = !object->kept;
+	Py_DECREF(object);
+	return memory ? NULL : raise_errno(-failed);
+}
+
+PyDoc_STRVAR(lend_doc, "lend($self, record, channel, doorbell, number, inbound, outbound, fd, /)\n--\n\n"
+                       "Gives a connection to the engine, as `layout.pack('engine_record', ...)`. A Loan.");
+
+static PyObject *engine_object_lend(PyObject *self, PyObject *args)
+{
+	struct engine_object *object = open_engine(self);
+	const char *bytes;
+	Py_ssize_t len;
+	PyObject *channel, *bell, *in, *out;
+	unsigned int number;
+	int fd;
+	struct engine_record record;
+
+	if (!object || !PyArg_ParseTuple(args, "y#OOIOOi:lend", &bytes, &len, &channel, &bell, &number, &in, &out, &fd))
+		return NULL;
+	struct state *state = object->state;
+	if (!is_a(channel, state->channel, "channel") || !is_a(bell, state->remote_doorbell, "doorbell") ||
+	    !is_a(in, state->inbound, "inbound") || !is_a(out, state->outbound, "outbound"))
+		return NULL;
+	struct channel *ring = (struct channel *)channel;
+	struct remote_doorbell *doorbell = (struct remote_doorbell *)bell;
+	struct inbound *inbound = (struct inbound *)in;
+	struct outbound *outbound = (struct outbound *)out;
+	if (len != sizeof(record) || ring->closed || !doorbell->page || inbound->busy || outbound->busy ||
+	    inbound->in.markers || outbound->out.markers || framing_out_waiting(&outbound->out)) {
+		PyErr_SetString(PyExc_ValueError, "it cannot be lent as it is");
+		return NULL;
+	}
+	memcpy(&record, bytes, sizeof(record));
+	struct loan_object *loan = object_new(state->loan);
+	if (!loan)
+		return NULL;
+	struct engine_bell to = {.word = doorbell->word, .rung = &doorbell->rung, .fd = doorbell->fd};
+	ring->room_shown = false;
+	loan->loan = engine_lend(object->engine, &record, &ring->end, &to, number, &inbound->in, &outbound->out, fd, loan);
+	if (!loan->loan) {
+		int failed = errno;
+		Py_DECREF(loan);
+		return raise_errno(-failed);
+	}
+	inbound->busy = outbound->busy = true;
+	Py_INCREF(self);
+	loan->owner = object;
+	Py_INCREF(channel);
+	loan->channel = channel;
+	Py_INCREF(bell);
+	loan->bell = bell;
+	Py_INCREF(in);
+	loan->inbound = inbound;
+	Py_INCREF(out);
+	loan->outbound = outbound;
+	return (PyObject *)loan;
+}
+
+static PyObject *engine_object_returned(PyObject *self, PyObject *Py_UNUSED(unused))
+{
+	struct engine_object *object = open_engine(self);
+	PyObject *list = object ? PyList_New(0) : NULL, *loan;
+
+	if (object)
+		engine_hear(object->engine);
+	while (list && (loan = engine_returned(object->engine)))
+		if (PyList_Append(list, loan) < 0)
+			Py_CLEAR(list);
+	return list;
+}
+
+static PyObject *engine_object_news(PyObject *self, PyObject *Py_UNUSED(unused))
+{
+	struct engine_object *object = open_engine(self);
+	uint32_t numbers[NEWS_MAX];
+	bool all;
+
+	if (!object)
+		return NULL;
+	size_t count = engine_news(object->engine, numbers, NEWS_MAX, &all);
+	if (all)
+		Py_RETURN_NONE;
+	PyObject *list = PyList_New(0);
+	for (size_t i = 0; list && i < count; i++) {
+		PyObject *number = PyLong_FromUnsignedLong(numbers[i]);
+		if (!number || PyList_Append(list, number) < 0)
+			Py_CLEAR(list);
+		Py_XDECREF(number);
+	}
+	return list;
+}
+
+static PyObject *engine_object_hear(PyObject *self, PyObject *bell)
+{
+	struct engine_object *object = open_engine(self);
+
+	if (!object || !is_a(bell, object->state->doorbell, "doorbell"))
+		return NULL;
+	struct own_doorbell *doorbell = (struct own_doorbell *)bell;
+	int failed = doorbell->word ? engine_doorbell(object->engine, doorbell->word, doorbell->wait_fd) : -EBADF;
+	if (failed)
+		return raise_errno(failed);
+	if (PyDict_SetItem(object->kept, bell, Py_None) < 0)
+		return NULL;
+	Py_RETURN_NONE;
+}
+
+static PyObject *engine_object_feed(PyObject *self, PyObject *bell)
+{
+	struct engine_object *object = open_engine(self);
+
+	if (!object || !is_a(bell, object->state->remote_doorbell, "doorbell"))
+		return NULL;
+	struct remote_doorbell *doorbell = (struct remote_doorbell *)bell;
+	if (!doorbell->hints)
+		return raise_errno(-EBADF);
+	if (PyDict_SetItem(object->kept, bell, Py_None) < 0)
+		return NULL;
+	if (engine_feed_add(object->engine, doorbell->hints, &doorbell->seen) < 0)
+		return PyErr_NoMemory();
+	Py_RETURN_NONE;
+}
+
+static PyObject *engine_object_unfeed(PyObject *self, PyObject *bell)
+{
+	struct engine_object *object = open_engine(self);
+
+	if (!object || !is_a(bell, object->state->remote_doorbell, "doorbell"))
+		return NULL;
+	engine_feed_remove(object->engine, ((struct remote_doorbell *)bell)->hints);
+	if (PyDict_DelItem(object->kept, bell) < 0)
+		return NULL;
+	Py_RETURN_NONE;
+}
+
+static PyObject *engine_object_start(PyObject *self, PyObject *Py_UNUSED(unused))
+{
+	struct engine_object *object = open_engine(self);
+	int failed = object ? engine_start(object->engine) : 0;
+
+	if (!object || failed)
+		return object ? raise_errno(failed) : NULL;
+	Py_RETURN_NONE;
+}
+
+static PyObject *engine_object_step(PyObject *self, PyObject *args)
+{
+	struct engine_object *object = open_engine(self);
+	int timeout_ms = 0;
+	bool any;
+
+	if (!object || !PyArg_ParseTuple(args, "|i:step", &timeout_ms))
+		return NULL;
+	Py_BEGIN_ALLOW_THREADS
+	any = engine_step(object->engine, timeout_ms);
+	Py_END_ALLOW_THREADS
+	return PyBool_FromLong(any);
+}
+
+static PyObject *engine_object_fd(PyObject *self, void *Py_UNUSED(unused))
+{
+	struct engine_object *object = open_engine(self);
+
+	return object ? PyLong_FromLong(engine_fd(object->engine)) : NULL;
+}
+
+/* Loans hold it, so none is left. */
+static void engine_object_dealloc(PyObject *self)
+{
+	struct engine_object *object = (struct engine_object *)self;
+
+	if (object->engine)
+		engine_free(object->engine);
+	Py_XDECREF(object->kept);
+	object_free(self);
+}
+
+static PyMethodDef engine_methods[] = {
+	{"lend", engine_object_lend, METH_VARARGS, lend_doc},
+	{"returned", engine_object_returned, METH_NOARGS,
+	 "returned($self, /)\n--\n\nThe loans that it has given back since the last time; each is still to be taken."},
+	{"news", engine_object_news, METH_NOARGS,
+	 "news($self, /)\n--\n\nThe numbers of channels with news that are not lent. None: look at all."},
+	{"hear", engine_object_hear, METH_O, "hear($self, doorbell, /)\n--\n\nThe Doorbell that applications ring is its from now on."},
+	{"feed", engine_object_feed, METH_O, "feed($self, doorbell, /)\n--\n\nReads the hints of this RemoteDoorbell from now on."},
+	{"unfeed", engine_object_unfeed, METH_O, "unfeed($self, doorbell, /)\n--\n\nEnds that."},
+	{"start", engine_object_start, METH_NOARGS, "start($self, /)\n--\n\nStarts the thread; else somebody calls step()."},
+	{"step", engine_object_step, METH_VARARGS,
+	 "step($self, timeout_ms=0, /)\n--\n\nOne turn; whether anything was done. Not beside the thread."},
+	{0},
+};
+
+static PyGetSetDef engine_getset[] = {
+	{"fd", engine_object_fd, NULL, "Readable when something was given back, or has news.", NULL},
+	{0},
+};
+
+static PyType_Slot engine_slots[] = {
+	{Py_tp_doc, (void *)"Engine()\n--\n\nCarries the ordinary messages of connections that are lent to it."},
+	{Py_tp_new, engine_object_new},
+	{Py_tp_methods, engine_methods},
+	{Py_tp_getset, engine_getset},
+	{Py_tp_dealloc, engine_object_dealloc},
+	{0},
+};
+
+static PyType_Spec engine_spec = {
+	.name = "sidestep.native._engine.Engine",
+	.basicsize = sizeof(struct engine_object),
+	.flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_IMMUTABLETYPE,
+	.slots = engine_slots,
+};
+
+/* ---- the module ---- */
+static PyTypeObject *type_of(const char *module_name, const char *name)
+{
+	PyObject *module = PyImport_ImportModule(module_name);
+	PyObject *type = module ? PyObject_GetAttrString(module, name) : NULL;
+
+	Py_XDECREF(module);
+	return (PyTypeObject *)type;
+}
+
+static int module_exec(PyObject *module)
+{
+	struct state *state = PyModule_GetState(module);
+
+	crc32c_init();
+	state->channel = type_of("sidestep.native._channel", "Channel");
+	state->doorbell = state->channel ? type_of("sidestep.native._channel", "Doorbell") : NULL;
+	state->remote_doorbell = state->doorbell ? type_of("sidestep.native._channel", "RemoteDoorbell") : NULL;
+	state->inbound = state->remote_doorbell ? type_of("sidestep.native._framing", "Inbound") : NULL;
+	state->outbound = state->inbound ? type_of("sidestep.native._framing", "Outbound") : NULL;
+	if (!state->outbound || add_type(module, &engine_spec) < 0)
+		return -1;
+	state->loan = (PyTypeObject *)PyType_FromModuleAndSpec(module, &loan_spec, NULL);
+	return state->loan ? PyModule_AddType(module, state->loan) : -1;
+}
+
+static int module_traverse(PyObject *module, visitproc visit, void *arg)
+{
+	struct state *state = PyModule_GetState(module);
+
+	if (state) {
+		Py_VISIT(state->channel);
+		Py_VISIT(state->doorbell);
+		Py_VISIT(state->remote_doorbell);
+		Py_VISIT(state->inbound);
+		Py_VISIT(state->outbound);
+		Py_VISIT(state->loan);
+	}
+	return 0;
+}
+
+static int module_clear(PyObject *module)
+{
+	struct state *state = PyModule_GetState(module);
+
+	if (state) {
+		Py_CLEAR(state->channel);
+		Py_CLEAR(state->doorbell);
+		Py_CLEAR(state->remote_doorbell);
+		Py_CLEAR(state->inbound);
+		Py_CLEAR(state->outbound);
+		Py_CLEAR(state->loan);
+	}
+	return 0;
+}
+
+static PyModuleDef_Slot module_slots[] = {
+	{Py_mod_exec, (void *)module_exec},
+	{0},
+};
+
+static struct PyModuleDef module_def = {
+	PyModuleDef_HEAD_INIT,
+	.m_name = "sidestep.native._engine",
+	.m_doc = "The engine: ordinary messages of connections between hosts, without Python.",
+	.m_size = sizeof(struct state),
+	.m_slots = module_slots,
+	.m_traverse = module_traverse,
+	.m_clear = module_clear,
+};
+
+PyMODINIT_FUNC PyInit__engine(void)
+{
+	return PyModuleDef_Init(&module_def);
+}

@@ -1,0 +1,49 @@
+/* engine_wire.h - what carries whole SDP messages between two hosts, as the engine sees it. */
+#ifndef SIDESTEP_ENGINE_WIRE_H
+#define SIDESTEP_ENGINE_WIRE_H
+
+#include "engine.h"
+
+#define WIRE_HEADER_MAX 64u /* bytes of a message that are the engine's own, and copied */
+
+/* How often a wire of messages was lent in a row */
+struct wire {
+	const struct wire_ops *ops;
+	uint32_t len;  /* bytes of the message that `next` found */
+	int error;     /* errno of what broke it */
+	bool readable; /* something may have come */
+	bool blocked;  /* it takes nothing now */
+};
+
+struct wire_ops {
+	/* Finds the next whole message, of at most `most` bytes: 1; none has come: 0; else minus an engine_reason. */
+	int (*next)(struct wire *wire, uint32_t most);
+	/* Copies bytes of it. */
+	void (*copy)(const struct wire *wire, uint32_t from, uint8_t *to, uint32_t len);
+	/* It is done with. Without this it is given back. */
+	void (*taken)(struct wire *wire);
+	/* Queues a message: `header` is copied, the pieces stay where they are until they are written. 0 or minus a reason. */
+	int (*put)(struct wire *wire, const uint8_t *header, uint32_t header_len, const struct iovec *pieces, int pieces_len);
+	/* Bytes that are queued. */
+	uint64_t (*waiting)(const struct wire *wire);
+	/* Writes what it can. 0 or minus a reason. */
+	int (*flush)(struct wire *wire);
+	/* Everything is as who lent it will look at it. -ENOMEM: what waits still refers to the ring. */
+	int (*give_back)(struct wire *wire);
+};
+
+/* iWARP over a TCP socket: a message is a Send of RDMAP in segments of DDP, each in an FPDU of MPA. */
+struct wire_stream {
+	struct wire wire;
+	struct framing_in *in;
+	struct framing_out *out;
+	uint32_t tx_msn, rx_msn;
+	int fd;
+	size_t at; /* of the run that `next` found */
+	bool parsed;
+};
+
+void wire_stream_init(struct wire_stream *stream, struct framing_in *in, struct framing_out *out, int fd, uint32_t tx_msn,
+                      uint32_t rx_msn);
+
+#endif

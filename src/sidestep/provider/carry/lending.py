@@ -1,0 +1,161 @@
+"""Lends connections with other hosts to the engine, and takes them back.
+
+The engine (`native/engine.h`) is a thread that never runs Python. A connection on which nothing unusual goes on is lent
+to it: it moves bytes between the application's ring and the wire, and gives the connection back at anything it does not
+know. Then the relay goes on as if it had done all of that itself. It is taken back as well whenever Python has something
+to do with it: every way into a relay that is lent begins with `reclaim`.
+
+A connection that is given back again and again would only pay for that, so each time it waits longer before it is lent
+anew, and forgets that while it is lent.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from enum import IntEnum
+from functools import partial
+from typing import TYPE_CHECKING, Final
+
+from sidestep.native import layout
+from sidestep.provider.carry.direction import Ending, In, Leaving, Out, Recall
+
+if TYPE_CHECKING:
+    from sidestep.counters import Counters
+    from sidestep.loop import Loop
+    from sidestep.native._engine import Engine, Loan
+    from sidestep.provider.carry.hub import Side
+    from sidestep.provider.carry.remote_relay import RemoteRelay
+
+_RECORD: Final = "engine_record"
+_PAUSE_S: Final = 0.001  # seconds before it is lent again after it was given back; doubled each time
+_PAUSE_MAX_S: Final = 1.0
+_LASTS_S: Final = 0.1  # seconds, after which being lent has paid for itself
+
+
+class Reason(IntEnum):
+    """Why a connection is given back; `enum engine_reason`."""
+
+    ASKED = 1  # we have taken it
+    WORDS = 2  # the application has said something
+    MESSAGE = 3  # so has the other host, or it broke a rule
+    ENDED = 4  # the other host has ended the wire
+    BROKEN = 5  # the wire is broken
+    COUNTS = 6  # the application's counts are impossible
+    CREDIT = 7  # it waits for credit that does not come
+    SMALL = 8  # the other host's buffers are small for what there is to send
+    MEMORY = 9  # there is none
+
+
+class Lending:
+    """Of one process."""
+
+    def __init__(self, engine: Engine, loop: Loop, counters: Counters) -> None:
+        self.engine = engine
+        self._loop = loop
+        self._counters = counters
+        self._lent: dict[Loan, RemoteRelay] = {}
+        self._loans: dict[RemoteRelay, Loan] = {}
+        self._wanted: dict[RemoteRelay, None] = {}  # to be lent as soon as nothing is under way
+        self._pauses: dict[RemoteRelay, tuple[float, float]] = {}  # how long it waits, and until when
+        self._since: dict[RemoteRelay, float] = {}
+
+    def __contains__(self, relay: RemoteRelay) -> bool:
+        return relay in self._loans
+
+    def want(self, relay: RemoteRelay) -> None:
+        """It may be lent; what is not quiet now is looked at again in the next turn."""
+        if relay not in self._loans and not relay.lost:
+            self._wanted[relay] = None
+
+    def forget(self, relay: RemoteRelay) -> None:
+        """It is over."""
+        self._wanted.pop(relay, None)
+        self._pauses.pop(relay, None)
+
+    def handle_turn(self) -> None:
+        """Lends what is quiet now."""
+        wanted, self._wanted = self._wanted, {}
+        for relay in wanted:
+            if relay.lost or relay in self._loans:
+                continue
+            record = _of(relay, relay.side)
+            if record is None:
+                continue  # its next turn comes here again
+            wait_s = self._pauses.get(relay, (0.0, 0.0))[1] - self._loop.now
+            if wait_s > 0:
+                self._loop.call_later(wait_s, partial(self.want, relay))
+            elif not self._lend(relay, record):
+                self._wanted[relay] = None
+
+    def _lend(self, relay: RemoteRelay, record: dict[str, int]) -> bool:
+        lent = relay.link.lend(record)
+        if lent is None:
+            return False
+        side = relay.side
+        loan = self.engine.lend(
+            layout.pack(_RECORD, **record), side.channel, side.doorbell, side.number, lent.inbound, lent.outbound, lent.fd
+        )
+        self._lent[loan] = relay
+        self._loans[relay] = loan
+        self._since[relay] = self._loop.now
+        self._counters.add("engine_lent")
+        return True
+
+    def reclaim(self, relay: RemoteRelay) -> None:
+        """Python has something to do with it."""
+        if (loan := self._loans.get(relay)) is not None:
+            self._take(loan)
+
+    def take_returned(self) -> Iterator[RemoteRelay]:
+        """Those that the engine has given back, taken."""
+        for loan in self.engine.returned():
+            if loan in self._lent:
+                yield self._take(loan)
+
+    def _take(self, loan: Loan) -> RemoteRelay:
+        relay = self._lent.pop(loan)
+        del self._loans[relay]
+        number, error, packed = loan.take()
+        reason, record = Reason(number), layout.unpack(_RECORD, packed)
+        self._counters.add("engine_given_back", reason.name.lower())
+        pause, _ = self._pauses.get(relay, (0.0, 0.0))
+        lasted_s = self._loop.now - self._since.pop(relay)
+        pause = _PAUSE_S if lasted_s >= _LASTS_S else min(max(2 * pause, _PAUSE_S), _PAUSE_MAX_S)
+        self._pauses[relay] = pause, self._loop.now + pause
+        relay.sent, relay.read_told = record["sent"], record["read_told"]
+        relay.side.held, relay.side.asking = record["held"], bool(record["asking"])
+        relay.link.take_back(record, error)
+        self.want(relay)
+        return relay
+
+
+def made() -> Engine | None:
+    """An engine, unless it is not wanted, or was not built."""
+    if os.environ.get("SIDESTEP_ENGINE") == "off":
+        return None
+    from sidestep.native._engine import Engine
+
+    return Engine()
+
+
+def _of(relay: RemoteRelay, side: Side) -> dict[str, int] | None:
+    """What the engine needs of a relay; None: something else goes on."""
+    sends, receives = relay.out is Out.RING, relay.into is In.RING
+    if (
+        not (relay.open and (sends or receives))
+        or relay.recall is not Recall.NOT
+        or relay.leaving is not Leaving.STAYS
+        or relay.ending is not Ending.OPEN
+        or relay.peer_ending is not Ending.OPEN
+        or relay.settled_at is not None
+        or relay.unconfirmed
+        or side.gone
+        or side.closed
+        or side.peer.fin_seen & ~relay.seen
+    ):
+        return None
+    return dict.fromkeys((name for name, _, _ in layout.RECORDS[_RECORD]), 0) | {
+        "sends": sends, "receives": receives, "sent": relay.sent, "held": side.held, "window": relay.window,
+        "read_told": relay.read_told, "read_step": relay.read_step, "asking": side.asking,
+    }  # fmt: skip
