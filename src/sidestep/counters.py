@@ -20,6 +20,8 @@ NAMES: Final = {
     "relay_dropped": "of them, those that stayed on TCP, by reason",
     "relay_left": "of them, those that their protocol left or was taken from: they went back to TCP",
     "relay_reset": "of them, those that were reset, by reason",
+    "engine_lent": "times that a connection with another host was lent to the engine",
+    "engine_given_back": "times that it was given back, by reason",
     "remote_joined": "connections with another host whose two providers have a link, by what this end did",
     "worker_started": "processes that carry connections with other hosts",
     "worker_ended": "of them, those that ended without having been told to, by how",

@@ -198,7 +198,7 @@ class SdpStream:
     def lend(self, record: dict[str, int]) -> Lent | None:
         """Its wire, if nothing unusual goes on and no request but one receive is under way, which is forgotten."""
         qp = self.qp
-        if qp is None or self._running or self._lasts_out or self._want is not None or self._poster is not qp:
+        if qp is None or self._running or self._lasts_out or self._want is not None:
             return None
         lent = qp.lend(record)
         if lent is not None and not self.connection.lend(record):

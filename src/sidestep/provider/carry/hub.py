@@ -254,7 +254,12 @@ class Hub:
             if not side.relayed.lost:
                 self.loop.call(partial(self._serve, side))
         if self.lending is not None:
-            self.lending.handle_turn()
+            try:  # DEBUG
+                self.lending.handle_turn()
+            except BaseException:
+                import traceback
+                open("/tmp/eng.log","a").write(traceback.format_exc())
+                raise
 
     def _hear(self, doorbell: _channel.Doorbell) -> None:
         """What applications have named since the last turn."""
