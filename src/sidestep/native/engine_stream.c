@@ -79,8 +79,8 @@ static int stream_next(struct wire *wire, uint32_t most)
 		if (stream->at < count)
 			framing_in_keep(stream->in);
 		int filled = stream_fill(stream);
-		if (filled <= 0) {
-			stream->at = 0;
+		if (filled <= 0) { /* what is left is the one that is kept, or nothing */
+			stream->at = stream->in->kept ? 0 : framing_in_runs(stream->in, &runs);
 			return filled;
 		}
 	}
@@ -167,6 +167,8 @@ static const struct wire_ops stream_ops = {
 void wire_stream_init(struct wire_stream *stream, struct framing_in *in, struct framing_out *out, int fd, uint32_t tx_msn,
                       uint32_t rx_msn)
 {
+	const struct framing_run *runs;
+
 	*stream = (struct wire_stream){
 		.wire = {.ops = &stream_ops, .readable = true},
 		.in = in,
@@ -174,5 +176,6 @@ void wire_stream_init(struct wire_stream *stream, struct framing_in *in, struct 
 		.fd = fd,
 		.tx_msn = tx_msn,
 		.rx_msn = rx_msn,
+		.at = framing_in_runs(in, &runs), /* those were taken by who lends it */
 	};
 }

@@ -577,11 +577,8 @@ class SdpConnection:
 
     # --- lending it to the engine ---
 
-    def lend(self, record: dict[str, int]) -> bool:
-        """Whether nothing unusual goes on and nobody waits; then the record has all that plain Data needs.
-
-        A receive of the user's, of which nothing has come, is forgotten: who lends asks anew after `take_back`.
-        """
+    def may_lend(self, record: dict[str, int]) -> bool:
+        """Whether nothing unusual goes on and nobody waits; then the record has all that plain Data needs."""
         resize, suspend = self._resize, self._suspend
         if (
             self.state is not SdpState.ESTABLISHED
@@ -600,8 +597,11 @@ class SdpConnection:
         ):
             return False
         record["local_size"] = resize.local
-        self._sink.receives.clear()
         return True
+
+    def lend(self) -> None:
+        """The engine has it. A receive of which nothing has come is forgotten: the user asks anew after `take_back`."""
+        self._sink.receives.clear()
 
     def take_back(self, record: dict[str, int], now: float) -> None:
         """The engine has given it back; what it has not taken comes by `handle_message`."""

@@ -200,10 +200,9 @@ class SdpStream:
         qp = self.qp
         if qp is None or self._running or self._lasts_out or self._want is not None:
             return None
-        lent = qp.lend(record)
-        if lent is not None and not self.connection.lend(record):
-            qp.take_back(record, 0)
+        if not self.connection.may_lend(record) or (lent := qp.lend(record)) is None:
             return None
+        self.connection.lend()
         return lent
 
     def take_back(self, record: dict[str, int], error: int) -> None:
