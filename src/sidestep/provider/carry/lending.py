@@ -119,7 +119,6 @@ class Lending:
         number, error, packed = loan.take()
         reason, record = Reason(number), layout.unpack(_RECORD, packed)
         self._counters.add("engine_given_back", reason.name.lower())
-        open("/tmp/eng.log","a").write(f"{os.getpid()} {self._loop.now:.4f} back {reason.name} {error} { {k:v for k,v in record.items() if v} }\n")  # DEBUG
         pause, _ = self._pauses.get(relay, (0.0, 0.0))
         lasted_s = self._loop.now - self._since.pop(relay)
         pause = _PAUSE_S if lasted_s >= _LASTS_S else min(max(2 * pause, _PAUSE_S), _PAUSE_MAX_S)

@@ -313,7 +313,6 @@ class RdmapStream:
     # --- ending ---
 
     def fault(self, fault: Fault) -> None:
-        open("/tmp/eng.log","a").write(f"FAULT {fault}\n")  # DEBUG
         self._qp.peer_failed(fault)
         self._leave(fault.message.encode())
 

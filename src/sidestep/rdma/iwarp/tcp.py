@@ -143,7 +143,6 @@ class Tcp:
         try:
             call()
         except Exception as fault:
-            import traceback; open("/tmp/eng.log","a").write(traceback.format_exc())  # DEBUG
             _log.exception("the connection with %s is broken by a fault of sidestep", self.remote_address)
             self.abort()
             try:
