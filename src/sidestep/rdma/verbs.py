@@ -290,8 +290,11 @@ class QueuePair(ABC):
     def sends_outstanding(self) -> int:
         """Requests that occupy the send queue."""
 
-    def lend(self, record: dict[str, int]) -> Lent | None:
-        """Leaves the wire to the engine, and its numbers in the record, if nothing is under way; else None."""
+    def lend(self, record: dict[str, int], reclaim: Callable[[], object]) -> Lent | None:
+        """Leaves the wire to the engine, and its numbers in the record, if nothing is under way; else None.
+
+        `reclaim` brings it back.
+        """
         return None
 
     def take_back(self, record: dict[str, int], error: int) -> None:

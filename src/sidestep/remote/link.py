@@ -128,10 +128,10 @@ class SdpLink:
     # ---- lending it to the engine ----
 
     def lend(self, record: dict[str, int]) -> Lent | None:
-        if not self._established or self._ending or self._out or self._on_way or self._due or self._gone:
+        if not self._established or self._ending or self._out or self._on_way or self._due or self._relay is None:
             return None
         record["grows"] = not self._large
-        return self._stream.lend(record)
+        return self._stream.lend(record, self._relay.reclaim)
 
     def take_back(self, record: dict[str, int], error: int) -> None:
         self._stream.take_back(record, error)

@@ -195,12 +195,12 @@ class SdpStream:
 
     # --- lending it to the engine ---
 
-    def lend(self, record: dict[str, int]) -> Lent | None:
+    def lend(self, record: dict[str, int], reclaim: Callable[[], object]) -> Lent | None:
         """Its wire, if nothing unusual goes on and no request but one receive is under way, which is forgotten."""
         qp = self.qp
         if qp is None or self._running or self._lasts_out or self._want is not None:
             return None
-        if not self.connection.may_lend(record) or (lent := qp.lend(record)) is None:
+        if not self.connection.may_lend(record) or (lent := qp.lend(record, reclaim)) is None:
             return None
         self.connection.lend()
         return lent

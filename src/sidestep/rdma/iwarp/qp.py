@@ -16,6 +16,8 @@ from sidestep.rdma.verbs import EventKind, QpState
 from sidestep.rdma.work import Completion
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from sidestep.rdma.iwarp.ddp import ReadRequest
     from sidestep.rdma.iwarp.device import IwarpDevice
     from sidestep.rdma.iwarp.manager import IwarpConnection
@@ -66,8 +68,8 @@ class IwarpQueuePair(SoftQueuePair):
             stream.sender.requests.append(request)
             stream.pump_soon()
 
-    def lend(self, record: dict[str, int]) -> Lent | None:
-        return self.stream.lend(record) if self.state is RTS and self.stream is not None else None
+    def lend(self, record: dict[str, int], reclaim: Callable[[], object]) -> Lent | None:
+        return self.stream.lend(record, reclaim) if self.state is RTS and self.stream is not None else None
 
     def take_back(self, record: dict[str, int], error: int) -> None:
         assert self.stream is not None

@@ -30,6 +30,8 @@ from sidestep.rdma.iwarp.terminate import Condition, Terminate
 from sidestep.rdma.verbs import Lent
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from sidestep.errors import InternalError
     from sidestep.loop import Loop, Timer
     from sidestep.rdma.iwarp.counting import StreamTally
@@ -58,8 +60,8 @@ class RdmapStream:
     """One connection's."""
 
     __slots__ = (
-        "_agreed", "_first", "_inbound", "_loop", "_markers", "_outbound", "_phase", "_qp", "_settings", "_tcp",
-        "_timer", "_wire", "receiver", "sender",
+        "_agreed", "_first", "_inbound", "_loop", "_markers", "_outbound", "_phase", "_qp", "_reclaim", "_settings",
+        "_tcp", "_timer", "_wire", "receiver", "sender",
     )  # fmt: skip
 
     def __init__(self, tcp: Tcp, qp: IwarpQueuePair, agreed: Agreed, loop: Loop, settings: IwarpSettings) -> None:
@@ -69,6 +71,7 @@ class RdmapStream:
         self._loop = loop
         self._settings = settings
         self._phase = _Phase.OPEN
+        self._reclaim: Callable[[], object] | None = None  # while the engine has it
         self._timer: Timer | None = None
         self._first: Timer | None = None  # for the other end's first message
         self._inbound = Inbound(crc=agreed.crc, markers=agreed.markers_in)
@@ -158,14 +161,16 @@ class RdmapStream:
 
     def own(self) -> None:
         """Memory that waits to be sent is its owner's again."""
-        self._outbound.own()
+        if self._reclaim is None:  # what the engine sends is not of the device's users
+            self._outbound.own()
 
     # --- lending it to the engine ---
 
-    def lend(self, record: dict[str, int]) -> Lent | None:
-        """Its wire, if nothing is under way here; nobody looks at it then until `take_back`."""
+    def lend(self, record: dict[str, int], reclaim: Callable[[], object]) -> Lent | None:
+        """Its wire, if nothing is under way here; nobody looks at it then until `take_back`, which `reclaim` brings."""
         if (
             self._phase is not _Phase.OPEN
+            or self._reclaim is not None
             or self._wire.live
             or self._timer is not None
             or self._first is not None
@@ -177,13 +182,20 @@ class RdmapStream:
         ):
             return None
         self._tcp.watch(read=False)
+        self._reclaim = reclaim
         return Lent(self._inbound, self._outbound, self._tcp.fileno())
 
     def take_back(self, record: dict[str, int], error: int) -> None:
         """What has come and was not taken is looked at in this turn; `error`: the errno that broke the connection."""
+        self._reclaim = None
         self.sender.take_back(record)
         self.receiver.take_back(record)
         self._loop.soon(partial(self._tcp.run, partial(self._go_on, error)))
+
+    def reclaim(self) -> None:
+        """Somebody here has to do with the wire."""
+        if self._reclaim is not None:
+            self._reclaim()
 
     def _go_on(self, error: int) -> None:
         if self._phase is not _Phase.OPEN:
@@ -325,11 +337,13 @@ class RdmapStream:
 
     def abort(self) -> None:
         """Ends it at once: RST."""
+        self.reclaim()
         if self._phase is not _Phase.CLOSED:
             self._close()
             self._tcp.abort()
 
     def _leave(self, last: bytes) -> None:
+        self.reclaim()
         if self._phase is not _Phase.OPEN:
             return
         self._phase = _Phase.ENDING
