@@ -206,12 +206,13 @@ static int send_some(struct engine_loan *loan, int64_t now)
 			return (int)count;
 		if (wire->ops->waiting(wire) >= QUEUED_MAX)
 			return 0; /* the wire tells when it takes more */
-		if (count && record->credit < PAYLOAD_CREDIT) {
+		if ((count || read) && record->credit < PAYLOAD_CREDIT) { /* words of the link are payload, too */
 			if (!loan->starved_ns)
 				loan->starved_ns = now;
 			else if (now - loan->starved_ns > LOAN_STARVED_MS * 1000000ll)
 				return -ENGINE_CREDIT;
 			count = 0;
+			read = 0;
 		} else {
 			loan->starved_ns = 0;
 		}
@@ -223,7 +224,7 @@ static int send_some(struct engine_loan *loan, int64_t now)
 		              (record->owes || record->rx_mseq - record->last_ack_sent >= 2);
 		if (!count && !read && !update)
 			return 0;
-		if (!count && !may_send_bare(record))
+		if (update && !may_send_bare(record))
 			return 0; /* what comes brings credit */
 		uint32_t most = record->remote_size - BSDH_LEN - 2 * WORD_LEN;
 		if (record->grows && (uint64_t)count > LARGE * record->remote_size)

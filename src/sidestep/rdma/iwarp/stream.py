@@ -153,6 +153,7 @@ class RdmapStream:
 
     def sent_len(self) -> tuple[int, int]:
         """Bytes that went out, and those up to the next FPDU."""
+        self.reclaim()
         return self._outbound.written, self._outbound.rest
 
     def received_len(self) -> tuple[int, bytes]:
