@@ -358,13 +358,14 @@ class RemoteSettings(NamedTuple):
 
     hosts: tuple[IPv4Network | IPv6Network, ...]
     key_file: Path | None = None  # what both providers know, and nobody else
+    engine: bool = True  # ordinary messages pass in compiled code
 
     def trusts(self, host: IPv4Address | IPv6Address) -> bool:
         """Whether a host is among them."""
         return any(host in network for network in self.hosts if network.version == host.version)
 
     @classmethod
-    def parse(cls, hosts: str, key_file: str | None = None) -> Self:
+    def parse(cls, hosts: str, key_file: str | None = None, *, engine: bool = True) -> Self:
         """`NETWORK[,NETWORK...]`; raises Misuse."""
         from ipaddress import ip_network
 
@@ -374,7 +375,12 @@ class RemoteSettings(NamedTuple):
             raise Misuse(
                 f"{hosts!r} are not networks: {error}", remedy="for example 192.0.2.0/24 or 192.0.2.7,2001:db8::/64"
             ) from error
-        return cls(networks, Path(key_file).absolute() if key_file else None)
+        return cls(networks, Path(key_file).absolute() if key_file else None, engine)
+
+    def arguments(self) -> list[str]:
+        """What tells a provider, or a worker of one, the same."""
+        key = [f"--remote-key={self.key_file}"] if self.key_file else []
+        return [f"--remote={self}", *key, *([] if self.engine else ["--engine=off"])]
 
     def __str__(self) -> str:
         return ",".join(map(str, self.hosts))
@@ -422,7 +428,6 @@ class ProviderSettings(NamedTuple):
             f"--proof={self.proof.value}",
             *(f"--policy={place}" for place in self.policy),
             *(["--system"] if self.system else []),
-            *([f"--remote={self.remote}"] if self.remote else []),
-            *([f"--remote-key={self.remote.key_file}"] if self.remote and self.remote.key_file else []),
+            *(self.remote.arguments() if self.remote else []),
             *([f"--workers={self.workers}"] if self.workers else []),
         ]

@@ -23,9 +23,10 @@ from sidestep.remote.link import SdpLink
 from sidestep.switch.link import Control
 
 
-@pytest.fixture
-def world(closing: ExitStack) -> Iterator[World]:
-    made = World(closing)
+@pytest.fixture(params=[(False, False), (True, True), (True, False)], ids=["python", "engines", "engine-python"])
+def world(closing: ExitStack, request: pytest.FixtureRequest) -> Iterator[World]:
+    """Two hosts; which of them have an engine makes no difference to anybody."""
+    made = World(closing, engines=request.param)
     yield made
     assert not made.one.faults + made.two.faults
 

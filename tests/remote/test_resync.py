@@ -32,8 +32,8 @@ KEY = b"k" * 32
 class Settling(World):
     """Two hosts that settle; the second answers as `_At` does."""
 
-    def __init__(self, stack: ExitStack) -> None:
-        super().__init__(stack)
+    def __init__(self, stack: ExitStack, engines: tuple[bool, bool]) -> None:
+        super().__init__(stack, engines=engines)
         self.answers = ResyncResponder(self.loop)
         self.answering: Callable[[ConnectionRequest, Promotion, bytes], None] = self._answer
         self.asked: list[Promotion] = []
@@ -126,10 +126,10 @@ class Settling(World):
         return not len(self.one.hub) + len(self.two.hub)
 
 
-@pytest.fixture
-def world() -> Iterator[Settling]:
+@pytest.fixture(params=[(False, False), (True, True)], ids=["python", "engines"])
+def world(request: pytest.FixtureRequest) -> Iterator[Settling]:
     with ExitStack() as stack:
-        made = Settling(stack)
+        made = Settling(stack, request.param)
         yield made
         assert not made.one.faults + made.two.faults
         assert not any("Traceback" in line for line in made.one.logged + made.two.logged)

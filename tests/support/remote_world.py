@@ -12,6 +12,7 @@ from channel_app import RING, App
 from sidestep import limits
 from sidestep.counters import Counters
 from sidestep.loop import Loop
+from sidestep.native._engine import Engine
 from sidestep.native.layout import Acked, Back, Notice, Seen
 from sidestep.provider.carry import remote_relay
 from sidestep.provider.carry.hub import Hub
@@ -34,19 +35,28 @@ WAIT_S = 20.0
 class HubWorld:
     """One provider's, whose time is the test's."""
 
-    def __init__(self, stack: ExitStack, relays_max: int = 8) -> None:
+    def __init__(self, stack: ExitStack, relays_max: int = 8, *, engine: bool = False) -> None:
         self.faults: list[BaseException] = []
         self.now = 0.0
         self.hub_loop = Loop(self.faults.append, clock=lambda: self.now)
         stack.callback(self.hub_loop.close)
         self.counters = Counters()
-        self.hub = Hub(self.hub_loop, self.counters, relays_max=relays_max)
+        self.engine = Engine() if engine else None  # without its thread: it works in `step`
+        self.hub = Hub(self.hub_loop, self.counters, relays_max=relays_max, engine=self.engine)
         self.hub.descriptors()
         stack.callback(self.hub.close)
         self.dropped = 0
 
     def _on_drop(self) -> None:
         self.dropped += 1
+
+    def step(self) -> bool:
+        """A turn of the engine, and what it tells is heard; whether there was anything."""
+        if self.engine is None:
+            return False
+        self.now += 1e-4  # what was given back is lent again after a while
+        busy = self.engine.step()
+        return bool(self.hub_loop.run(self.hub_loop.poll(0))) or busy
 
     def pass_time(self, seconds: float) -> None:
         """And what is due by then happens."""
@@ -57,8 +67,8 @@ class HubWorld:
 class Host(HubWorld):
     """One provider: a hub and a stack."""
 
-    def __init__(self, stack: ExitStack, loop: Loop, address: str) -> None:
-        super().__init__(stack)
+    def __init__(self, stack: ExitStack, loop: Loop, address: str, *, engine: bool) -> None:
+        super().__init__(stack, engine=engine)
         self.loop = loop
         self.device = IwarpDevice(address, loop)
         stack.callback(self.device.close)
@@ -135,11 +145,12 @@ class Stranger:
 class World:
     """Two hosts, and connections between them."""
 
-    def __init__(self, stack: ExitStack) -> None:
+    def __init__(self, stack: ExitStack, *, engines: tuple[bool, bool] = (False, False)) -> None:
         self.stack = stack
         self.loop = Loop()
         stack.callback(self.loop.close)
-        self.one, self.two = Host(stack, self.loop, "127.0.0.1"), Host(stack, self.loop, "127.0.0.2")
+        self.one = Host(stack, self.loop, "127.0.0.1", engine=engines[0])
+        self.two = Host(stack, self.loop, "127.0.0.2", engine=engines[1])
 
     def turns(self, until: Callable[[], bool]) -> None:
         """Lets both hosts work until something is so."""
@@ -152,6 +163,7 @@ class World:
         """One turn of all; whether anything was to be done."""
         busy = False
         for host in (self.one, self.two):
+            busy |= host.step()
             if host.hub.about_to_wait():
                 busy = True
                 host.hub.handle_turn()

@@ -67,13 +67,21 @@ def provider() -> None:
     help="Processes among which connections with other hosts are spread, so that they share several CPUs; "
     "auto: one for each; 0: the provider carries them itself.",
 )
+@click.option(
+    "--engine",
+    type=click.Choice(["on", "off"]),
+    default="on",
+    show_default=True,
+    help="Whether ordinary messages of connections with other hosts pass in compiled code, beside the provider's own; "
+    "off: all of them in Python, which is slower, and the reference.",
+)
 @click.option("--foreground", is_flag=True, help="Serve in this process, until a signal or `stop`.")
 @socket_option
 @json_option
 def start(
     promote_after: PromoteAfter, ring_size: int, offer_expiry: float, idle_exit: float, budget: int, proof: str,
-    system: bool, remote: tuple[str, ...], remote_key: str | None, workers: str, foreground: bool, socket: Path,
-    as_json: bool,
+    system: bool, remote: tuple[str, ...], remote_key: str | None, workers: str, engine: str, foreground: bool,
+    socket: Path, as_json: bool,
 ) -> None:  # fmt: skip
     """Start a provider, and return once it listens. Exit code 0 also if one runs already.
 
@@ -92,7 +100,8 @@ def start(
         raise Misuse("--workers without --remote", remedy="name the hosts: --remote NETWORKS")
     settings = ProviderSettings(
         socket, promote_after, ring_size, offer_expiry, idle_exit, budget, policy, system=system, proof=Proof(proof),
-        remote=RemoteSettings.parse(",".join(remote), remote_key) if remote else None, workers=workers_count,
+        remote=RemoteSettings.parse(",".join(remote), remote_key, engine=engine == "on") if remote else None,
+        workers=workers_count,
     )  # fmt: skip
 
     def tell(pid: int, started: bool, text: str) -> None:

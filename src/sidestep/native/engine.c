@@ -3,9 +3,12 @@
 #include "engine_loan.h"
 
 #include <errno.h>
+#include <fcntl.h>
+#include <inttypes.h>
 #include <pthread.h>
 #include <sched.h>
 #include <signal.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/epoll.h>
@@ -13,6 +16,9 @@
 #include <unistd.h>
 
 #define EVENTS 64
+#define SPIN_MIN_NS 1000
+#define SPIN_MAX_NS 50000
+#define LOAD_REFRESH_NS 4000000
 #define NEWS_MAX 1024u /* numbers that wait for Python; more: it looks at all */
 #define FEEDS_MAX 4096u
 #define LOANS 4096u    /* places for numbers of channels; a power of two, and more than there can be relays */
@@ -193,18 +199,80 @@ void engine_free(struct engine *engine)
 	free(engine);
 }
 
+static bool is_to_stop(struct engine *engine)
+{
+	engine_lock(engine);
+	bool stop = engine->stop;
+	engine_unlock(engine);
+	return stop;
+}
+
+/* Threads of this host that run or want to (proc(5), the fourth field of loadavg); many, if that cannot be read. */
+static uint32_t runnable_threads(int load_fd)
+{
+	char text[64] = "";
+	uint32_t running = UINT32_MAX;
+
+	if (load_fd < 0 || pread(load_fd, text, sizeof(text) - 1, 0) <= 0 || sscanf(text, "%*s %*s %*s %" SCNu32, &running) != 1)
+		return UINT32_MAX;
+	return running;
+}
+
+/*
+ * What comes often comes soon: to look again for a moment is cheaper than to be woken. The budget doubles when something came
+ * while it lasted, and halves when not. Where more threads want to run than there are CPUs nobody looks.
+ */
+struct spin {
+	int64_t budget, until, load_read_at;
+	int load_fd;
+	uint32_t cpus;
+	bool crowded, begun;
+};
+
+static bool spins(struct spin *spin, bool any)
+{
+	int64_t now = loan_clock();
+
+	if (any) {
+		if (spin->begun && spin->budget < SPIN_MAX_NS)
+			spin->budget *= 2;
+		spin->begun = false;
+		return true;
+	}
+	if (!spin->begun) {
+		if (now - spin->load_read_at > LOAD_REFRESH_NS) {
+			spin->load_read_at = now;
+			spin->crowded = runnable_threads(spin->load_fd) > spin->cpus;
+		}
+		if (spin->crowded)
+			return false;
+		spin->begun = true;
+		spin->until = now + spin->budget;
+	}
+	if (now < spin->until) {
+		sched_yield();
+		return true;
+	}
+	if (spin->budget > SPIN_MIN_NS)
+		spin->budget /= 2;
+	spin->begun = false;
+	return false;
+}
+
 static void *run(void *argument)
 {
 	struct engine *engine = argument;
+	struct spin spin = {.budget = SPIN_MIN_NS, .load_fd = open("/proc/loadavg", O_RDONLY | O_CLOEXEC)};
+	cpu_set_t cpus;
 
-	for (;;) {
-		engine_lock(engine);
-		bool stop = engine->stop;
-		engine_unlock(engine);
-		if (stop)
-			return NULL;
-		engine_step(engine, -1);
+	spin.cpus = sched_getaffinity(0, sizeof(cpus), &cpus) == 0 ? (uint32_t)CPU_COUNT(&cpus) : 1;
+	while (!is_to_stop(engine)) {
+		if (!spins(&spin, engine_step(engine, 0)))
+			engine_step(engine, -1);
 	}
+	if (spin.load_fd >= 0)
+		close(spin.load_fd);
+	return NULL;
 }
 
 int engine_start(struct engine *engine)

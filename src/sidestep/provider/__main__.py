@@ -25,6 +25,7 @@ def main() -> int:
     parser.add_argument("--system", action="store_true")
     parser.add_argument("--remote")
     parser.add_argument("--remote-key")
+    parser.add_argument("--engine", choices=("on", "off"), default="on")
     parser.add_argument("--workers", type=int, default=0)
     parser.add_argument("--background", action="store_true")
     parser.add_argument("--ready-fd", type=int)
@@ -39,7 +40,9 @@ def main() -> int:
         policy=tuple(given.policy),
         system=given.system,
         proof=given.proof,
-        remote=RemoteSettings.parse(given.remote, given.remote_key) if given.remote else None,
+        remote=(
+            RemoteSettings.parse(given.remote, given.remote_key, engine=given.engine == "on") if given.remote else None
+        ),
         workers=given.workers,
     )
     try:

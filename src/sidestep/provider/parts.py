@@ -80,7 +80,7 @@ class Parts:
             self._on_started_module,
         )  # fmt: skip
         self.services.transports = self.transports.each
-        self.hub = Hub(self.loop, self.counters, relays_max=room.relays, engine=made())
+        self.hub = Hub(self.loop, self.counters, relays_max=room.relays, engine=made(settings.remote))
         self.waiting = Waiting(self.loop, self.hub)
         self.pools = WorkerPools(settings.workers, self.services, self.counters)
         self.services.start_workers = self.pools.start_workers

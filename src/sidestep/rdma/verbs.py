@@ -297,6 +297,9 @@ class QueuePair(ABC):
         """
         return None
 
+    def use_large_frames(self) -> None:
+        """The other end is known to take frames of any size, and to gain from large ones; where there are any."""
+
     def take_back(self, record: dict[str, int], error: int) -> None:
         """The engine has given it back; `error`: the errno that broke it, or 0."""
         raise NotImplementedError

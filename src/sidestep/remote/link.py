@@ -160,6 +160,7 @@ class SdpLink:
 
     def handle_established(self) -> None:
         self._established = True
+        self._stream.use_large_frames()
         self._flush()
         if self._over:
             return

@@ -188,6 +188,11 @@ class SdpStream:
         """How it is now, for people."""
         return {"device": self.stack.device.name, "peer": self.address, **self.connection.details()}
 
+    def use_large_frames(self) -> None:
+        """The other end is one of ours; see `QueuePair.use_large_frames`."""
+        if self.qp is not None:
+            self.qp.use_large_frames()
+
     def suspend(self, port: int) -> None:
         """Asks the other end to connect anew to that port; see `SdpConnection.suspend`."""
         self.connection.suspend(port, self.stack.clock())

@@ -182,7 +182,6 @@ class Hub:
                 else:
                     engine = self.lending.engine
                     engine.hear(doorbell)
-                    engine.start()
                     self.loop.on_readable(engine.fd, self._tell)
             except BaseException:
                 for fd in life:

@@ -11,7 +11,6 @@ anew, and forgets that while it is lent.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from enum import IntEnum
 from functools import partial
@@ -21,6 +20,7 @@ from sidestep.native import layout
 from sidestep.provider.carry.direction import Ending, In, Leaving, Out, Recall
 
 if TYPE_CHECKING:
+    from sidestep.config import RemoteSettings
     from sidestep.counters import Counters
     from sidestep.loop import Loop
     from sidestep.native._engine import Engine, Loan
@@ -130,13 +130,15 @@ class Lending:
         return relay
 
 
-def made() -> Engine | None:
-    """An engine, unless it is not wanted, or was not built."""
-    if os.environ.get("SIDESTEP_ENGINE") == "off":
+def made(remote: RemoteSettings | None) -> Engine | None:
+    """An engine for connections with these hosts, if there are any, and it is wanted."""
+    if remote is None or not remote.engine:
         return None
     from sidestep.native._engine import Engine
 
-    return Engine()
+    engine = Engine()
+    engine.start()
+    return engine
 
 
 def _of(relay: RemoteRelay, side: Side) -> dict[str, int] | None:

@@ -377,9 +377,7 @@ class WorkerPool:
         self.services = services
         self.counters = counters
         self.stopped = False
-        self.arguments = [f"--protocol={carrier.name}", f"--remote={remote}"]
-        if remote.key_file is not None:
-            self.arguments.append(f"--remote-key={remote.key_file}")
+        self.arguments = [f"--protocol={carrier.name}", *remote.arguments()]
         self.slots = [WorkerSlot(self, index) for index in range(count)]
         self.questions = itertools.count(1)
         self._choices = itertools.count(1)

@@ -53,7 +53,7 @@ class Worker:
         self.ipc = IpcChannel(sock, self.loop, self._heard, self._orphaned)
         self.counters = _Reported(self.ipc)
         self.prover = SocketProver()
-        self.hub = Hub(self.loop, self.counters, relays_max=_connections_max(), engine=made())
+        self.hub = Hub(self.loop, self.counters, relays_max=_connections_max(), engine=made(remote))
         self._waiting = Waiting(self.loop, self.hub)
         self._mapper = Mapper(self.ipc)
         services = Services(loop=self.loop, log=self._tell, remote=remote, port_mapper=self._mapper)
@@ -352,14 +352,14 @@ def main() -> int:
     parser.add_argument("--protocol", required=True)
     parser.add_argument("--remote", required=True)
     parser.add_argument("--remote-key")
+    parser.add_argument("--engine", choices=("on", "off"), default="on")
     given = parser.parse_args()
     for number in (signal.SIGTERM, signal.SIGINT):  # they are for the provider, which tells us
         signal.signal(number, signal.SIG_IGN)
     os.set_inheritable(given.ipc_fd, False)
     try:
-        worker = Worker(
-            socket.socket(fileno=given.ipc_fd), given.protocol, RemoteSettings.parse(given.remote, given.remote_key)
-        )
+        remote = RemoteSettings.parse(given.remote, given.remote_key, engine=given.engine == "on")
+        worker = Worker(socket.socket(fileno=given.ipc_fd), given.protocol, remote)
         worker.run()
     except SidestepError as error:
         print(f"sidestep worker: {error}", file=sys.stderr)  # noqa: T201 - nobody else may be there to hear it

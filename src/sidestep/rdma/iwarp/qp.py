@@ -71,6 +71,10 @@ class IwarpQueuePair(SoftQueuePair):
     def lend(self, record: dict[str, int], reclaim: Callable[[], object]) -> Lent | None:
         return self.stream.lend(record, reclaim) if self.state is RTS and self.stream is not None else None
 
+    def use_large_frames(self) -> None:
+        if self.stream is not None:
+            self.stream.use_large_frames()
+
     def take_back(self, record: dict[str, int], error: int) -> None:
         assert self.stream is not None
         self.stream.take_back(record, error)

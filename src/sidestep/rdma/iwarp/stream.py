@@ -47,6 +47,7 @@ _RUNS_MAX: Final = 4096  # runs, after which no more is read: a hostile peer mak
 _WRITES_MAX: Final = 16
 _SEEN_LEN: Final = 64 << 10  # bytes that are read at a time while somebody looks on
 _TERMINATE: Final = 0x40 | RdmapOp.TERMINATE
+_LARGE_MULPDU: Final = 64768  # FRAMING_MULPDU_MAX
 
 
 class _Phase(Enum):
@@ -60,7 +61,7 @@ class RdmapStream:
     """One connection's."""
 
     __slots__ = (
-        "_agreed", "_first", "_inbound", "_loop", "_markers", "_outbound", "_phase", "_qp", "_reclaim", "_settings",
+        "_agreed", "_first", "_inbound", "_large", "_loop", "_markers", "_outbound", "_phase", "_qp", "_reclaim", "_settings",
         "_tcp", "_timer", "_wire", "receiver", "sender",
     )  # fmt: skip
 
@@ -72,6 +73,7 @@ class RdmapStream:
         self._settings = settings
         self._phase = _Phase.OPEN
         self._reclaim: Callable[[], object] | None = None  # while the engine has it
+        self._large = False  # frames do not follow TCP's segments
         self._timer: Timer | None = None
         self._first: Timer | None = None  # for the other end's first message
         self._inbound = Inbound(crc=agreed.crc, markers=agreed.markers_in)
@@ -164,6 +166,12 @@ class RdmapStream:
         """Memory that waits to be sent is its owner's again."""
         if self._reclaim is None:  # what the engine sends is not of the device's users
             self._outbound.own()
+
+    def use_large_frames(self) -> None:
+        """An FPDU may fill many TCP segments: RFC 5044 3 would have it fit one, for receivers that place each by itself."""
+        if not self._markers:
+            self._large = True
+            self._outbound.mulpdu = _LARGE_MULPDU
 
     # --- lending it to the engine ---
 
@@ -301,7 +309,8 @@ class RdmapStream:
 
     def on_writable(self) -> None:
         if self._phase is _Phase.OPEN:
-            self._outbound.mulpdu = mulpdu(self._tcp.mss, markers=self._markers)
+            if not self._large:
+                self._outbound.mulpdu = mulpdu(self._tcp.mss, markers=self._markers)
             self.pump()
         elif self._phase is _Phase.ENDING:
             self._write_last()

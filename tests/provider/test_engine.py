@@ -1,0 +1,104 @@
+"""The engine beside Python: whoever has a connection, the bytes are the same, and so is what either leaves to the other."""
+
+from __future__ import annotations
+
+import random
+from contextlib import ExitStack
+from typing import Final
+
+import pytest
+from channel_app import App
+from remote_world import World, reset
+
+from sidestep.provider.carry.remote_relay import RemoteRelay
+from sidestep.remote.link import SdpLink
+
+ENGINES: Final = {"engines": (True, True), "engine-python": (True, False), "python-engine": (False, True)}
+SIZES: Final = (1, 16, 17, 100, 4000, 4096, 5000, 30_000, 65_536, 200_000)
+
+
+class Stream:
+    """One direction: what was sent, and how much of it has come."""
+
+    def __init__(self, sender: App, receiver: App, dice: random.Random) -> None:
+        self.sender, self.receiver, self._dice = sender, receiver, dice
+        self.sent, self.got = bytearray(), 0
+
+    def send(self, size: int) -> None:
+        data = self._dice.randbytes(size)
+        self.sent += data[: self.sender.send(data)]
+
+    def receive(self) -> None:
+        data = self.receiver.receive()
+        assert data == self.sent[self.got : self.got + len(data)]
+        self.got += len(data)
+
+
+def lent(world: World) -> int:
+    return sum(host.counters.get("engine_lent") for host in (world.one, world.two))
+
+
+def state(end: RemoteRelay) -> tuple[dict[str, int], dict[str, int]]:
+    """What one end has counted of what it sent, and of what it received: it must be what the other end has."""
+    link = end.link
+    assert isinstance(link, SdpLink)
+    connection, qp = link.stream.connection, link.stream.qp
+    assert qp is not None
+    flow = connection._flow
+    sent = {"mseq": flow.tx_mseq, "msn": qp.stream.sender._send_msn, "payloads": connection._source.pnd}  # type: ignore[attr-defined]
+    received = {"mseq": flow.rx_mseq, "msn": qp.stream.receiver._send_msn, "payloads": connection._sink.nd}  # type: ignore[attr-defined]
+    return sent, received
+
+
+@pytest.mark.parametrize("engines", ENGINES.values(), ids=ENGINES)
+@pytest.mark.parametrize("ring", [4096, 65536], ids=str)
+@pytest.mark.parametrize("seed", range(12))
+def test_each_byte_arrives_whoever_carries_it(
+    closing: ExitStack, engines: tuple[bool, bool], ring: int, seed: int
+) -> None:
+    """Connections change hands at any moment, amid messages and with the wire full."""
+    dice = random.Random(seed)
+    world = World(closing, engines=engines)
+    a, b, *ends = world.pair(rings=(ring, ring))
+    streams = Stream(a, b, dice), Stream(b, a, dice)
+    changes = dice.choice((0.0, 0.05, 0.5))
+    for _ in range(600):
+        stream = dice.choice(streams)
+        if dice.random() < 0.5:
+            stream.send(dice.choice(SIZES))
+        else:
+            stream.receive()
+        if dice.random() < 0.7:
+            world.turn()
+        if dice.random() < changes:
+            dice.choice(ends).reclaim()
+    for stream in streams:
+        while stream.got < len(stream.sent):
+            world.rest()
+            stream.receive()
+    world.rest()
+    for end in ends:
+        end.reclaim()
+    world.rest()
+    (sent, received), (other_sent, other_received) = map(state, ends)
+    assert (sent, received) == (other_received, other_sent)
+    assert not reset(a)
+    assert not reset(b)
+    assert lent(world) > 0
+    assert not world.one.faults + world.two.faults
+
+
+def test_what_is_idle_is_lent_and_stays_there(closing: ExitStack) -> None:
+    world = World(closing, engines=(True, True))
+    a, b, *_ = world.pair()
+    for _ in range(50):
+        world.rest()
+    before = lent(world)
+    for _ in range(200):
+        a.send(b"ping")
+        world.rest()
+        assert b.receive() == b"ping"
+        b.send(b"pong")
+        world.rest()
+        assert a.receive() == b"pong"
+    assert lent(world) == before
