@@ -303,15 +303,18 @@ void engine_hear(struct engine *engine)
 int engine_doorbell(struct engine *engine, _Atomic uint64_t *word, int wait_fd)
 {
 	struct epoll_event event = {.events = EPOLLIN | EPOLLET, .data.u64 = TOLD_BELL};
+	int result = 0;
 
-	if (epoll_ctl(engine->epfd, EPOLL_CTL_ADD, wait_fd, &event) < 0)
-		return -errno;
 	engine_lock(engine);
-	engine->bell_word = word;
+	if (engine->bell_word)
+		epoll_ctl(engine->epfd, EPOLL_CTL_DEL, engine->bell_fd, NULL);
+	if (word && epoll_ctl(engine->epfd, EPOLL_CTL_ADD, wait_fd, &event) < 0)
+		result = -errno;
+	engine->bell_word = result ? NULL : word;
 	engine->bell_fd = wait_fd;
 	engine_unlock(engine);
 	wake(engine->command_fd);
-	return 0;
+	return result;
 }
 
 int engine_feed_add(struct engine *engine, const struct hint_ring *hints, uint64_t *seen)
@@ -537,7 +540,7 @@ bool engine_step(struct engine *engine, int timeout_ms)
 	engine_unlock(engine);
 	int count = epoll_wait(engine->epfd, events, EVENTS, busy ? 0 : most);
 	engine_lock(engine);
-	if (asleep) {
+	if (asleep && engine->bell_word) {
 		doorbell_word_wake(engine->bell_word);
 		feeds_look(engine);
 	}

@@ -54,7 +54,7 @@ void engine_free(struct engine *engine); /* everything was taken back */
 int engine_fd(const struct engine *engine);
 void engine_hear(struct engine *engine);
 
-/* The doorbell that applications ring: its word, and a set that tells its edges. */
+/* The doorbell that applications ring: its word, and a set that tells its edges. NULL: none any more. */
 int engine_doorbell(struct engine *engine, _Atomic uint64_t *word, int wait_fd);
 
 /* Where one application names the channels with news. -ENOMEM */

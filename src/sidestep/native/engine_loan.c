@@ -372,7 +372,7 @@ static enum engine_reason receive_some(struct engine_loan *loan)
 	struct wire *wire = &loan->stream.wire;
 	enum engine_reason reason = ENGINE_KEPT;
 	bool shown = false, freed = false;
-	uint64_t before = loan->record.bytes_received;
+	uint64_t before = loan->record.wire_received;
 
 	while (!reason) {
 		int found = wire->ops->next(wire, loan->record.local_size);
@@ -381,7 +381,7 @@ static enum engine_reason receive_some(struct engine_loan *loan)
 		if (found <= 0)
 			break;
 		reason = take_message(loan, wire->len, &shown, &freed);
-		if (loan->record.bytes_received - before >= SHARE) {
+		if (loan->record.wire_received - before >= SHARE) {
 			loan->more = true;
 			break;
 		}

@@ -232,6 +232,10 @@ static PyObject *engine_object_hear(PyObject *self, PyObject *bell)
 {
 	struct engine_object *object = open_engine(self);
 
+	if (object && Py_IsNone(bell)) {
+		engine_doorbell(object->engine, NULL, -1);
+		Py_RETURN_NONE;
+	}
 	if (!object || !is_a(bell, object->state->doorbell, "doorbell"))
 		return NULL;
 	struct own_doorbell *doorbell = (struct own_doorbell *)bell;
@@ -319,7 +323,7 @@ static PyMethodDef engine_methods[] = {
 	 "returned($self, /)\n--\n\nThe loans that it has given back since the last time; each is still to be taken."},
 	{"news", engine_object_news, METH_NOARGS,
 	 "news($self, /)\n--\n\nThe numbers of channels with news that are not lent. None: look at all."},
-	{"hear", engine_object_hear, METH_O, "hear($self, doorbell, /)\n--\n\nThe Doorbell that applications ring is its from now on."},
+	{"hear", engine_object_hear, METH_O, "hear($self, doorbell, /)\n--\n\nThe Doorbell that applications ring is its from now on; None: it has none."},
 	{"feed", engine_object_feed, METH_O, "feed($self, doorbell, /)\n--\n\nReads the hints of this RemoteDoorbell from now on."},
 	{"unfeed", engine_object_unfeed, METH_O, "unfeed($self, doorbell, /)\n--\n\nEnds that."},
 	{"start", engine_object_start, METH_NOARGS, "start($self, /)\n--\n\nStarts the thread; else somebody calls step()."},

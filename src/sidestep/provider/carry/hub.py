@@ -382,7 +382,11 @@ class Hub:
         for relayed in list(self._relayed.values()):
             self.drop(relayed)
         if self._doorbell is not None:
-            self.loop.forget(self._doorbell.wait_fd if self.lending is None else self.lending.engine.fd)
+            if self.lending is None:
+                self.loop.forget(self._doorbell.wait_fd)
+            else:
+                self.loop.forget(self.lending.engine.fd)
+                self.lending.engine.hear(None)
             self._doorbell.close()
             self._doorbell = None
             for fd in self._life:
