@@ -534,14 +534,15 @@ bool engine_step(struct engine *engine, int timeout_ms)
 	engine_lock(engine);
 	int most = engine->starved && (timeout_ms < 0 || timeout_ms > LOAN_STARVED_MS) ? LOAN_STARVED_MS : timeout_ms;
 	feeds_look(engine);
-	bool busy = engine->ready != NULL, asleep = !busy && timeout_ms && engine->bell_word;
+	bool busy = engine->ready != NULL;
+	_Atomic uint64_t *asleep = !busy && timeout_ms ? engine->bell_word : NULL;
 	if (!busy && timeout_ms && !falls_asleep(engine))
 		busy = true;
 	engine_unlock(engine);
 	int count = epoll_wait(engine->epfd, events, EVENTS, busy ? 0 : most);
 	engine_lock(engine);
-	if (asleep && engine->bell_word) {
-		doorbell_word_wake(engine->bell_word);
+	if (asleep && engine->bell_word == asleep) {
+		doorbell_word_wake(asleep);
 		feeds_look(engine);
 	}
 	for (int i = 0; i < count; i++)
