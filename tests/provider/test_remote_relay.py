@@ -152,6 +152,7 @@ def test_what_is_not_read_goes_behind_the_ring_and_back(world: World) -> None:
         for part in data[:3000], data[3000:40000], data[40000:]:
             assert a.spill(part) == len(part)
             world.rest()
+        far.reclaim()
         assert (a.end.unread, b.end.avail, far.side.held) == (len(data), len(data), len(data))
         found = b.end.read(len(data) - 1000)  # it has nearly caught up: what follows lies in the ring again
         b.hint()
@@ -1011,7 +1012,7 @@ def test_a_fault_of_ours_stays_with_its_connection(world: World, monkeypatch: py
         raise ZeroDivisionError
 
     monkeypatch.setattr(far, "handle_control", fault)
-    stranger.send_control(Control.READ, 0)
+    stranger.send_control(Control.ASK)
     a.send(b"unharmed")
     world.rest()
     assert b.receive() == b"unharmed"

@@ -22,6 +22,7 @@ from ipaddress import IPv4Address, IPv6Address, ip_address
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from sidestep.errors import PeerViolation, SidestepError, Unavailable
+from sidestep.loop import nothing
 from sidestep.rdma import cm
 from sidestep.rdma.cm import ConnectionRequest, Disconnected, Established, Rejected, Unreachable
 from sidestep.rdma.pools import RdmaElement
@@ -64,7 +65,7 @@ class SdpStream:
     """One connection on a stack."""
 
     __slots__ = (
-        "_cm", "_collected", "_lasts_out", "_lent", "_poster", "_running", "_settings", "_want", "_wr_id",
+        "_cm", "_collected", "_lasts_out", "_lent", "_poster", "_reclaim", "_running", "_settings", "_want", "_wr_id",
         "address", "beside_hello", "connection", "deadline", "posted", "qp", "refused_with", "request", "stack",
         "tell", "timer",
     )  # fmt: skip
@@ -87,6 +88,7 @@ class SdpStream:
         self._lasts_out = 0  # of the two requests that show that a queue pair is flushed
         self._running = False
         self._wr_id = 0
+        self._reclaim: Callable[[], object] = nothing  # brings it back from the engine
         self._lent: dict[int, Loan] = {}  # private buffers by number of the receive
         self._want: Want | None = None  # for more of them
         self._collected: list[Receive] = []  # what has been given of those
@@ -168,19 +170,23 @@ class SdpStream:
         self.run()
 
     def shutdown_write(self) -> None:
+        self._reclaim()
         self.connection.shutdown_write(self.stack.clock())
         self.run()
 
     def shutdown_read(self) -> None:
+        self._reclaim()
         self.connection.shutdown_read(self.stack.clock())
         self.run()
 
     def close(self, linger_s: float | None = None) -> None:
         """Ends both directions; see `SdpConnection.close`."""
+        self._reclaim()
         self.connection.close(self.stack.clock(), linger_s)
         self.run()
 
     def abort(self) -> None:
+        self._reclaim()
         self.connection.abort(self.stack.clock())
         self.run()
 
@@ -195,6 +201,7 @@ class SdpStream:
 
     def suspend(self, port: int) -> None:
         """Asks the other end to connect anew to that port; see `SdpConnection.suspend`."""
+        self._reclaim()
         self.connection.suspend(port, self.stack.clock())
         self.run()
 
@@ -208,10 +215,12 @@ class SdpStream:
         if not self.connection.may_lend(record) or (lent := qp.lend(record, reclaim)) is None:
             return None
         self.connection.lend()
+        self._reclaim = reclaim
         return lent
 
     def take_back(self, record: dict[str, int], error: int) -> None:
         """The engine has given it back; `error`: the errno that broke the wire, or 0."""
+        self._reclaim = nothing
         self.connection.take_back(record, self.stack.clock())
         if self.qp is not None:
             self.qp.take_back(record, error)
@@ -277,11 +286,13 @@ class SdpStream:
 
     def fail(self, error: SidestepError, cause: SdpCause) -> None:
         """Something that no completion tells has ended the connection."""
+        self._reclaim()
         self.connection.handle_failure(error, cause, self.stack.clock())
         self.run()
 
     def lose_device(self) -> None:
         """The device does nothing any more, or is not to: what is outstanding is not waited for."""
+        self._reclaim()
         self._end()
         self.run()
 
