@@ -61,6 +61,13 @@ def pid_namespace(fd: int) -> int:
     return header["pid_namespace"] if (header := _header(fd)) else 0
 
 
+def own_pid_namespace() -> int:
+    """The inode of that of this process; 0: not known."""
+    with contextlib.suppress(OSError):  # /proc is not there
+        return Path("/proc/self/ns/pid").stat().st_ino
+    return 0
+
+
 def _header(fd: int) -> dict[str, Any] | None:
     head = os.pread(fd, layout.size("arena_header"), 0)
     if len(head) < layout.size("arena_header"):

@@ -20,6 +20,7 @@ from sidestep.native import layout
 from sidestep.native.layout import Rpc
 from sidestep.policy import Role, Subject
 from sidestep.provider import commands
+from sidestep.provider.arena import own_pid_namespace
 from sidestep.provider.carry.hub import page
 from sidestep.provider.clients import Client
 from sidestep.provider.parts import Parts
@@ -124,6 +125,8 @@ class Operations:
         page = later[: limits.CONTROL_FDS_PER_PIECE]
         document = {
             "arenas": [arena.arena_id.hex() for arena in page],
+            "pids": [arena.pid for arena in page],
+            "pid_namespace": own_pid_namespace(),
             "next": page[-1].sequence if len(later) > len(page) else None,
         }
         reply(document, [arena.fd for arena in page])
