@@ -63,6 +63,8 @@ def test_a_namespace_that_nobody_is_in() -> None:
         (f"0::/kubepods.slice/kubepods-pod12.slice/cri-containerd-{ID}.scope\n", ID[:12]),
         (f"0::/kubepods/besteffort/pod1234/{ID}\n", ID[:12]),
         (f"0::/machine.slice/libpod-{ID}.scope/container\n", ID[:12]),
+        (f"9:pids:/libpod_parent/{ID[::-1]}/libpod-{ID}\n", ID[:12]),  # a pod's; the first is that of the pod
+        (f"0::/machine.slice/machine-libpod_pod_{ID[::-1]}.slice/libpod-{ID}.scope\n", ID[:12]),
         ("0::/lxc.payload.web-1/system.slice/x.service\n", "web-1"),
         ("0::/machine.slice/machine-deb.scope/payload\n", "deb"),
         ("0::/lxc/\x1b[31mred\n", None),

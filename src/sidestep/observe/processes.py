@@ -9,9 +9,10 @@ from pathlib import Path
 from typing import Final
 
 _PROC: Final = Path("/proc")
-# How Docker, containerd, CRI-O, podman, LXC and systemd-nspawn name the cgroup of a container.
+# How Docker, containerd, CRI-O, podman, LXC and systemd-nspawn name the cgroup of a container. That of a
+# pod of podman is around those of its containers.
 _CONTAINER: Final = re.compile(
-    r"(?:^|[/:-])([0-9a-f]{64})(?:\.scope)?(?:/|$)|/lxc(?:\.payload\.|/)([\w.-]+)|/machine-([\w.-]+)\.scope(?:/|$)",
+    r"(?:^|[/:-])(?<!/libpod_parent/)([0-9a-f]{64})(?:\.scope)?(?:/|$)|/lxc(?:\.payload\.|/)([\w.-]+)|/machine-([\w.-]+)\.scope(?:/|$)",
     re.ASCII,
 )
 _NESTED: Final = 2  # numbers that a process has at least if its pid namespace is not ours
