@@ -275,7 +275,7 @@ static int set_spin(struct set_wait *wait)
 	struct spin spin;
 	int n = 0;
 
-	if (!spin_begin(&spin, word_load(set->spin_ns), peer_cpu))
+	if (!spin_begin(&spin, spin_budget_now(&set->budget), peer_cpu))
 		return 0;
 	wait->spun = true;
 	do {
@@ -289,7 +289,7 @@ static int set_spin(struct set_wait *wait)
 		set_pass_end(wait, n);
 	} while (!n && self.signals == wait->signals && spin_on(&spin, peer_cpu, true));
 	if (n)
-		spin_adapt(&set->spin_ns, 0);
+		spin_won(&set->budget);
 	return n;
 }
 
@@ -359,7 +359,7 @@ static int set_sleep(struct set_wait *wait)
 	if (n)
 		return n;
 	wait->now = now_ns();
-	spin_adapt(&set->spin_ns, wait->now - wait->start);
+	spin_adapt(&set->budget, wait->now - wait->start, wait->spun);
 	word_store(set->looked_at, wait->now);
 	if (unlikely(set->full_until && wait->now >= set->full_until)) {
 		set_lock(set);

@@ -7,7 +7,6 @@
 #define LOAD_REFRESH_NS 4000000   /* how old the count of runnable threads may be */
 #define AWAY_NS 100000            /* between two looks; less is an interrupt */
 #define SHARED_NS 20000           /* the same for a CPU that was offered to others: the cost of a sleep and its wake-up */
-#define REST_FACTOR 64            /* a loss is followed by so many times its length without a spin */
 #define NOBODY_NS 1000            /* a CPU that is back so soon was wanted by nobody ... */
 #define ALONE_NS 10000            /* ... and is not offered for a while */
 #define SPREAD_EVERY_NS 100000000 /* a thread moves away from its peer's CPU at most this often */
@@ -76,7 +75,7 @@ static _Atomic int64_t rests_until;
 
 static bool spin_lost(const struct spin *spin, int64_t away)
 {
-	word_store(rests_until, spin->now + REST_FACTOR * away);
+	word_store(rests_until, spin->now + SPIN_REST_FACTOR * away);
 	return false;
 }
 
