@@ -161,7 +161,7 @@ static void count_wait(struct poller *poller, bool won, bool lost, bool slept)
 struct poll_wait {
 	int64_t start, deadline, now;
 	uint64_t signals;
-	bool spun, slept;
+	bool spun, slept, vain;
 	uint32_t looks; /* questions to the kernel: one is the program's own */
 };
 
@@ -219,6 +219,7 @@ static int poll_spin(struct poller *poller, struct poll_wait *wait)
 			return 0;
 		n = poll_look(poller, wait, look_is_due(wait));
 	} while (!n && self.signals == wait->signals && spin_on(&spin, peer_cpu, may_move));
+	wait->vain = !n && spin_was_vain(&spin);
 	if (n) {
 		spin_won(&budget);
 		count_wait(poller, true, false, false);
@@ -294,7 +295,8 @@ static int poll_sleep(struct poller *poller, struct poll_wait *wait)
 	if (n)
 		return n;
 	wait->now = now_ns();
-	spin_adapt(&budget, wait->now - wait->start, wait->spun);
+	spin_adapt(&budget, wait->now - wait->start, wait->vain);
+	wait->vain = false;
 	errno = failed;
 	if (k < 0 && failed != EINTR)
 		return -1;

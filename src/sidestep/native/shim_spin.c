@@ -89,6 +89,8 @@ bool spin_begin(struct spin *spin, uint32_t budget, uint32_t peer_cpu)
 	spin->end = spin->now + budget;
 	spin->crowded = runnable_threads() > (uint32_t)config.ncpus;
 	spin->alone_until = spin->away = 0;
+	spin->given = 0;
+	spin->len = budget;
 	spin->shares = spin->crowded || cpu_now() == peer_cpu;
 	return true;
 }
@@ -112,6 +114,8 @@ bool spin_on(struct spin *spin, uint32_t peer_cpu, bool may_move)
 	}
 	spin->now = now_ns();
 	int64_t away = spin->now - before;
+	if (spin->shares)
+		spin->given += away;
 	if (unlikely(away > AWAY_NS))
 		return spin_lost(spin, away);
 	if (spin->shares && away < NOBODY_NS)
