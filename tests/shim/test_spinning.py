@@ -1,11 +1,10 @@
-"""Spins that are lost time and again are given up for a while: who is to answer may wait for the very CPU that spins."""
+"""Spins that are lost time and again are given up: who is to answer may wait for the very CPU that spins."""
 
 from __future__ import annotations
 
 import pytest
 from told_ends import End, join, promote
 
-from sidestep.config import ENV_SPIN_US
 from sidestep.native import layout
 from sidestep.testing import Sidestep
 
@@ -22,9 +21,9 @@ WAITS = {
 @pytest.mark.slow
 @pytest.mark.parametrize("wait", WAITS)
 def test_spins_that_are_always_lost_are_given_up(wait: str) -> None:
-    longest = {ENV_SPIN_US: str(layout.SPIN_US_MAX)}
+    longest = str(layout.SPIN_US_MAX)
     with Sidestep() as sidestep:
-        a, b = End(sidestep, **longest), End(sidestep, **longest)
+        a, b = End(sidestep, SIDESTEP_SPIN_US=longest), End(sidestep, SIDESTEP_SPIN_US=longest)
         join(a, b)
         join(a, b, "near")  # what watch() puts into the set beside it
         promote(sidestep, a, b, count=2)
