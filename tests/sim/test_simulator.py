@@ -47,7 +47,7 @@ def test_seeds(shim: Simulator, chunk: int) -> None:
 # Of some 750 seeds, so many at least: what occurs seldom is soon not tried at all.
 FLOORS: Final = {
     "promoted": 100, "back": 30, "again": 4, "passed": 4, "reset": 50, "forked": 25, "shared": 7, "died": 40,
-    "relayed": 30,
+    "relayed": 30, "lost": 2,
 }  # fmt: skip
 
 
@@ -192,6 +192,10 @@ ONCE_WRONG: Final = {
     "a look behind the ring's bytes, at a socket that the shim has reset, takes the reset away": (
         "relay=1 more=0 promoted 1.send carry 0.send carry leave 0.nap 1.nap carry 0.close carry net 1.wait 1.peek "
         "1.recv 1.recv settle"
+    ),
+    "through a provider, what TCP brought behind the ring, ahead of a reset behind the end, is not read": (
+        "way0=3 relay=1 more=0 promoted 1.send carry 1.demote 1.nap 1.byte net carry 0.nap 1.recv 1.close net carry "
+        "0.byte net 0.wait 0.recv settle"
     ),
 }
 
