@@ -64,7 +64,7 @@ struct conn *conn_new(int fd, int family, enum role_code role)
 	conn->fds = 1;
 	conn->pending_segment_fd = -1;
 	conn->deferred_fd = -1;
-	conn->spin_ns = config.spin_ns;
+	conn->budget = (struct spin_budget){.ns = config.spin_ns};
 	atomic_store(&conn->refs, 1); /* last: from here on it can be held */
 	file_put(fd, &conn->file);
 	return conn;
