@@ -110,8 +110,7 @@ static ssize_t rx_tcp(const struct call *call, size_t at)
 /* The stream has ended: an error that was kept, or the end of file. */
 static enum step rx_ended(struct conn *conn)
 {
-	/* EPIPE (reset after FIN) is told to senders; a reader has had its end of file */
-	errno = word_load(conn->slot->error) != EPIPE ? take_error(conn) : 0;
+	errno = take_error(conn);
 	return errno ? STEP_ERROR : STEP_END;
 }
 
@@ -267,6 +266,7 @@ static enum step ring_step(const struct call *call, size_t at, bool look, size_t
 		/* before a reset is reported: what came by TCP ahead of it can still be read, as in the kernel */
 		if (unlikely(conn_peer_back(conn)) && rx_back(conn, fd))
 			return STEP_AGAIN;
+		/* EPIPE (reset after FIN) is told to senders; a reader has had its end of file */
 		int error = failed && word_load(slot->error) != EPIPE ? take_error(conn) : 0;
 		if (error) {
 			errno = error;
