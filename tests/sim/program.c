@@ -405,6 +405,8 @@ static bool somebody_naps(void)
 /* Nobody waits for what is there. */
 void program_idle(void)
 {
+	static uint32_t in_vain[ENDS]; /* naps since there was something: those before it were rightly made */
+
 	if (somebody_naps())
 		return;
 	for (int i = 0; i < ENDS; i++) {
@@ -413,7 +415,9 @@ void program_idle(void)
 		if (!ends[i].started || ends[i].over || !mine->waits_for || is_passing(1 - (i & 1)))
 			continue; /* who passes its socket on waits for a moment itself */
 		bool in = (mine->waits_for & POLLIN) && could_read(mine), out = (mine->waits_for & POLLOUT) && could_write(mine);
-		if (in || out)
+		if (!(in || out))
+			in_vain[i] = 0;
+		else if (ends[i].deadline - now > NAP || in_vain[i]++ >= NAPS_MAX)
 			fail("end %d sleeps, and there is %s (%llu bytes)", i, in ? "something to read" : "room",
 			     (unsigned long long)(side_sent(peer) - mine->side->received));
 	}
