@@ -168,10 +168,10 @@ int take_error(struct conn *conn)
 	return (int)atomic_exchange(&conn->slot->error, 0);
 }
 
-/* The kernel reports a reset once. If we see it in passing, it is kept for the next call to report. */
+/* The kernel reports a reset once. If we see it in passing, it is kept for the next call to report; ENOTCONN comes behind it. */
 void keep_error(struct conn *conn, ssize_t result)
 {
-	if (result < 0 && errno != EAGAIN && errno != EINTR && errno != EPIPE)
+	if (result < 0 && errno != EAGAIN && errno != EINTR && errno != EPIPE && errno != ENOTCONN)
 		word_store(conn->slot->error, (uint32_t)errno);
 }
 
