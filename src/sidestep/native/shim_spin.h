@@ -18,10 +18,13 @@ struct spin {
 bool spin_begin(struct spin *spin, uint32_t budget, uint32_t peer_cpu); /* false: this wait had better sleep */
 bool spin_on(struct spin *spin, uint32_t peer_cpu, bool may_move);      /* between two looks; false: it is time to sleep */
 
-/* After a loss: nobody has taken the CPU while it was offered, or hardly. */
+/*
+ * After a loss: others want a CPU, and nobody has taken this one while it was offered, or hardly. Where there is one for each
+ * thread a lost spin takes it from nobody, and a pair that is stacked on one CPU moves apart only by spinning.
+ */
 static inline bool spin_was_vain(const struct spin *spin)
 {
-	return spin->given < spin->len / 8;
+	return spin->crowded && spin->given < spin->len / 8;
 }
 
 #define SPIN_REST_FACTOR 64 /* a loss is followed by so many times its length without a spin */
