@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import pytest
 import yaml
@@ -27,6 +27,7 @@ CONFINED = ["--read-only", "--cap-drop=all", "--security-opt=no-new-privileges"]
 USERS = ["--uidmap=0:100000:65536", "--gidmap=0:100000:65536"]
 OTHER_USERS = ["--uidmap=0:200000:65536", "--gidmap=0:200000:65536"]
 WAIT_S = 60
+FoundT = TypeVar("FoundT")
 LIMITS = ["nofile=4096:4096", "nproc=4096:4096"]
 # Writes and reads back values that only it knows.
 ROUNDS, SIZE = 500, 20_000
@@ -124,7 +125,7 @@ def podman(tmp_path_factory: pytest.TempPathFactory, debian: Path) -> Iterator[P
         made("network", "create", made.network)
         try:
             made(*made.run("--network", made.network, *USERS, "localhost/debian", "true"))
-        except AssertionError as error:
+        except AssertionError as error:  # of a container that does nothing: the host's sandbox forbids all of them
             pytest.skip(f"containers cannot be made here: {error}")
         with_all_it_needs(platform.machine(), dist := tmp_path_factory.mktemp("dist"))
         base = ["--env=PIP_NO_INDEX=1", "--build-arg=BASE=localhost/debian"]
@@ -156,13 +157,21 @@ def shown(place: Path) -> str:
 
 def until(look: Callable[[], str], wanted: set[tuple[str, str]]) -> list[dict[str, Any]]:
     """What is shown once these programs, and no others, have connections in these states."""
-    deadline = time.monotonic() + WAIT_S
-    while True:
+
+    def connections() -> list[dict[str, Any]]:
         found: list[dict[str, Any]] = json.loads(look())["connections"]
-        if {(one["program"], one["state"]) for one in found} == wanted:
-            return found
+        return found
+
+    return eventually(connections, lambda found: {(one["program"], one["state"]) for one in found} == wanted)
+
+
+def eventually(look: Callable[[], FoundT], holds: Callable[[FoundT], bool]) -> FoundT:
+    """What is found once it is so."""
+    deadline = time.monotonic() + WAIT_S
+    while not holds(found := look()):
         assert time.monotonic() < deadline, found
-        time.sleep(0.1)
+        time.sleep(0.1)  # nothing tells of a change: between two looks
+    return found
 
 
 def program(podman: Podman, place: Path, name: str, users: list[str], *words: str) -> list[str]:
@@ -263,10 +272,7 @@ def played(podman: Podman, pod: dict[str, Any]) -> str:
 
 
 def until_logged(podman: Podman, name: str, text: str) -> None:
-    deadline = time.monotonic() + WAIT_S
-    while text not in (said := podman("logs", name)):
-        assert time.monotonic() < deadline, said
-        time.sleep(0.1)
+    eventually(lambda: podman("logs", name), lambda said: text in said)
 
 
 def test_the_kubernetes_example_is_promoted(podman: Podman, tmp_path: Path) -> None:

@@ -82,6 +82,7 @@ print(*(Processes().here(1, pid, (mine, first)) for pid in (1, 2, 3, 99)), Proce
 """
 
 
+# CI is root; another user has no capabilities to lose, and is not told namespaces anyway.
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can lose its capabilities")
 def test_who_may_not_look_at_namespaces_finds_a_family_by_its_first_process() -> None:
     contained = ["unshare", "--pid", "--fork", "--kill-child", "sh", "-c", "sleep 60 & sleep 60 & echo; wait"]

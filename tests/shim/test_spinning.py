@@ -55,6 +55,7 @@ def test_spins_that_are_always_lost_are_given_up(wait: str) -> None:
             return sum(c.spins_lost for c in sidestep.connections() if c.local.endswith(f":{port}"))
 
         before = lost()
+        # the pause is the answer's lateness, which is what is tried; nothing waits for luck in it
         b.ask(f"Later.of(lambda: [s.recv(1) and time.sleep({LATE_S}) or s.sendall(b'x') for _ in range({ROUNDS})])")
         a.ask(f"[s.sendall(b'x') or {WAITS[wait]} for _ in range({ROUNDS})]")
         assert lost() - before <= LOST_MAX

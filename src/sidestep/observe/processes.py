@@ -8,6 +8,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Final
 
+from sidestep.provider.arena import pid_namespace_of
+
 _PROC: Final = Path("/proc")
 # How Docker, containerd, CRI-O, podman, LXC and systemd-nspawn name the cgroup of a container. That of a
 # pod of podman is around those of its containers.
@@ -37,7 +39,7 @@ class Processes:
 
     def counts_here(self, namespace: int) -> bool:
         """Whether its numbers are those of this process."""
-        return namespace in (0, _namespace(_PROC / "self"))
+        return namespace in (0, pid_namespace_of(_PROC / "self"))
 
     def name(self, pid: int) -> str | None:
         """None: the process has gone, or is not seen from here."""
@@ -54,9 +56,9 @@ class Processes:
     @cached_property
     def _elsewhere(self) -> dict[tuple[int, int], int]:
         """The numbers here of the processes in other pid namespaces."""
-        mine, found = _namespace(_PROC / "self"), {}
+        mine, found = pid_namespace_of(_PROC / "self"), {}
         for process in _processes():
-            if (namespace := _namespace(process)) not in (0, mine) and (numbers := _numbers(process)):
+            if (namespace := pid_namespace_of(process)) not in (0, mine) and (numbers := _numbers(process)):
                 found[namespace, numbers[-1]] = int(process.name)
         return found
 
@@ -69,7 +71,7 @@ class Processes:
         known = _PROC / str(first)
         if not (namespace and first) or not self.counts_here(namespace):
             return 0
-        if _namespace(known) or len(depth := _numbers(known)) < _NESTED:
+        if pid_namespace_of(known) or len(depth := _numbers(known)) < _NESTED:
             return 0
         if depth[-1] == pid:
             return first
@@ -100,13 +102,6 @@ def _numbers(process: Path) -> list[int]:
     """What a process is called in each of its pid namespaces, from ours to its own; empty: it has gone."""
     found = re.search(r"^NSpid:\t([\d\t]+)$", _read(process / "status"), re.MULTILINE)
     return [int(number) for number in found[1].split()] if found else []
-
-
-def _namespace(process: Path) -> int:
-    try:
-        return (process / "ns/pid").stat().st_ino
-    except OSError:
-        return 0  # it has gone, or may not be looked at
 
 
 def _read(path: Path) -> str:

@@ -61,11 +61,12 @@ def pid_namespace(fd: int) -> int:
     return header["pid_namespace"] if (header := _header(fd)) else 0
 
 
-def own_pid_namespace() -> int:
-    """The inode of that of this process; 0: not known."""
-    with contextlib.suppress(OSError):  # /proc is not there
-        return Path("/proc/self/ns/pid").stat().st_ino
-    return 0
+def pid_namespace_of(process: Path) -> int:
+    """The inode of that of a process, by its directory in /proc; 0: it has gone, or may not be looked at."""
+    try:
+        return (process / "ns/pid").stat().st_ino
+    except OSError:
+        return 0
 
 
 def _header(fd: int) -> dict[str, Any] | None:
