@@ -92,24 +92,6 @@ def build(product: Path, command: Sequence[str]) -> None:
             subprocess.run(command, check=True)
 
 
-# --- the load ---------------------------------------------------------------------------------------------------------
-
-_BUSY: Final = "import os\np = os.getppid()\nwhile os.getppid() == p:\n    for _ in range(1000000): pass"
-
-
-@contextlib.contextmanager
-def busy(count: int = LOAD) -> Iterator[None]:
-    """So many processes that compute beside the block; they end with it, and with us, however that may be."""
-    load = [subprocess.Popen([sys.executable, "-S", "-c", _BUSY]) for _ in range(count)]
-    try:
-        yield
-    finally:
-        for process in load:
-            process.kill()
-        for process in load:
-            process.wait()
-
-
 # --- one exchange -----------------------------------------------------------------------------------------------------
 
 

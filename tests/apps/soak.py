@@ -26,6 +26,7 @@ from pathlib import Path
 
 import matrix
 import web
+from busy import busy
 from matrix import AFTERS, ENDS, SHAPES, Cell, Echo, Outcome, Server
 from stage import Stage
 
@@ -158,7 +159,7 @@ def main() -> None:
     soak = Soak(given, place)
     with ExitStack() as stack:
         stack.callback(soak.report)
-        stack.enter_context(matrix.busy(given.load))
+        stack.enter_context(busy(given.load))
         soak.run()
     if not soak.switched and not given.native:
         print("nothing went by ring: that shows nothing")

@@ -23,6 +23,7 @@ from typing import Final
 import matrix
 import pytest
 import web
+from busy import busy
 from matrix import AFTERS, ENDS, SHAPES, Cell, Echo, Server
 from stage import Stage
 
@@ -53,7 +54,7 @@ CHAINS: Final = (
 @pytest.fixture(scope="module", autouse=True)
 def load() -> Iterator[None]:
     """The machine has other things to do; the workers of a run share it."""
-    with matrix.busy(matrix.LOAD // WORKERS):
+    with busy(matrix.LOAD // WORKERS):
         yield
     assert Row.cold < COLD_ENOUGH or Row.cold_moved, "no cold exchange was promoted"
 

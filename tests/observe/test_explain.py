@@ -7,7 +7,8 @@ import os
 import socket
 import subprocess
 import sys
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from ipaddress import ip_address
 from pathlib import Path
@@ -173,7 +174,9 @@ def test_a_program_of_another_provider_is_told_with_its_place(sidestep: Sidestep
     assert str(other.socket) in found["cause"]
 
 
-def test_a_socket_that_another_process_made_is_told(sidestep: Sidestep, explain: Explain) -> None:
+@pytest.fixture
+def holder(sidestep: Sidestep) -> Iterator[tuple[subprocess.Popen[str], int]]:
+    """A program that has a connection which somebody without the shim has made, and its number; it ends when told."""
     with socket.create_server(("127.0.0.1", 0)) as listener, socket.create_connection(listener.getsockname()) as made:
         program = sidestep.popen(
             [sys.executable, "-c", "print('ready', flush=True); input()"], pass_fds=[made.fileno()],
@@ -181,8 +184,28 @@ def test_a_socket_that_another_process_made_is_told(sidestep: Sidestep, explain:
         )  # fmt: skip
         assert program.stdout is not None
         assert program.stdout.readline() == "ready\n"
-        (found,) = explain(f"{program.pid}/{made.fileno()}")
+        yield program, made.fileno()
+
+
+def test_a_socket_that_another_process_made_is_told(
+    holder: tuple[subprocess.Popen[str], int], explain: Explain
+) -> None:
+    program, fd = holder
+    (found,) = explain(f"{program.pid}/{fd}")
     assert (found["verdict"], found["reason"]) == ("tcp", "UNKNOWN_SOCKET")
+
+
+def test_of_a_socket_that_soon_goes_nothing_is_said(
+    sidestep: Sidestep, holder: tuple[subprocess.Popen[str], int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As of one that gets its slot a little later: its program may have had no processor in between."""
+    program, fd = holder
+
+    def let_go(_seconds: float) -> None:
+        program.communicate("\n")
+
+    monkeypatch.setattr(time, "sleep", let_go)
+    assert list(Explainer(sidestep.socket).explain(Query(pid=program.pid, fd=fd))) == []
 
 
 def test_a_remote_peer_is_told(sidestep: Sidestep, explain: Explain) -> None:

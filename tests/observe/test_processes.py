@@ -16,6 +16,8 @@ from sidestep.observe.processes import Processes, container_of, program_name
 from sidestep.testing import Sidestep
 
 ID = "4fa6e0f0c6786287e131c3852c58a2e01cc697a68231826813597e4994f1d6e2"
+# Root without a capability, as in a provider's container, may not read what namespaces others have.
+POWERLESS = ["setpriv", "--bounding-set=-all", "--inh-caps=-all"]
 
 
 @pytest.mark.slow
@@ -31,11 +33,14 @@ def test_a_program_in_a_container_has_the_number_it_has_here(sidestep: Sidestep,
         return sum(one.promoted for one in sidestep.connections()) == 2
 
     eventually(promoted, timeout_s=30)
-    (inside,) = map(int, Path(f"/proc/{client.pid}/task/{client.pid}/children").read_text().split())
+    (inside,) = _children(client.pid)
     (found,) = (one for one in sidestep.connections() if one.pid != chat.server.pid)
     assert (found.pid, found.program) == (inside, program_name(inside))
     listed = [sys.executable, "-m", "sidestep", "ss", f"--socket={sidestep.socket}", f"--pid={inside}"]
     assert f" {inside} " in subprocess.run(listed, capture_output=True, text=True, check=True, timeout=60).stdout
+    if os.geteuid() == 0:
+        powerless = subprocess.run([*POWERLESS, *listed], capture_output=True, text=True, check=True, timeout=60)
+        assert f" {inside} " in powerless.stdout
     from_there = [*contained, "--mount-proc", *listed[:-1]]  # another container, which sees neither program
     looked = subprocess.run(from_there, capture_output=True, text=True, check=True, timeout=60)
     shown = [line.split()[:5] for line in looked.stdout.splitlines()[1:]]
@@ -58,6 +63,8 @@ def test_a_namespace_that_nobody_is_in() -> None:
         (f"0::/kubepods.slice/kubepods-pod12.slice/cri-containerd-{ID}.scope\n", ID[:12]),
         (f"0::/kubepods/besteffort/pod1234/{ID}\n", ID[:12]),
         (f"0::/machine.slice/libpod-{ID}.scope/container\n", ID[:12]),
+        (f"9:pids:/libpod_parent/{ID[::-1]}/libpod-{ID}\n", ID[:12]),  # a pod's; the first is that of the pod
+        (f"0::/machine.slice/machine-libpod_pod_{ID[::-1]}.slice/libpod-{ID}.scope\n", ID[:12]),
         ("0::/lxc.payload.web-1/system.slice/x.service\n", "web-1"),
         ("0::/machine.slice/machine-deb.scope/payload\n", "deb"),
         ("0::/lxc/\x1b[31mred\n", None),
@@ -65,3 +72,30 @@ def test_a_namespace_that_nobody_is_in() -> None:
 )
 def test_the_container_by_its_cgroup(cgroup: str, container: str | None) -> None:
     assert container_of(cgroup) == container
+
+
+NUMBERS_HERE = """
+import os, sys
+from sidestep.observe.processes import Processes
+mine, first = os.stat("/proc/self/ns/pid").st_ino, int(sys.argv[1])
+print(*(Processes().here(1, pid, (mine, first)) for pid in (1, 2, 3, 99)), Processes().here(1, 2, (2, first)))
+"""
+
+
+# CI is root; another user has no capabilities to lose, and is not told namespaces anyway.
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can lose its capabilities")
+def test_who_may_not_look_at_namespaces_finds_a_family_by_its_first_process() -> None:
+    contained = ["unshare", "--pid", "--fork", "--kill-child", "sh", "-c", "sleep 60 & sleep 60 & echo; wait"]
+    with subprocess.Popen(contained, stdout=subprocess.PIPE) as started:
+        assert started.stdout is not None
+        started.stdout.readline()
+        (first,) = _children(started.pid)
+        argv = [*POWERLESS, sys.executable, "-c", NUMBERS_HERE, str(first)]
+        found = subprocess.run(argv, capture_output=True, text=True, check=True, timeout=60).stdout
+        wanted = [first, *sorted(_children(first)), 0, 0]
+        started.kill()
+    assert [int(number) for number in found.split()] == wanted
+
+
+def _children(pid: int) -> list[int]:
+    return [int(one) for one in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]

@@ -16,8 +16,8 @@ TOLD = Path(__file__).parent / "programs" / "told.py"
 class End:
     """A program that has one end of the connection and does what it is told."""
 
-    def __init__(self, stage: Sidestep, log: Path | None = None) -> None:
-        pipe, env = subprocess.PIPE, stage.env(SIDESTEP_LOG=str(log) if log else None)
+    def __init__(self, stage: Sidestep, log: Path | None = None, **settings: str) -> None:
+        pipe, env = subprocess.PIPE, stage.env(SIDESTEP_LOG=str(log) if log else None, **settings)
         self._program: Any = stage.popen([sys.executable, TOLD], stdin=pipe, stdout=pipe, text=True, env=env)
 
     def tell(self, what: str) -> None:

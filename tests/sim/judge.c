@@ -227,6 +227,7 @@ void judge_error(struct program *mine, const char *call, int error)
 
 	if (error == EAGAIN || (error == EPIPE && side->shut_wr && strcmp(call, "send") == 0))
 		return;
+	mine->read_fails |= strcmp(call, "recv") == 0;
 	if ((error == EPIPE || error == ENOTCONN) && side->told_reset) {
 		mine->told_reset |= error == ENOTCONN; /* another process of this side was told of the reset */
 		return;

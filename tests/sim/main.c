@@ -83,6 +83,19 @@ static void configure(int end)
 	program->nonblock = program->way != BY_RECV && choose(2);
 	program->until = (enum until)choose(UNTILS);
 	program->operations = choose(3) ? choose(60) : 60 + choose(200);
+	program->stubborn = choose(2);
+}
+
+/* One end fills what there is and is killed, or resets, while the other has not read yet. */
+static void configure_flood(void)
+{
+	int floods = (int)choose(2);
+
+	setenv("SIDESTEP_RING_SIZE", "4096", 1); /* shorter than its spill: a provider does not carry all */
+	stimuli |= MAY_RELAY | MAY_ABORT | MAY_KILL;
+	programs[floods].floods = programs[1 - floods].lazy = true;
+	for (int i = 0; i < 2; i++)
+		programs[i].operations = 20 + choose(60);
 }
 
 static void libraries_load(char *const paths[2])
@@ -140,6 +153,8 @@ static void run_seed(char *const paths[2], uint64_t seed)
 	stimuli = choose(2) ? choose(STIMULI) : some[choose(5)];
 	for (int i = 0; i < 2; i++)
 		configure(i);
+	if (chance(6))
+		configure_flood();
 	libraries_load(paths);
 	preempt_one_in = preempts[choose(5)];
 	provider_relays = stimuli & MAY_RELAY;
@@ -219,7 +234,7 @@ int main(int argc, char **argv)
 		                "       sim LIBRARY-A LIBRARY-B scenarios quiet|trace\n");
 		return 2;
 	}
-	static const char *const names[SEEN] = {"promoted", "back", "again", "passed", "reset", "forked", "shared", "died", "relayed"};
+	static const char *const names[SEEN] = {"promoted", "back", "again", "passed", "reset", "forked", "shared", "died", "relayed", "lost"};
 	uint64_t seed = strtoull(argv[3], NULL, 10), steps = strtoull(argv[4], NULL, 10), first = seed, failures = 0;
 	bool telling = strcmp(argv[argc - 1], "trace") == 0;
 

@@ -278,9 +278,9 @@ static short do_poll(struct program *mine, short events, int timeout)
 }
 
 /* Who goes to sleep hears the provider. */
-void do_nap(struct program *mine)
+void do_nap(struct program *mine, short events)
 {
-	do_poll(mine, POLLIN, 1);
+	do_poll(mine, events, 1);
 }
 
 static const uint32_t set_flags[WAYS] = {

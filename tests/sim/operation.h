@@ -20,7 +20,7 @@ void set_register(struct program *mine, int op, uint32_t events);
 void do_agree(struct program *mine);
 uint32_t do_wait(struct program *mine, short events, int timeout);
 void told_anew(struct program *mine); /* that it can read */
-void do_nap(struct program *mine);
+void do_nap(struct program *mine, short events);
 int do_count(struct program *mine);
 void do_low_water(struct program *mine, int low);
 void do_pass(struct program *mine);

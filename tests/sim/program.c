@@ -12,6 +12,7 @@
 #include <string.h>
 #include <sys/ioctl.h>
 
+#include "channel.h"
 #include "operation.h"
 #include "provider.h"
 #include "relay.h"
@@ -109,10 +110,18 @@ static void operate(struct program *mine)
 	/* unless the peer ends by a reset */
 	bool comes = unread && !mine->told_end && !side->told_reset && !side->blind && (!side->forked || programs[mine->index ^ 2].closed);
 	int all = choose(8) ? 0 : MSG_WAITALL;
+	uint32_t which = choose(12);
 
 	operations++;
 	look(mine);
-	switch (choose(12)) {
+	if (mine->lazy ? which < 9 : mine->floods && !choose(3)) {
+		if (mine->lazy && !which)
+			do_send(mine, 1, true);
+		else
+			do_nap(mine, mine->lazy ? 0 : POLLOUT);
+		return;
+	}
+	switch (which) {
 	case 0:
 	case 1:
 	case 2:
@@ -177,7 +186,7 @@ static void finish_reading(struct program *mine)
 	for (;;) {
 		operations++;
 		between_calls(mine);
-		if (mine->told_end || mine->told_reset || (side->shut_rd && side_no_more(peer)))
+		if (mine->told_end || (mine->told_reset && (mine->read_fails || !mine->stubborn)) || (side->shut_rd && side_no_more(peer)))
 			break;
 		if (!left) {
 			mine->no_more = true;
@@ -242,7 +251,7 @@ void program_do(struct program *mine, const char *command)
 	static const struct {
 		const char *name;
 		void (*does)(struct program *mine);
-	} plain[] = {{"turn", turn}, {"drain", drain}, {"nap", do_nap}, {"close", do_close}, {"exit", do_exit}, {"dup", do_dup},
+	} plain[] = {{"turn", turn}, {"drain", drain}, {"close", do_close}, {"exit", do_exit}, {"dup", do_dup},
 	             {"kill", do_kill}};
 
 	operations++;
@@ -256,7 +265,9 @@ void program_do(struct program *mine, const char *command)
 			plain[i].does(mine);
 			return;
 		}
-	if (strcmp(command, "recv") == 0)
+	if (strcmp(command, "nap") == 0)
+		do_nap(mine, POLLIN);
+	else if (strcmp(command, "recv") == 0)
 		while (do_recv(mine, 2000, MSG_DONTWAIT) == 2000)
 			;
 	else if (strcmp(command, "all") == 0)
@@ -327,6 +338,16 @@ static void program_live(struct program *mine)
 	}
 	if (mine->fd < 0)
 		return;
+	if (mine->floods && choose(4)) {
+		/* who leaves something unread is met by a provider's reset */
+		if (choose(4))
+			while (do_recv(mine, some_size(), MSG_DONTWAIT) > 0)
+				;
+		if (choose(2))
+			do_kill(mine);
+		do_abort(mine, choose(2));
+		return;
+	}
 	/* what is below the other's low-water mark is told with the end only */
 	bool shut = (choose(2) || sides[0].low_water || sides[1].low_water) && !mine->side->shut_wr;
 	if (shut && mine->side->holders == 1) {
@@ -384,6 +405,8 @@ static bool somebody_naps(void)
 /* Nobody waits for what is there. */
 void program_idle(void)
 {
+	static uint32_t in_vain[ENDS]; /* naps since there was something: those before it were rightly made */
+
 	if (somebody_naps())
 		return;
 	for (int i = 0; i < ENDS; i++) {
@@ -392,14 +415,28 @@ void program_idle(void)
 		if (!ends[i].started || ends[i].over || !mine->waits_for || is_passing(1 - (i & 1)))
 			continue; /* who passes its socket on waits for a moment itself */
 		bool in = (mine->waits_for & POLLIN) && could_read(mine), out = (mine->waits_for & POLLOUT) && could_write(mine);
-		if (in || out)
+		if (!(in || out))
+			in_vain[i] = 0;
+		else if (ends[i].deadline - now > NAP || in_vain[i]++ >= NAPS_MAX)
 			fail("end %d sleeps, and there is %s (%llu bytes)", i, in ? "something to read" : "room",
 			     (unsigned long long)(side_sent(peer) - mine->side->received));
 	}
 }
 
+/* A reset has lost bytes from before the ring, and there was more than the provider could carry to its end. */
+static bool lost_before_ring(int side)
+{
+	int place;
+	const struct channel_segment *segment = provider_segment(side, &place);
+	const struct channel_side *peer = segment ? &segment->side[1 - place] : NULL;
+
+	return peer && peer->tx_switched && !peer->tx_fin && connection[side]->tcp.was_reset &&
+	       connection[side]->tcp.received < peer->tx_switch_offset;
+}
+
 void programs_check(void)
 {
+	seen[SEEN_LOST] = provider_relays && (lost_before_ring(0) || lost_before_ring(1));
 	for (int i = 0; i < ENDS; i++)
 		/* who waits for more than comes, as it counted on a process that was killed since, waits rightly */
 		if (ends[i].started && !ends[i].over && !(seen[SEEN_FORKED] && programs[i].waits_for))

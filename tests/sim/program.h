@@ -18,6 +18,8 @@ struct program {
 	enum until until; /* an edge-triggered reader */
 	bool nonblock;
 	uint32_t operations;
+	bool floods, lazy; /* sends as much as there is room for, and ends by a reset; reads nothing before its last operation */
+	bool stubborn;     /* reads on after a send has failed */
 	void *library;
 	/* how far it is */
 	int fd, epfd;
@@ -30,7 +32,7 @@ struct program {
 	bool hung_up;   /* told of POLLHUP */
 	bool readable;  /* has been told, and has not read until its last */
 	int counted;    /* by FIONREAD since it was told, and not read yet; -1: it has not asked */
-	bool told_end, told_reset, ending; /* ending: it was told of an end: a short read is not the last */
+	bool told_end, told_reset, read_fails, ending; /* ending: it was told of an end: a short read is not the last */
 	size_t read_after; /* see struct chunk */
 	bool reading;      /* is in such a call */
 	bool between;      /* two calls */
@@ -41,7 +43,7 @@ struct program {
 };
 extern struct program programs[ENDS];
 extern uint64_t operations;
-enum { SEEN_PROMOTED, SEEN_BACK, SEEN_AGAIN, SEEN_PASSED, SEEN_RESET, SEEN_FORKED, SEEN_SHARED, SEEN_DIED, SEEN_RELAYED, SEEN };
+enum { SEEN_PROMOTED, SEEN_BACK, SEEN_AGAIN, SEEN_PASSED, SEEN_RESET, SEEN_FORKED, SEEN_SHARED, SEEN_DIED, SEEN_RELAYED, SEEN_LOST, SEEN };
 extern bool seen[SEEN]; /* in this run */
 extern uint32_t stimuli; /* bits: which of the rarer ones may come */
 enum {

@@ -19,6 +19,7 @@
 #include "provider.h"
 
 enum { HAND_ON, PUMP, PUMP_BACK, RELEASE, RELEASE_BACK, RECALL, RECALL_BACK, LOOK, STEPS };
+#define SETTLE_ENDED (12000 * MS) /* SETTLE_ENDED_S */
 #define ACKED_RECALL 8 /* CHANNEL_ACKED_RECALL, where there is one */
 
 struct channel { /* with one application */
@@ -37,6 +38,7 @@ static struct relay_side {
 	struct channel channel;
 	struct relay_app app;
 	uint64_t rung, held;
+	int64_t dead_at; /* when TCP's death is held against it; 0: it lives */
 	bool gone;
 	/* of the direction that comes from this application, what has been handed on to the other */
 	bool ready_told, switched, demote_told, frozen, finished, back_told, end_told, closed_told;
@@ -412,16 +414,22 @@ static bool news(void)
 	return found;
 }
 
-/* TCP is dead for an application that still waits for bytes of the ring, which would be there by now: far.py, _check_dead(). */
+/* TCP is dead for an application that still waits for bytes of the ring, which would be there by now: far.py, _check_dead().
+ * The clock of that is for a network that swallows an end: nobody is to wait for it where the kernel tells all of them. */
 static bool hopeless(void)
 {
+	bool found = false;
+
 	for (int i = 0; i < 2; i++) {
+		struct relay_side *side = &sides_of[i];
 		const struct relay_side *from = &sides_of[1 - i];
-		if ((sides_of[i].channel.remote->fin_seen & CHANNEL_SEEN_RESET) && !is_closed(&sides_of[i]) &&
-		    !from->end_told && !from->back_told)
-			return true;
+		if (!(side->channel.remote->fin_seen & CHANNEL_SEEN_RESET))
+			continue;
+		if (!side->dead_at)
+			side->dead_at = now + SETTLE_ENDED;
+		found |= now >= side->dead_at && !is_closed(side) && !from->end_told && !from->back_told;
 	}
-	return false;
+	return found;
 }
 
 bool relay_can(void)

@@ -47,7 +47,7 @@ def test_seeds(shim: Simulator, chunk: int) -> None:
 # Of some 750 seeds, so many at least: what occurs seldom is soon not tried at all.
 FLOORS: Final = {
     "promoted": 100, "back": 30, "again": 4, "passed": 4, "reset": 50, "forked": 25, "shared": 7, "died": 40,
-    "relayed": 30,
+    "relayed": 30, "lost": 2,
 }  # fmt: skip
 
 
@@ -78,6 +78,12 @@ def test_all_pairs_interrupted_at_all_points(shim: Simulator, before: str) -> No
 def test_all_orders_for_who_waits_for_edges(shim: Simulator) -> None:
     _well(shim.scenarios(scenarios.told(DEPTH + 1)))
 
+
+# Bytes are on TCP, those behind them in the ring and its spill, and the reader has read nothing.
+LOST_BEFORE_THE_RING: Final = (
+    "relay=1 tcp=20000 more=0 0.byte net 1.byte net 0.recv 1.recv carry 0.recv 0.big 1.poll carry "
+    "0.big 0.big time 0.big carry 0.big"
+)
 
 # What was wrong once. The first four are of commit 7ad777f: "python tests/sim/simulator.py --tree DIR scenario ..."
 # shows each, where DIR holds the sources of the time.
@@ -178,6 +184,18 @@ ONCE_WRONG: Final = {
     "a provider dies, its shim resets what TCP had brought, and tells the end of the stream that the provider knew": (
         "relay=1 way0=3 way1=3 more=0 0.byte net 1.byte net 0.send net 0.recv 1.poll carry 0.recv 1.poll carry "
         "0.byte 1.byte carry 0.shut net 1.poll carry 1.byte lost 1.wait 1.shut 1.recv 1.recv"
+    ),
+    "through a provider, who waits for what stands behind bytes that a reset has lost is not told of it": (
+        f"{LOST_BEFORE_THE_RING} 0.linger net 1.recv 1.block settle"
+    ),
+    "nor is who waits for an edge": f"way1=3 until=2 {LOST_BEFORE_THE_RING} 1.wait 0.linger net 1.recv 1.drain settle",
+    "a look behind the ring's bytes, at a socket that the shim has reset, takes the reset away": (
+        "relay=1 more=0 promoted 1.send carry 0.send carry leave 0.nap 1.nap carry 0.close carry net 1.wait 1.peek "
+        "1.recv 1.recv settle"
+    ),
+    "through a provider, what TCP brought behind the ring, ahead of a reset behind the end, is not read": (
+        "way0=3 relay=1 more=0 promoted 1.send carry 1.demote 1.nap 1.byte net carry 0.nap 1.recv 1.close net carry "
+        "0.byte net 0.wait 0.recv settle"
     ),
 }
 

@@ -37,6 +37,13 @@ struct file {
 /* channel_producer.want_space: threads waiting for room, and a bit for those that will ask again */
 #define WANT_STICKY (1u << 31)
 
+/* How long waits spin, by what paid lately: see spin_adapt(). */
+struct spin_budget {
+	_Atomic uint32_t ns;
+	_Atomic uint32_t vain;       /* spins that lost, less those that won */
+	_Atomic int64_t rests_until; /* none spins before */
+};
+
 struct conn {
 	/* A late thread may look at these while the struct is reused for another connection. */
 	struct file file;      /* its kind never changes */
@@ -56,7 +63,7 @@ struct conn {
 	_Atomic uint32_t backoff;
 	_Atomic int64_t again_at; /* coarse ns; with backoff, nothing is offered before it */
 	uint32_t probe_countdown;
-	_Atomic uint32_t spin_ns; /* adaptive budget of blocking waits */
+	struct spin_budget budget; /* of blocking waits */
 	struct channel_end channel;
 	struct doorbell *doorbell;               /* ours: the peer rings it */
 	struct remote_doorbell *remote_doorbell; /* the peer's: we ring it */

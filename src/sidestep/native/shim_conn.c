@@ -64,7 +64,7 @@ struct conn *conn_new(int fd, int family, enum role_code role)
 	conn->fds = 1;
 	conn->pending_segment_fd = -1;
 	conn->deferred_fd = -1;
-	conn->spin_ns = config.spin_ns;
+	conn->budget = (struct spin_budget){.ns = config.spin_ns};
 	atomic_store(&conn->refs, 1); /* last: from here on it can be held */
 	file_put(fd, &conn->file);
 	return conn;
@@ -168,10 +168,10 @@ int take_error(struct conn *conn)
 	return (int)atomic_exchange(&conn->slot->error, 0);
 }
 
-/* The kernel reports a reset once. If we see it in passing, it is kept for the next call to report. */
+/* The kernel reports a reset once. If we see it in passing, it is kept for the next call to report; ENOTCONN comes behind it. */
 void keep_error(struct conn *conn, ssize_t result)
 {
-	if (result < 0 && errno != EAGAIN && errno != EINTR && errno != EPIPE)
+	if (result < 0 && errno != EAGAIN && errno != EINTR && errno != EPIPE && errno != ENOTCONN)
 		word_store(conn->slot->error, (uint32_t)errno);
 }
 

@@ -192,7 +192,7 @@ struct set_wait {
 	int max;
 	int64_t start, deadline, now;
 	uint64_t signals;
-	bool spun;
+	bool spun, vain;
 	uint32_t looks; /* questions to the kernel: one is the program's own */
 	struct epoll_event told[TOLD_MAX];
 };
@@ -275,7 +275,7 @@ static int set_spin(struct set_wait *wait)
 	struct spin spin;
 	int n = 0;
 
-	if (!spin_begin(&spin, word_load(set->spin_ns), peer_cpu))
+	if (!spin_begin(&spin, spin_budget_now(&set->budget), peer_cpu))
 		return 0;
 	wait->spun = true;
 	do {
@@ -288,8 +288,9 @@ static int set_spin(struct set_wait *wait)
 			n = set_report(wait, set_look(wait));
 		set_pass_end(wait, n);
 	} while (!n && self.signals == wait->signals && spin_on(&spin, peer_cpu, true));
+	wait->vain = !n && spin_was_vain(&spin);
 	if (n)
-		spin_adapt(&set->spin_ns, 0);
+		spin_won(&set->budget);
 	return n;
 }
 
@@ -359,7 +360,8 @@ static int set_sleep(struct set_wait *wait)
 	if (n)
 		return n;
 	wait->now = now_ns();
-	spin_adapt(&set->spin_ns, wait->now - wait->start);
+	spin_adapt(&set->budget, wait->now - wait->start, wait->vain);
+	wait->vain = false;
 	word_store(set->looked_at, wait->now);
 	if (unlikely(set->full_until && wait->now >= set->full_until)) {
 		set_lock(set);
@@ -387,7 +389,7 @@ static int set_wait(struct set *set, int epfd, struct epoll_event *events, int m
 	wait.events = events;
 	wait.max = max;
 	wait.looks = 0;
-	wait.spun = false;
+	wait.spun = wait.vain = false;
 	wait.now = wait.start = now_ns();
 	wait.deadline = deadline_after(timeout_ns);
 	wait.signals = signals;

@@ -161,11 +161,11 @@ static void count_wait(struct poller *poller, bool won, bool lost, bool slept)
 struct poll_wait {
 	int64_t start, deadline, now;
 	uint64_t signals;
-	bool spun, slept;
+	bool spun, slept, vain;
 	uint32_t looks; /* questions to the kernel: one is the program's own */
 };
 
-static __thread _Atomic uint32_t spin_budget = UINT32_MAX;
+static __thread struct spin_budget budget = {.ns = UINT32_MAX};
 static __thread int64_t looked_at; /* the kernel was */
 
 /* Whether providers between are still alive: a thread that never sleeps would not hear of their death. */
@@ -208,9 +208,9 @@ static int poll_spin(struct poller *poller, struct poll_wait *wait)
 			peer_cpu = word_load(poller->conns[i]->channel.rx_peer_line->cpu);
 			may_move = poller->conns[i]->channel.local == &poller->conns[i]->channel.seg->side[0];
 		}
-	if (spin_budget > config.spin_ns)
-		spin_budget = config.spin_ns;
-	if (!spin_begin(&spin, spin_budget, peer_cpu))
+	if (budget.ns > config.spin_ns)
+		budget.ns = config.spin_ns;
+	if (!spin_begin(&spin, spin_budget_now(&budget), peer_cpu))
 		return 0;
 	wait->spun = true;
 	do {
@@ -219,8 +219,9 @@ static int poll_spin(struct poller *poller, struct poll_wait *wait)
 			return 0;
 		n = poll_look(poller, wait, look_is_due(wait));
 	} while (!n && self.signals == wait->signals && spin_on(&spin, peer_cpu, may_move));
+	wait->vain = !n && spin_was_vain(&spin);
 	if (n) {
-		spin_adapt(&spin_budget, 0);
+		spin_won(&budget);
 		count_wait(poller, true, false, false);
 	}
 	return n;
@@ -294,7 +295,8 @@ static int poll_sleep(struct poller *poller, struct poll_wait *wait)
 	if (n)
 		return n;
 	wait->now = now_ns();
-	spin_adapt(&spin_budget, wait->now - wait->start);
+	spin_adapt(&budget, wait->now - wait->start, wait->vain);
+	wait->vain = false;
 	errno = failed;
 	if (k < 0 && failed != EINTR)
 		return -1;

@@ -196,6 +196,20 @@ static enum step tcp_ended(struct conn *conn, int fd, ssize_t n, bool waits)
 	return error == 0 ? STEP_END : error == EAGAIN ? STEP_EMPTY : STEP_ERROR;
 }
 
+/* rx_lock held, and the connection is reset. Behind the ring, TCP may hold bytes that came ahead of it, as in the kernel. */
+static enum step tcp_left(const struct call *call, size_t at, size_t *moved)
+{
+	struct conn *conn = call->conn;
+	int queued = 0;
+
+	if (rx_follow(conn, call->fd))
+		return STEP_AGAIN;
+	if (!rx_is(conn->slot, RX_BACK) || real.ioctl(call->fd, FIONREAD, &queued) < 0 || !queued)
+		return rx_ended(conn);
+	ssize_t n = rx_tcp(call, at);
+	return n > 0 ? tcp_taken(call, at, (size_t)n, moved) : rx_ended(conn);
+}
+
 /* rx_lock held, receiving by TCP. STEP_AGAIN: receiving is by ring now. */
 static enum step tcp_step(const struct call *call, size_t at, size_t *moved)
 {
@@ -207,7 +221,7 @@ static enum step tcp_step(const struct call *call, size_t at, size_t *moved)
 	if (conn_relay_news(conn))
 		conn_probe(conn, fd);
 	if (conn_relayed(conn) && slot_has(conn->slot, SLOT_RESET))
-		return rx_follow(conn, fd) ? STEP_AGAIN : rx_ended(conn);
+		return tcp_left(call, at, moved);
 	if (recall_open(conn))
 		return slot_has(conn->slot, SLOT_RD_SHUT) ? rx_ended(conn) : STEP_EMPTY;
 	bool waits = rx_reset_waits(conn, fd);

@@ -99,7 +99,7 @@ int set_created(int epfd)
 	set->forks = fork_count;
 	set->refs = 1;
 	set->secret = new_secret();
-	set->spin_ns = config.spin_ns;
+	set->budget = (struct spin_budget){.ns = config.spin_ns};
 	set->last_cpu = 0;
 	pthread_mutex_init(&set->lock, NULL);
 	file_put(epfd, &set->file);

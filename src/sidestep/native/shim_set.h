@@ -92,7 +92,7 @@ struct set {
 	uint64_t pass;
 	_Atomic int64_t looked_at;
 	_Atomic int64_t full_until; /* as of a thread, for its members; the set's lock to change it */
-	_Atomic uint32_t spin_ns;
+	struct spin_budget budget;
 	_Atomic uint32_t last_cpu; /* of the peer that was heard last, + 1 */
 	enum set_spent { SPENT_NOTHING, SPENT_SPUN, SPENT_SLEPT, SPENT_BOTH } spent;
 };

@@ -7,7 +7,6 @@
 #define LOAD_REFRESH_NS 4000000   /* how old the count of runnable threads may be */
 #define AWAY_NS 100000            /* between two looks; less is an interrupt */
 #define SHARED_NS 20000           /* the same for a CPU that was offered to others: the cost of a sleep and its wake-up */
-#define REST_FACTOR 64            /* a loss is followed by so many times its length without a spin */
 #define NOBODY_NS 1000            /* a CPU that is back so soon was wanted by nobody ... */
 #define ALONE_NS 10000            /* ... and is not offered for a while */
 #define SPREAD_EVERY_NS 100000000 /* a thread moves away from its peer's CPU at most this often */
@@ -76,7 +75,7 @@ static _Atomic int64_t rests_until;
 
 static bool spin_lost(const struct spin *spin, int64_t away)
 {
-	word_store(rests_until, spin->now + REST_FACTOR * away);
+	word_store(rests_until, spin->now + SPIN_REST_FACTOR * away);
 	return false;
 }
 
@@ -90,6 +89,8 @@ bool spin_begin(struct spin *spin, uint32_t budget, uint32_t peer_cpu)
 	spin->end = spin->now + budget;
 	spin->crowded = runnable_threads() > (uint32_t)config.ncpus;
 	spin->alone_until = spin->away = 0;
+	spin->given = 0;
+	spin->len = budget;
 	spin->shares = spin->crowded || cpu_now() == peer_cpu;
 	return true;
 }
@@ -113,6 +114,8 @@ bool spin_on(struct spin *spin, uint32_t peer_cpu, bool may_move)
 	}
 	spin->now = now_ns();
 	int64_t away = spin->now - before;
+	if (spin->shares)
+		spin->given += away;
 	if (unlikely(away > AWAY_NS))
 		return spin_lost(spin, away);
 	if (spin->shares && away < NOBODY_NS)

@@ -8,28 +8,69 @@
 #define NAP_NS 1000000      /* a sleep that cannot hear all of its doorbells */
 
 struct spin {
-	int64_t now, end;
+	int64_t now, end, len;
 	int64_t alone_until; /* nobody else wanted this CPU */
 	int64_t away;        /* how long another thread had the CPU just now */
+	int64_t given;       /* time in which the CPU was offered, whoever had it */
 	bool crowded;        /* there are more runnable threads than CPUs */
 	bool shares;         /* the next spin_on() offers the CPU: one look is enough before it */
 };
 bool spin_begin(struct spin *spin, uint32_t budget, uint32_t peer_cpu); /* false: this wait had better sleep */
 bool spin_on(struct spin *spin, uint32_t peer_cpu, bool may_move);      /* between two looks; false: it is time to sleep */
-/*
- * Adapts a spin budget. A wait that ended while spinning, or in the kernel so soon that full spinning would have caught
- * it (a wake-up itself costs tens of microseconds), asks for the full budget; any other halves it, to nothing at last.
- */
-static inline void spin_adapt(_Atomic uint32_t *budget, int64_t waited_ns)
-{
-	uint32_t now = word_load(*budget);
 
-	if (waited_ns < 2 * (int64_t)config.spin_ns) {
-		if (now != config.spin_ns)
-			word_store(*budget, config.spin_ns);
-	} else if (now) {
-		word_store(*budget, now > config.spin_ns / 16 ? now / 2 : 0);
+/*
+ * After a loss: others want a CPU, and nobody has taken this one while it was offered, or hardly. Where there is one for each
+ * thread a lost spin takes it from nobody, and a pair that is stacked on one CPU moves apart only by spinning.
+ */
+static inline bool spin_was_vain(const struct spin *spin)
+{
+	return spin->crowded && spin->given < spin->len / 8;
+}
+
+#define SPIN_REST_FACTOR 64 /* a loss is followed by so many times its length without a spin */
+#define SPIN_VAIN_MAX 4     /* spins in vain, less those that won, until one more is followed by a rest */
+
+/* How long a wait may spin now. */
+static inline uint32_t spin_budget_now(const struct spin_budget *budget)
+{
+	int64_t rests_until = word_load(budget->rests_until);
+
+	return unlikely(rests_until) && now_ns() < rests_until ? 0 : word_load(budget->ns);
+}
+
+static inline void spin_won(struct spin_budget *budget)
+{
+	uint32_t vain = word_load(budget->vain);
+
+	if (unlikely(vain))
+		word_store(budget->vain, vain - 1);
+	if (word_load(budget->ns) != config.spin_ns)
+		word_store(budget->ns, config.spin_ns);
+}
+
+/*
+ * Adapts a budget to a wait that ended in the kernel. If it was so soon that full spinning would have caught it (a wake-up
+ * itself costs tens of microseconds), it asks for the full budget; any other halves it, to nothing at last.
+ *
+ * But if it spun in vain, maybe it had to sleep for the answer to come: who is to give it waits for this CPU, and is of
+ * another control group or session, to which no yield gives it. So if more such spins are lost than are won, the next waits
+ * sleep at once.
+ */
+static inline void spin_adapt(struct spin_budget *budget, int64_t waited_ns, bool vain_spin)
+{
+	uint32_t now = word_load(budget->ns), vain = word_load(budget->vain), full = config.spin_ns;
+	bool soon = waited_ns < 2 * (int64_t)full;
+
+	if (vain_spin && (soon || now == full)) {
+		if (vain < SPIN_VAIN_MAX)
+			word_store(budget->vain, vain + 1);
+		else
+			word_store(budget->rests_until, now_ns() + SPIN_REST_FACTOR * (int64_t)full);
 	}
+	if (soon && now != full)
+		word_store(budget->ns, full);
+	else if (!soon && now)
+		word_store(budget->ns, now > full / 16 ? now / 2 : 0);
 }
 
 /* A wait has ended by this connection: what the thread has called by itself since the last one is put down to it. */

@@ -32,14 +32,14 @@ static bool ready_now(const struct conn *conn, int want, size_t space)
 	       slot_has(slot, SLOT_FIN | SLOT_RESET | SLOT_RD_SHUT);
 }
 
-static bool spin(struct conn *conn, int want, size_t space, uint64_t signals)
+static bool spin(struct conn *conn, int want, size_t space, uint64_t signals, bool *vain)
 {
 	uint32_t peer_cpu = want == WAIT_RX ? word_load(conn->channel.rx_peer_line->cpu)
 	                                    : word_load(conn->channel.tx_peer_line->cpu);
 	bool may_move = conn->channel.local == &conn->channel.seg->side[0], won = false;
 	struct spin spin;
 
-	if (!spin_begin(&spin, word_load(conn->spin_ns), peer_cpu))
+	if (!spin_begin(&spin, spin_budget_now(&conn->budget), peer_cpu))
 		return false;
 	if (want == WAIT_RX && word_load(conn->channel.rx_line->cpu) != cpu_now())
 		word_store(conn->channel.rx_line->cpu, cpu_now());
@@ -50,6 +50,7 @@ static bool spin(struct conn *conn, int want, size_t space, uint64_t signals)
 			won = ready_now(conn, want, space);
 		}
 	} while (!won && signals == self.signals && spin_on(&spin, peer_cpu, may_move));
+	*vain = !won && spin_was_vain(&spin);
 	word_add(*(won ? &conn->slot->spins_won : &conn->slot->spins_lost), 1);
 	return won;
 }
@@ -305,8 +306,9 @@ int conn_wait(struct conn *conn, int fd, int want, size_t space, const struct wa
 		return -EINTR;
 	bool on_ring = want == WAIT_TX || rx_by_ring(slot);
 	int64_t start = config.spin_ns ? now_ns() : 0;
-	if (on_ring && config.spin_ns && spin(conn, want, space, signals)) {
-		spin_adapt(&conn->spin_ns, 0);
+	bool vain = false;
+	if (on_ring && config.spin_ns && spin(conn, want, space, signals, &vain)) {
+		spin_won(&conn->budget);
 		calls_count(slot);
 		return 0;
 	}
@@ -337,7 +339,7 @@ int conn_wait(struct conn *conn, int fd, int want, size_t space, const struct wa
 	pthread_cleanup_pop(0);
 	doorbell_word_wake(doorbell->word);
 	if (config.spin_ns)
-		spin_adapt(&conn->spin_ns, now_ns() - start);
+		spin_adapt(&conn->budget, now_ns() - start, vain);
 	calls_count(slot);
 	if (want == WAIT_TX)
 		atomic_fetch_sub(&conn->channel.tx_line->want_space, 1);

@@ -119,12 +119,12 @@ def ended(socket_path: Path) -> list[Ended]:
     processes, now_ns = Processes(), time.monotonic_ns()
     found: dict[Key, Ended] = {}
     with ControlConnection(socket_path) as control:
-        for arena, fd in control.arenas():
+        for arena, fd, first in control.arenas():
             namespace = pid_namespace(fd)
             for number, raw in used_slots(fd):
                 slot = layout.unpack("conn_slot", raw)
                 if not slot["generation"] & 1:
-                    slot["pid"] = processes.here(namespace, slot["pid"])
+                    slot["pid"] = processes.here(namespace, slot["pid"], first)
                     _add(found, _over(slot, now_ns, processes, arena, number), None)
         for row in control.ended():  # second: a program that ends in between is told twice, and not left out
             slot = layout.unpack("conn_slot", base64.b64decode(row["slot"]))
@@ -154,10 +154,10 @@ def connections(socket_path: Path) -> Iterator[Connection]:
     processes = Processes()
     with ControlConnection(socket_path) as control:
         links = {link_name(link): link for link in control.links()}
-        for arena, fd in control.arenas():
+        for arena, fd, first in control.arenas():
             now_ns, namespace = time.monotonic_ns(), pid_namespace(fd)
             for number, slot in numbered_slots(fd):
-                slot["pid"] = processes.here(namespace, slot["pid"])
+                slot["pid"] = processes.here(namespace, slot["pid"], first)
                 if (found := _decode(slot, now_ns, processes, Key(arena, number, slot["generation"]))) is not None:
                     link = links.get(found.segment or f"{found.local} {found.remote}")
                     yield found if link is None else replace(found, link=link)

@@ -10,6 +10,7 @@ changes nothing, and each source may be missing.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass, fields
 from enum import Enum
@@ -42,6 +43,7 @@ _ABOUT_THE_PEER: Final = frozenset(
     {"YOUNG", "WAITING_FOR_PEER", "PEER_ABSENT", "PEER_LEFT", "REFUSED_BY_PROVIDER", None}
 )
 _DECIDED: Final = frozenset({"POLICY", "NO_PROTOCOL", "REFUSED_BY_PROVIDER"})  # the provider can say more than the shim
+_MADE_S: Final = 0.3  # seconds that a program may take from a socket to its slot
 _LOCAL: Final = "local"  # the protocol by which two programs of one host share a channel
 
 
@@ -171,13 +173,23 @@ class Explainer:
             yield from self._look_again(doubtful)
 
     def _look_again(self, doubtful: list[tuple[HostSocket, Explanation]]) -> Iterator[Explanation]:
-        """The slots were read before the sockets: some may have been made since, or have ended."""
-        later = Explainer(self._socket_path)
-        for held, found in doubtful:
-            if held.remote is not None and (one := later._by_ends.get((held.local, held.remote))):
-                yield later._tracked_connection(one, (held.local, held.remote))
-            elif held in (later._host_sockets if held.pid is None else tcp_sockets(held.pid)):
-                yield found
+        """The slots were read before the sockets: some may have been made since, or have ended.
+
+        Between a socket and its slot a program may have to wait for a processor; what is told is true for a while.
+        """
+        until = time.monotonic() + _MADE_S
+        while doubtful:
+            later, still = Explainer(self._socket_path), []
+            for held, found in doubtful:
+                if held.remote is not None and (one := later._by_ends.get((held.local, held.remote))):
+                    yield later._tracked_connection(one, (held.local, held.remote))
+                elif held in (later._host_sockets if held.pid is None else tcp_sockets(held.pid)):
+                    still.append((held, found))
+            if time.monotonic() >= until:
+                yield from (found for _, found in still)
+                return
+            if doubtful := still:
+                time.sleep(_MADE_S / 10)  # nothing tells when a slot is made: between two looks
 
     # ---- tracked ----
 

@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from functools import cached_property
 from pathlib import Path
 from typing import Final
 
+from sidestep.provider.arena import pid_namespace_of
+
 _PROC: Final = Path("/proc")
-# How Docker, containerd, CRI-O, podman, LXC and systemd-nspawn name the cgroup of a container.
+# How Docker, containerd, CRI-O, podman, LXC and systemd-nspawn name the cgroup of a container. That of a
+# pod of podman is around those of its containers.
 _CONTAINER: Final = re.compile(
-    r"(?:^|[/:-])([0-9a-f]{64})(?:\.scope)?(?:/|$)|/lxc(?:\.payload\.|/)([\w.-]+)|/machine-([\w.-]+)\.scope(?:/|$)",
+    r"(?:^|[/:-])(?<!/libpod_parent/)([0-9a-f]{64})(?:\.scope)?(?:/|$)|/lxc(?:\.payload\.|/)([\w.-]+)|/machine-([\w.-]+)\.scope(?:/|$)",
     re.ASCII,
 )
+_NESTED: Final = 2  # numbers that a process has at least if its pid namespace is not ours
 _ID_SHOWN: Final = 12  # digits of a container's id, as `docker ps` shows it
 
 
@@ -23,13 +28,18 @@ class Processes:
         self._containers: dict[int, str | None] = {}
         self._names: dict[int, str | None] = {}
 
-    def here(self, namespace: int, pid: int) -> int:
-        """The number here of process `pid` of a pid namespace, named by its inode (0: not known); 0: not seen here."""
-        return pid if self.counts_here(namespace) else self._elsewhere.get((namespace, pid), 0)
+    def here(self, namespace: int, pid: int, first: tuple[int, int] = (0, 0)) -> int:
+        """The number here of process `pid` of a pid namespace, named by its inode (0: not known); 0: not seen here.
+
+        `first` is a process of the same family: a namespace, and the number that it has there.
+        """
+        if self.counts_here(namespace):
+            return pid
+        return self._elsewhere.get((namespace, pid)) or self._beside(pid, *first)
 
     def counts_here(self, namespace: int) -> bool:
         """Whether its numbers are those of this process."""
-        return namespace in (0, _namespace(_PROC / "self"))
+        return namespace in (0, pid_namespace_of(_PROC / "self"))
 
     def name(self, pid: int) -> str | None:
         """None: the process has gone, or is not seen from here."""
@@ -46,13 +56,31 @@ class Processes:
     @cached_property
     def _elsewhere(self) -> dict[tuple[int, int], int]:
         """The numbers here of the processes in other pid namespaces."""
-        mine, found = _namespace(_PROC / "self"), {}
-        for process in _PROC.iterdir():
-            if process.name.isdigit() and (namespace := _namespace(process)) not in (0, mine):
-                numbers = re.search(r"^NSpid:.*\t(\d+)$", _read(process / "status"), re.MULTILINE)
-                if numbers:  # the last one counts in its own namespace
-                    found[namespace, int(numbers[1])] = int(process.name)
+        mine, found = pid_namespace_of(_PROC / "self"), {}
+        for process in _processes():
+            if (namespace := pid_namespace_of(process)) not in (0, mine) and (numbers := _numbers(process)):
+                found[namespace, numbers[-1]] = int(process.name)
         return found
+
+    def _beside(self, pid: int, namespace: int, first: int) -> int:
+        """The number here of process `pid` of the pid namespace that another process is in; 0: that is not certain.
+
+        A root without capabilities, as in the container of a provider, is not told namespaces. Everyone is told the
+        numbers and the cgroup of a process.
+        """
+        known = _PROC / str(first)
+        if not (namespace and first) or not self.counts_here(namespace):
+            return 0
+        if pid_namespace_of(known) or len(depth := _numbers(known)) < _NESTED:
+            return 0
+        if depth[-1] == pid:
+            return first
+        cgroup, found = _read(known / "cgroup"), []
+        for process in _processes():
+            numbers = _numbers(process)
+            if len(numbers) == len(depth) and numbers[-1] == pid and _read(process / "cgroup") == cgroup:
+                found.append(int(process.name))
+        return found[0] if len(found) == 1 else 0
 
 
 def program_name(pid: int) -> str | None:
@@ -66,11 +94,14 @@ def container_of(cgroups: str) -> str | None:
     return None
 
 
-def _namespace(process: Path) -> int:
-    try:
-        return (process / "ns/pid").stat().st_ino
-    except OSError:
-        return 0  # it has gone, or may not be looked at
+def _processes() -> Iterator[Path]:
+    return (process for process in _PROC.iterdir() if process.name.isdigit())
+
+
+def _numbers(process: Path) -> list[int]:
+    """What a process is called in each of its pid namespaces, from ours to its own; empty: it has gone."""
+    found = re.search(r"^NSpid:\t([\d\t]+)$", _read(process / "status"), re.MULTILINE)
+    return [int(number) for number in found[1].split()] if found else []
 
 
 def _read(path: Path) -> str:

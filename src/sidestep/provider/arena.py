@@ -61,6 +61,14 @@ def pid_namespace(fd: int) -> int:
     return header["pid_namespace"] if (header := _header(fd)) else 0
 
 
+def pid_namespace_of(process: Path) -> int:
+    """The inode of that of a process, by its directory in /proc; 0: it has gone, or may not be looked at."""
+    try:
+        return (process / "ns/pid").stat().st_ino
+    except OSError:
+        return 0
+
+
 def _header(fd: int) -> dict[str, Any] | None:
     head = os.pread(fd, layout.size("arena_header"), 0)
     if len(head) < layout.size("arena_header"):

@@ -101,13 +101,19 @@ class ControlConnection:
             yield from document["ended"]
             after = document["next"]
 
-    def arenas(self) -> Iterator[tuple[str, int]]:
-        """The id, in hexadecimal, and the arena of each process family; the same of the descriptor."""
+    def arenas(self) -> Iterator[tuple[str, int, tuple[int, int]]]:
+        """The id, in hexadecimal, and the arena of each process family; the same of the descriptor.
+
+        And the first process of the family: the number that it had for the provider, behind the pid namespace in which
+        that counts. (0, 0) if an older provider does not tell.
+        """
         after: int | None = 0
         while after is not None:
             document, descriptors = self.request("arenas", after=after)
             with descriptors:
-                yield from zip(document["arenas"], descriptors.numbers, strict=True)
+                ids, namespace = document["arenas"], document.get("pid_namespace", 0)
+                first = [(namespace, pid) for pid in document.get("pids", [0] * len(ids))]
+                yield from zip(ids, descriptors.numbers, first, strict=True)
             after = document["next"]
 
 

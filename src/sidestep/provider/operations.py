@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from ipaddress import ip_address
 from itertools import chain, islice
+from pathlib import Path
 from typing import Any, Final, TypeAlias
 
 from sidestep import __version__, limits
@@ -20,6 +21,7 @@ from sidestep.native import layout
 from sidestep.native.layout import Rpc
 from sidestep.policy import Role, Subject
 from sidestep.provider import commands
+from sidestep.provider.arena import pid_namespace_of
 from sidestep.provider.carry.hub import page
 from sidestep.provider.clients import Client
 from sidestep.provider.parts import Parts
@@ -124,6 +126,8 @@ class Operations:
         page = later[: limits.CONTROL_FDS_PER_PIECE]
         document = {
             "arenas": [arena.arena_id.hex() for arena in page],
+            "pids": [arena.pid for arena in page],
+            "pid_namespace": pid_namespace_of(Path("/proc/self")),
             "next": page[-1].sequence if len(later) > len(page) else None,
         }
         reply(document, [arena.fd for arena in page])
