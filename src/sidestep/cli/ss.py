@@ -121,7 +121,7 @@ def _link(one: Connection) -> str:
     if (link := one.link) is None:
         return ""
     return (
-        f"{link['protocol']} over {link['device']}, {link['send_mechanism']}, {link['send_mode']} mode, "
+        f"{link['protocol']} over {link['device']}{' by the engine' if link.get('engine') else ''}, {link['send_mechanism']}, {link['send_mode']} mode, "
         f"credit {link['credit']} of it and {link['remote_credit']} here"
     )
 

@@ -443,12 +443,22 @@ def _carried_facts(one: Connection) -> list[tuple[str, str]]:
 def _link_facts(one: Connection) -> Iterator[tuple[str, str]]:
     if (link := one.link) is None:
         return
+    if "engine" in link:  # a provider that has none tells nothing of it
+        yield "carried by", _carrier(link)
     yield "sending", f"{link['send_mechanism']}, {link['send_mode']} mode, {link['held']:,} bytes not read there yet"
     yield "receiving", f"{link['receive_mechanism']}, {link['receive_mode']} mode"
     credit = f"{link['credit']} messages may go, {link['remote_credit']} may come"
     credit += f" ({link['receives_posted']} receives posted)"
     yield "credit", f"{credit}; advertised: {link['adverts']} here, {link['remote_adverts']} there"
     yield "over it", f"{_moved(link, 'sent', link['sent'])}; {_moved(link, 'received', link['arrived'])}"
+
+
+def _carrier(link: dict[str, Any]) -> str:
+    """Who moves its bytes, and why it was not the engine before."""
+    times = sum(link["given_back"].values())
+    why = ", ".join(f"{name} {count:,}" for name, count in sorted(link["given_back"].items()))
+    who = "the engine" if link["engine"] else "Python, for now"
+    return f"{who}; given back {times:,} times ({why})" if times else who
 
 
 def _moved(link: dict[str, Any], way: str, count: int) -> str:

@@ -287,6 +287,10 @@ class Hub:
         if self.lending is not None and side.relayed.lends:
             self.lending.want(side.relayed)
 
+    def lent_details(self, relayed: RemoteRelay) -> dict[str, object]:
+        """What is to be told of it beside its own: where an engine may have it."""
+        return {} if self.lending is None else self.lending.details(relayed)
+
     def reclaim(self, relayed: RemoteRelay) -> None:
         """Takes it back from the engine, if that has it."""
         if self.lending is not None:

@@ -11,7 +11,9 @@ anew, and forgets that while it is lent.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
+from dataclasses import dataclass, field
 from enum import IntEnum
 from functools import partial
 from typing import TYPE_CHECKING, Final
@@ -47,6 +49,17 @@ class Reason(IntEnum):
     MEMORY = 9  # there is none
 
 
+@dataclass(slots=True)
+class _State:
+    """Of one relay."""
+
+    loan: Loan | None = None
+    since: float = 0.0
+    pause_s: float = 0.0  # how long it waited the last time before it was lent again
+    until: float = 0.0
+    given_back: Counter[str] = field(default_factory=Counter)  # by the reason
+
+
 class Lending:
     """Of one process."""
 
@@ -54,41 +67,53 @@ class Lending:
         self.engine = engine
         self._loop = loop
         self._counters = counters
+        self._relays: dict[RemoteRelay, _State] = {}
         self._lent: dict[Loan, RemoteRelay] = {}
-        self._loans: dict[RemoteRelay, Loan] = {}
         self._wanted: dict[RemoteRelay, None] = {}  # to be lent as soon as nothing is under way
-        self._pauses: dict[RemoteRelay, tuple[float, float]] = {}  # how long it waits, and until when
-        self._since: dict[RemoteRelay, float] = {}
 
     def __contains__(self, relay: RemoteRelay) -> bool:
-        return relay in self._loans
+        return (state := self._relays.get(relay)) is not None and state.loan is not None
 
     def want(self, relay: RemoteRelay) -> None:
         """It may be lent; what is not quiet now is looked at again in the next turn."""
-        if relay not in self._loans and not relay.lost:
+        if relay not in self and not relay.lost:
             self._wanted[relay] = None
 
     def forget(self, relay: RemoteRelay) -> None:
         """It is over."""
         self._wanted.pop(relay, None)
-        self._pauses.pop(relay, None)
+        self._relays.pop(relay, None)
+
+    def details(self, relay: RemoteRelay) -> dict[str, object]:
+        """Who has it, what it has been given back for, and its counts, which are not the relay's while it is lent."""
+        state = self._relays.get(relay, _State())
+        told: dict[str, object] = {"engine": state.loan is not None, "given_back": dict(state.given_back)}
+        if state.loan is not None:
+            record = layout.unpack(_RECORD, state.loan.look())
+            coming = record["last_bufs_sent"] - (record["rx_mseq"] - record["last_ack_sent"])
+            told |= {
+                "sent": record["sent"], "held": record["held"], "credit": record["credit"], "remote_credit": coming,
+                "receives_posted": record["posted"],
+            }  # fmt: skip
+        return told
 
     def handle_turn(self) -> None:
         """Lends what is quiet now."""
         wanted, self._wanted = self._wanted, {}
         for relay in wanted:
-            if relay.lost or relay in self._loans:
+            if relay.lost or relay in self:
                 continue
             record = _of(relay, relay.side)
             if record is None:
                 continue  # its next turn comes here again
-            wait_s = self._pauses.get(relay, (0.0, 0.0))[1] - self._loop.now
+            state = self._relays.setdefault(relay, _State())
+            wait_s = state.until - self._loop.now
             if wait_s > 0:
                 self._loop.call_later(wait_s, partial(self.want, relay))
-            elif not self._lend(relay, record):
+            elif not self._lend(relay, state, record):
                 self._wanted[relay] = None
 
-    def _lend(self, relay: RemoteRelay, record: dict[str, int]) -> bool:
+    def _lend(self, relay: RemoteRelay, state: _State, record: dict[str, int]) -> bool:
         lent = relay.link.lend(record)
         if lent is None:
             return False
@@ -96,16 +121,15 @@ class Lending:
         loan = self.engine.lend(
             layout.pack(_RECORD, **record), side.channel, side.doorbell, side.number, lent.inbound, lent.outbound, lent.fd
         )
+        state.loan, state.since = loan, self._loop.now
         self._lent[loan] = relay
-        self._loans[relay] = loan
-        self._since[relay] = self._loop.now
         self._counters.add("engine_lent")
         return True
 
     def reclaim(self, relay: RemoteRelay) -> None:
         """Python has something to do with it."""
-        if (loan := self._loans.get(relay)) is not None:
-            self._take(loan)
+        if (state := self._relays.get(relay)) is not None and state.loan is not None:
+            self._take(state.loan)
 
     def take_returned(self) -> Iterator[RemoteRelay]:
         """Those that the engine has given back, taken."""
@@ -115,14 +139,15 @@ class Lending:
 
     def _take(self, loan: Loan) -> RemoteRelay:
         relay = self._lent.pop(loan)
-        del self._loans[relay]
+        state = self._relays[relay]
         number, error, packed = loan.take()
         reason, record = Reason(number), layout.unpack(_RECORD, packed)
+        state.loan = None
+        state.given_back[reason.name.lower()] += 1
         self._counters.add("engine_given_back", reason.name.lower())
-        pause, _ = self._pauses.get(relay, (0.0, 0.0))
-        lasted_s = self._loop.now - self._since.pop(relay)
-        pause = _PAUSE_S if lasted_s >= _LASTS_S else min(max(2 * pause, _PAUSE_S), _PAUSE_MAX_S)
-        self._pauses[relay] = pause, self._loop.now + pause
+        lasted_s = self._loop.now - state.since
+        state.pause_s = _PAUSE_S if lasted_s >= _LASTS_S else min(max(2 * state.pause_s, _PAUSE_S), _PAUSE_MAX_S)
+        state.until = self._loop.now + state.pause_s
         relay.sent, relay.read_told = record["sent"], record["read_told"]
         relay.side.held, relay.side.asking = record["held"], bool(record["asking"])
         relay.link.take_back(record, error)

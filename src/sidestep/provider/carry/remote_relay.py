@@ -119,7 +119,7 @@ class RemoteRelay(Directions):
     def details(self) -> dict[str, object]:
         return {
             "protocol": self.protocol, "segment": self.segment_id.hex(), "sent": self.sent, "held": self.side.held,
-            "window": self.window, "arrived": self.side.channel.sent, **self.link.details(),
+            "window": self.window, "arrived": self.side.channel.sent, **self.link.details(), **self._hub.lent_details(self),
         }  # fmt: skip
 
     # ---- turns ----
