@@ -2,16 +2,18 @@
 
 As root, for namespaces. Two hosts joined by a bridge; a client and a server that know nothing but sockets, over kernel
 TCP and under `sidestep run` in turns, round after round. Printed are the medians, their ratio (the median of those of
-the rounds), the spread, and what the two providers' processors had to do for a message. A software RNIC rides on kernel
-TCP: below 1 is what it must be.
+the rounds), the spread, and what the two providers' processors had to do for a round trip, or a MiB. Then several
+connections at once, by the sum.
 
-With `--workers N` the same is measured with several connections at once, and a third time with providers that have N
-workers, in turns with the others.
+With `--workers N` several connections alone are measured, and a third time with providers that have N workers, in turns
+with the others.
 
     --seconds S   of one measurement (1)
     --rounds N    (5)
     --workers N   processes of each provider that carry connections
-    --connections N   at once, with --workers (4)
+    --connections N   at once (4)
+    --engine off  the providers carry all in Python
+    --works TEXT  only works whose names have this in them
     --save FILE   the figures as JSON
 """
 
@@ -25,7 +27,7 @@ import statistics
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Final
@@ -34,19 +36,23 @@ HERE: Final = Path(__file__).parent
 sys.path.append(str(HERE.parent / "tests/support"))
 
 from harness.machine import cpu_time_ns  # noqa: E402 - the path has to be there first
-from hosts import Host, hosts  # noqa: E402
+from hosts import NETWORK, NETWORK6, Host, hosts  # noqa: E402
 from rnic import tcp  # noqa: E402
 
+from sidestep.config import RemoteSettings  # noqa: E402
 from sidestep.demo.machine import Machine  # noqa: E402
 
 CONNECT_S: Final = 10.0
 WORKS: Final = {
     "64 B round trip": ("latency", 64),
-    "write 4 KiB": ("write", 4 << 10),
-    "write 64 KiB": ("write", 64 << 10),
-    "write 1 MiB": ("write", 1 << 20),
-    "read 1 MiB": ("read", 1 << 20),
+    "64 B stream": ("write", 64),
+    "1 KiB stream": ("write", 1 << 10),
+    "4 KiB stream": ("write", 4 << 10),
+    "64 KiB stream": ("write", 64 << 10),
+    "1 MiB stream": ("write", 1 << 20),
+    "1 MiB read": ("read", 1 << 20),
 }
+TOGETHER: Final = ("4 KiB stream", "64 KiB stream", "1 MiB stream")
 
 
 @dataclass
@@ -57,7 +63,7 @@ class Row:
     unit: str
     tcp: list[float] = field(default_factory=list)
     sdp: list[float] = field(default_factory=list)
-    cpu_us: list[float] = field(default_factory=list)  # of both providers, a message
+    cpu_us: list[float] = field(default_factory=list)  # of both providers, a round trip or a MiB
 
     @property
     def ratio(self) -> float:
@@ -71,7 +77,8 @@ class Row:
 
         return (
             f"{self.work:<16} {self.unit:<5} TCP {spread(self.tcp):<30} SDP {spread(self.sdp):<30} "
-            f"{self.ratio:5.2f}x  {statistics.median(self.cpu_us):7.1f} us of the providers a message"
+            f"{self.ratio:6.2f}x  {statistics.median(self.cpu_us):7.1f} us of the providers a "
+            f"{'round trip' if self.unit == 'us' else 'MiB'}"
         )
 
 
@@ -82,6 +89,8 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--workers", type=int, default=0)
     parser.add_argument("--connections", type=int, default=4)
+    parser.add_argument("--engine", choices=("on", "off"), default="on")
+    parser.add_argument("--works", default="")
     parser.add_argument("--processes", type=int, default=1, help=argparse.SUPPRESS)
     parser.add_argument("--save", type=Path)
     parser.add_argument("--serve", help=argparse.SUPPRESS)
@@ -92,37 +101,37 @@ def main() -> None:
     elif given.ask:
         kind, size, local, remote = given.ask
         print(json.dumps(ask(kind, int(size), local, remote, given.seconds)))
-    elif given.workers:
-        machine = Machine.now()
-        print(machine)
-        with hosts(2) as plain, hosts(2, workers=given.workers) as spread:
-            shared = [
-                measure_together(work, plain, spread, given.connections, given.rounds, given.seconds)
-                for work in WORKS
-                if WORKS[work][0] != "latency"
-            ]
-        if given.save:
-            saved = {"machine": machine.as_json(), "workers": given.workers, "rows": [asdict(row) for row in shared]}
-            given.save.write_text(json.dumps(saved, indent=1))
     else:
         machine = Machine.now()
-        print(machine)
-        with hosts(2) as (one, other):
-            rows = [measure(work, one, other, given.rounds, given.seconds) for work in WORKS]
+        print(machine, flush=True)
+        remote = RemoteSettings.parse(f"{NETWORK},{NETWORK6}", engine=given.engine == "on")
+        works = [work for work in WORKS if given.works in work]
+        saved: dict[str, object] = {"machine": machine.as_json()} | {
+            name: getattr(given, name) for name in ("engine", "workers", "connections", "seconds")
+        }
+        with ExitStack() as stack:
+            plain = stack.enter_context(hosts(2, remote=remote))
+            spread = stack.enter_context(hosts(2, remote=remote, workers=given.workers)) if given.workers else None
+            if spread is None:
+                rows = [measure(work, *plain, given.rounds, given.seconds) for work in works]
+                saved["rows"] = [asdict(row) for row in rows]
+            saved["together"] = [
+                asdict(measure_together(work, plain, spread, given.connections, given.rounds, given.seconds))
+                for work in TOGETHER
+                if work in works
+            ]
         if given.save:
-            given.save.write_text(
-                json.dumps({"machine": machine.as_json(), "rows": [asdict(row) for row in rows]}, indent=1)
-            )
+            given.save.write_text(json.dumps(saved, indent=1))
 
 
 def ask(kind: str, size: int, local: str, remote: str, seconds: float) -> dict[str, float]:
-    """One measurement, in the client's process: the value, and how many messages there were."""
+    """One measurement, in the client's process: the value, and how many round trips or MiB there were."""
     if kind == "latency":
         times = tcp.latency(local, remote, seconds)
         half = times[len(times) // 4 :]  # behind the promotion
-        return {"value": statistics.median(half) * 1e6, "messages": 2 * len(times)}
+        return {"value": statistics.median(half) * 1e6, "count": len(times)}
     rate = tcp.bandwidth(local, remote, size, seconds, write=kind == "write")
-    return {"value": rate / 1e6, "messages": rate * seconds / size}
+    return {"value": rate / 1e6, "count": rate * seconds / (1 << 20)}
 
 
 def measure(work: str, one: Host, other: Host, rounds: int, seconds: float) -> Row:
@@ -140,7 +149,7 @@ def measure(work: str, one: Host, other: Host, rounds: int, seconds: float) -> R
             if shim:
                 assert one.joined("connect") > joined, "it was not promoted"
                 row.sdp.append(found["value"])
-                row.cpu_us.append(used_us / max(1, found["messages"]))
+                row.cpu_us.append(used_us / max(1, found["count"]))
             else:
                 row.tcp.append(found["value"])
     print(row, flush=True)
@@ -162,21 +171,28 @@ class Together:
         def median(values: list[float]) -> str:
             return f"{statistics.median(values):9,.1f} ({min(values):,.1f} .. {max(values):,.1f})"
 
-        gain = statistics.median([s / a for s, a in zip(self.spread, self.alone, strict=True)])
-        return (
+        def ratio(better: list[float], than: list[float]) -> str:
+            return f"{statistics.median([b / t for b, t in zip(better, than, strict=True)]):5.2f}x"
+
+        text = (
             f"{self.connections} x {self.work:<14} MB/s  TCP {median(self.tcp):<30} provider {median(self.alone):<26} "
-            f"workers {median(self.spread):<26} {gain:5.2f}x  load {min(self.load):.0f} .. {max(self.load):.0f}"
+            f"{ratio(self.alone, self.tcp)}  load {min(self.load):.0f} .. {max(self.load):.0f}"
         )
+        if self.spread:
+            text += f"  workers {median(self.spread):<26} {ratio(self.spread, self.alone)} of the provider"
+        return text
 
 
 def measure_together(
-    work: str, plain: list[Host], spread: list[Host], connections: int, rounds: int, seconds: float
+    work: str, plain: list[Host], spread: list[Host] | None, connections: int, rounds: int, seconds: float
 ) -> Together:
     """All rounds of one work on so many connections; prints the row."""
     row = Together(work, connections)
     for _ in range(rounds):
-        for pair, shim, found in ((plain, False, row.tcp), (plain, True, row.alone), (spread, True, row.spread)):
-            found.append(together(work, pair, connections, seconds, shim=shim))
+        row.tcp.append(together(work, plain, connections, seconds, shim=False))
+        row.alone.append(together(work, plain, connections, seconds, shim=True))
+        if spread is not None:
+            row.spread.append(together(work, spread, connections, seconds, shim=True))
         row.load.append(os.getloadavg()[0])
     print(row, flush=True)
     return row
