@@ -24,6 +24,8 @@ from collections import Counter
 from contextlib import ExitStack
 from pathlib import Path
 
+sys.path.append(str(Path(__file__).resolve().parents[1] / "support"))  # pytest puts it there by itself
+
 import matrix
 import web
 from busy import busy

@@ -15,6 +15,8 @@ proxies.
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -29,6 +31,7 @@ from stage import Stage
 
 pytestmark = pytest.mark.timeout(400)  # each wait has its own, shorter end
 
+SOAK: Final = Path(__file__).with_name("soak.py")
 WORKERS: Final = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
 COLD: Final = (2, 12_000_000)  # connections at once, bytes of each: more than the kernel's buffers hold
 COLD_ENOUGH: Final = 40  # cold exchanges, of which some have to be promoted in their midst; OFTEN has as many in a row
@@ -115,6 +118,15 @@ def test_again_and_again(
             row.check(client, argv[client], connections, size, warm=warm)
     finally:
         row.close()
+
+
+def test_soak_starts_by_itself(tmp_path: Path) -> None:
+    """The long form, without what pytest puts on the path."""
+    argv = [sys.executable, str(SOAK), "--keep", str(tmp_path / "kept"), "--rounds", "1", "--load", "0", "--warm",
+            "--server", "threads", "--client", "threads", "--connections", "2", "--bytes", "100000"]  # fmt: skip
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "4 ends moved to a ring; 0 rounds failed" in done.stdout
 
 
 @pytest.fixture(scope="module", params=[(after, name) for after in AFTERS for name in ENDS], ids="-".join)

@@ -303,4 +303,6 @@ def test_a_reset_that_lost_what_precedes_the_ring_is_heard(stage: Sidestep, call
         assert b.ask("Later.last.waits(5)") is False
         # TCP tells a reset once; the provider, which had bytes of the sender's, may tell it again
         assert b.ask("Later.last.result()") in {"'ECONNRESET'", *(["b''"] if told_first else [])}
+        if told_first:
+            stage.wait_for(lambda _: "relay_reset{unread}" in stage.status()["counters"])  # and the end stays the end
         assert b.ask("s.recv(1)") == b""

@@ -26,7 +26,7 @@ from sidestep.rdma.tools.devices import HostPort, resolve
 
 _ANY_PORT = 0
 _TURN_S = 0.1
-_LAST_S = 1.0  # seconds, at most, for what came before the end
+_LAST_S = 5.0  # seconds, at most, for processes to tell what came before the end
 _SNAPLEN_MIN = 14  # a header of Ethernet
 
 
@@ -148,9 +148,13 @@ def _turns(
     while not stopped and writer.frames < frames_max and (left := until - time.monotonic()) > 0:
         remote.turn(min(left, _TURN_S), frames_max)
         yield
+    remote.stop()
     last = time.monotonic() + _LAST_S
-    while remote.turn(0, frames_max) and time.monotonic() < last:
+    while remote.following and writer.frames < frames_max and (left := last - time.monotonic()) > 0:
+        remote.turn(min(left, _TURN_S), frames_max)
         yield
+    if remote.following and writer.frames < frames_max:
+        click.echo(f"sidestep: {remote.following} processes did not tell their last in {_LAST_S:.0f} s", err=True)
 
 
 def _tell(writer: DeviceWriter[Any], remote: RemoteCapture, *, as_json: bool) -> None:

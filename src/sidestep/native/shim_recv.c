@@ -189,8 +189,11 @@ static enum step tcp_ended(struct conn *conn, int fd, ssize_t n, bool waits)
 		return STEP_ERROR;
 	if (error == EAGAIN && slot_has(slot, SLOT_RESET)) /* rx_follow() has just judged so, or long ago */
 		error = take_error(conn);
-	/* the kernel reports it once, and a provider between does not know of it: the next call must meet the end, too */
-	if ((error == ECONNRESET || error == ETIMEDOUT) && conn_relayed(conn))
+	/*
+	 * The kernel reports it once, maybe to a sender, and a provider between does not know of it: the next call must meet the end,
+	 * too, and no other.
+	 */
+	if ((error == ECONNRESET || error == ETIMEDOUT || (error == 0 && rx_lost(conn))) && conn_relayed(conn))
 		slot_set(slot, SLOT_RESET | SLOT_FIN | SLOT_PEER_GONE);
 	errno = error;
 	return error == 0 ? STEP_END : error == EAGAIN ? STEP_EMPTY : STEP_ERROR;

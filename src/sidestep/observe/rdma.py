@@ -130,6 +130,13 @@ class DeviceClient:
         """Wants to see nothing more of a connection; raises Unavailable."""
         self.send({"op": "leave_out", "wire": wire})
 
+    def stop(self) -> None:
+        """Wants to see what has passed until now, then the end; raises Unavailable."""
+        try:
+            self._sock.shutdown(socket.SHUT_WR)
+        except OSError as error:
+            raise self._gone(error) from error
+
     def seen_now(self) -> Seen | None:
         """The next thing that was seen; None if there is nothing at the moment. Raises Unavailable at the end."""
         try:

@@ -10,6 +10,8 @@ and answers root and its own user, as the kernel tells who connects. A question 
      "address": HOST, "port": PORT}    (all three may be left out, or null: any)
     {"op": "leave_out", "wire": N}     of a capture: nothing more of that connection; no answer
 
+Whoever has asked enough shuts his direction down, and reads what was seen until then, up to the end.
+
 This is not the provider's RPC (`sidestep.provider.rpc`): that carries the shim's fixed records and descriptors, and a
 device must not need a provider.
 
@@ -192,19 +194,23 @@ class _Client:
         self._waiting: deque[bytes] = deque()
         self._waiting_len = 0
         self._lost = 0  # things of a capture that had no room
+        self._asked_all = False  # by his own word
         self._wanted: CaptureFilter | None = None
         self._tapped: list[IwarpDevice] = []
         self._watched = 0
         self._watch()
 
     def close(self) -> None:
-        for device in self._tapped:
-            device.taps.remove(self._see)
-        self._tapped.clear()
+        self._untap()
         if self._sock.fileno() >= 0:
             self._loop.forget(self._sock.fileno())
             self._sock.close()
         self._control.forget(self)
+
+    def _untap(self) -> None:
+        for device in self._tapped:
+            device.taps.remove(self._see)
+        self._tapped.clear()
 
     # --- questions ---
 
@@ -220,8 +226,14 @@ class _Client:
         except BlockingIOError:
             return
         except OSError:
-            packet = b""
-        if not packet or len(packet) > limits.RDMA_ASK_MAX:
+            self.close()
+            return
+        if not packet:
+            self._untap()
+            self._asked_all = True
+            self._flush()
+            return
+        if len(packet) > limits.RDMA_ASK_MAX:
             self.close()
             return
         try:
@@ -308,10 +320,13 @@ class _Client:
                 self.close()
                 return
             self._waiting_len -= len(self._waiting.popleft())
-        self._watch()
+        if self._asked_all and not self._waiting:
+            self.close()
+        else:
+            self._watch()
 
     def _watch(self) -> None:
-        events = READ | (WRITE if self._waiting else 0)
+        events = (0 if self._asked_all else READ) | (WRITE if self._waiting else 0)
         if events != self._watched:
             self._watched = events
             self._loop.watch(self._sock.fileno(), events, self._on_ready)

@@ -172,6 +172,25 @@ def test_a_slow_reader_stops_nobody_and_learns_what_it_missed(
     pair.until(lambda: not len(pair.active.device.taps))
 
 
+def test_who_has_seen_enough_reads_all_that_passed_until_then(pair: IwarpPair, offered: Control) -> None:
+    """Much of it waits in the process, as nobody has read yet; then the connection ends."""
+    pair.connect()
+    source = bytearray(1 << 20)
+    pair.active.region(source)
+    target = pair.passive.region(bytearray(1 << 20))
+    taps = pair.active.device.taps
+    with asking(offered) as sock:
+        sock.send(b'{"op": "capture", "device": "active"}')
+        pair.until(lambda: len(taps) == 1)
+        pair.do(pair.active, RdmaWrite(1, (memoryview(source),), target.va, target.rkey))
+        sock.shutdown(socket.SHUT_WR)
+        pair.until(lambda: len(taps) == 0)
+        pair.do(pair.active, RdmaWrite(2, (memoryview(source),), target.va, target.rkey))  # not wanted any more
+        found = captured(packets(pair, sock, lambda found: False))
+    sent = sum(len(one.data) for one in found if one.outbound)
+    assert len(source) < sent < 2 * len(source)
+
+
 def test_only_what_was_asked_for(pair: IwarpPair, offered: Control) -> None:
     here, there = pair.active.device.address, pair.passive.device.address
     cases = {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import selectors
 import time
 from pathlib import Path
@@ -47,6 +48,15 @@ class RemoteCapture:
     def following(self) -> int:
         """Connections to processes at the moment."""
         return len(self._selector.get_map())
+
+    def stop(self) -> None:
+        """Nothing more is wanted than what has passed until now: `turn` while there is somebody left to tell it."""
+        self._look_at = math.inf
+        for key in list(self._selector.get_map().values()):
+            try:
+                key.data.stop()
+            except Unavailable:  # it has gone: its last word may be there all the same
+                continue
 
     def turn(self, timeout_s: float, frames_max: int) -> bool:
         """Writes what there is, up to so many frames in the file; waits for it so long at most. False: nothing came."""
