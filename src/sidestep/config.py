@@ -349,6 +349,21 @@ class ShimSettings(NamedTuple):
         return env
 
 
+def parse_cpus(text: str) -> tuple[int, ...]:
+    """`CPU[,CPU...]`, of those that this process may use; raises Misuse."""
+    allowed = os.sched_getaffinity(0)
+    try:
+        cpus = tuple(int(each) for each in text.split(","))
+    except ValueError:
+        raise Misuse(f"{text!r} are not CPUs", remedy="for example 2 or 2,3") from None
+    if missing := set(cpus) - allowed:
+        raise Misuse(
+            f"there is no CPU {min(missing)} for this process",
+            remedy=f"those are {','.join(map(str, sorted(allowed)))}",
+        )
+    return cpus
+
+
 class RemoteSettings(NamedTuple):
     """With which other hosts connections are carried, and why they are believed.
 
@@ -359,13 +374,16 @@ class RemoteSettings(NamedTuple):
     hosts: tuple[IPv4Network | IPv6Network, ...]
     key_file: Path | None = None  # what both providers know, and nobody else
     engine: bool = True  # ordinary messages pass in compiled code
+    engine_cpus: tuple[int, ...] = ()  # where that runs; none: anywhere
 
     def trusts(self, host: IPv4Address | IPv6Address) -> bool:
         """Whether a host is among them."""
         return any(host in network for network in self.hosts if network.version == host.version)
 
     @classmethod
-    def parse(cls, hosts: str, key_file: str | None = None, *, engine: bool = True) -> Self:
+    def parse(
+        cls, hosts: str, key_file: str | None = None, *, engine: bool = True, engine_cpus: tuple[int, ...] = ()
+    ) -> Self:
         """`NETWORK[,NETWORK...]`; raises Misuse."""
         from ipaddress import ip_network
 
@@ -375,12 +393,13 @@ class RemoteSettings(NamedTuple):
             raise Misuse(
                 f"{hosts!r} are not networks: {error}", remedy="for example 192.0.2.0/24 or 192.0.2.7,2001:db8::/64"
             ) from error
-        return cls(networks, Path(key_file).absolute() if key_file else None, engine)
+        return cls(networks, Path(key_file).absolute() if key_file else None, engine, engine_cpus)
 
     def arguments(self) -> list[str]:
         """What tells a provider, or a worker of one, the same."""
         key = [f"--remote-key={self.key_file}"] if self.key_file else []
-        return [f"--remote={self}", *key, *([] if self.engine else ["--engine=off"])]
+        cpus = [f"--engine-cpu={','.join(map(str, self.engine_cpus))}"] if self.engine_cpus else []
+        return [f"--remote={self}", *key, *([] if self.engine else ["--engine=off"]), *cpus]
 
     def __str__(self) -> str:
         return ",".join(map(str, self.hosts))

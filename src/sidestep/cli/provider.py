@@ -11,9 +11,9 @@ import click
 from click.core import ParameterSource
 
 from sidestep import config, limits
-from sidestep.cli.options import json_option, promote_after_option, ring_size_option, socket_option, together
+from sidestep.cli.options import json_option, parsed, promote_after_option, ring_size_option, socket_option, together
 from sidestep.cli.shown import show
-from sidestep.config import PromoteAfter, Proof, ProviderSettings, RemoteSettings
+from sidestep.config import PromoteAfter, Proof, ProviderSettings, RemoteSettings, parse_cpus
 from sidestep.errors import Misuse
 from sidestep.provider import control, daemon
 
@@ -75,13 +75,19 @@ def provider() -> None:
     help="Whether ordinary messages of connections with other hosts pass in compiled code, beside the provider's own; "
     "off: all of them in Python, which is slower, and the reference.",
 )
+@click.option(
+    "--engine-cpu",
+    metavar="CPU[,CPU...]",
+    callback=parsed(parse_cpus),
+    help="Where that code runs; with workers, each one's own runs on any of these. [default: anywhere]",
+)
 @click.option("--foreground", is_flag=True, help="Serve in this process, until a signal or `stop`.")
 @socket_option
 @json_option
 def start(
     promote_after: PromoteAfter, ring_size: int, offer_expiry: float, idle_exit: float, budget: int, proof: str,
-    system: bool, remote: tuple[str, ...], remote_key: str | None, workers: str, engine: str, foreground: bool,
-    socket: Path, as_json: bool,
+    system: bool, remote: tuple[str, ...], remote_key: str | None, workers: str, engine: str,
+    engine_cpu: tuple[int, ...] | None, foreground: bool, socket: Path, as_json: bool,
 ) -> None:  # fmt: skip
     """Start a provider, and return once it listens. Exit code 0 also if one runs already.
 
@@ -100,7 +106,9 @@ def start(
         raise Misuse("--workers without --remote", remedy="name the hosts: --remote NETWORKS")
     settings = ProviderSettings(
         socket, promote_after, ring_size, offer_expiry, idle_exit, budget, policy, system=system, proof=Proof(proof),
-        remote=RemoteSettings.parse(",".join(remote), remote_key, engine=engine == "on") if remote else None,
+        remote=RemoteSettings.parse(
+            ",".join(remote), remote_key, engine=engine == "on", engine_cpus=engine_cpu or ()
+        ) if remote else None,
         workers=workers_count,
     )  # fmt: skip
 

@@ -275,15 +275,20 @@ static void *run(void *argument)
 	return NULL;
 }
 
-int engine_start(struct engine *engine)
+int engine_start(struct engine *engine, const cpu_set_t *cpus)
 {
 	sigset_t all, before;
+	pthread_attr_t how;
 
 	if (engine->started)
 		return 0;
+	pthread_attr_init(&how);
 	sigfillset(&all); /* signals are Python's */
 	pthread_sigmask(SIG_SETMASK, &all, &before);
-	int failed = pthread_create(&engine->thread, NULL, run, engine);
+	int failed = cpus ? pthread_attr_setaffinity_np(&how, sizeof(*cpus), cpus) : 0;
+	if (!failed)
+		failed = pthread_create(&engine->thread, &how, run, engine);
+	pthread_attr_destroy(&how);
 	pthread_sigmask(SIG_SETMASK, &before, NULL);
 	engine->started = !failed;
 	return -failed;

@@ -14,6 +14,7 @@
 #ifndef SIDESTEP_ENGINE_H
 #define SIDESTEP_ENGINE_H
 
+#include <sched.h>
 #include <stdatomic.h>
 #include <stdbool.h>
 #include <stddef.h>
@@ -83,6 +84,6 @@ void engine_look(struct engine *engine, const struct engine_loan *loan, struct e
  * Whether anything was. The thread does nothing else.
  */
 bool engine_step(struct engine *engine, int timeout_ms);
-int engine_start(struct engine *engine);
+int engine_start(struct engine *engine, const cpu_set_t *cpus); /* NULL: where it may run anyway */
 
 #endif

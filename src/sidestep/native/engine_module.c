@@ -275,14 +275,28 @@ static PyObject *engine_object_unfeed(PyObject *self, PyObject *bell)
 	Py_RETURN_NONE;
 }
 
-static PyObject *engine_object_start(PyObject *self, PyObject *Py_UNUSED(unused))
+static PyObject *engine_object_start(PyObject *self, PyObject *args)
 {
 	struct engine_object *object = open_engine(self);
-	int failed = object ? engine_start(object->engine) : 0;
+	PyObject *given = NULL;
+	cpu_set_t cpus;
 
-	if (!object || failed)
-		return object ? raise_errno(failed) : NULL;
-	Py_RETURN_NONE;
+	if (!object || !PyArg_ParseTuple(args, "|O:start", &given))
+		return NULL;
+	CPU_ZERO(&cpus);
+	Py_ssize_t count = given ? PySequence_Size(given) : 0;
+	for (Py_ssize_t i = 0; i < count; i++) {
+		PyObject *cpu = PySequence_GetItem(given, i);
+		long number = cpu ? PyLong_AsLong(cpu) : -1;
+		Py_XDECREF(cpu);
+		if (number < 0 || number >= CPU_SETSIZE)
+			return PyErr_Occurred() ? NULL : raise_errno(-EINVAL);
+		CPU_SET((size_t)number, &cpus);
+	}
+	int failed = count < 0 ? 0 : engine_start(object->engine, count ? &cpus : NULL);
+	if (failed)
+		return raise_errno(failed);
+	return PyErr_Occurred() ? NULL : Py_NewRef(Py_None);
 }
 
 static PyObject *engine_object_step(PyObject *self, PyObject *args)
@@ -326,7 +340,8 @@ static PyMethodDef engine_methods[] = {
 	{"hear", engine_object_hear, METH_O, "hear($self, doorbell, /)\n--\n\nThe Doorbell that applications ring is its from now on; None: it has none."},
 	{"feed", engine_object_feed, METH_O, "feed($self, doorbell, /)\n--\n\nReads the hints of this RemoteDoorbell from now on."},
 	{"unfeed", engine_object_unfeed, METH_O, "unfeed($self, doorbell, /)\n--\n\nEnds that."},
-	{"start", engine_object_start, METH_NOARGS, "start($self, /)\n--\n\nStarts the thread; else somebody calls step()."},
+	{"start", engine_object_start, METH_VARARGS,
+	 "start($self, cpus=(), /)\n--\n\nStarts the thread, on these CPUs; else somebody calls step()."},
 	{"step", engine_object_step, METH_VARARGS,
 	 "step($self, timeout_ms=0, /)\n--\n\nOne turn; whether anything was done. Not beside the thread."},
 	{0},

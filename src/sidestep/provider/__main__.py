@@ -6,7 +6,7 @@ import argparse
 import sys
 from pathlib import Path
 
-from sidestep.config import PolicyPlace, PromoteAfter, Proof, ProviderSettings, RemoteSettings
+from sidestep.config import PolicyPlace, PromoteAfter, Proof, ProviderSettings, RemoteSettings, parse_cpus
 from sidestep.errors import SidestepError
 from sidestep.provider.daemon import serve
 
@@ -26,6 +26,7 @@ def main() -> int:
     parser.add_argument("--remote")
     parser.add_argument("--remote-key")
     parser.add_argument("--engine", choices=("on", "off"), default="on")
+    parser.add_argument("--engine-cpu", type=parse_cpus, default=())
     parser.add_argument("--workers", type=int, default=0)
     parser.add_argument("--background", action="store_true")
     parser.add_argument("--ready-fd", type=int)
@@ -41,7 +42,11 @@ def main() -> int:
         system=given.system,
         proof=given.proof,
         remote=(
-            RemoteSettings.parse(given.remote, given.remote_key, engine=given.engine == "on") if given.remote else None
+            RemoteSettings.parse(
+                given.remote, given.remote_key, engine=given.engine == "on", engine_cpus=given.engine_cpu
+            )
+            if given.remote
+            else None
         ),
         workers=given.workers,
     )

@@ -119,7 +119,13 @@ class Lending:
             return False
         side = relay.side
         loan = self.engine.lend(
-            layout.pack(_RECORD, **record), side.channel, side.doorbell, side.number, lent.inbound, lent.outbound, lent.fd
+            layout.pack(_RECORD, **record),
+            side.channel,
+            side.doorbell,
+            side.number,
+            lent.inbound,
+            lent.outbound,
+            lent.fd,
         )
         state.loan, state.since = loan, self._loop.now
         self._lent[loan] = relay
@@ -162,7 +168,7 @@ def made(remote: RemoteSettings | None) -> Engine | None:
     from sidestep.native._engine import Engine
 
     engine = Engine()
-    engine.start()
+    engine.start(remote.engine_cpus)
     return engine
 
 

@@ -22,7 +22,7 @@ from itertools import count
 from typing import Any, Final
 
 from sidestep import limits
-from sidestep.config import RemoteSettings
+from sidestep.config import RemoteSettings, parse_cpus
 from sidestep.counters import Counters
 from sidestep.errors import PeerViolation, SidestepError, Unavailable
 from sidestep.loop import Loop
@@ -353,12 +353,15 @@ def main() -> int:
     parser.add_argument("--remote", required=True)
     parser.add_argument("--remote-key")
     parser.add_argument("--engine", choices=("on", "off"), default="on")
+    parser.add_argument("--engine-cpu", type=parse_cpus, default=())
     given = parser.parse_args()
     for number in (signal.SIGTERM, signal.SIGINT):  # they are for the provider, which tells us
         signal.signal(number, signal.SIG_IGN)
     os.set_inheritable(given.ipc_fd, False)
     try:
-        remote = RemoteSettings.parse(given.remote, given.remote_key, engine=given.engine == "on")
+        remote = RemoteSettings.parse(
+            given.remote, given.remote_key, engine=given.engine == "on", engine_cpus=given.engine_cpu
+        )
         worker = Worker(socket.socket(fileno=given.ipc_fd), given.protocol, remote)
         worker.run()
     except SidestepError as error:
