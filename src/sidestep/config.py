@@ -357,10 +357,7 @@ def parse_cpus(text: str) -> tuple[int, ...]:
     except ValueError:
         raise Misuse(f"{text!r} are not CPUs", remedy="for example 2 or 2,3") from None
     if missing := set(cpus) - allowed:
-        raise Misuse(
-            f"there is no CPU {min(missing)} for this process",
-            remedy=f"those are {','.join(map(str, sorted(allowed)))}",
-        )
+        raise Misuse(f"there is no CPU {min(missing)} for this process", remedy=f"there are {sorted(allowed)}")
     return cpus
 
 

@@ -120,8 +120,9 @@ def _row(one: Connection, *, joint: str) -> list[str]:
 def _link(one: Connection) -> str:
     if (link := one.link) is None:
         return ""
+    by = " by the engine" if link.get("engine") else ""
     return (
-        f"{link['protocol']} over {link['device']}{' by the engine' if link.get('engine') else ''}, {link['send_mechanism']}, {link['send_mode']} mode, "
+        f"{link['protocol']} over {link['device']}{by}, {link['send_mechanism']}, {link['send_mode']} mode, "
         f"credit {link['credit']} of it and {link['remote_credit']} here"
     )
 

@@ -25,12 +25,12 @@ from enum import IntEnum
 from typing import TYPE_CHECKING, NamedTuple, Self, TypeAlias, cast
 
 if TYPE_CHECKING:
-    from sidestep.native._framing import Inbound, Outbound
     from types import TracebackType
 
     from typing_extensions import Buffer
 
     from sidestep.errors import SidestepError
+    from sidestep.native._framing import Inbound, Outbound
     from sidestep.rdma.cm import ConnectionManager
     from sidestep.rdma.work import Access, Completion, LKey, Receive, RKey, SendRequest
 
@@ -297,7 +297,7 @@ class QueuePair(ABC):
         """
         return None
 
-    def use_large_frames(self) -> None:
+    def use_large_frames(self) -> None:  # noqa: B027 - most devices have none
         """The other end is known to take frames of any size, and to gain from large ones; where there are any."""
 
     def take_back(self, record: dict[str, int], error: int) -> None:

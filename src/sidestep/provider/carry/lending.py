@@ -2,8 +2,8 @@
 
 The engine (`native/engine.h`) is a thread that never runs Python. A connection on which nothing unusual goes on is lent
 to it: it moves bytes between the application's ring and the wire, and gives the connection back at anything it does not
-know. Then the relay goes on as if it had done all of that itself. It is taken back as well whenever Python has something
-to do with it: every way into a relay that is lent begins with `reclaim`.
+know. Then the relay goes on as if it had done all of that itself. It is taken back as well whenever Python has
+something to do with it: every way into a relay that is lent begins with `reclaim`.
 
 A connection that is given back again and again would only pay for that, so each time it waits longer before it is lent
 anew, and forgets that while it is lent.

@@ -117,10 +117,11 @@ class RemoteRelay(Directions):
         return self.side.channel.ring()
 
     def details(self) -> dict[str, object]:
-        return {
+        own = {
             "protocol": self.protocol, "segment": self.segment_id.hex(), "sent": self.sent, "held": self.side.held,
-            "window": self.window, "arrived": self.side.channel.sent, **self.link.details(), **self._hub.lent_details(self),
+            "window": self.window, "arrived": self.side.channel.sent,
         }  # fmt: skip
+        return own | self.link.details() | self._hub.lent_details(self)
 
     # ---- turns ----
 

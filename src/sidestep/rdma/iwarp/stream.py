@@ -61,8 +61,8 @@ class RdmapStream:
     """One connection's."""
 
     __slots__ = (
-        "_agreed", "_first", "_inbound", "_large", "_loop", "_markers", "_outbound", "_phase", "_qp", "_reclaim", "_settings",
-        "_tcp", "_timer", "_wire", "receiver", "sender",
+        "_agreed", "_first", "_inbound", "_large", "_loop", "_markers", "_outbound", "_phase", "_qp", "_reclaim",
+        "_settings", "_tcp", "_timer", "_wire", "receiver", "sender",
     )  # fmt: skip
 
     def __init__(self, tcp: Tcp, qp: IwarpQueuePair, agreed: Agreed, loop: Loop, settings: IwarpSettings) -> None:
@@ -168,7 +168,7 @@ class RdmapStream:
             self._outbound.own()
 
     def use_large_frames(self) -> None:
-        """An FPDU may fill many TCP segments: RFC 5044 3 would have it fit one, for receivers that place each by itself."""
+        """An FPDU may fill many TCP segments: RFC 5044 3 would have it fit one, for who places each by itself."""
         if not self._markers:
             self._large = True
             self._outbound.mulpdu = _LARGE_MULPDU
