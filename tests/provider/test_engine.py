@@ -1,4 +1,4 @@
-"""The engine beside Python: whoever has a connection, the bytes are the same, and so is what either leaves to the other."""
+"""The engine beside Python: whoever has a connection, the bytes are the same, and so is what either leaves."""
 
 from __future__ import annotations
 
