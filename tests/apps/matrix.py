@@ -199,8 +199,8 @@ def _settings(cell: Cell) -> dict[str, str]:
 
     Erlang/OTP 25 stands still, by kernel TCP as well, if a socket's output ends in the very input that makes the
     schedulers poll it (the eleventh), and it hangs up later while an input is under way: what its poll thread hears
-    then takes it out of their set, and nobody puts it back (erts_check_io). What precedes a warm
-    exchange may well be ten inputs.
+    then takes it out of their set, and nobody puts it back (erts_check_io). What precedes a warm exchange may well be
+    ten inputs.
     """
     return {"ERL_FLAGS": "+IOs false"} if cell.client == "erlang" else {}
 

@@ -122,8 +122,8 @@ def test_again_and_again(
 
 def test_soak_starts_by_itself(tmp_path: Path) -> None:
     """The long form, without what pytest puts on the path."""
-    argv = [sys.executable, str(SOAK), "--keep", str(tmp_path / "kept"), "--rounds", "1", "--load", "0", "--warm",
-            "--server", "threads", "--client", "threads", "--connections", "2", "--bytes", "100000"]  # fmt: skip
+    how = "--warm --rounds 1 --load 0 --connections 2 --bytes 100000 --server threads --client threads"
+    argv = [sys.executable, str(SOAK), "--keep", str(tmp_path / "kept"), *how.split()]
     done = subprocess.run(argv, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "4 ends moved to a ring; 0 rounds failed" in done.stdout

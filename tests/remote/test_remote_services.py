@@ -103,8 +103,13 @@ def test_postgresql(two: tuple[Host, Host], bindir: Path, tmp_path: Path) -> Non
     ]
     with (tmp_path / "log").open("wb") as log:
         server = other.popen(argv, stdout=log, stderr=log)
-    listening(other, 5432)
     where = ["-h", other.address, "-p", "5432", "-U", "tester"]
+
+    def ready() -> bool:
+        with other.namespace.inside():
+            return subprocess.run([bindir / "pg_isready", *where, "-q"], check=False).returncode == 0
+
+    other.wait_for(ready)  # it listens before that, and turns away who comes
     one.run([bindir / "pgbench", *where, "-i", "-q", "-s", "1", "postgres"], check=True, stderr=subprocess.DEVNULL)
     psql = one.popen([bindir / "psql", *where, "-X", "-q", "-A", "-t", "postgres"],
                      stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)  # fmt: skip

@@ -369,7 +369,8 @@ void rpc_consider(struct conn *conn, int fd)
 	if (offer_bearable(conn, fd)) {
 		if (!atomic_load_explicit(&slot->local_port, memory_order_acquire))
 			conn_set_addresses(conn, fd);
-		if (word_load(slot->local_port)) { /* else it is not connected any more */
+		/* 0: it is not connected any more. Acquired anew: another thread may have set them since, where we could not. */
+		if (atomic_load_explicit(&slot->local_port, memory_order_acquire)) {
 			offer_make(conn, fd);
 			commands_run();
 		}

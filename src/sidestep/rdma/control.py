@@ -226,8 +226,7 @@ class _Client:
         except BlockingIOError:
             return
         except OSError:
-            self.close()
-            return
+            packet = b""
         if not packet:
             self._untap()
             self._asked_all = True

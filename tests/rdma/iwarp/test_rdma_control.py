@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import socket
 import stat
+import sys
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
 from tempfile import gettempdir
@@ -17,6 +20,8 @@ from iwarp_pair import IwarpPair
 from sidestep import config, limits
 from sidestep.errors import PeerViolation
 from sidestep.observe import rdma
+from sidestep.observe.capture import remote
+from sidestep.observe.capture.devices import DeviceWriter, Wire
 from sidestep.rdma import control
 from sidestep.rdma.control import PACKET_MAX, Control
 from sidestep.rdma.iwarp.counting import EVENTS, NAMES, PRESENT
@@ -189,6 +194,50 @@ def test_who_has_seen_enough_reads_all_that_passed_until_then(pair: IwarpPair, o
         found = captured(packets(pair, sock, lambda found: False))
     sent = sum(len(one.data) for one in found if one.outbound)
     assert len(source) < sent < 2 * len(source)
+
+
+class ChoosyWriter(DeviceWriter[Wire]):
+    """Keeps all, and says of one thing that it is not wanted."""
+
+    def __init__(self) -> None:
+        super().__init__(io.BytesIO(), None)
+        self.told: list[Seen] = []
+        self.unwanted = 0  # things of which that is still to be said
+
+    def _open(self, source: str, seen: Seen, ends: WireEnds) -> Wire:
+        return Wire(source, ends, interface=0)
+
+    def _hear(self, wire: Wire, seen: Seen) -> bool:
+        self.told.append(seen)
+        self.unwanted -= 1
+        return self.unwanted != 0
+
+
+def test_what_is_not_wanted_at_the_end_costs_nothing_of_the_rest(
+    pair: IwarpPair, offered: Control, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A capture that has said its last can leave nothing out."""
+    monkeypatch.setattr(remote, "sockets", lambda: [(offered.path, os.geteuid())])
+    pair.connect()
+    source = bytearray(1 << 20)
+    pair.active.region(source)
+    target = pair.passive.region(bytearray(1 << 20))
+    writer = ChoosyWriter()
+    with ThreadPoolExecutor(1) as pool, remote.RemoteCapture(writer, "active") as capture:
+
+        def turn() -> None:
+            turned = pool.submit(capture.turn, 0, sys.maxsize)
+            while not turned.done():
+                pair.loop.turn(0.01)  # a thread's end does not wake it
+            turned.result()
+
+        turn()
+        writer.unwanted = 1
+        pair.do(pair.active, RdmaWrite(1, (memoryview(source),), target.va, target.rkey))
+        capture.stop()
+        while capture.following:
+            turn()
+    assert sum(len(seen.data) for seen in writer.told if seen.outbound) > len(source)
 
 
 def test_only_what_was_asked_for(pair: IwarpPair, offered: Control) -> None:

@@ -535,6 +535,20 @@ def test_capture_to_a_pipe(programs: Programs, port: int) -> None:
     assert ended(ping)[0] == 0
 
 
+def test_capture_says_who_did_not_tell_its_last(programs: Programs, tmp_path: Path) -> None:
+    server = programs.start("rdma", "server", "--port", "0", "--json")
+    assert server.stdout is not None
+    assert "listening" in server.stdout.readline()
+    taking = programs.start("capture", "-w", tmp_path / "x.pcapng", "--json")
+    assert taking.stderr is not None
+    assert taking.stderr.readline().startswith("capturing from")
+    server.send_signal(signal.SIGSTOP)
+    code, _, stderr = ended(taking)
+    server.kill()
+    assert code == 0
+    assert "did not tell their last in 5 s" in stderr  # root hears of other tests' processes, too
+
+
 def test_capture_says_what_is_wrong(programs: Programs, tmp_path: Path) -> None:
     result = programs.run("capture", "-w", tmp_path / "no" / "file")
     assert result.returncode == 1

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import math
 import selectors
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +34,7 @@ class RemoteCapture:
         self._selector = selectors.DefaultSelector()
         self._known: set[Path] = set()
         self._look_at = 0.0
+        self._stopped = False
         self.processes = 0  # that were followed
 
     def __enter__(self) -> RemoteCapture:
@@ -51,17 +52,14 @@ class RemoteCapture:
 
     def stop(self) -> None:
         """Nothing more is wanted than what has passed until now: `turn` while there is somebody left to tell it."""
-        self._look_at = math.inf
+        self._stopped = True
         for key in list(self._selector.get_map().values()):
-            try:
+            with suppress(Unavailable):  # it has gone; what it has told is there all the same
                 key.data.stop()
-            except Unavailable:  # it has gone: its last word may be there all the same
-                continue
 
-    def turn(self, timeout_s: float, frames_max: int) -> bool:
-        """Writes what there is, up to so many frames in the file; waits for it so long at most. False: nothing came."""
-        came = False
-        if time.monotonic() >= self._look_at:
+    def turn(self, timeout_s: float, frames_max: int) -> None:
+        """Writes what there is, up to so many frames in the file; waits for it so long at most."""
+        if time.monotonic() >= self._look_at and not self._stopped:
             self._look()
             self._look_at = time.monotonic() + _LOOK_S
         for key, _ in self._selector.select(min(timeout_s, _LOOK_S)):
@@ -70,15 +68,14 @@ class RemoteCapture:
             try:
                 for _ in range(_PACKETS_PER_TURN):
                     if self._writer.frames >= frames_max:
-                        return False
+                        return
                     if (seen := asked.seen_now()) is None:
                         break
-                    came = True
                     if not self._writer.see(source, seen):
-                        asked.leave_out(seen.wire)
+                        with suppress(Unavailable):  # likewise, or it hears us no longer
+                            asked.leave_out(seen.wire)
             except Unavailable:  # it has ended, and with it its devices
                 self._leave(asked)
-        return came
 
     def _look(self) -> None:
         present = set()
