@@ -20,6 +20,7 @@ class Engine:
         self,
         record: bytes,
         channel: Channel,
+        words: tuple[int, ...],
         doorbell: RemoteDoorbell,
         number: int,
         inbound: Inbound,

@@ -410,7 +410,7 @@ size_t engine_news(struct engine *engine, uint32_t *numbers, size_t len, bool *a
 
 /* ---- lending ---- */
 struct engine_loan *engine_lend(struct engine *engine, const struct engine_record *record, struct channel_end *end,
-                                const struct engine_bell *bell, uint32_t number, struct framing_in *in,
+                                const struct channel_side *words, const struct engine_bell *bell, uint32_t number, struct framing_in *in,
                                 struct framing_out *out, int fd, void *user)
 {
 	struct engine_loan *loan = calloc(1, sizeof(*loan));
@@ -418,7 +418,7 @@ struct engine_loan *engine_lend(struct engine *engine, const struct engine_recor
 
 	if (!loan)
 		return NULL;
-	loan_begin(loan, record, end, bell, number, in, out, fd, user);
+	loan_begin(loan, record, end, words, bell, number, in, out, fd, user);
 	engine_lock(engine);
 	if (epoll_ctl(engine->epfd, EPOLL_CTL_ADD, fd, &event) < 0) {
 		int failed = errno;

@@ -65,9 +65,12 @@ void engine_feed_remove(struct engine *engine, const struct hint_ring *hints);
 /* Channels with news that are not lent, at most `len`: *all if there may be others. */
 size_t engine_news(struct engine *engine, uint32_t *numbers, size_t len, bool *all);
 
-/* What is lent stays where it is, alive, until it was given back. NULL with errno. */
+/*
+ * What is lent stays where it is, alive, until it was given back. `words` are the application's that Python has acted on: once
+ * they differ, it is given back. NULL with errno.
+ */
 struct engine_loan *engine_lend(struct engine *engine, const struct engine_record *record, struct channel_end *end,
-                                const struct engine_bell *bell, uint32_t number, struct framing_in *in,
+                                const struct channel_side *words, const struct engine_bell *bell, uint32_t number, struct framing_in *in,
                                 struct framing_out *out, int fd, void *user);
 
 /* Takes it back, if it is not given back yet, and frees it. Why it was; *error is that of ENGINE_BROKEN. */

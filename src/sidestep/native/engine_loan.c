@@ -52,7 +52,7 @@ static bool words_changed(const struct engine_loan *loan)
 
 /* ---- beginning and end ---- */
 void loan_begin(struct engine_loan *loan, const struct engine_record *record, struct channel_end *end,
-                const struct engine_bell *bell, uint32_t number, struct framing_in *in, struct framing_out *out, int fd,
+                const struct channel_side *words, const struct engine_bell *bell, uint32_t number, struct framing_in *in, struct framing_out *out, int fd,
                 void *user)
 {
 	loan->record = *record;
@@ -61,7 +61,7 @@ void loan_begin(struct engine_loan *loan, const struct engine_record *record, st
 	loan->number = number;
 	loan->fd = fd;
 	loan->user = user;
-	loan->words = words_now(end->remote);
+	loan->words = *words;
 	wire_stream_init(&loan->stream, in, out, fd, record->tx_msn, record->rx_msn);
 }
 

@@ -12,7 +12,7 @@ struct engine_loan {
 	struct engine_record record;
 	struct wire_stream stream;
 	struct channel_end *end;
-	struct channel_side words; /* the application's, when it was lent */
+	struct channel_side words; /* the application's, as Python has read them */
 	struct engine_bell bell;
 	uint32_t number; /* of its channel, in the hint rings */
 	int fd;
@@ -23,7 +23,7 @@ struct engine_loan {
 };
 
 void loan_begin(struct engine_loan *loan, const struct engine_record *record, struct channel_end *end,
-                const struct engine_bell *bell, uint32_t number, struct framing_in *in, struct framing_out *out, int fd,
+                const struct channel_side *words, const struct engine_bell *bell, uint32_t number, struct framing_in *in, struct framing_out *out, int fd,
                 void *user);
 /* False: there was no memory, and what waits on the wire still refers to the ring. */
 bool loan_end(struct engine_loan *loan);

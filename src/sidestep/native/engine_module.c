@@ -140,20 +140,38 @@ static PyObject *engine_object_new(PyTypeObject *type, PyObject *args, PyObject 
 	return memory ? NULL : raise_errno(-failed);
 }
 
-PyDoc_STRVAR(lend_doc, "lend($self, record, channel, doorbell, number, inbound, outbound, fd, /)\n--\n\n"
-                       "Gives a connection to the engine, as `layout.pack('engine_record', ...)`. A Loan.");
+PyDoc_STRVAR(lend_doc, "lend($self, record, channel, words, doorbell, number, inbound, outbound, fd, /)\n--\n\n"
+                       "Gives a connection to the engine, as `layout.pack('engine_record', ...)`; `words` is what was read last by\n"
+                       "Channel.remote(). A Loan.");
+
+/* Words of an application as channel_remote() in channel_type.c has read them. */
+static int words_of(PyObject *tuple, struct channel_side *words)
+{
+	Py_ssize_t at = 0;
+
+	*words = (struct channel_side){0};
+#define STORED(word) \
+	words->word = (__typeof__(words->word))PyLong_AsUnsignedLongLong(PyTuple_GetItem(tuple, at++)); \
+	if (PyErr_Occurred()) \
+		return -1;
+	CHANNEL_REMOTE_WORDS(STORED)
+#undef STORED
+	return 0;
+}
 
 static PyObject *engine_object_lend(PyObject *self, PyObject *args)
 {
 	struct engine_object *object = open_engine(self);
 	const char *bytes;
 	Py_ssize_t len;
-	PyObject *channel, *bell, *in, *out;
+	PyObject *channel, *told, *bell, *in, *out;
 	unsigned int number;
 	int fd;
 	struct engine_record record;
+	struct channel_side words;
 
-	if (!object || !PyArg_ParseTuple(args, "y#OOIOOi:lend", &bytes, &len, &channel, &bell, &number, &in, &out, &fd))
+	if (!object || !PyArg_ParseTuple(args, "y#OO!OIOOi:lend", &bytes, &len, &channel, &PyTuple_Type, &told, &bell, &number, &in, &out, &fd) ||
+	    words_of(told, &words) < 0)
 		return NULL;
 	struct state *state = object->state;
 	if (!is_a(channel, state->channel, "channel") || !is_a(bell, state->remote_doorbell, "doorbell") ||
@@ -174,7 +192,7 @@ static PyObject *engine_object_lend(PyObject *self, PyObject *args)
 		return NULL;
 	struct engine_bell to = {.word = doorbell->word, .rung = &doorbell->rung, .fd = doorbell->fd};
 	ring->room_shown = false;
-	loan->loan = engine_lend(object->engine, &record, &ring->end, &to, number, &inbound->in, &outbound->out, fd, loan);
+	loan->loan = engine_lend(object->engine, &record, &ring->end, &words, &to, number, &inbound->in, &outbound->out, fd, loan);
 	if (!loan->loan) {
 		int failed = errno;
 		Py_DECREF(loan);

@@ -59,7 +59,8 @@ class SdpLink:
         self._on_way: dict[StreamSend, int] = {}  # the words that each brings; 0: it is data
         self._controls = 0  # queued and on their way
         self._header = memoryview(bytearray(CONTROL.size))
-        self._due: list[int] = []  # bytes of data that each outstanding receive brings; empty: a header is awaited
+        self._due: list[int] = []  # bytes of data that each outstanding receive still brings; empty: a header is awaited
+        self._shown = 0  # bytes of the first of them that the relay has already
         self._established = self._finishing = self._ended = self._over = self._lost = False
         self._on_gone: Callable[[], object] = nothing
         self._large = False  # larger private buffers have been asked for
@@ -128,12 +129,24 @@ class SdpLink:
     # ---- lending it to the engine ----
 
     def lend(self, record: dict[str, int]) -> Lent | None:
-        if not self._established or self._ending or self._out or self._on_way or self._due or self._relay is None:
+        if not self._established or self._ending or self._out or self._on_way or self._relay is None:
             return None
-        record["grows"] = not self._large
+        if not self._show_filled(self._relay):
+            return None
+        record |= {"grows": not self._large, "data_left": sum(self._due)}
         return self._stream.lend(record, self._relay.reclaim)
 
+    def _show_filled(self, far: Carried) -> bool:
+        """Data that has come in part is the relay's at once. False: part of a word has come, or nobody wants any more."""
+        new = self._stream.filled - self._shown
+        if new and self._due:
+            self._shown += new
+            self._due[0] -= new
+            far.handle_data(new)
+        return not far.lost and bool(not new or self._due)
+
     def take_back(self, record: dict[str, int], error: int) -> None:
+        self._due, self._shown = [], 0
         self._stream.take_back(record, error)
         self._contained(self._go_on, record["data_left"])
 
@@ -239,7 +252,7 @@ class SdpLink:
             return
         try:
             if self._due:
-                length = self._due.pop(0)
+                length, self._shown = self._due.pop(0), 0
                 if not self._finishing:
                     far.handle_data(length)
             elif not self._finishing:

@@ -577,6 +577,11 @@ class SdpConnection:
 
     # --- lending it to the engine ---
 
+    @property
+    def filled(self) -> int:
+        """Bytes that have come for receives which are not done."""
+        return self._sink.filled
+
     def may_lend(self, record: dict[str, int]) -> bool:
         """Whether nothing unusual goes on and nobody waits; then the record has all that plain Data needs."""
         resize, suspend = self._resize, self._suspend
@@ -600,7 +605,7 @@ class SdpConnection:
         return True
 
     def lend(self) -> None:
-        """The engine has it. A receive of which nothing has come is forgotten: the user asks anew after `take_back`."""
+        """The engine has it. Receives are forgotten: the user asks anew after `take_back`."""
         self._sink.receives.clear()
 
     def take_back(self, record: dict[str, int], now: float) -> None:

@@ -207,8 +207,16 @@ class SdpStream:
 
     # --- lending it to the engine ---
 
+    @property
+    def filled(self) -> int:
+        """Bytes that have come for receives which are not done."""
+        return self.connection.filled
+
     def lend(self, record: dict[str, int], reclaim: Callable[[], object]) -> Lent | None:
-        """Its wire, if nothing unusual goes on and no request but one receive is under way, which is forgotten."""
+        """Its wire, if nothing unusual goes on and no request but receives is under way, which are forgotten.
+
+        Whoever made them has taken what has come for them, `filled`.
+        """
         qp = self.qp
         if qp is None or self._running or self._lasts_out or self._want is not None:
             return None

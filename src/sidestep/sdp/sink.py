@@ -219,9 +219,14 @@ class Sink:
         else:
             self._host.tell_urgent()
 
+    @property
+    def filled(self) -> int:
+        """Bytes that have come for receives which are not done."""
+        return sum(receive.filled for receive in self.receives)
+
     def lend(self) -> bool:
-        """Whether nothing is here, advertised or asked for, but at most one receive, of which nothing has come."""
-        if len(self.receives) > 1 or any(receive.filled or receive.cancelled for receive in self.receives):
+        """Whether nothing is here, advertised or asked for, but receives that take the next bytes, as they are."""
+        if any(receive.cancelled or receive.advert or receive.reads for receive in self.receives):
             return False
         return not (
             self.ready or self.adverts or self.due or self.shown or self.reads or self.untold or self.withdrawing

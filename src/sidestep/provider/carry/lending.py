@@ -19,6 +19,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from sidestep.native import layout
+from sidestep.native.layout import Back
 from sidestep.provider.carry.direction import Ending, In, Leaving, Out, Recall
 
 if TYPE_CHECKING:
@@ -30,8 +31,10 @@ if TYPE_CHECKING:
     from sidestep.provider.carry.remote_relay import RemoteRelay
 
 _RECORD: Final = "engine_record"
+_STAND: Final = (Ending.OPEN, Ending.SHUT)  # ends that leave the other direction as it is
 _PAUSE_S: Final = 0.001  # seconds before it is lent again after it was given back; doubled each time
 _PAUSE_MAX_S: Final = 1.0
+_CALM_MAX_S: Final = 0.02  # seconds that it passes nothing on for that; what is under way may take longer
 _LASTS_S: Final = 0.1  # seconds, after which being lent has paid for itself
 
 
@@ -57,6 +60,7 @@ class _State:
     since: float = 0.0
     pause_s: float = 0.0  # how long it waited the last time before it was lent again
     until: float = 0.0
+    calm_since: float = 0.0
     given_back: Counter[str] = field(default_factory=Counter)  # by the reason
 
 
@@ -107,11 +111,18 @@ class Lending:
             if record is None:
                 continue  # its next turn comes here again
             state = self._relays.setdefault(relay, _State())
-            wait_s = state.until - self._loop.now
-            if wait_s > 0:
-                self._loop.call_later(wait_s, partial(self.want, relay))
-            elif not self._lend(relay, state, record):
+            now = self._loop.now
+            if now < state.until:
+                self._loop.call_later(state.until - now, partial(self.want, relay))
+            elif self._lend(relay, state, record):
+                relay.calm = False
+            elif not relay.calm:
+                relay.calm, state.calm_since = True, now
                 self._wanted[relay] = None
+            elif now - state.calm_since < _CALM_MAX_S:
+                self._wanted[relay] = None
+            else:
+                self._wait(relay, state)
 
     def _lend(self, relay: RemoteRelay, state: _State, record: dict[str, int]) -> bool:
         lent = relay.link.lend(record)
@@ -121,6 +132,7 @@ class Lending:
         loan = self.engine.lend(
             layout.pack(_RECORD, **record),
             side.channel,
+            side.peer,
             side.doorbell,
             side.number,
             lent.inbound,
@@ -152,13 +164,21 @@ class Lending:
         state.given_back[reason.name.lower()] += 1
         self._counters.add("engine_given_back", reason.name.lower())
         lasted_s = self._loop.now - state.since
-        state.pause_s = _PAUSE_S if lasted_s >= _LASTS_S else min(max(2 * state.pause_s, _PAUSE_S), _PAUSE_MAX_S)
-        state.until = self._loop.now + state.pause_s
+        if lasted_s >= _LASTS_S:
+            state.pause_s = 0.0
         relay.sent, relay.read_told = record["sent"], record["read_told"]
         relay.side.held, relay.side.asking = record["held"], bool(record["asking"])
         relay.link.take_back(record, error)
-        self.want(relay)
+        self._wait(relay, state)
         return relay
+
+    def _wait(self, relay: RemoteRelay, state: _State) -> None:
+        """Python carries it for a while."""
+        state.pause_s = min(max(2 * state.pause_s, _PAUSE_S), _PAUSE_MAX_S)
+        state.until = self._loop.now + state.pause_s
+        relay.calm = False
+        relay.handle_room()
+        self.want(relay)
 
 
 def made(remote: RemoteSettings | None) -> Engine | None:
@@ -179,8 +199,10 @@ def _of(relay: RemoteRelay, side: Side) -> dict[str, int] | None:
         not (relay.open and (sends or receives))
         or relay.recall is not Recall.NOT
         or relay.leaving is not Leaving.STAYS
-        or relay.ending is not Ending.OPEN
-        or relay.peer_ending is not Ending.OPEN
+        or relay.ending not in _STAND
+        or relay.peer_ending not in _STAND
+        or (side.peer.shut_wr and relay.ending is Ending.OPEN)  # what it has said is told behind its last byte
+        or (side.peer.back == Back.BACK and relay.out not in (Out.BACK, Out.RECALLED))
         or relay.settled_at is not None
         or relay.unconfirmed
         or side.gone

@@ -109,6 +109,7 @@ class RemoteRelay(Directions):
         self.asked_answered = False  # the other one's is answered, once
         self.failed = False  # reset, for a reason that the other end may not know
         self.settled_at: int | None = None  # what we have said has arrived, when the link was broken
+        self.calm = False  # nothing is passed on, so that it can be lent
         self._doomed = False  # and the other end has ended: a clock runs
 
     @property
@@ -212,7 +213,7 @@ class RemoteRelay(Directions):
 
     def _send(self, side: Side) -> None:
         """Data from our application's ring, as far as there is room at the other end and in the link."""
-        if self.out is not Out.RING:
+        if self.out is not Out.RING or self.calm:
             return
         window = self.window - side.held
         for piece in side.channel.readable(side.held):
@@ -226,7 +227,7 @@ class RemoteRelay(Directions):
 
     def _tell_read(self, side: Side, *, all_of_it: bool = False) -> None:
         """How far our application has read, when that is worth a word; else it rings once it has read more."""
-        if self.into is not In.RING and self.into is not In.BACK:
+        if (self.into is not In.RING and self.into is not In.BACK) or (self.calm and not all_of_it):
             return
         channel = side.channel
         for _ in range(2):
