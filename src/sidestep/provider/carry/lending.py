@@ -35,6 +35,7 @@ _STAND: Final = (Ending.OPEN, Ending.SHUT)  # ends that leave the other directio
 _PAUSE_S: Final = 0.001  # seconds before it is lent again after it was given back; doubled each time
 _PAUSE_MAX_S: Final = 1.0
 _CALM_MAX_S: Final = 0.02  # seconds that it passes nothing on for that; what is under way may take longer
+_CALM_LOOK_S: Final = 0.001
 _LASTS_S: Final = 0.1  # seconds, after which being lent has paid for itself
 
 
@@ -116,13 +117,13 @@ class Lending:
                 self._loop.call_later(state.until - now, partial(self.want, relay))
             elif self._lend(relay, state, record):
                 relay.calm = False
-            elif not relay.calm:
-                relay.calm, state.calm_since = True, now
-                self._wanted[relay] = None
-            elif now - state.calm_since < _CALM_MAX_S:
-                self._wanted[relay] = None
-            else:
+            elif relay.calm and now - state.calm_since >= _CALM_MAX_S:
                 self._wait(relay, state)
+            else:
+                if not relay.calm:
+                    relay.calm, state.calm_since = True, now
+                self._wanted[relay] = None  # with the next turn, or soon: nothing else may happen here
+                self._loop.call_later(_CALM_LOOK_S, partial(self.want, relay))
 
     def _lend(self, relay: RemoteRelay, state: _State, record: dict[str, int]) -> bool:
         lent = relay.link.lend(record)

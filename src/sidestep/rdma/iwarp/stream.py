@@ -207,7 +207,7 @@ class RdmapStream:
             self._reclaim()
 
     def _go_on(self, error: int) -> None:
-        if self._phase is not _Phase.OPEN:
+        if self._phase is not _Phase.OPEN or self._reclaim is not None:
             return
         if error:
             self._lost(f"the connection broke: {os.strerror(error)}")
@@ -219,6 +219,8 @@ class RdmapStream:
     # --- reading ---
 
     def on_readable(self) -> None:
+        if self._reclaim is not None:  # it was told before the engine had it
+            return
         if self._phase is not _Phase.OPEN:
             self._drain()
             return
@@ -271,7 +273,9 @@ class RdmapStream:
     # --- writing ---
 
     def pump(self) -> None:
-        if self._phase is not _Phase.OPEN:
+        if self._reclaim is not None and not self.sender.idle:
+            self.reclaim()  # which comes here again
+        if self._phase is not _Phase.OPEN or self._reclaim is not None:
             return
         sender, outbound = self.sender, self._outbound
         for _ in range(_WRITES_MAX):
@@ -308,6 +312,8 @@ class RdmapStream:
         self.nudge_after(later_s)
 
     def on_writable(self) -> None:
+        if self._reclaim is not None:
+            return
         if self._phase is _Phase.OPEN:
             if not self._large:
                 self._outbound.mulpdu = mulpdu(self._tcp.mss, markers=self._markers)
@@ -403,6 +409,7 @@ class RdmapStream:
         self._qp.stream_closed(confirmed=False)
 
     def _lost(self, why: str) -> None:
+        self.reclaim()
         if self._phase is _Phase.CLOSED:
             return
         was_open = self._phase is _Phase.OPEN
