@@ -501,6 +501,7 @@ static void told(struct engine *engine, const struct epoll_event *event)
 		if (!loan)
 			return;
 		loan->stream.wire.readable |= (event->events & (EPOLLIN | EPOLLRDHUP | EPOLLHUP | EPOLLERR)) != 0;
+		loan->stream.wire.ended |= (event->events & (EPOLLRDHUP | EPOLLHUP | EPOLLERR)) != 0;
 		loan->stream.wire.blocked &= !(event->events & (EPOLLOUT | EPOLLHUP | EPOLLERR));
 		make_ready(engine, loan);
 	}

@@ -41,7 +41,8 @@ static int stream_fill(struct wire_stream *stream)
 	}
 	if (got == 0)
 		return -ENGINE_ENDED;
-	stream->wire.readable = (size_t)got == len; /* epoll(7), Q9: else all was read, and an edge tells of more */
+	/* epoll(7), Q9: else all was read, and an edge tells of more. The one that told of the end was the last. */
+	stream->wire.readable = (size_t)got == len || stream->wire.ended;
 	framing_in_commit(stream->in, (size_t)got);
 	if (framing_in_parse(stream->in) < 0)
 		return -ENGINE_MEMORY;
