@@ -232,10 +232,8 @@ static int send_some(struct engine_loan *loan, int64_t now)
 		uint32_t len = (uint64_t)count < most ? (uint32_t)count : most;
 		struct iovec pieces[CHANNEL_PIECES];
 		int pieces_len = 0;
-		if (read) {
+		if (read)
 			words_len += put_word(words, LINK_READ, read);
-			record->read_told = read;
-		}
 		if (len) {
 			pieces_len = channel_rx_pieces(loan->end, record->held, len, pieces);
 			len = 0; /* a stranger's words may mean more pieces than there are */
@@ -246,6 +244,8 @@ static int send_some(struct engine_loan *loan, int64_t now)
 		result = send_data(loan, words, words_len, pieces, pieces_len, len);
 		if (result < 0)
 			return result;
+		if (read)
+			record->read_told = read;
 		record->held += len;
 		record->sent += len;
 		record->bytes_sent += len;
