@@ -13,6 +13,7 @@
 
 #define LINES 2
 #define SEND 0x43u
+#define SMALL 1072u /* bytes of a private buffer, below which Python sends */
 
 struct input {
 	const uint8_t *at;
@@ -209,13 +210,13 @@ static bool go_on(struct line *line)
 	case ENGINE_BROKEN: CHECK(peer->fd < 0); return false;
 	case ENGINE_COUNTS: CHECK(line->hostile); return false;
 	case ENGINE_WORDS: CHECK(line->hostile); break;
-	case ENGINE_SMALL: CHECK(line->record.grows || line->record.remote_size < 64); line->record.grows = 0; break;
+	case ENGINE_SMALL: CHECK(line->record.grows || line->record.remote_size < SMALL); line->record.grows = 0; break;
 	case ENGINE_CREDIT: CHECK(line->record.credit < 3); break;
 	case ENGINE_MEMORY: CHECK(false, "no memory"); break;
 	default: CHECK(line->reason == ENGINE_ASKED);
 	}
 	line_check_told(line);
-	return peer->fd >= 0 && line->record.remote_size >= 64 && line_lend(line);
+	return peer->fd >= 0 && line->record.remote_size >= SMALL && line_lend(line);
 }
 
 /* Whatever can still go does: then nothing is left. */

@@ -18,6 +18,7 @@
 #define BSDH_LEN ((uint32_t)sizeof(struct sdp_bsdh))
 #define WORD_LEN 16u          /* remote/link.py: number, and count */
 #define PAYLOAD_CREDIT 3u    /* CA4-81: what a message with payload needs */
+#define PAYLOAD_MIN 1024u     /* bytes, for which the other host's buffers must have room; Python sends by smaller ones */
 #define LARGE 4u             /* remote/link.py: data that would fill more messages than this asks for larger ones */
 
 int64_t loan_clock(void)
@@ -226,7 +227,10 @@ static int send_some(struct engine_loan *loan, int64_t now)
 			return 0;
 		if (update && !may_send_bare(record))
 			return 0; /* what comes brings credit */
+		if (record->remote_size < BSDH_LEN + 2 * WORD_LEN + PAYLOAD_MIN)
+			return -ENGINE_SMALL;
 		uint32_t most = record->remote_size - BSDH_LEN - 2 * WORD_LEN;
+		most = most < QUEUED_MAX / 2 ? most : QUEUED_MAX / 2; /* in FRAMING_CALL_MAX, and with what waits in FRAMING_WAITING_MAX */
 		if (record->grows && (uint64_t)count > LARGE * record->remote_size)
 			return -ENGINE_SMALL;
 		uint32_t len = (uint64_t)count < most ? (uint32_t)count : most;
