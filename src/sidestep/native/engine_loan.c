@@ -166,7 +166,8 @@ static int read_due(struct engine_loan *loan, uint64_t *read)
 			return -ENGINE_COUNTS;
 		uint64_t sent = atomic_load_explicit(end->own.tail, memory_order_relaxed);
 		uint64_t head = atomic_load_explicit(end->own.head_seen, memory_order_relaxed);
-		*read = head - record->read_told >= record->read_step ? head : 0;
+		/* less than was told: a stranger's count, that Python judges once it has to do with it */
+		*read = (int64_t)(head - record->read_told) >= (int64_t)record->read_step ? head : 0;
 		uint32_t wanted = !*read && sent - record->read_told >= record->read_step;
 		if (wanted == loan->record.asking)
 			break;
