@@ -30,6 +30,8 @@ static int stream_fill(struct wire_stream *stream)
 		return 0;
 	if (framing_in_room(stream->in, &at, &len) < 0)
 		return -ENGINE_MEMORY;
+	if (!len) /* a message in more segments than are staged; Python takes each by itself */
+		return -ENGINE_MESSAGE;
 	ssize_t got = recv(stream->fd, at, len, MSG_DONTWAIT);
 	if (got < 0 && (errno == EAGAIN || errno == EINTR)) {
 		stream->wire.readable = errno == EINTR;
