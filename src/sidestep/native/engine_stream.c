@@ -165,8 +165,7 @@ static int stream_give_back(struct wire *wire)
 {
 	struct wire_stream *stream = stream_of(wire);
 
-	if (!stream->in->fault)
-		framing_in_unread(stream->in, stream->at);
+	framing_in_unread(stream->in, stream->at);
 	return framing_out_own(stream->out);
 }
 
