@@ -484,7 +484,8 @@ void line_check(const struct line *line)
 	const struct line_said *said = &peer->said[record.rx_mseq % LINE_HISTORY];
 	/* no byte is shown, and no message taken, before all of it can have come */
 	CHECK(said->end <= written(peer));
-	CHECK(atomic_load(&line->host.channel.tx_line->tail) <= said->data);
+	CHECK(atomic_load(line->host.channel.own.tail) <= said->data);
+	CHECK(line->hostile || atomic_load(&line->host.channel.tx_line->tail) <= said->data);
 	int64_t credit = (int64_t)said->bufs - (uint32_t)(record.tx_mseq - said->ack);
 	CHECK((int64_t)record.credit == (credit > 0 ? credit : 0), "credit %u, not %lld", record.credit, (long long)credit);
 	CHECK(record.peer_ack == said->ack);
