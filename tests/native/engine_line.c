@@ -121,7 +121,7 @@ void line_open(struct line *line, struct engine *engine, uint64_t seed, const st
 		.sends = 1, .receives = 1, .local_size = options->local_size, .grows = options->grows,
 		.credit = options->bufs, .posted = options->posted, .last_bufs_sent = options->posted,
 		.remote_size = options->remote_size, .tx_msn = 1, .rx_msn = 1,
-		.window = line->host.channel.rx.spill_size, .read_step = tx_size / 4,
+		.window = options->window ? options->window : line->host.channel.rx.spill_size, .read_step = tx_size / 4,
 	};
 }
 
@@ -265,7 +265,7 @@ static void judge_words(struct line *line, uint32_t len)
 		count = be64toh(count);
 		at += WORD_LEN;
 		if (first == (uint64_t)LINK_DATA << 56) {
-			CHECK(count > 0 && peer->got + count - peer->read <= LINE_WINDOW(line), "more than the window: %llu",
+			CHECK(count > 0 && peer->got + count - peer->read <= line->record.window, "more than the window: %llu",
 			      (unsigned long long)count);
 			peer->got_left = count;
 		} else {
@@ -500,6 +500,7 @@ void line_check_told(struct line *line)
 	if (peer->fd < 0 || peer->in.fault)
 		return;
 	CHECK(line->record.tx_mseq == peer->seen && line->record.tx_msn == peer->seen_msn + 1);
+	CHECK(line->record.last_ack_sent == peer->told_ack && line->record.last_bufs_sent == peer->told_bufs);
 	CHECK(line->record.sent == peer->got, "%llu, of which %llu came", (unsigned long long)line->record.sent,
 	      (unsigned long long)peer->got);
 	CHECK(line->record.read_told == peer->read_told, "%llu, which was heard as %llu", (unsigned long long)line->record.read_told,

@@ -11,7 +11,6 @@
 #include "check.h"
 #include "engine.h"
 
-#define LINE_WINDOW(line) ((uint64_t)(line)->host.channel.rx.spill_size)
 #define LINE_MESSAGE_MAX (1u << 20)
 #define LINE_HISTORY 4096u  /* messages of the peer that may be unacknowledged */
 #define LINE_OUT_MAX (512u << 10) /* bytes of the peer's that may wait to be written */
@@ -65,6 +64,7 @@ struct line {
 
 struct line_options {
 	uint32_t ring, number, remote_size, local_size, bufs, posted;
+	uint64_t window; /* what the other application can leave unread; 0: as much as the ring and the spill hold */
 	bool grows, tcp;
 	bool mirrored; /* the application uses the host's mapping: a race detector sees that the memory is the same */
 };

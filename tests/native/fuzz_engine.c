@@ -45,7 +45,7 @@ static void open_one(struct line *line, struct engine *engine, struct input *inp
 	const struct line_options how = {
 		.ring = options & 1 ? 4096 : 32768, .number = number, .remote_size = sizes[options >> 1 & 7],
 		.local_size = sizes[(options >> 4 & 7) | 2], .bufs = bufs[more & 7], .posted = bufs[(more >> 3 & 7) | 1],
-		.grows = more & 64,
+		.grows = more & 64, .window = more & 128 ? 4096 : 0,
 	};
 
 	line_open(line, engine, number, &how);
@@ -66,7 +66,8 @@ static void say_odd(struct line *line, struct input *input)
 
 	memset(message, 0, sizeof(message));
 	while (what & 1 && at + 16 <= len) { /* words of any number and count */
-		uint64_t count = htobe64(edge(input));
+		unsigned near = (unsigned)input_take(input, 1); /* just beside what it may be, or anything */
+		uint64_t count = htobe64(near < 128 ? edge(input) : (near & 64 ? peer->got : peer->read) + (near & 3) - 1);
 		message[at] = input_take(input, 1) & 3 ? LINK_DATA + (at >> 4 & 1) : (uint8_t)input_take(input, 1);
 		memcpy(message + at + 8, &count, sizeof(count));
 		at += 16 + ((unsigned)input_take(input, 1) & 31);
