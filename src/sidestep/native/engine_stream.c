@@ -79,13 +79,6 @@ static int stream_next(struct wire *wire, uint32_t most)
 		}
 		if (stream->in->fault)
 			return -ENGINE_MESSAGE; /* Python judges it, and says so to the other end */
-		if (!stream->parsed) { /* what was read, and not looked at, before it was lent */
-			stream->parsed = true;
-			if (framing_in_parse(stream->in) < 0)
-				return -ENGINE_MEMORY;
-			stream->at = 0;
-			continue;
-		}
 		if (stream->at < count)
 			framing_in_keep(stream->in);
 		int filled = stream_fill(stream);

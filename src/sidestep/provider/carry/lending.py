@@ -110,7 +110,10 @@ class Lending:
                 continue
             record = _of(relay, relay.side)
             if record is None:
-                continue  # its next turn comes here again
+                if relay.calm:
+                    relay.calm = False
+                    relay.handle_room()  # which comes here again, as its next turn does anyway
+                continue
             state = self._relays.setdefault(relay, _State())
             now = self._loop.now
             if now < state.until:
@@ -195,7 +198,8 @@ def made(remote: RemoteSettings | None) -> Engine | None:
 
 def _of(relay: RemoteRelay, side: Side) -> dict[str, int] | None:
     """What the engine needs of a relay; None: something else goes on."""
-    sends, receives = relay.out is Out.RING, relay.into is In.RING
+    sends = relay.out is Out.RING and relay.ending is Ending.OPEN
+    receives = relay.into is In.RING and relay.peer_ending is Ending.OPEN
     if (
         not (relay.open and (sends or receives))
         or relay.recall is not Recall.NOT
@@ -203,6 +207,7 @@ def _of(relay: RemoteRelay, side: Side) -> dict[str, int] | None:
         or relay.ending not in _STAND
         or relay.peer_ending not in _STAND
         or (side.peer.shut_wr and relay.ending is Ending.OPEN)  # what it has said is told behind its last byte
+        or (relay.peer_ending is Ending.SHUT and side.channel.unread)  # Python tells how far that is read
         or (side.peer.back == Back.BACK and relay.out not in (Out.BACK, Out.RECALLED))
         or relay.settled_at is not None
         or relay.unconfirmed
