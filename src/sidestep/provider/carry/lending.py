@@ -120,7 +120,7 @@ class Lending:
                 self._loop.call_later(state.until - now, partial(self.want, relay))
             elif self._lend(relay, state, record):
                 relay.calm = False
-            elif relay.calm and now - state.calm_since >= _CALM_MAX_S:
+            elif not relay.link.plain or (relay.calm and now - state.calm_since >= _CALM_MAX_S):
                 self._wait(relay, state)
             else:
                 if not relay.calm:
