@@ -327,6 +327,11 @@ static void talk_without(uint64_t nth, uint64_t many)
 			line_take(line);
 		memory_is_short(false);
 		lines_returned(world->engine);
+		if (!line->loan && line->reason == ENGINE_BROKEN) {
+			CHECK(line->error == ENOMEM && !framing_out_waiting(&line->out));
+			world_close(world);
+			return;
+		}
 		if (!line->loan) {
 			CHECK(line->reason == ENGINE_MEMORY || line->reason == ENGINE_ASKED, "%d", line->reason);
 			line_check_told(line);
@@ -359,6 +364,54 @@ static void memory_that_runs_out_loses_nothing(void)
 	struct engine *none = engine_new();
 	memory_is_short(false);
 	CHECK(!none);
+}
+
+static void what_finds_no_memory_is_not_forgotten(void)
+{
+	for (uint64_t nth = 1; nth < 20; nth++) {
+		struct world *world = world_open(&ordinary);
+		struct line *line = &world->line;
+
+		for (int i = 0; i < 9; i++)
+			CHECK(line_peer_say(line, 10, 1, 0));
+		line_peer_write(line, SIZE_MAX);
+		memory_fails(nth, 1);
+		memory_is_short(true);
+		rest(world);
+		memory_is_short(false);
+		CHECK(line->loan || line->reason == ENGINE_MEMORY);
+		CHECK(line->loan || line_lend(line));
+		rest(world);
+		line_check_quiet(line);
+		CHECK(line_app_receive(line, 100) == 90);
+		world_close(world);
+	}
+}
+
+static void memory_that_is_not_to_be_had_leaves_nothing_behind(void)
+{
+	struct line_options options = ordinary;
+	int small = 4096;
+
+	options.ring = 1u << 20;
+	options.remote_size = 61440;
+	options.bufs = 64;
+	struct world *world = world_open(&options);
+	struct line *line = &world->line;
+
+	CHECK(setsockopt(line->fd, SOL_SOCKET, SO_SNDBUF, &small, sizeof(small)) == 0);
+	CHECK(setsockopt(line->peer.fd, SOL_SOCKET, SO_RCVBUF, &small, sizeof(small)) == 0);
+	while (!framing_out_waiting(&line->out)) {
+		CHECK(line_app_send(line, 1u << 16) > 0);
+		engine_step(world->engine, 0);
+	}
+	memory_fails(1, 1);
+	memory_is_short(true);
+	line_take(line); /* what waits is still in the ring, which may go at any moment from now on */
+	memory_is_short(false);
+	CHECK(line->reason == ENGINE_BROKEN && line->error == ENOMEM);
+	CHECK(framing_out_waiting(&line->out) == 0);
+	world_close(world);
 }
 
 static void a_word_that_finds_no_memory_is_not_said(void)
@@ -663,6 +716,8 @@ static const struct {
 	TEST(news_without_bound_is_a_look_at_all),
 	TEST(a_wire_that_blocks_goes_on),
 	TEST(memory_that_runs_out_loses_nothing),
+	TEST(what_finds_no_memory_is_not_forgotten),
+	TEST(memory_that_is_not_to_be_had_leaves_nothing_behind),
 	TEST(a_word_that_finds_no_memory_is_not_said),
 	TEST(taken_back_at_any_moment),
 	TEST(a_thousand_loans),
