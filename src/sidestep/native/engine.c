@@ -146,7 +146,7 @@ static void give_back(struct engine *engine, struct engine_loan *loan, enum engi
 	unlink_ready(engine, loan);
 	if (loan->starved_ns)
 		engine->starved--;
-	loan->reason = loan_end(loan) ? reason : ENGINE_MEMORY;
+	loan->reason = loan_end(loan) ? reason : ENGINE_BROKEN;
 }
 
 static void tell_returned(struct engine *engine, struct engine_loan *loan)

@@ -165,7 +165,11 @@ static int stream_give_back(struct wire *wire)
 	struct wire_stream *stream = stream_of(wire);
 
 	framing_in_unread(stream->in, stream->at);
-	return framing_out_own(stream->out);
+	if (framing_out_own(stream->out) == 0)
+		return 0;
+	framing_out_advance(stream->out, framing_out_waiting(stream->out)); /* the ring may go at any moment from now on */
+	wire->error = ENOMEM;
+	return -ENOMEM;
 }
 
 static const struct wire_ops stream_ops = {
