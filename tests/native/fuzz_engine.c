@@ -159,21 +159,31 @@ static void hints_odd(struct hint_ring *hints, struct input *input)
 	atomic_store(&hints->tail, tail);
 }
 
+static void do_receive(struct line *line, size_t len)
+{
+	int64_t there = channel_rx_avail(&line->app.channel);
+
+	if (line->hostile || there <= 0)
+		return;
+	if (!line->peer.changed) {
+		line_app_receive(line, len);
+		return;
+	}
+	len = (size_t)there < len ? (size_t)there : len; /* its bytes may be any */
+	channel_rx_consume(&line->app.channel, len);
+	line->app_got += len;
+	line_app_hint(line);
+}
+
 static void do_move(struct line *line, struct input *input, unsigned move)
 {
 	switch (move & 15) {
 	case 0: case 1:
 		line_app_send(line, line->hostile ? 0 : (size_t)input_take(input, 2));
 		break;
-	case 2: {
-		size_t len = (size_t)input_take(input, 2);
-		int64_t there = line->hostile ? 0 : channel_rx_avail(&line->app.channel);
-		if (!line->peer.changed && !line->hostile)
-			line_app_receive(line, len);
-		else if (there > 0) /* its bytes may be any */
-			channel_rx_consume(&line->app.channel, (size_t)there < len ? (size_t)there : len);
+	case 2:
+		do_receive(line, (size_t)input_take(input, 2));
 		break;
-	}
 	case 3: case 4: case 5: {
 		uint32_t data = (uint32_t)input_take(input, 2);
 		line_peer_say(line, data, 1 + (move >> 4 & 3), input_take(input, 2));
