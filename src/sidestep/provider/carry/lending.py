@@ -35,7 +35,7 @@ _STAND: Final = (Ending.OPEN, Ending.SHUT)  # ends that leave the other directio
 _PAUSE_S: Final = 0.001  # seconds before it is lent again after it was given back; doubled each time
 _PAUSE_MAX_S: Final = 1.0
 _CALM_MAX_S: Final = 0.02  # seconds that it passes nothing on for that; what is under way may take longer
-_CALM_LOOK_S: Final = 0.001
+_CALM_LOOK_S: Final = 0.001  # seconds between two attempts
 _LASTS_S: Final = 0.1  # seconds, after which being lent has paid for itself
 
 
@@ -82,6 +82,7 @@ class Lending:
     def want(self, relay: RemoteRelay) -> None:
         """It may be lent; what is not quiet now is looked at again in the next turn."""
         if relay not in self and not relay.lost:
+            relay.link.buffered = True
             self._wanted[relay] = None
 
     def forget(self, relay: RemoteRelay) -> None:
@@ -120,7 +121,9 @@ class Lending:
                 self._loop.call_later(state.until - now, partial(self.want, relay))
             elif self._lend(relay, state, record):
                 relay.calm = False
-            elif not relay.link.plain or (relay.calm and now - state.calm_since >= _CALM_MAX_S):
+            elif not relay.link.plain:
+                self._wait(relay, state, _PAUSE_S)
+            elif relay.calm and now - state.calm_since >= _CALM_MAX_S:
                 self._wait(relay, state)
             else:
                 if not relay.calm:
@@ -176,10 +179,11 @@ class Lending:
         self._wait(relay, state)
         return relay
 
-    def _wait(self, relay: RemoteRelay, state: _State) -> None:
-        """Python carries it for a while."""
-        state.pause_s = min(max(2 * state.pause_s, _PAUSE_S), _PAUSE_MAX_S)
-        state.until = self._loop.now + state.pause_s
+    def _wait(self, relay: RemoteRelay, state: _State, pause_s: float | None = None) -> None:
+        """Python carries it for a while: for twice as long as the last time, if it is not said how long."""
+        if pause_s is None:
+            pause_s = state.pause_s = min(max(2 * state.pause_s, _PAUSE_S), _PAUSE_MAX_S)
+        state.until = self._loop.now + pause_s
         relay.calm = False
         relay.handle_room()
         self.want(relay)
