@@ -61,7 +61,8 @@ struct conn {
 	_Atomic uint32_t bucket_index; /* + 1; 0: not computed */
 	_Atomic uint32_t bucket_epoch; /* of the registry it is a bucket of */
 	_Atomic uint32_t backoff;
-	_Atomic int64_t again_at; /* coarse ns; with backoff, nothing is offered before it */
+	_Atomic int64_t again_at; /* coarse ns; nothing is offered before it */
+	_Atomic uint64_t counted_msgs, counted_bytes, counted_turns; /* by TCP, at the last look at what it gains */
 	uint32_t probe_countdown;
 	struct spin_budget budget; /* of blocking waits */
 	struct channel_end channel;

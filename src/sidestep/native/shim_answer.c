@@ -106,6 +106,8 @@ enum reason_code rpc_refusal_reason(uint32_t refusal)
 		return REASON_FOREIGN_USER;
 	case REFUSAL_NO_PROTOCOL:
 		return REASON_NO_PROTOCOL;
+	case REFUSAL_LATENCY:
+		return REASON_LATENCY;
 	default:
 		return REASON_REFUSED_BY_PROVIDER;
 	}
@@ -143,6 +145,11 @@ static struct conn *take_record(const struct rpc_msg *record, int *fds, int *fds
 	case RPC_REFUSED:
 		conn = answered(record->token);
 		shim_log("refused: %u", record->reason);
+		if (record->reason == REFUSAL_LATENCY) {
+			word_store(provider.message_ns, record->promote_after_calls);
+			word_store(provider.mib_ns, record->promote_after_bytes);
+			word_store(provider.turn_ns, record->turns);
+		}
 		if (conn)
 			refused(conn, rpc_refusal_reason(record->reason));
 		break;

@@ -47,6 +47,27 @@ static bool describe(struct conn *conn, int fd, struct rpc_msg *record)
 	return true;
 }
 
+/* What the connection has done by TCP since that was counted last. */
+void describe_traffic(struct conn *conn, struct rpc_msg *record)
+{
+	struct conn_slot *slot = conn->slot;
+	uint64_t msgs = word_load(slot->tx_tcp_msgs) + word_load(slot->rx_tcp_msgs);
+	uint64_t bytes = word_load(slot->tx_tcp_bytes) + word_load(slot->rx_tcp_bytes), turns = word_load(slot->turns);
+
+	record->promote_after_calls = (uint32_t)(msgs - word_load(conn->counted_msgs));
+	record->promote_after_bytes = bytes - word_load(conn->counted_bytes);
+	record->turns = (uint32_t)(turns - word_load(conn->counted_turns));
+}
+
+void count_traffic(struct conn *conn)
+{
+	struct conn_slot *slot = conn->slot;
+
+	word_store(conn->counted_msgs, word_load(slot->tx_tcp_msgs) + word_load(slot->rx_tcp_msgs));
+	word_store(conn->counted_bytes, word_load(slot->tx_tcp_bytes) + word_load(slot->rx_tcp_bytes));
+	word_store(conn->counted_turns, word_load(slot->turns));
+}
+
 /* A UDP socket at the connection's local address, by which the provider finds out whether the two ends reach each other. */
 static int path_socket(const struct conn_slot *slot)
 {
@@ -116,6 +137,8 @@ static void offer(struct conn *conn, int fd)
 		return;
 	}
 	record.ring_size[0] = record.ring_size[1] = config.ring_size;
+	describe_traffic(conn, &record);
+	count_traffic(conn);
 	int fds[3] = {segment, conn->doorbell->fd, conn->doorbell->page_fd};
 	if (real.syscall(SYS_getrandom, (long)record.segment_id, 16, GRND_NONBLOCK, 0, 0, 0) != 16 ||
 	    !describe(conn, fd, &record) || !pending_add(conn)) {

@@ -147,6 +147,7 @@ static enum step tcp_taken(const struct call *call, size_t at, size_t len, size_
 	if (!(call->flags & MSG_PEEK)) {
 		word_add(slot->rx_tcp_bytes, len);
 		word_add(slot->rx_tcp_msgs, 1);
+		count_turn(slot);
 		full_fence();
 		if (unlikely(conn_tcp_read(conn)))
 			conn_wake_own(conn); /* the ring is next, and another reader did not know it; see ready_now() */

@@ -16,6 +16,17 @@
 #define word_load(word) atomic_load_explicit(&(word), memory_order_relaxed)
 #define word_store(word, value) atomic_store_explicit(&(word), (value), memory_order_relaxed)
 #define word_add(word, value) atomic_fetch_add_explicit(&(word), (value), memory_order_relaxed)
+/* Behind the count of a receive by TCP. */
+static inline void count_turn(struct conn_slot *slot)
+{
+	uint64_t sent = word_load(slot->tx_tcp_msgs);
+
+	if (sent != word_load(slot->turn_mark)) { /* two at once may count as one */
+		word_store(slot->turn_mark, sent);
+		word_store(slot->turns, word_load(slot->turns) + 1);
+	}
+}
+
 /* slot->flags */
 enum {
 	SLOT_FIN = 1u << 2,        /* the native socket told the end */

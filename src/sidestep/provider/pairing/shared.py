@@ -98,7 +98,12 @@ class Shared:
 
     def refuse_offer(self, client: Client, token: int, refusal: Refusal) -> None:
         self.counters.add("offer_refused", refusal.name)
-        self.send(client, Message(type=Rpc.REFUSED, token=token, reason=refusal))
+        told = {}
+        remote = self.services.remote
+        if refusal is Refusal.LATENCY and remote is not None and remote.profile is not None:
+            message_ns, mib_ns, turn_ns = remote.profile.nanoseconds
+            told = {"promote_after_calls": message_ns, "promote_after_bytes": mib_ns, "turns": turn_ns}
+        self.send(client, Message(type=Rpc.REFUSED, token=token, reason=refusal, **told))
 
     def refuse_claim(self, client: Client, token: int, refusal: Refusal) -> None:
         self.counters.add("claim_refused", refusal.name)
