@@ -397,7 +397,7 @@ RECORDS: Final[dict[str, tuple[Field, ...]]] = {
         ("ring_size", "I", 2),  # bytes; [0] offerer -> claimer, [1] claimer -> offerer
         ("doorbell_index", "I", 1),  # line in the doorbell page
         # WELCOME: the provider's defaults for the shim. OFFER: what there was since the last one, by TCP.
-        # REFUSED by LATENCY: nanoseconds that a message gains, and that a MiB and a turn lose.
+        # REFUSED by LATENCY, CLAIMED, ATTACH: nanoseconds that a message gains, and that a MiB and a turn lose.
         ("promote_after_calls", "I", 1),
         ("promote_after_bytes", "Q", 1),
         ("doorbell_page_id", "B", 16),  # random; equal ids are the same page
@@ -406,7 +406,7 @@ RECORDS: Final[dict[str, tuple[Field, ...]]] = {
         ("protocol", "I", 1),  # ASK, ANSWER, OFFER: IPPROTO_* of the explicit socket; 0: any
         ("error", "I", 1),  # ANSWER: errno
         ("wait_ms", "I", 1),  # ASK: how long the call waits for a verdict at most
-        ("turns", "I", 1),  # OFFER: how often it received after it had sent, since the last one; REFUSED: see above
+        ("turns", "I", 1),  # OFFER: how often it received after it had sent, since the last one; else as above
     ),
     # First page of the registry. Bucket words follow at REGISTRY_BUCKETS_OFFSET: bits 0-7 count the offers pending
     # in this bucket (saturating), bits 8-31 a generation that grows with every offer.
@@ -495,8 +495,8 @@ RECORDS: Final[dict[str, tuple[Field, ...]]] = {
         ("rx_pad", "I", 1),
         ("rx_low_water", "Q", 1),  # SO_RCVLOWAT
         ("wait_calls", "Q", 1),  # system calls of the shim's own around waits, sleeps and doorbells not among them
-        ("turns", "Q", 1),  # times that it received by TCP after it had sent so
-        ("turn_mark", "Q", 1),  # tx_tcp_msgs at the last of them
+        ("turns", "Q", 1),  # times that it received after it had sent; by ring, where it has to gain by that
+        ("turn_mark", "Q", 1),  # messages sent, at the last of them
         ("rx_spare", "Q", 1),
         # lines 6-7
         ("holder_pids", "I", 16),  # of `holders`, as many as there is room for; 0: free

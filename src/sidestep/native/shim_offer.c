@@ -47,25 +47,21 @@ static bool describe(struct conn *conn, int fd, struct rpc_msg *record)
 	return true;
 }
 
-/* What the connection has done by TCP since that was counted last. */
-void describe_traffic(struct conn *conn, struct rpc_msg *record)
+/* What the connection has done since that was counted last. */
+void describe_traffic(const struct conn *conn, struct rpc_msg *record)
 {
-	struct conn_slot *slot = conn->slot;
-	uint64_t msgs = word_load(slot->tx_tcp_msgs) + word_load(slot->rx_tcp_msgs);
-	uint64_t bytes = word_load(slot->tx_tcp_bytes) + word_load(slot->rx_tcp_bytes), turns = word_load(slot->turns);
+	const struct conn_slot *slot = conn->slot;
 
-	record->promote_after_calls = (uint32_t)(msgs - word_load(conn->counted_msgs));
-	record->promote_after_bytes = bytes - word_load(conn->counted_bytes);
-	record->turns = (uint32_t)(turns - word_load(conn->counted_turns));
+	record->promote_after_calls = (uint32_t)(slot_messages(slot) - word_load(conn->counted_msgs));
+	record->promote_after_bytes = slot_bytes(slot) - word_load(conn->counted_bytes);
+	record->turns = (uint32_t)(word_load(slot->turns) - word_load(conn->counted_turns));
 }
 
 void count_traffic(struct conn *conn)
 {
-	struct conn_slot *slot = conn->slot;
-
-	word_store(conn->counted_msgs, word_load(slot->tx_tcp_msgs) + word_load(slot->rx_tcp_msgs));
-	word_store(conn->counted_bytes, word_load(slot->tx_tcp_bytes) + word_load(slot->rx_tcp_bytes));
-	word_store(conn->counted_turns, word_load(slot->turns));
+	word_store(conn->counted_msgs, slot_messages(conn->slot));
+	word_store(conn->counted_bytes, slot_bytes(conn->slot));
+	word_store(conn->counted_turns, word_load(conn->slot->turns));
 }
 
 /* A UDP socket at the connection's local address, by which the provider finds out whether the two ends reach each other. */

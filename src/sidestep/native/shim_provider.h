@@ -11,6 +11,8 @@
 
 #define LATENCY_NS 100000000ll /* between two looks at what a connection would gain by a way to another host */
 
+#define TURNS_LOOKED_AT 256 /* a conversation by ring is judged by so many turns at least */
+
 extern struct provider {
 	_Atomic int fd;              /* -1: there is no connection */
 	_Atomic uint32_t serial;     /* one more with each connection, and in each child */
@@ -77,7 +79,7 @@ void answers_after_fork(void);
 
 /* ---- shim_offer.c ---- */
 bool offer_missing(struct conn *conn);          /* an accepting end for which none has come */
-void describe_traffic(struct conn *conn, struct rpc_msg *record);
+void describe_traffic(const struct conn *conn, struct rpc_msg *record);
 void count_traffic(struct conn *conn);
 bool offer_bearable(struct conn *conn, int fd); /* whoever waits for it would be heard */
 void offer_make(struct conn *conn, int fd);     /* or claims; its addresses are known, and no lock is held */
