@@ -20,6 +20,7 @@
 #include "layout.h"
 #include "program.h"
 #include "provider.h"
+#include "relay.h"
 #include "scenario.h"
 
 #define FAILURES_MAX 20
@@ -158,6 +159,7 @@ static void run_seed(char *const paths[2], uint64_t seed)
 	libraries_load(paths);
 	preempt_one_in = preempts[choose(5)];
 	provider_relays = stimuli & MAY_RELAY;
+	relay_rounds = seed % 4;
 	death_one_in = stimuli & MAY_DIE ? deaths[choose(3)] : 0;
 	trace("seed %llu: rings %s, spin %s us, promote after %s, TCP %zu and %zu, one in %u, stimuli %#x, "
 	      "ways %d and %d, read until %d and %d",
