@@ -206,6 +206,7 @@ static void tell_end(struct relay_side *source, struct relay_side *target)
 		source->back_told = source->invited;
 		channel->local->tx_back_at = *channel->sent;
 		uint32_t stands = decide(target, CHANNEL_BACK);
+		trace("    relay: %d has gone back from round %u", source == &sides_of[1], source->invited);
 		if (!stands)
 			return;
 		if (stands == CHANNEL_BACK && relay_rounds) {
@@ -255,8 +256,10 @@ static void hear(struct relay_side *side)
 	if (side->consent_due) {
 		side->invited = side->consent_due;
 		side->consent_due = 0;
+		side->finished = false;
 		local->acked &= ~(uint32_t)CHANNEL_ACKED_SWITCH;
 		local->rx_ready = side->invited;
+		trace("    relay: %d is invited to round %u", side == &sides_of[1], side->invited);
 		ring(side);
 	}
 }
@@ -316,6 +319,7 @@ static void switch_told(struct relay_side *source, struct relay_side *target)
 	target->channel.local->tx_switch_offset = source->channel.remote->tx_switch_offset;
 	target->channel.local->tx_switched = source->switched;
 	source->ack_due = true;
+	trace("    relay: %d has gone to its ring, round %u", source == &sides_of[1], source->switched);
 	ring(target);
 }
 
@@ -343,7 +347,6 @@ static void consent_told(struct relay_side *source, struct relay_side *target)
 		demote_told(source, target, false);
 	source->channel.local->acked |= CHANNEL_ACKED_READY;
 	target->consent_due = source->consented;
-	target->finished = false;
 	if (target->end_told && source->consented > 1)
 		decide(source, CHANNEL_ENDED);
 }
