@@ -1,0 +1,72 @@
+"""Between two hosts to TCP by an order, and to the ring again, and all that again, while megabytes flow both ways."""
+
+from __future__ import annotations
+
+import subprocess
+
+import pytest
+from hosts import Host, Make
+from talking import PORT, TALKERS, ends_well, promoted, serving
+
+from sidestep.observe.demotion import Result
+from sidestep.testing import Connection
+
+pytestmark = pytest.mark.slow
+
+ROUNDS = 6
+
+
+def flowing(host: Host, address: str) -> subprocess.Popen[str]:
+    """A client that sends and compares all the time."""
+    client = host.popen(
+        [*TALKERS, "flow", address, str(PORT)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    assert client.stdout is not None
+    assert client.stdout.readline() == "talks\n"
+    return client
+
+
+def stops(client: subprocess.Popen[str]) -> None:
+    assert client.stdin is not None
+    client.stdin.write("\n")
+    client.stdin.flush()
+
+
+def gone_further(host: Host) -> None:
+    """Waits until its end has moved some bytes since now."""
+
+    def moved() -> int:
+        return sum(way.ring_bytes + way.tcp_bytes for each in host.sidestep.connections() for way in (each.tx, each.rx))
+
+    before = moved()
+    host.wait_for(lambda: moved() > before + 100_000)
+
+
+def only(host: Host) -> Connection:
+    (found,) = host.sidestep.connections()
+    return found
+
+
+@pytest.mark.parametrize("options", [{}, {"workers": 1}, {"ring_size": 4096}], ids=["", "worker", "ring-4096"])
+def test_rounds_in_a_row(make_hosts: Make, options: dict[str, int]) -> None:
+    one, other = make_hosts(2, **options)
+    serving(other)
+    client = flowing(one, other.address)
+    promoted(one, other)
+    for turn in range(ROUNDS):
+        host = (one, other)[turn % 2]
+        (demoted,) = host.sidestep.demote(lambda _: True, 10)
+        if demoted.result is not Result.TCP:
+            import dataclasses, pprint
+            for h in (one, other):
+                pprint.pprint(dataclasses.asdict(only(h)))
+        assert demoted.result is Result.TCP
+        gone_further(host)
+        host.sidestep.promote(lambda _: True, 10)
+        promoted(one, other)
+        gone_further(host)
+    assert [only(host).promotions for host in (one, other)] == [ROUNDS + 1] * 2
+    stops(client)
+    ends_well(client, 1_000_000)
+    assert not one.counter("relay_reset") + other.counter("relay_reset")
+    assert (one.joined("connect"), other.joined("accept")) == (1, 1)  # all of that over one link
