@@ -10,7 +10,9 @@ import pytest
 from channel_app import App
 from remote_world import World, reset
 
+from sidestep.provider.carry import lending
 from sidestep.provider.carry.remote_relay import RemoteRelay
+from sidestep.rdma.verbs import Lent
 from sidestep.remote.link import SdpLink
 
 ENGINES: Final = {"engines": (True, True), "engine-python": (True, False), "python-engine": (False, True)}
@@ -36,6 +38,14 @@ class Stream:
 
 def lent(world: World) -> int:
     return sum(host.counters.get("engine_lent") for host in (world.one, world.two))
+
+
+def taken_back(world: World, end: RemoteRelay) -> None:
+    """The engine of the first host has had it, and will get it again."""
+    lender = world.one.hub.lending
+    assert lender is not None
+    world.turns(lambda: end in lender)
+    end.reclaim()
 
 
 def state(end: RemoteRelay) -> tuple[dict[str, int], dict[str, int]]:
@@ -102,3 +112,72 @@ def test_what_is_idle_is_lent_and_stays_there(closing: ExitStack) -> None:
         world.rest()
         assert a.receive() == b"pong"
     assert lent(world) == before
+
+
+def test_words_that_come_between_the_last_look_and_the_loan_are_heard(closing: ExitStack) -> None:
+    world = World(closing, engines=(True, True))
+    a, b, end, _ = world.pair()
+    lend, said = end.link.lend, list[str]()
+
+    def late(record: dict[str, int]) -> Lent | None:
+        if (found := lend(record)) is not None and not said:
+            said.append("it ends")
+            a.send_control(shut_wr=1)
+        return found
+
+    taken_back(world, end)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(end.link, "lend", late)
+        world.turns(lambda: bool(said))
+    world.turns(lambda: bool(b.word("tx_fin")))
+
+
+def test_who_waits_to_be_lent_and_ends_is_not_held_up(closing: ExitStack) -> None:
+    world = World(closing, engines=(True, True))
+    a, b, end, _ = world.pair()
+    taken_back(world, end)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(end.link, "lend", lambda _record: None)
+        world.turns(lambda: end.calm)
+        a.send(b"last")
+        a.send_control(shut_wr=1)
+        world.turns(lambda: not end.calm)
+    world.turns(lambda: bool(b.word("tx_fin")))
+    assert b.receive() == b"last"
+
+
+@pytest.mark.parametrize("pause_s", [0.0, lending._PAUSE_S])
+def test_what_the_engine_left_unread_is_read(
+    closing: ExitStack, monkeypatch: pytest.MonkeyPatch, pause_s: float
+) -> None:
+    """It gives the connection back for a word that it does not know, and may be lent it before that was heard."""
+    monkeypatch.setattr(lending, "_PAUSE_S", pause_s)
+    monkeypatch.setattr(lending, "_PAUSE_MAX_S", pause_s)
+    world = World(closing, engines=(True, True))
+    a, b, *_ = world.pair()
+    for _ in range(20):
+        a.send(b"data")
+        world.turns(lambda: b.receive() == b"data")
+    a.send(b"last")
+    a.send_control(shut_wr=1)
+    world.turns(lambda: bool(b.word("tx_fin")))
+    assert b.receive() == b"last"
+
+
+def test_a_stream_under_way_is_lent(closing: ExitStack) -> None:
+    """It is never quiet by itself: more comes before the last has gone."""
+    world = World(closing, engines=(True, True))
+    a, b, *ends = world.pair()
+    stream, pairs = Stream(a, b, random.Random(1)), list(zip(ends, (world.one, world.two), strict=True))
+    for end in ends:
+        end.reclaim()
+
+    def flow() -> bool:
+        stream.send(30_000)
+        stream.receive()
+        return all(end in host.hub.lending for end, host in pairs if host.hub.lending is not None)
+
+    world.turns(flow)
+    while stream.got < len(stream.sent):
+        world.rest()
+        stream.receive()

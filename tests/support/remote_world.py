@@ -164,9 +164,8 @@ class World:
         busy = False
         for host in (self.one, self.two):
             busy |= host.step()
-            if host.hub.about_to_wait():
-                busy = True
-                host.hub.handle_turn()
+            busy |= host.hub.about_to_wait()
+            host.hub.handle_turn()
         return self.loop.turn(0 if busy else TURN_S) or busy
 
     def rest(self) -> None:

@@ -40,7 +40,6 @@ struct wire_stream {
 	uint32_t tx_msn, rx_msn;
 	int fd;
 	size_t at; /* of the run that `next` found */
-	bool parsed;
 };
 
 void wire_stream_init(struct wire_stream *stream, struct framing_in *in, struct framing_out *out, int fd, uint32_t tx_msn,

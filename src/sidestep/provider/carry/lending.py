@@ -110,7 +110,10 @@ class Lending:
                 continue
             record = _of(relay, relay.side)
             if record is None:
-                continue  # its next turn comes here again
+                if relay.calm:
+                    relay.calm = False
+                    relay.handle_room()  # which comes here again, as its next turn does anyway
+                continue
             state = self._relays.setdefault(relay, _State())
             now = self._loop.now
             if now < state.until:

@@ -362,7 +362,9 @@ class WorkerSlot:
 
 
 _BEFORE_READY: Final = (messages.Ready, messages.Tell, messages.Counted)
-_COUNTED: Final = frozenset({"relay_opened", "relay_dropped", "relay_left", "relay_reset", "internal_error"})
+_COUNTED: Final = frozenset(
+    {"relay_opened", "relay_dropped", "relay_left", "relay_reset", "internal_error", "engine_lent", "engine_given_back"}
+)
 
 
 class WorkerPool:

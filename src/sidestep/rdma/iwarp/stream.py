@@ -62,7 +62,7 @@ class RdmapStream:
 
     __slots__ = (
         "_agreed", "_first", "_inbound", "_large", "_loop", "_markers", "_outbound", "_phase", "_qp", "_reclaim",
-        "_settings", "_tcp", "_timer", "_wire", "receiver", "sender",
+        "_returned", "_settings", "_tcp", "_timer", "_wire", "receiver", "sender",
     )  # fmt: skip
 
     def __init__(self, tcp: Tcp, qp: IwarpQueuePair, agreed: Agreed, loop: Loop, settings: IwarpSettings) -> None:
@@ -73,6 +73,7 @@ class RdmapStream:
         self._settings = settings
         self._phase = _Phase.OPEN
         self._reclaim: Callable[[], object] | None = None  # while the engine has it
+        self._returned = False  # it is back, and what has come has still to be looked at
         self._large = False  # frames do not follow TCP's segments
         self._timer: Timer | None = None
         self._first: Timer | None = None  # for the other end's first message
@@ -180,6 +181,7 @@ class RdmapStream:
         if (
             self._phase is not _Phase.OPEN
             or self._reclaim is not None
+            or self._returned
             or self._wire.live
             or self._timer is not None
             or self._first is not None
@@ -196,7 +198,7 @@ class RdmapStream:
 
     def take_back(self, record: dict[str, int], error: int) -> None:
         """What has come and was not taken is looked at in this turn; `error`: the errno that broke the connection."""
-        self._reclaim = None
+        self._reclaim, self._returned = None, True
         self.sender.take_back(record)
         self.receiver.take_back(record)
         self._loop.soon(partial(self._tcp.run, partial(self._go_on, error)))
@@ -207,7 +209,8 @@ class RdmapStream:
             self._reclaim()
 
     def _go_on(self, error: int) -> None:
-        if self._phase is not _Phase.OPEN or self._reclaim is not None:
+        self._returned = False
+        if self._phase is not _Phase.OPEN:
             return
         if error:
             self._lost(f"the connection broke: {os.strerror(error)}")
