@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import subprocess
+from typing import Any
 
 import pytest
-from hosts import Host, Make
+from hosts import NETWORK, NETWORK6, Host, Make
 from talking import PORT, TALKERS, ends_well, promoted, serving
 
+from sidestep.config import RemoteSettings
 from sidestep.observe.demotion import Result
 from sidestep.testing import Connection
 
 pytestmark = pytest.mark.slow
 
 ROUNDS = 6
+PYTHON = RemoteSettings.parse(f"{NETWORK},{NETWORK6}", engine=False)
 
 
 def flowing(host: Host, address: str) -> subprocess.Popen[str]:
@@ -47,8 +50,12 @@ def only(host: Host) -> Connection:
     return found
 
 
-@pytest.mark.parametrize("options", [{}, {"workers": 1}, {"ring_size": 4096}], ids=["", "worker", "ring-4096"])
-def test_rounds_in_a_row(make_hosts: Make, options: dict[str, int]) -> None:
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"workers": 1}, {"ring_size": 4096}, {"remote": PYTHON}],
+    ids=["engine", "worker", "ring-4096", "python"],
+)
+def test_rounds_in_a_row(make_hosts: Make, options: dict[str, Any]) -> None:
     one, other = make_hosts(2, **options)
     serving(other)
     client = flowing(one, other.address)
@@ -56,10 +63,6 @@ def test_rounds_in_a_row(make_hosts: Make, options: dict[str, int]) -> None:
     for turn in range(ROUNDS):
         host = (one, other)[turn % 2]
         (demoted,) = host.sidestep.demote(lambda _: True, 10)
-        if demoted.result is not Result.TCP:
-            import dataclasses, pprint
-            for h in (one, other):
-                pprint.pprint(dataclasses.asdict(only(h)))
         assert demoted.result is Result.TCP
         gone_further(host)
         host.sidestep.promote(lambda _: True, 10)

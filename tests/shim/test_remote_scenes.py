@@ -35,8 +35,7 @@ REMOTE_DIFFERENCES: Final[dict[str, str]] = {}
 
 
 def _scenes() -> Iterator[object]:
-    never_again = set(scene_names("demote"))  # a direction that has left the provider for TCP stays there
-    for scene in (name for name in scene_names() if name not in never_again):
+    for scene in scene_names():
         reason = (KNOWN_DIFFERENCES | RELAYED_DIFFERENCES | REMOTE_DIFFERENCES).get(scene)
         yield pytest.param(scene, marks=[pytest.mark.xfail(reason=reason, strict=False)] if reason else [])
 
