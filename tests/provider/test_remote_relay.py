@@ -818,7 +818,7 @@ def test_nobody_is_invited_again_by_who_leaves(world: World) -> None:
 
 @pytest.mark.parametrize("rounds", [False, True])
 def test_a_provider_of_before_is_not_asked_for_another_round(world: World, rounds: bool) -> None:
-    """It would not know the words: no application is told of rounds, and if it consents all the same, nobody hears it."""
+    """It would not know the words: no application is told of rounds, and if one consents, nobody hears of it."""
     a, b, _, _ = world.pair(rounds=rounds)
     assert bool(a.word("acked") & Acked.ROUNDS) == bool(b.word("acked") & Acked.ROUNDS) == rounds
     go_back(a)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import subprocess
-from typing import Any
+from typing import Any, Final
 
 import pytest
 from hosts import NETWORK, NETWORK6, Host, Make
@@ -16,7 +16,12 @@ from sidestep.testing import Connection
 pytestmark = pytest.mark.slow
 
 ROUNDS = 6
-PYTHON = RemoteSettings.parse(f"{NETWORK},{NETWORK6}", engine=False)
+WAYS: Final[dict[str, dict[str, Any]]] = {
+    "engine": {},
+    "worker": {"workers": 1},
+    "small rings": {"ring_size": 4096},
+    "without an engine": {"remote": RemoteSettings.parse(f"{NETWORK},{NETWORK6}", engine=False)},
+}
 
 
 def flowing(host: Host, address: str) -> subprocess.Popen[str]:
@@ -50,11 +55,7 @@ def only(host: Host) -> Connection:
     return found
 
 
-@pytest.mark.parametrize(
-    "options",
-    [{}, {"workers": 1}, {"ring_size": 4096}, {"remote": PYTHON}],
-    ids=["engine", "worker", "ring-4096", "python"],
-)
+@pytest.mark.parametrize("options", WAYS.values(), ids=WAYS)
 def test_rounds_in_a_row(make_hosts: Make, options: dict[str, Any]) -> None:
     one, other = make_hosts(2, **options)
     serving(other)

@@ -147,7 +147,7 @@ class SdpLink:
         return self._stream.lend(record, self._relay.reclaim)
 
     def _show_filled(self, far: Carried) -> bool:
-        """Data that has come in part is the relay's at once. False: part of a word has come, or nobody wants any more."""
+        """Data that has come in part is the relay's at once. False: part of a word has come, or nobody wants more."""
         new = self._stream.filled - self._shown
         if new and self._due:
             self._shown += new
