@@ -113,10 +113,14 @@ def flow(address: str, port: int) -> None:
             sent += 1
         connection.shutdown(socket.SHUT_WR)
 
+    def listen() -> None:
+        sys.stdin.readline()
+        told.set()
+
     with socket.create_connection((address, port)) as connection:
         sender = threading.Thread(target=send)
         sender.start()
-        threading.Thread(target=lambda: (sys.stdin.readline(), told.set()), daemon=True).start()
+        threading.Thread(target=listen, daemon=True).start()
         print("talks", flush=True)
         count, offset = 0, 0
         while data := connection.recv(1 << 16):
