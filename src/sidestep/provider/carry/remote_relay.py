@@ -102,8 +102,10 @@ class RemoteRelay(Relayed):
             self._hear_fin(peer.fin_seen)
         if peer.rx_ready == self.in_round + 1 and (self.into is In.TCP or (self.into is In.BACK and self.rounds)):
             self._consent(side, peer)
-        if peer.tx_switched > self.out_round or (peer.tx_switched == self.out_round and self.out is Out.INVITED):
-            self.out = moved(self.out, OutEvent.SWITCHED)  # not without consent
+        if peer.tx_switched > self.out_round:
+            raise PeerViolation("a ring without consent", rule="link_order")
+        if peer.tx_switched == self.out_round and self.out is Out.INVITED:
+            self.out = moved(self.out, OutEvent.SWITCHED)
             self.arrived_told = -1
             self.link.send_control(Control.SWITCHED, peer.tx_switch_offset)
         if peer.notice & _RECALL and self.recall not in BY_APPLICATION:
@@ -131,7 +133,7 @@ class RemoteRelay(Relayed):
         return self.recall is Recall.NOT and self.leaving is Leaving.STAYS and self.settled_at is None
 
     def _consent(self, side: Side, peer: PeerState) -> None:
-        """Our application consents to a round; not to the first one only behind the end of the last."""
+        """Our application consents to a round, which it does once the last one is over."""
         self.in_round = peer.rx_ready
         if not self._invites:
             return
