@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import subprocess
 from typing import Any, Final
 
@@ -16,6 +17,7 @@ from sidestep.testing import Connection
 pytestmark = pytest.mark.slow
 
 ROUNDS = 6
+ORDER_S = 20.0
 WAYS: Final[dict[str, dict[str, Any]]] = {
     "engine": {},
     "worker": {"workers": 1},
@@ -55,6 +57,18 @@ def only(host: Host) -> Connection:
     return found
 
 
+def to_tcp(host: Host) -> None:
+    """One end of the connection is ordered to go back, and goes."""
+    (demoted,) = host.sidestep.demote(timeout_s=ORDER_S)
+    assert demoted.result is Result.TCP
+    gone_further(host)
+
+
+def and_back(host: Host, timeout_s: float = ORDER_S) -> None:
+    """The order is taken back."""
+    host.sidestep.promote(timeout_s=timeout_s)
+
+
 @pytest.mark.parametrize("options", WAYS.values(), ids=WAYS)
 def test_rounds_in_a_row(make_hosts: Make, options: dict[str, Any]) -> None:
     one, other = make_hosts(2, **options)
@@ -63,10 +77,8 @@ def test_rounds_in_a_row(make_hosts: Make, options: dict[str, Any]) -> None:
     promoted(one, other)
     for turn in range(ROUNDS):
         host = (one, other)[turn % 2]
-        (demoted,) = host.sidestep.demote(lambda _: True, 10)
-        assert demoted.result is Result.TCP
-        gone_further(host)
-        host.sidestep.promote(lambda _: True, 10)
+        to_tcp(host)
+        and_back(host)
         promoted(one, other)
         gone_further(host)
     assert [only(host).promotions for host in (one, other)] == [ROUNDS + 1] * 2
@@ -74,3 +86,26 @@ def test_rounds_in_a_row(make_hosts: Make, options: dict[str, Any]) -> None:
     ends_well(client, 1_000_000)
     assert not one.counter("relay_reset") + other.counter("relay_reset")
     assert (one.joined("connect"), other.joined("accept")) == (1, 1)  # all of that over one link
+
+
+@pytest.mark.parametrize("amid", [False, True], ids=["in it", "as it begins"])
+@pytest.mark.parametrize("how", ["its link is cut", "a provider leaves"])
+def test_a_later_round_that_ends_otherwise(two: tuple[Host, Host], how: str, *, amid: bool) -> None:
+    one, other = two
+    serving(other)
+    client = flowing(one, other.address)
+    promoted(one, other)
+    to_tcp(one)
+    and_back(one)
+    promoted(one, other)
+    to_tcp(other)
+    and_back(other, 0 if amid else ORDER_S)
+    if how == "its link is cut":
+        one.cut_rdma(spared_port=PORT)
+    else:
+        one.sidestep.kill_provider(signal.SIGTERM)
+    other.wait_for(lambda: not only(other).promoted)
+    gone_further(other)
+    stops(client)
+    ends_well(client, 1_000_000)
+    assert not other.counter("relay_reset")
