@@ -246,7 +246,7 @@ class Acked(IntFlag):
     REQUEST = 2  # Notice.DEMOTE or Notice.RECALL
     READY = 4  # rx_ready; set before the peer hears of it: without it nothing comes by ring
     RECALL = 8  # Notice.RECALL, and all from rx_frozen on comes by TCP; what TCP brings before may be what follows that
-    ROUNDS = 16  # a consent to another round would reach it; SWITCH, REQUEST and READY say nothing of the next round
+    ROUNDS = 16  # a consent to another round would reach it; what SWITCH, REQUEST and READY say is of one round
 
 
 class Back(IntEnum):
