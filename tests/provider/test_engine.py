@@ -162,22 +162,3 @@ def test_what_the_engine_left_unread_is_read(
     a.send_control(shut_wr=1)
     world.turns(lambda: bool(b.word("tx_fin")))
     assert b.receive() == b"last"
-
-
-def test_a_stream_under_way_is_lent(closing: ExitStack) -> None:
-    """It is never quiet by itself: more comes before the last has gone."""
-    world = World(closing, engines=(True, True))
-    a, b, *ends = world.pair()
-    stream, pairs = Stream(a, b, random.Random(1)), list(zip(ends, (world.one, world.two), strict=True))
-    for end in ends:
-        end.reclaim()
-
-    def flow() -> bool:
-        stream.send(30_000)
-        stream.receive()
-        return all(end in host.hub.lending for end, host in pairs if host.hub.lending is not None)
-
-    world.turns(flow)
-    while stream.got < len(stream.sent):
-        world.rest()
-        stream.receive()

@@ -132,11 +132,11 @@ def _compile(cc: str, sources: Sequence[Path], flags: Sequence[str], made: Path)
         pytest.fail(f"{cc} cannot build {made.name}:\n{done.stderr}")
 
 
-def build_test(name: str, sanitizer: Sanitizer, *more: Path) -> Path:
+def build_test(name: str, sanitizer: Sanitizer, *more: Path, flags: Sequence[str] = ()) -> Path:
     """The C test program tests/native/`name`.c, with the channel's own code, for `sanitizer`."""
     require(sanitizer)
     sources = [NATIVE_TESTS / f"{name}.c", NATIVE_TESTS / "check.c", NATIVE / "channel.c", *more]
-    return build(f"{name}-{sanitizer.name}", sources, [*sanitizer.flags, *GUARDED, SPILL])
+    return build(f"{name}-{sanitizer.name}", sources, [*sanitizer.flags, *GUARDED, SPILL, *flags])
 
 
 def run(
@@ -249,14 +249,14 @@ def clang() -> str | None:
         return found if not _run([found, "-fsanitize=fuzzer", source, "-o", Path(scratch) / "x"]).returncode else None
 
 
-def guided(name: str, seconds: float, directory: Path, *more: Path) -> int:
+def guided(name: str, seconds: float, directory: Path, *more: Path, flags: Sequence[str] = ()) -> int:
     """How many inputs libFuzzer led through the target tests/native/`name`.c in so long; any failure is the test's."""
     with_libfuzzer = clang()
     if with_libfuzzer is None:
         pytest.skip("no clang with libFuzzer; install clang and libclang-rt-dev to run this")
     sources = [NATIVE_TESTS / f"{name}.c", NATIVE_TESTS / "check.c", NATIVE / "channel.c", *more]
-    flags = ["-O1", "-fsanitize=fuzzer,address,undefined", "-fno-sanitize-recover=undefined", *GUARDED, SPILL]
-    program = build(f"{name}-libfuzzer", sources, flags, cc=with_libfuzzer)
+    sanitized = ["-O1", "-fsanitize=fuzzer,address,undefined", "-fno-sanitize-recover=undefined", *GUARDED, SPILL]
+    program = build(f"{name}-libfuzzer", sources, [*sanitized, *flags], cc=with_libfuzzer)
     bounds = ["-max_len=400", f"-max_total_time={seconds:.0f}", f"-artifact_prefix={directory}/"]
     said = run([program, *bounds, directory], ADDRESS, timeout_s=seconds + RUN_TIMEOUT_S).stderr
     runs = re.search(r"Done (\d+) runs", said)

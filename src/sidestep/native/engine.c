@@ -43,6 +43,7 @@ struct engine {
 	struct engine_loan *ready, **ready_end; /* to be served */
 	struct engine_loan *returned, **returned_end;
 	uint32_t starved; /* loans that wait for credit */
+	int64_t starved_seen; /* when they were looked at last */
 	uint32_t news[NEWS_MAX];
 	size_t news_len;
 	bool news_all;
@@ -501,6 +502,7 @@ static void told(struct engine *engine, const struct epoll_event *event)
 		if (!loan)
 			return;
 		loan->stream.wire.readable |= (event->events & (EPOLLIN | EPOLLRDHUP | EPOLLHUP | EPOLLERR)) != 0;
+		loan->stream.wire.ended |= (event->events & (EPOLLRDHUP | EPOLLHUP | EPOLLERR)) != 0;
 		loan->stream.wire.blocked &= !(event->events & (EPOLLOUT | EPOLLHUP | EPOLLERR));
 		make_ready(engine, loan);
 	}
@@ -552,14 +554,16 @@ bool engine_step(struct engine *engine, int timeout_ms)
 	}
 	for (int i = 0; i < count; i++)
 		told(engine, events + i);
-	if (count <= 0 && engine->starved)
+	int64_t now = loan_clock();
+	if (engine->starved && (count <= 0 || now - engine->starved_seen > LOAN_STARVED_MS * 1000000ll)) {
+		engine->starved_seen = now;
 		look_at_starved(engine);
+	}
 	/* those that are ready now, once each: what they make ready comes with the next turn */
 	bool any = engine->ready != NULL;
 	size_t turns = 0;
 	for (struct engine_loan *loan = engine->ready; loan; loan = loan->next_ready)
 		turns++;
-	int64_t now = loan_clock();
 	while (turns--) {
 		struct engine_loan *loan = next_ready(engine);
 		if (!loan)

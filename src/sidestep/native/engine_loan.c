@@ -18,6 +18,7 @@
 #define BSDH_LEN ((uint32_t)sizeof(struct sdp_bsdh))
 #define WORD_LEN 16u          /* remote/link.py: number, and count */
 #define PAYLOAD_CREDIT 3u    /* CA4-81: what a message with payload needs */
+#define PAYLOAD_MIN 1024u     /* bytes, for which the other host's buffers must have room; Python sends by smaller ones */
 #define LARGE 4u             /* remote/link.py: data that would fill more messages than this asks for larger ones */
 
 int64_t loan_clock(void)
@@ -165,7 +166,8 @@ static int read_due(struct engine_loan *loan, uint64_t *read)
 			return -ENGINE_COUNTS;
 		uint64_t sent = atomic_load_explicit(end->own.tail, memory_order_relaxed);
 		uint64_t head = atomic_load_explicit(end->own.head_seen, memory_order_relaxed);
-		*read = head - record->read_told >= record->read_step ? head : 0;
+		/* less than was told: a stranger's count, that Python judges once it has to do with it */
+		*read = (int64_t)(head - record->read_told) >= (int64_t)record->read_step ? head : 0;
 		uint32_t wanted = !*read && sent - record->read_told >= record->read_step;
 		if (wanted == loan->record.asking)
 			break;
@@ -226,16 +228,17 @@ static int send_some(struct engine_loan *loan, int64_t now)
 			return 0;
 		if (update && !may_send_bare(record))
 			return 0; /* what comes brings credit */
+		if (record->remote_size < BSDH_LEN + 2 * WORD_LEN + PAYLOAD_MIN)
+			return -ENGINE_SMALL;
 		uint32_t most = record->remote_size - BSDH_LEN - 2 * WORD_LEN;
+		most = most < QUEUED_MAX / 2 ? most : QUEUED_MAX / 2; /* in FRAMING_CALL_MAX, and with what waits in FRAMING_WAITING_MAX */
 		if (record->grows && (uint64_t)count > LARGE * record->remote_size)
 			return -ENGINE_SMALL;
 		uint32_t len = (uint64_t)count < most ? (uint32_t)count : most;
 		struct iovec pieces[CHANNEL_PIECES];
 		int pieces_len = 0;
-		if (read) {
+		if (read)
 			words_len += put_word(words, LINK_READ, read);
-			record->read_told = read;
-		}
 		if (len) {
 			pieces_len = channel_rx_pieces(loan->end, record->held, len, pieces);
 			len = 0; /* a stranger's words may mean more pieces than there are */
@@ -246,6 +249,8 @@ static int send_some(struct engine_loan *loan, int64_t now)
 		result = send_data(loan, words, words_len, pieces, pieces_len, len);
 		if (result < 0)
 			return result;
+		if (read)
+			record->read_told = read;
 		record->held += len;
 		record->sent += len;
 		record->bytes_sent += len;

@@ -30,6 +30,8 @@ static int stream_fill(struct wire_stream *stream)
 		return 0;
 	if (framing_in_room(stream->in, &at, &len) < 0)
 		return -ENGINE_MEMORY;
+	if (!len) /* a message in more segments than are staged; Python takes each by itself */
+		return -ENGINE_MESSAGE;
 	ssize_t got = recv(stream->fd, at, len, MSG_DONTWAIT);
 	if (got < 0 && (errno == EAGAIN || errno == EINTR)) {
 		stream->wire.readable = errno == EINTR;
@@ -41,7 +43,8 @@ static int stream_fill(struct wire_stream *stream)
 	}
 	if (got == 0)
 		return -ENGINE_ENDED;
-	stream->wire.readable = (size_t)got == len; /* epoll(7), Q9: else all was read, and an edge tells of more */
+	/* epoll(7), Q9: else all was read, and an edge tells of more. The one that told of the end was the last. */
+	stream->wire.readable = (size_t)got == len || stream->wire.ended;
 	framing_in_commit(stream->in, (size_t)got);
 	if (framing_in_parse(stream->in) < 0)
 		return -ENGINE_MEMORY;
@@ -155,8 +158,7 @@ static int stream_give_back(struct wire *wire)
 {
 	struct wire_stream *stream = stream_of(wire);
 
-	if (!stream->in->fault)
-		framing_in_unread(stream->in, stream->at);
+	framing_in_unread(stream->in, stream->at);
 	return framing_out_own(stream->out);
 }
 

@@ -12,6 +12,7 @@ struct wire {
 	uint32_t len;  /* bytes of the message that `next` found */
 	int error;     /* errno of what broke it */
 	bool readable; /* something may have come */
+	bool ended;    /* no more will, behind that */
 	bool blocked;  /* it takes nothing now */
 };
 

@@ -22,6 +22,17 @@ void framing_in_free(struct framing_in *in)
 	row_free(&in->runs);
 }
 
+/* Bytes of the stream that an FPDU takes which begins at `phase` after a marker's place: with its markers. */
+static uint32_t fpdu_span(uint32_t phase, bool markers, uint32_t ulpdu_len)
+{
+	uint32_t content = LENGTH_LEN + ulpdu_len + pad_len(ulpdu_len) + CRC_LEN;
+	uint32_t first = phase ? SPACING - phase : 0; /* bytes before the first marker */
+
+	if (!markers || content <= first)
+		return content;
+	return content + MARKER_LEN * ((content - first + BETWEEN - 1) / BETWEEN);
+}
+
 static struct framing_run *runs_of(const struct framing_in *in)
 {
 	return (struct framing_run *)(void *)in->runs.items;
@@ -59,6 +70,12 @@ void framing_in_keep(struct framing_in *in)
 
 void framing_in_unread(struct framing_in *in, size_t index)
 {
+	if (index < in->runs.tail && in->fault) { /* which is found again, behind what came before it */
+		const struct framing_segment *last = segments_of(in) + in->segments.tail - 1;
+
+		in->head = last->at + fpdu_span(0, false, last->ulpdu_len);
+		in->fault = FRAMING_OK;
+	}
 	uint32_t at = index < in->runs.tail ? segments_of(in)[runs_of(in)[index].first].at : in->head;
 
 	in->position -= in->head - at;
@@ -102,17 +119,6 @@ void framing_in_commit(struct framing_in *in, size_t len)
 static const uint8_t *raw_of(const struct framing_in *in)
 {
 	return in->staging + in->head;
-}
-
-/* Bytes of the stream that an FPDU takes which begins at `phase` after a marker's place: with its markers. */
-static uint32_t fpdu_span(uint32_t phase, bool markers, uint32_t ulpdu_len)
-{
-	uint32_t content = LENGTH_LEN + ulpdu_len + pad_len(ulpdu_len) + CRC_LEN;
-	uint32_t first = phase ? SPACING - phase : 0; /* bytes before the first marker */
-
-	if (!markers || content <= first)
-		return content;
-	return content + MARKER_LEN * ((content - first + BETWEEN - 1) / BETWEEN);
 }
 
 /* Copies what follows `skip` bytes after the length field begins, without the markers in between. */

@@ -138,6 +138,10 @@ class SdpLink:
 
     # ---- lending it to the engine ----
 
+    @property
+    def plain(self) -> bool:
+        return self._established and not self._ending and self._stream.connection.plain
+
     def lend(self, record: dict[str, int]) -> Lent | None:
         if not self._established or self._ending or self._out or self._on_way or self._relay is None:
             return None

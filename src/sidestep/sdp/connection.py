@@ -582,26 +582,22 @@ class SdpConnection:
         """Bytes that have come for receives which are not done."""
         return self._sink.filled
 
+    @property
+    def plain(self) -> bool:
+        """Whether nothing unusual goes on, however much there is to send and to receive."""
+        resize, suspend = self._resize, self._suspend
+        return not (
+            self.state is not SdpState.ESTABLISHED or not self._fast or resize.busy or resize.asked is not None
+            or suspend.port is not None or suspend.sent or self._teardown.reader_closed
+        )  # fmt: skip
+
     def may_lend(self, record: dict[str, int]) -> bool:
         """Whether nothing unusual goes on and nobody waits; then the record has all that plain Data needs."""
-        resize, suspend = self._resize, self._suspend
-        if (
-            self.state is not SdpState.ESTABLISHED
-            or not self._fast
-            or not self.quiet()
-            or self.timers
-            or self._control
-            or resize.busy
-            or resize.asked is not None
-            or suspend.port is not None
-            or suspend.sent
-            or self._teardown.reader_closed
-            or not self._source.lend()
-            or not self._sink.lend()
-            or not self._flow.lend(record)
-        ):
+        if not self.plain or not self.quiet() or self.timers or self._control:
             return False
-        record["local_size"] = resize.local
+        if not (self._source.lend() and self._sink.lend() and self._flow.lend(record)):
+            return False
+        record["local_size"] = self._resize.local
         return True
 
     def lend(self) -> None:

@@ -59,6 +59,10 @@ class Link(Protocol):
         `on_gone` is called once, when the other end has all of it or will never have, in some seconds at most.
         """
 
+    @property
+    def plain(self) -> bool:
+        """Whether it could be lent as soon as nothing is under way."""
+
     def lend(self, record: dict[str, int]) -> Lent | None:
         """Its wire for the engine, and in the record what that needs, if nothing is under way; else None."""
 

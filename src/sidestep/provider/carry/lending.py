@@ -35,7 +35,7 @@ _STAND: Final = (Ending.OPEN, Ending.SHUT)  # ends that leave the other directio
 _PAUSE_S: Final = 0.001  # seconds before it is lent again after it was given back; doubled each time
 _PAUSE_MAX_S: Final = 1.0
 _CALM_MAX_S: Final = 0.02  # seconds that it passes nothing on for that; what is under way may take longer
-_CALM_LOOK_S: Final = 0.001
+_CALM_LOOK_S: Final = 0.001  # seconds between two attempts
 _LASTS_S: Final = 0.1  # seconds, after which being lent has paid for itself
 
 
@@ -120,6 +120,8 @@ class Lending:
                 self._loop.call_later(state.until - now, partial(self.want, relay))
             elif self._lend(relay, state, record):
                 relay.calm = False
+            elif not relay.link.plain:
+                self._wait(relay, state, _PAUSE_S)
             elif relay.calm and now - state.calm_since >= _CALM_MAX_S:
                 self._wait(relay, state)
             else:
@@ -176,10 +178,11 @@ class Lending:
         self._wait(relay, state)
         return relay
 
-    def _wait(self, relay: RemoteRelay, state: _State) -> None:
-        """Python carries it for a while."""
-        state.pause_s = min(max(2 * state.pause_s, _PAUSE_S), _PAUSE_MAX_S)
-        state.until = self._loop.now + state.pause_s
+    def _wait(self, relay: RemoteRelay, state: _State, pause_s: float | None = None) -> None:
+        """Python carries it for a while: for twice as long as the last time, if it is not said how long."""
+        if pause_s is None:
+            pause_s = state.pause_s = min(max(2 * state.pause_s, _PAUSE_S), _PAUSE_MAX_S)
+        state.until = self._loop.now + pause_s
         relay.calm = False
         relay.handle_room()
         self.want(relay)
@@ -198,7 +201,8 @@ def made(remote: RemoteSettings | None) -> Engine | None:
 
 def _of(relay: RemoteRelay, side: Side) -> dict[str, int] | None:
     """What the engine needs of a relay; None: something else goes on."""
-    sends, receives = relay.out is Out.RING, relay.into is In.RING
+    sends = relay.out is Out.RING and relay.ending is Ending.OPEN
+    receives = relay.into is In.RING and relay.peer_ending is Ending.OPEN
     if (
         not (relay.open and (sends or receives))
         or relay.recall is not Recall.NOT
@@ -206,6 +210,7 @@ def _of(relay: RemoteRelay, side: Side) -> dict[str, int] | None:
         or relay.ending not in _STAND
         or relay.peer_ending not in _STAND
         or (side.peer.shut_wr and relay.ending is Ending.OPEN)  # what it has said is told behind its last byte
+        or (relay.peer_ending is Ending.SHUT and side.channel.unread)  # Python tells how far that is read
         or (side.peer.back(relay.out_round) == Back.BACK and relay.out not in (Out.BACK, Out.RECALLED))
         or relay.settled_at is not None
         or relay.unconfirmed

@@ -90,6 +90,8 @@ class _Passage(Stream):
         """Nothing that anybody asks for."""
         return {}
 
+    plain = False  # nothing here is the engine's
+
     def lend(self, record: dict[str, int]) -> Lent | None:
         """There is no wire."""
         return None

@@ -1,0 +1,283 @@
+/*
+ * fuzz_engine.c - libFuzzer target: an engine with two connections, whose applications and peers do what they like.
+ *
+ * Input: for each connection 1 byte options, then moves of 1 byte and what they need. Bit 7 of a move says which connection.
+ * As long as both sides of a connection are honest every byte and every number is judged (engine_line.c); what a side that
+ * is not gets is still judged by itself. A connection is given back for no reason but those that its sides have given.
+ */
+#include "engine_line.h"
+
+#include <endian.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#define LINES 2
+#define SEND 0x43u
+#define SMALL 1072u /* bytes of a private buffer, below which Python sends */
+
+struct input {
+	const uint8_t *at;
+	size_t left;
+};
+
+static uint64_t input_take(struct input *input, size_t n)
+{
+	uint64_t value = 0;
+
+	for (; n && input->left; n--, input->at++, input->left--)
+		value = value << 8 | *input->at;
+	return value;
+}
+
+static uint64_t edge(struct input *input)
+{
+	static const uint64_t edges[] = {0, 1, 2, 15, 16, 17, 4096, 16384, 65536, 1u << 31, UINT32_MAX, 1ull << 32, 1ull << 56,
+	                                 1ull << 63, UINT64_MAX, UINT64_MAX - 15};
+	unsigned which = (unsigned)input_take(input, 1);
+
+	return which & 1 ? edges[which >> 1 & 15] : input_take(input, which & 2 ? 2 : 8);
+}
+
+static void open_one(struct line *line, struct engine *engine, struct input *input, uint32_t number, struct hint_ring *hints)
+{
+	static const uint32_t sizes[] = {37, 48, 64, 300, 4112, 8192, 61440, 61440}, bufs[] = {2, 3, 4, 5, 16, 16, 64, 65535};
+	unsigned options = (unsigned)input_take(input, 1), more = (unsigned)input_take(input, 1);
+	const struct line_options how = {
+		.ring = options & 1 ? 4096 : 32768, .number = number, .remote_size = sizes[options >> 1 & 7],
+		.local_size = sizes[(options >> 4 & 7) | 2], .bufs = bufs[more & 7], .posted = bufs[(more >> 3 & 7) | 1],
+		.grows = more & 64, .window = more & 128 ? 4096 : 0,
+	};
+
+	line_open(line, engine, number, &how);
+	line->hints = hints;
+	if (!line_lend(line))
+		abort();
+}
+
+/* A message of which some field is not as it should be, or all are. */
+static void say_odd(struct line *line, struct input *input)
+{
+	struct line_peer *peer = &line->peer;
+	uint8_t message[600];
+	unsigned what = (unsigned)input_take(input, 1);
+	uint32_t len = 16 + (uint32_t)input_take(input, 2) % 500, at = 16;
+	struct sdp_bsdh bsdh = {.mid = SDP_DATA, .bufs = htobe16((uint16_t)peer->bufs), .mseq = htobe32(peer->mseq + 1),
+	                        .mseq_ack = htobe32(peer->seen)};
+
+	memset(message, 0, sizeof(message));
+	while (what & 1 && at + 16 <= len) { /* words of any number and count */
+		unsigned near = (unsigned)input_take(input, 1); /* just beside what it may be, or anything */
+		uint64_t count = htobe64(near < 128 ? edge(input) : (near & 64 ? peer->got : peer->read) + (near & 3) - 1);
+		message[at] = input_take(input, 1) & 3 ? LINK_DATA + (at >> 4 & 1) : (uint8_t)input_take(input, 1);
+		memcpy(message + at + 8, &count, sizeof(count));
+		at += 16 + ((unsigned)input_take(input, 1) & 31);
+	}
+	bsdh.len = htobe32(len);
+	if (what & 2)
+		bsdh.mseq = htobe32(peer->mseq + 1 + (uint32_t)edge(input));
+	if (what & 4)
+		bsdh.mseq_ack = htobe32(peer->seen + (uint32_t)edge(input));
+	if (what & 8)
+		bsdh.len = htobe32(len + (uint32_t)edge(input));
+	if (what & 16)
+		bsdh.bufs = htobe16((uint16_t)edge(input));
+	if (what & 32)
+		bsdh.mid = (uint8_t)input_take(input, 1);
+	if (what & 64)
+		bsdh.flags = (uint8_t)input_take(input, 1);
+	memcpy(message, &bsdh, sizeof(bsdh));
+	if (what & 128)
+		len = (uint32_t)input_take(input, 1) % 17;
+	line_peer_say_any(line, message, len);
+	peer->changed = true;
+}
+
+/* A segment that is framed as it should be, and of which the header says anything. */
+static void say_segment(struct line *line, struct input *input)
+{
+	struct line_peer *peer = &line->peer;
+	uint8_t bytes[256] = {0};
+	unsigned what = (unsigned)input_take(input, 1);
+	struct framing_message message = {
+		.tagged = !(what & 7), .rdmap = what & 8 ? (uint8_t)input_take(input, 1) : SEND,
+		.queue = what & 16 ? (uint32_t)edge(input) : 0, .msn = peer->msn + (what & 32 ? (uint32_t)edge(input) : 0)};
+	struct framing_span span = {bytes, sizeof(bytes), 0, true};
+	uint64_t begin = what & 64 ? input_take(input, 1) : 0, end = begin + input_take(input, 1) % (257 - begin);
+
+	if (framing_out_waiting(&peer->out) < LINE_OUT_MAX)
+		CHECK(framing_out_put(&peer->out, &message, &span, 1, begin, end, what & 128, true) == 0);
+	peer->changed = true;
+}
+
+static void do_odd(struct line *line, struct input *input, unsigned what)
+{
+	struct line_peer *peer = &line->peer;
+	uint8_t bytes[255];
+
+	switch (what) {
+	case 0: case 1:
+		say_odd(line, input);
+		break;
+	case 2:
+		say_segment(line, input);
+		break;
+	case 3: { /* bytes of the input itself */
+		size_t len = (size_t)input_take(input, 1);
+		for (size_t i = 0; i < len; i++)
+			bytes[i] = (uint8_t)input_take(input, 1);
+		line_peer_say_bytes(line, bytes, len);
+		break;
+	}
+	case 4: case 5: { /* any word of the segment */
+		size_t word = (size_t)input_take(input, 1) % header_words_len;
+		header_poke(line->app.channel.seg, &header_words[word], edge(input));
+		line->hostile = true;
+		break;
+	}
+	case 6:
+		if (!framing_out_waiting(&peer->out) && peer->fd >= 0) {
+			shutdown(peer->fd, SHUT_WR);
+			peer->ended = true;
+		}
+		break;
+	default:
+		if (input_take(input, 1) & 1) {
+			line->peer.bufs = (uint32_t)input_take(input, 2);
+		} else if (peer->fd >= 0) {
+			close(peer->fd);
+			peer->fd = -1;
+			peer->ended = peer->changed = true;
+		}
+	}
+}
+
+static void hints_odd(struct hint_ring *hints, struct input *input)
+{
+	uint64_t tail = atomic_load(&hints->tail) + (input_take(input, 1) & 1 ? 1 : edge(input));
+
+	atomic_store(&hints->entry[input_take(input, 2) % HINTS], edge(input));
+	atomic_store(&hints->tail, tail);
+}
+
+static void do_move(struct line *line, struct input *input, unsigned move)
+{
+	switch (move & 15) {
+	case 0: case 1:
+		line_app_send(line, line->hostile ? 0 : (size_t)input_take(input, 2));
+		break;
+	case 2:
+		if (!line->hostile)
+			line_app_receive(line, (size_t)input_take(input, 2));
+		break;
+	case 3: case 4: case 5: {
+		uint32_t data = (uint32_t)input_take(input, 2);
+		line_peer_say(line, data, 1 + (move >> 4 & 3), input_take(input, 2));
+		break;
+	}
+	case 6:
+		line_peer_write(line, (size_t)input_take(input, 2));
+		break;
+	case 7:
+		line_peer_write(line, SIZE_MAX);
+		break;
+	case 8:
+		line_peer_read(line, move & 16 ? SIZE_MAX : (size_t)input_take(input, 2));
+		break;
+	case 9:
+		line->peer.out.mulpdu = FRAMING_MULPDU_MIN + (uint32_t)input_take(input, 2) % (FRAMING_MULPDU_MAX - FRAMING_MULPDU_MIN);
+		break;
+	case 10:
+		if (line->loan)
+			line_take(line);
+		break;
+	case 11:
+		do_odd(line, input, move >> 4 & 7);
+		break;
+	default:
+		engine_step(line->engine, 0);
+	}
+}
+
+/* It has been given back for a reason that somebody has given, and goes on if it can. False: it has ended. */
+static bool go_on(struct line *line)
+{
+	const struct line_peer *peer = &line->peer;
+
+	if (line->loan)
+		return true;
+	switch (line->reason) {
+	case ENGINE_MESSAGE: CHECK(peer->changed || line->hostile); return false;
+	case ENGINE_ENDED: CHECK(peer->ended); return false;
+	case ENGINE_BROKEN: CHECK(peer->fd < 0); return false;
+	case ENGINE_COUNTS: CHECK(line->hostile); return false;
+	case ENGINE_WORDS: CHECK(line->hostile); break;
+	case ENGINE_SMALL: CHECK(line->record.grows || line->record.remote_size < SMALL); line->record.grows = 0; break;
+	case ENGINE_CREDIT: CHECK(line->record.credit < 3); break;
+	case ENGINE_MEMORY: CHECK(false, "no memory"); break;
+	default: CHECK(line->reason == ENGINE_ASKED);
+	}
+	line_check_told(line);
+	return peer->fd >= 0 && line->record.remote_size >= SMALL && line_lend(line);
+}
+
+/* Whatever can still go does: then nothing is left. */
+static void settle(struct engine *engine, struct line *lines)
+{
+	for (int quiet = 0, turns = 0; quiet < 3; turns++) {
+		CHECK(turns < 10000, "it never comes to rest");
+		quiet = engine_step(engine, 0) ? 0 : quiet + 1;
+		lines_returned(engine);
+		for (int i = 0; i < LINES; i++) {
+			line_peer_read(&lines[i], SIZE_MAX);
+			line_peer_write(&lines[i], SIZE_MAX);
+		}
+	}
+	for (int i = 0; i < LINES; i++)
+		line_check_quiet(&lines[i]);
+}
+
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
+{
+	static struct line lines[LINES];
+	static struct hint_ring hints;
+	uint64_t seen = 0;
+	struct input input = {data, size};
+	struct engine *engine = engine_new();
+	bool live[LINES] = {true, true};
+	uint32_t numbers[16];
+	bool all;
+
+	CHECK(engine);
+	memset(&hints, 0, sizeof(hints));
+	CHECK(engine_feed_add(engine, &hints, &seen) == 0);
+	for (uint32_t i = 0; i < LINES; i++)
+		open_one(&lines[i], engine, &input, 1 + i * 4096, i ? NULL : &hints); /* both in one place of the table */
+	lines[1].hints = &hints;
+	while (input.left) {
+		unsigned move = (unsigned)input_take(&input, 1);
+		struct line *line = &lines[move >> 7];
+
+		if ((move & 15) == 15) {
+			if ((move & 0x70) == 0x70)
+				hints_odd(&hints, &input);
+			engine_news(engine, numbers, move >> 4 & 7, &all);
+		} else if (live[move >> 7]) {
+			do_move(line, &input, move);
+		}
+		lines_returned(engine);
+		for (int i = 0; i < LINES; i++) {
+			live[i] = live[i] && go_on(&lines[i]);
+			if (live[i])
+				line_check(&lines[i]);
+		}
+	}
+	for (int i = 0; i < LINES; i++)
+		line_app_hint(&lines[i]); /* whatever was said of it may have been lost among odd ones */
+	settle(engine, lines);
+	for (int i = 0; i < LINES; i++)
+		line_close(&lines[i]);
+	engine_feed_remove(engine, &hints);
+	engine_free(engine);
+	return 0;
+}

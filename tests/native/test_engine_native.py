@@ -1,0 +1,56 @@
+"""The engine in C by itself: what it must survive, plain and sanitized; and a fuzzer of both its ends.
+
+SIDESTEP_FUZZ_S=3600 pytest tests/native/test_engine_native.py -k guided --timeout 4000 lets libFuzzer run for an hour.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+
+import pytest
+import toolchain
+from toolchain import ADDRESS, SANITIZERS, THREAD, Sanitizer
+
+FUZZ_RUNS = 4_000
+FUZZ_SECONDS = float(os.environ.get("SIDESTEP_FUZZ_S", "4"))
+NAMES = ("engine", "engine_loan", "engine_stream", "framing_in", "framing_out", "crc32c")
+SOURCES = (*(toolchain.NATIVE / f"{name}.c" for name in NAMES), toolchain.NATIVE_TESTS / "engine_line.c")
+SHORT = tuple(f"-Wl,--wrap={name}" for name in ("malloc", "calloc", "realloc"))  # see engine_line.h
+
+# as engine_test.c lists them; test_every_c_test_is_run compares
+C_TESTS = re.findall(r"^\tTEST\((\w+)\),$", (toolchain.NATIVE_TESTS / "engine_test.c").read_text(), re.MULTILINE)
+# by TSan those that have threads
+ALONE = set(C_TESTS[: C_TESTS.index("taken_back_at_any_moment")])
+CASES = [
+    (sanitizer, name) for sanitizer in SANITIZERS for name in C_TESTS if sanitizer is not THREAD or name not in ALONE
+]
+
+pytestmark = pytest.mark.slow
+
+
+def build(sanitizer: Sanitizer) -> Path:
+    return toolchain.build_test("engine_test", sanitizer, *SOURCES, flags=SHORT)
+
+
+def test_every_c_test_is_run() -> None:
+    assert toolchain.succeed([build(toolchain.PLAIN)], toolchain.PLAIN).split() == C_TESTS
+
+
+@pytest.mark.parametrize(("sanitizer", "name"), CASES, ids=lambda each: getattr(each, "name", each))
+def test_engine(sanitizer: Sanitizer, name: str) -> None:
+    assert toolchain.succeed([build(sanitizer), name], sanitizer) == ""
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+def test_any_moves(seed: int) -> None:
+    """The fuzz target with seeded inputs, which every compiler can build."""
+    main = toolchain.NATIVE_TESTS / "fuzz_main.c"
+    program = toolchain.build_test("fuzz_engine", ADDRESS, main, *SOURCES, flags=SHORT)
+    assert toolchain.succeed([program, str(seed), str(FUZZ_RUNS)], ADDRESS).split() == [str(FUZZ_RUNS)]
+
+
+def test_any_moves_guided(tmp_path: Path) -> None:
+    """The same under libFuzzer, which is led by coverage."""
+    assert toolchain.guided("fuzz_engine", FUZZ_SECONDS, tmp_path, *SOURCES, flags=SHORT) > 100
