@@ -33,6 +33,7 @@ REGISTRY_SIZE: Final = REGISTRY_BUCKETS_OFFSET + 4 * REGISTRY_BUCKETS
 ARENA_SLOTS_OFFSET: Final = 4096
 ARENA_SLOTS_MAX: Final = 65536  # per process family; a connection beyond it stays on TCP, uncounted
 ARENA_MAGIC: Final = 0x53444131  # "SDA1"
+CHANNEL_ROUNDS: Final = (1 << 30) - 1  # after so many a direction stays on TCP
 DOORBELLS_PER_PAGE: Final = 64  # one 64-byte line each
 # Bytes behind each ring of a segment, for what a reader that stands still leaves unread: more than kernel TCP would
 # hold (tcp_wmem, and the part of tcp_rmem that a reader has opened). Sparse: untouched pages cost no memory.
@@ -249,6 +250,7 @@ class Acked(IntFlag):
     REQUEST = 2  # Notice.DEMOTE or Notice.RECALL
     READY = 4  # rx_ready; set before the peer hears of it: without it nothing comes by ring
     RECALL = 8  # Notice.RECALL, and all from rx_frozen on comes by TCP; what TCP brings before may be what follows that
+    ROUNDS = 16  # a consent to another round would reach it; what SWITCH, REQUEST and READY say is of one round
 
 
 class Back(IntEnum):
@@ -360,10 +362,9 @@ class PeerState(NamedTuple):
     rx_frozen: int
     tail: int  # of its ring, and the only one that is no word of "channel_side"
 
-    @property
-    def back(self) -> int:
-        """How the ring ends. Beside a provider there is one round: the word of another one says nothing."""
-        return self.tx_back & 3 if self.tx_back >> 2 == 1 else Back.NOT
+    def back(self, round_number: int) -> int:
+        """How this round ends; the word of another one says nothing of it."""
+        return self.tx_back & 3 if self.tx_back >> 2 == round_number else Back.NOT
 
 
 class Role(IntEnum):
@@ -712,8 +713,9 @@ def c_header() -> str:
     lines += [""]
     for name in (
         "LAYOUT_VERSION", "RPC_MAGIC", "REGISTRY_BUCKETS", "REGISTRY_BUCKETS_OFFSET", "REGISTRY_SIZE",
-        "ARENA_SLOTS_OFFSET", "ARENA_SLOTS_MAX", "ARENA_MAGIC", "DOORBELLS_PER_PAGE", "TRANSLATED_ADDRESS",
-        "TRANSLATED_MASK", "SPIN_US_MAX", "GAIN_MIN_NS", "SDP_DATA", "LINK_DATA", "LINK_READ",
+        "ARENA_SLOTS_OFFSET", "ARENA_SLOTS_MAX", "ARENA_MAGIC", "CHANNEL_ROUNDS", "DOORBELLS_PER_PAGE",
+        "TRANSLATED_ADDRESS", "TRANSLATED_MASK", "SPIN_US_MAX", "GAIN_MIN_NS", "SDP_DATA",
+        "LINK_DATA", "LINK_READ",
         *(name for name in globals() if name.startswith("PROMOTE_AFTER_")),
     ):  # fmt: skip
         lines.append(f"#define {name} {globals()[name]:#x}u")

@@ -44,11 +44,19 @@ class SdpLink:
         loop: Drives the stream.
         on_lost: The stream is over, and the connection was not; or it was reset, and that may not have got through.
         log: Hears of rules that the other provider broke.
+        rounds: The other provider knows the word ROUNDS.
     """
 
     def __init__(
-        self, stream: SdpStream, loop: Loop, on_lost: Callable[[Carried], None], log: Callable[[str], None]
+        self,
+        stream: SdpStream,
+        loop: Loop,
+        on_lost: Callable[[Carried], None],
+        log: Callable[[str], None],
+        *,
+        rounds: bool = False,
     ) -> None:
+        self.rounds: Final = rounds
         self._stream = stream
         self._loop = loop
         self._on_lost = on_lost
