@@ -66,8 +66,9 @@ def test_nobody_sends_by_ring_without_having_been_invited() -> None:
 
 
 def test_what_is_over_stays_over() -> None:
-    assert reachable(MACHINES["OUT"][2], Out.BACK) == {Out.BACK, Out.RECALLED}
-    assert reachable(MACHINES["IN"][2], In.BACK) == {In.BACK}
+    assert reachable(MACHINES["OUT"][2], Out.RECALLED) == {Out.RECALLED}
+    assert reachable(MACHINES["OUT"][2], Out.BACK) == set(Out) - {Out.APART, Out.TCP}
+    assert reachable(MACHINES["IN"][2], In.BACK) == {In.BACK, In.CONSENTED, In.RING}
     assert reachable(MACHINES["ENDING"][2], Ending.ENDED) == {Ending.ENDED}
 
 
@@ -118,7 +119,7 @@ REACHED: dict[Enum, tuple[Step, ...]] = {
     Out.TCP: MET,
     Out.INVITED: INVITED,
     Out.RING: BY_RING,
-    Out.BACK: (*BY_RING, lambda one: go_back(one.app)),
+    Out.BACK: (hears(Control.ROUNDS), *BY_RING, lambda one: go_back(one.app), hears(Control.ARRIVED)),
     Out.RECALLED: (*BY_RING, hears(Control.RECALL)),
     In.ATTACHED: (),
     In.TCP: MET,

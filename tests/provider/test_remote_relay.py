@@ -12,7 +12,21 @@ import pytest
 from channel_app import MOST, RING, App
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from remote_world import RINGS, WORD, World, all_of, close, go_back, hear_fin, is_cut_off_by, recall, reset, shut, snap
+from remote_world import (
+    RINGS,
+    WORD,
+    World,
+    all_of,
+    close,
+    consent,
+    go_back,
+    hear_fin,
+    is_cut_off_by,
+    recall,
+    reset,
+    shut,
+    snap,
+)
 
 from sidestep import limits
 from sidestep.native import _channel
@@ -44,7 +58,8 @@ def test_words_are_handed_on_in_their_order(world: World) -> None:
     assert (a.word("rx_ready"), b.word("rx_ready")) == (1, 0)
     a.send_control(tx_switch_offset=123, tx_switched=1)
     world.rest()
-    assert (b.word("tx_switched"), b.word("tx_switch_offset"), a.word("acked")) == (1, 123, Acked.SWITCH)
+    assert (b.word("tx_switched"), b.word("tx_switch_offset")) == (1, 123)
+    assert a.word("acked") == Acked.ROUNDS | Acked.SWITCH
 
 
 def test_bytes_both_ways_in_any_portions(world: World) -> None:
@@ -278,7 +293,7 @@ def test_a_recall_is_handed_on_with_bytes_under_way(world: World) -> None:
     world.rest()
     assert (b.word("notice"), b.word("rx_frozen")) == (Notice.RECALL | Notice.DEMOTE, 200)
     assert b.end.unread >= 600  # all of what it must send again is still there
-    assert a.word("acked") == Acked.READY | Acked.SWITCH | Acked.REQUEST | Acked.RECALL
+    assert a.word("acked") == Acked.ROUNDS | Acked.READY | Acked.SWITCH | Acked.REQUEST | Acked.RECALL
     b.send_control(shut_wr=1)
     world.rest()
     assert not reset(a) | reset(b)
@@ -670,6 +685,208 @@ def test_nobody_is_invited_any_more_by_who_leaves(world: World) -> None:
     assert all(app.word("notice") & Notice.OVER for app in (a, b))  # else it would wait to be told how the ring ends
     assert not reset(a) | reset(b)
     assert (len(world.one.hub), len(world.two.hub)) == (0, 0)
+
+
+# ---- and there again ----
+
+
+def by_ring(sender: App, receiver: App, data: bytes, world: World) -> None:
+    """It all goes by ring, in pieces, and is read."""
+    sent, got = 0, b""
+    while len(got) < len(data):
+        sent += sender.send(data[sent : sent + 3000])
+        world.turn()
+        got += receiver.receive()
+    assert got == data
+
+
+def another(world: World, sender: App, receiver: App, round_number: int) -> None:
+    """The sender goes back from one round, and is invited to this one."""
+    go_back(sender, round_number - 1)
+    world.rest()
+    assert receiver.word("tx_back_at") == receiver.end.received
+    assert not receiver.word("acked") & Acked.READY
+    consent(receiver, round_number)
+    world.rest()
+    assert sender.word("rx_ready") == round_number
+    assert receiver.word("acked") & Acked.READY
+    assert not sender.word("acked") & Acked.SWITCH
+    sender.send_control(tx_switch_offset=1000 * round_number, tx_switched=round_number)
+    world.rest()
+    assert (receiver.word("tx_switched"), receiver.word("tx_switch_offset")) == (round_number, 1000 * round_number)
+    assert sender.word("acked") & Acked.SWITCH
+
+
+def test_rounds_follow_each_other_both_ways(world: World) -> None:
+    a, b, one, other = world.pair()
+    dice = random.Random(3)
+    for round_number in range(2, 7):
+        by_ring(a, b, dice.randbytes(9000), world)
+        another(world, a, b, round_number)
+        by_ring(b, a, dice.randbytes(dice.randrange(9000)), world)
+        another(world, b, a, round_number)
+    a.send(b"last")
+    shut(a, 6)
+    world.rest()
+    assert (b.word("tx_fin"), b.word("tx_back"), b.receive()) == (1, 6 << 2 | Back.ENDED, b"last")
+    assert not one.lost | other.lost
+
+
+def test_a_round_in_which_nothing_was_sent_is_followed_by_another(world: World) -> None:
+    a, b, _, _ = world.pair()
+    go_back(a)
+    world.rest()
+    for round_number in range(2, 5):
+        consent(b, round_number)
+        world.rest()
+        assert a.word("rx_ready") == round_number
+        go_back(a, round_number)
+        world.rest()
+        assert b.word("tx_back") == round_number << 2 | Back.BACK
+        assert b.word("tx_switched") == 1
+
+
+def test_who_asks_no_more_may_be_sent_to_by_ring_again(world: World) -> None:
+    a, b, _, _ = world.pair()
+    for _ in range(3):
+        a.send_control(notice=Notice.DEMOTE)
+        world.rest()
+        assert b.word("notice") == Notice.DEMOTE
+        assert a.word("acked") & Acked.REQUEST
+        a.end.revoke(Notice.DEMOTE, 0)
+        a.hint()
+        world.rest()
+        assert b.word("notice") == 0
+        assert not a.word("acked") & Acked.REQUEST
+
+
+def test_consent_revokes_what_was_asked_for_in_the_round_before(world: World) -> None:
+    """And what is asked for since is asked for anew: the provider sees all of it at once."""
+    a, b, _, _ = world.pair()
+    a.send_control(notice=Notice.DEMOTE)
+    world.rest()
+    go_back(b)
+    world.rest()
+    a.end.revoke(Notice.DEMOTE, 0)
+    a.end.publish("rx_ready", 2)
+    a.send_control(notice=Notice.DEMOTE)
+    world.rest()
+    assert (b.word("rx_ready"), b.word("notice")) == (2, Notice.DEMOTE)
+    assert a.word("acked") & Acked.REQUEST
+
+
+def test_nobody_consents_anew_behind_a_recall(world: World) -> None:
+    a, b, one, _ = world.pair()
+    another(world, b, a, 2)
+    b.send(bytes(300))
+    world.rest()
+    assert len(a.end.read(100)) == 100
+    assert recall(a, 2) == 100
+    world.rest()
+    assert (b.word("rx_frozen"), b.word("notice")) == (100, Notice.RECALL | Notice.DEMOTE)
+    assert a.word("acked") & Acked.RECALL
+    a.send_control(rx_ready=3)
+    world.rest()
+    assert (one.recall, b.word("rx_ready"), a.word("tx_ended")) == (Recall.GRANTED, 2, 1)
+    assert not reset(a) | reset(b)
+
+
+def test_a_recall_of_a_round_whose_consent_was_not_seen_yet(world: World) -> None:
+    """The words change between two that are read one after the other."""
+    a, b, one, _ = world.pair()
+    go_back(b)
+    world.rest()
+    a.send_control(rx_ready=2)
+    recall(a, 2)
+    world.rest()
+    assert b.word("tx_back") == 0  # it is ours to say
+    assert (b.word("rx_ready"), b.word("rx_frozen")) == (2, 0)
+    assert a.word("tx_back") == 2 << 2 | Back.RECALLED
+    assert one.recall is Recall.GRANTED
+
+
+def test_nobody_is_invited_again_by_who_leaves(world: World) -> None:
+    a, b, _, _ = world.pair()
+    go_back(b)
+    world.rest()
+    world.one.hub.leave()
+    consent(a, 2)
+    world.rest()
+    assert b.word("rx_ready") == 1
+    assert not a.word("acked") & Acked.READY  # else it would miss bytes that never went by ring
+
+
+@pytest.mark.parametrize("rounds", [False, True])
+def test_a_provider_of_before_is_not_asked_for_another_round(world: World, rounds: bool) -> None:
+    """It would not know the words: no application is told of rounds, and if one consents, nobody hears of it."""
+    a, b, _, _ = world.pair(rounds=rounds)
+    assert bool(a.word("acked") & Acked.ROUNDS) == bool(b.word("acked") & Acked.ROUNDS) == rounds
+    go_back(a)
+    world.rest()
+    consent(b, 2)
+    b.send_control(notice=Notice.DEMOTE)
+    world.rest()
+    assert a.word("rx_ready") == 1 + rounds
+    b.end.revoke(Notice.DEMOTE, 0)
+    b.hint()
+    world.rest()
+    assert a.word("notice") == (0 if rounds else Notice.DEMOTE)
+
+
+BACK_AGAIN = [(Control.ROUNDS, 0), (Control.BACK, 0)]
+
+
+@pytest.mark.parametrize(
+    ("word", "before"),
+    [
+        ((Control.BACK, 0), BACK_AGAIN),
+        ((Control.SWITCHED, 7), BACK_AGAIN),
+        ((Control.ROUNDS, 0), BACK_AGAIN),
+        ((Control.ARRIVED, 0), BACK_AGAIN),
+        ((Control.READY, 0), BACK_AGAIN),
+        ((Control.READY, 0), []),
+        ((Control.ASK, 1), []),
+        ((Control.ASK, 2), BACK_AGAIN),
+    ],
+    ids=lambda value: value[0].name if isinstance(value, tuple) else f"{len(value)} before",
+)
+def test_words_of_a_round_that_is_not_the_present_one(
+    world: World, word: tuple[int, int], before: list[tuple[int, int]]
+) -> None:
+    app, far, stranger = world.stranger()
+    is_cut_off_by(word, before, world, app, far, stranger)
+
+
+@pytest.mark.parametrize("said", [[(Control.ROUNDS, 0)], [(Control.ARRIVED, 0)], []], ids=["unconfirmed", "of one", ""])
+def test_consent_to_another_round_before_this_one_is_over(world: World, said: list[tuple[int, int]]) -> None:
+    app, far, stranger = world.stranger()
+    go_back(app)
+    world.rest()
+    is_cut_off_by((Control.READY, 0), said, world, app, far, stranger)
+
+
+@pytest.mark.parametrize("steps", range(4))
+@pytest.mark.parametrize("seed", range(3))
+def test_tcp_goes_on_where_the_link_broke_in_a_later_round(world: World, steps: int, seed: int) -> None:
+    dice = random.Random(seed)
+    a, b, one, other = world.pair()
+    for round_number in (2, 3):
+        by_ring(a, b, dice.randbytes(5000), world)
+        another(world, a, b, round_number)
+    counts = {a: a.end.sent, b: 0}
+    for _ in range(steps + 1):
+        for app in (a, b):
+            counts[app] += app.send(dice.randbytes(dice.randrange(1, RING // 4)))
+        world.turn()
+        b.end.read(dice.randrange(1, 500))
+        b.hint()
+    snap(world, one, other)
+    settle(*dice.sample((one, other), 2))
+    world.rest()
+    assert not reset(a) | reset(b)
+    all_of(a, b, counts[a])
+    all_of(b, a, counts[b])
+    assert (b.word("tx_back"), b.word("tx_ended")) == (3 << 2 | Back.BACK, 2)
 
 
 # ---- the link breaks ----

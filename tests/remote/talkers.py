@@ -4,6 +4,7 @@ talkers.py serve ADDRESS PORT
 talkers.py talk ADDRESS PORT SECONDS SIZE [PAUSE_S]
 talkers.py tell ADDRESS PORT SIZE PIECE
 talkers.py leave ADDRESS PORT SIZE
+talkers.py flow ADDRESS PORT
 """
 
 from __future__ import annotations
@@ -15,6 +16,8 @@ import socket
 import sys
 import threading
 import time
+
+FLOW_BLOCK = 30_011  # bytes, of which no two lie in a ring in the same way
 
 
 def serve(address: str, port: int) -> None:
@@ -97,6 +100,44 @@ def leave(address: str, port: int, size: int) -> None:
         connection.sendall(bytes(size))
 
 
+def flow(address: str, port: int) -> None:
+    """Both ways at once, until a line comes from stdin; then as `talk`, with the number of bytes."""
+    blocks = [number.to_bytes(4, "big") + random.Random(number).randbytes(FLOW_BLOCK - 4) for number in range(64)]
+    told = threading.Event()
+    sent = 0
+
+    def send() -> None:
+        nonlocal sent
+        while not told.is_set():
+            connection.sendall(blocks[sent % len(blocks)])
+            sent += 1
+        connection.shutdown(socket.SHUT_WR)
+
+    def listen() -> None:
+        sys.stdin.readline()
+        told.set()
+
+    with socket.create_connection((address, port)) as connection:
+        sender = threading.Thread(target=send)
+        sender.start()
+        threading.Thread(target=listen, daemon=True).start()
+        print("talks", flush=True)
+        count, offset = 0, 0
+        while data := connection.recv(1 << 16):
+            while data:
+                wanted = blocks[count % len(blocks)][offset : offset + len(data)]
+                if data[: len(wanted)] != wanted:
+                    print(f"wrong bytes in block {count}, behind {offset}", flush=True)
+                    return
+                data, offset = data[len(wanted) :], offset + len(wanted)
+                if offset == FLOW_BLOCK:
+                    count, offset = count + 1, 0
+        sender.join()
+        whole = (count, offset) == (sent, 0)
+        print(f"right: {count * FLOW_BLOCK}" if whole else f"{count} of {sent} blocks", flush=True)
+        print("the end came", flush=True)
+
+
 def _talk_until_told(connection: socket.socket) -> None:
     print("talks", flush=True)
     while not select.select([sys.stdin], [], [], 0)[0]:
@@ -110,6 +151,8 @@ if __name__ == "__main__":
         serve(where, int(number))
     elif kind == "tell":
         tell(where, int(number), *map(int, rest))
+    elif kind == "flow":
+        flow(where, int(number))
     elif kind == "leave":
         leave(where, int(number), *map(int, rest))
     else:

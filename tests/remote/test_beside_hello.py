@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -21,19 +22,27 @@ PROMOTIONS = st.builds(
     st.integers(0, 0xFFFF),
     st.binary(min_size=16, max_size=16),
     st.integers(0, (1 << 64) - 1),
+    st.booleans(),
 )
 KEYS = st.one_of(st.none(), st.binary(min_size=KEY_MIN, max_size=64))
 
 
 def test_the_bytes() -> None:
     told = OURS.encode(HELLO, None)
-    assert told == bytes.fromhex("7369646573746570 01 02 1234 00000000 0102030405060708") + bytes(range(16)) + bytes(32)
+    assert told == bytes.fromhex("7369646573746570 01 02 1234 00000001 0102030405060708") + bytes(range(16)) + bytes(32)
     assert len(told) == SIZE == 72
 
 
 @given(promotion=PROMOTIONS, hello=st.binary(max_size=100), key=KEYS)
 def test_there_and_back(promotion: Promotion, hello: bytes, key: bytes | None) -> None:
     assert Promotion.find(hello + promotion.encode(hello, key), key) == promotion
+
+
+@given(bits=st.integers(0, (1 << 32) - 1))
+def test_bits_that_nobody_knows_are_passed_over(bits: int) -> None:
+    told = bytearray(OURS.encode(HELLO, None))
+    told[12:16] = bits.to_bytes(4, "big")
+    assert Promotion.find(HELLO + told, None) == replace(OURS, rounds=bool(bits & 1))
 
 
 @given(data=st.binary(max_size=200), key=KEYS)

@@ -249,6 +249,19 @@ LIES: dict[Control | str, list[tuple[str, str, Lie]]] = {
         ("without being closed", "link_order", _then(_ONCE, (Control.ENDED, 4))),
         ("at another byte", "link_count", _then(_ONCE, (Control.CLOSED, 4), (Control.ENDED, 5))),
     ],
+    Control.ASK: [
+        ("of before rounds, and no more", "link_order", _then(_ONCE, *[(Control.ASK, 0)] * 1000, (Control.ASK, 1))),
+        ("more than to ask, or not", "link_order", _then(_ONCE, (Control.ROUNDS, 0), (Control.ASK, 2))),
+    ],
+    Control.ROUNDS: [
+        ("twice", "link_order", _then(_OPEN, (Control.ROUNDS, 0), (Control.ROUNDS, 0))),
+        ("and consent to a second round at once", "link_order", _then(_ONCE, (Control.ROUNDS, 0), (Control.READY, 0))),
+        (
+            "and goes where it was not invited",
+            "link_order",
+            _then(_ONCE, (Control.ROUNDS, 0), (Control.BACK, 4), (Control.SWITCHED, 9)),
+        ),
+    ],
     Control.ARRIVED: [("where no end was told", "link_count", _then(_ONCE, (Control.ARRIVED, 4)))],
     "no word": [
         ("0", "link_word", _then(_OPEN, (0, 0))),
@@ -259,7 +272,7 @@ LIES: dict[Control | str, list[tuple[str, str, Lie]]] = {
 
 # What may be said at any time: it harms nobody but who says it.
 FREE: dict[Control, str] = {
-    Control.ASK: "answered once", Control.FIN_SEEN: "of its own socket", Control.ACKED: "of what it has done itself",
+    Control.FIN_SEEN: "of its own socket", Control.ACKED: "of what it has done itself",
     Control.RESET: "of its own connection", Control.LEAVE: "its connections go back to TCP",
     Control.RESENDS: "heard when it was asked for",
 }  # fmt: skip

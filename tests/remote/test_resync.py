@@ -88,7 +88,13 @@ class Settling(World):
             return
 
         def accepted(stream: SdpStream) -> None:
-            link = SdpLink(stream, self.loop, lambda _far: self.answers.handle_broken(NAME), self.two.logged.append)
+            link = SdpLink(
+                stream,
+                self.loop,
+                lambda _far: self.answers.handle_broken(NAME),
+                self.two.logged.append,
+                rounds=found.rounds,
+            )
             far = self.two.take(self._accepting, link)
             far.on_over = lambda: self.answers.remove(NAME)
             self.answers.add(NAME, hello, link, far)

@@ -20,6 +20,7 @@
 #include "layout.h"
 #include "program.h"
 #include "provider.h"
+#include "relay.h"
 #include "scenario.h"
 
 #define FAILURES_MAX 20
@@ -155,9 +156,16 @@ static void run_seed(char *const paths[2], uint64_t seed)
 		configure(i);
 	if (chance(6))
 		configure_flood();
+	if (seed % 4 == 2) { /* through a provider to the ring and back, again and again */
+		stimuli |= MAY_RELAY;
+		order_one_in = 2 + choose(10);
+		for (int i = 0; i < 2; i++)
+			programs[i].operations += 100;
+	}
 	libraries_load(paths);
 	preempt_one_in = preempts[choose(5)];
 	provider_relays = stimuli & MAY_RELAY;
+	relay_rounds = seed % 4;
 	death_one_in = stimuli & MAY_DIE ? deaths[choose(3)] : 0;
 	trace("seed %llu: rings %s, spin %s us, promote after %s, TCP %zu and %zu, one in %u, stimuli %#x, "
 	      "ways %d and %d, read until %d and %d",
@@ -234,7 +242,7 @@ int main(int argc, char **argv)
 		                "       sim LIBRARY-A LIBRARY-B scenarios quiet|trace\n");
 		return 2;
 	}
-	static const char *const names[SEEN] = {"promoted", "back", "again", "passed", "reset", "forked", "shared", "died", "relayed", "lost"};
+	static const char *const names[SEEN] = {"promoted", "back", "again", "passed", "reset", "forked", "shared", "died", "relayed", "lost", "rounds"};
 	uint64_t seed = strtoull(argv[3], NULL, 10), steps = strtoull(argv[4], NULL, 10), first = seed, failures = 0;
 	bool telling = strcmp(argv[argc - 1], "trace") == 0;
 

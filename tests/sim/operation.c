@@ -40,6 +40,7 @@ void look(const struct program *mine)
 	seen[SEEN_PROMOTED] |= promoted[i];
 	seen[SEEN_BACK] |= back[i];
 	seen[SEEN_RELAYED] |= now_promoted && provider_relays;
+	seen[SEEN_ROUNDS] |= provider_relays && slot->tx_switch_offset && slot->tx_round > 2;
 	seen[SEEN_PASSED] |= promoted[i] && mine->side->passed;
 	seen[SEEN_SHARED] |= promoted[i] && mine->side->holders > 1;
 }

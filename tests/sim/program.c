@@ -23,7 +23,7 @@
 
 struct program programs[ENDS];
 uint64_t operations;
-uint32_t stimuli;
+uint32_t stimuli, order_one_in;
 bool seen[SEEN];
 
 static void program_live(struct program *mine);
@@ -114,6 +114,8 @@ static void operate(struct program *mine)
 
 	operations++;
 	look(mine);
+	if (chance(order_one_in))
+		provider_order((int)choose(2), choose(3));
 	if (mine->lazy ? which < 9 : mine->floods && !choose(3)) {
 		if (mine->lazy && !which)
 			do_send(mine, 1, true);

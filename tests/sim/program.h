@@ -43,8 +43,9 @@ struct program {
 };
 extern struct program programs[ENDS];
 extern uint64_t operations;
-enum { SEEN_PROMOTED, SEEN_BACK, SEEN_AGAIN, SEEN_PASSED, SEEN_RESET, SEEN_FORKED, SEEN_SHARED, SEEN_DIED, SEEN_RELAYED, SEEN_LOST, SEEN };
+enum { SEEN_PROMOTED, SEEN_BACK, SEEN_AGAIN, SEEN_PASSED, SEEN_RESET, SEEN_FORKED, SEEN_SHARED, SEEN_DIED, SEEN_RELAYED, SEEN_LOST, SEEN_ROUNDS, SEEN };
 extern bool seen[SEEN]; /* in this run */
+extern uint32_t order_one_in; /* operations: the provider demotes or promotes; 0: as seldom as other rarer things */
 extern uint32_t stimuli; /* bits: which of the rarer ones may come */
 enum {
 	MAY_ORDER = 1 << 0,

@@ -4,7 +4,8 @@
  *
  * Each move is one step of a turn there (hand words on, carry some bytes, give room back, find who is gone), at some moment
  * that the scheduler chooses: so bytes and words arrive late, and not all at once. A recall takes three: it is said, heard at
- * the other end, and answered. Not here: hints, what asks a reader to ring (the relay looks by itself), the spill of a reader's
+ * the other end, and answered. Consent, and the answer to a switch, take a step of their own to the other end (`hear`).
+ * With `relay_rounds` it passes on the words of any number of rounds, as between hosts; else of one. Not here: hints, what asks a reader to ring (the relay looks by itself), the spill of a reader's
  * ring, and what else passes between the two ends of far.py.
  */
 #include "relay.h"
@@ -18,9 +19,10 @@
 #include "layout.h"
 #include "provider.h"
 
-enum { HAND_ON, PUMP, PUMP_BACK, RELEASE, RELEASE_BACK, RECALL, RECALL_BACK, LOOK, STEPS };
+enum { HAND_ON, PUMP, PUMP_BACK, RELEASE, RELEASE_BACK, RECALL, RECALL_BACK, HEAR, HEAR_BACK, LOOK, STEPS };
 #define SETTLE_ENDED (12000 * MS) /* SETTLE_ENDED_S */
 #define ACKED_RECALL 8 /* CHANNEL_ACKED_RECALL, where there is one */
+#define ACKED_ROUNDS 16
 
 struct channel { /* with one application */
 	struct channel_side *local;
@@ -40,12 +42,18 @@ static struct relay_side {
 	uint64_t rung, held;
 	int64_t dead_at; /* when TCP's death is held against it; 0: it lives */
 	bool gone;
-	/* of the direction that comes from this application, what has been handed on to the other */
-	bool ready_told, switched, demote_told, frozen, finished, back_told, end_told, closed_told;
+	uint32_t consented; /* the last round, of the direction to this application, that it has consented to */
+	/* of the direction that comes from this application: rounds that it was invited to, has gone to, and whose end is told */
+	uint32_t invited, switched, back_told;
+	uint32_t consent_due; /* the other's consent to this round is on its way here */
+	bool ack_due;         /* so is the answer to its switch */
+	/* and what else has been handed on to the other */
+	bool demote_told, frozen, finished, end_told, closed_told;
 	/* how far the word of this application has come that it wants again what it has not read */
 	enum { RECALLS_NOT, RECALL_SAID, RECALL_HEARD, RECALL_ANSWERED } recall;
 } sides_of[2];
 static bool exists, is_open, lost, left, dead, weaker;
+bool relay_rounds;
 static uint32_t quiet; /* steps that changed nothing since something else did */
 static bool changed;   /* by the step at work */
 struct object *relay_liveness, *relay_doorbell, *relay_page;
@@ -102,6 +110,8 @@ void relay_open(struct object *const segments[2], const int places[2], const str
 	for (int i = 0; i < 2; i++) {
 		sides_of[i] = (struct relay_side){.app = apps[i], .rung = UINT64_MAX};
 		channel_of(&sides_of[i].channel, segments[i], places[i]);
+		if (relay_rounds)
+			sides_of[i].channel.local->acked = ACKED_ROUNDS;
 	}
 	quiet = 0;
 }
@@ -117,9 +127,18 @@ static bool is_final(const struct relay_side *side)
 	return is_closed(side) || side->channel.remote->shut_wr;
 }
 
+/* How its round ends. */
 static uint32_t back_of(const struct relay_side *side)
 {
-	return side->channel.remote->tx_back & 3;
+	uint32_t back = side->channel.remote->tx_back;
+
+	return back >> 2 == (side->invited ? side->invited : 1) ? back & 3 : 0;
+}
+
+/* The round that `target` has consented to is over, and it has been told. */
+static bool round_over(const struct relay_side *source, const struct relay_side *target)
+{
+	return target->consented && source->back_told == target->consented;
 }
 
 static bool has_ended(const struct relay_side *side)
@@ -163,17 +182,18 @@ static void violation(const struct relay_side *side, const char *what)
 }
 
 /* ---- the end of a direction ---- */
-static bool decide(struct relay_side *target, uint32_t value)
+static uint32_t decide(struct relay_side *target, uint32_t value)
 {
 	struct channel *channel = &target->channel;
+	uint32_t stands = channel_decide(&channel->local->tx_back, target->consented ? target->consented : 1, value);
 
-	if (channel_decide(&channel->local->tx_back, 1, value) == CHANNEL_RECALLED) {
+	if (stands == CHANNEL_RECALLED) {
 		if (channel->remote->rx_frozen != *channel->sent)
 			reset("recall");
 		else
 			channel->local->acked |= ACKED_RECALL;
 	}
-	return !lost;
+	return lost ? 0 : stands;
 }
 
 static void tell_end(struct relay_side *source, struct relay_side *target)
@@ -182,16 +202,22 @@ static void tell_end(struct relay_side *source, struct relay_side *target)
 
 	if ((source->frozen && !is_final(source)) || (target->recall && target->recall != RECALL_ANSWERED))
 		return;
-	if (back_of(source) == CHANNEL_BACK && !source->back_told) {
-		source->back_told = true;
+	if (back_of(source) == CHANNEL_BACK && source->invited && source->back_told != source->invited) {
+		source->back_told = source->invited;
 		channel->local->tx_back_at = *channel->sent;
-		if (!decide(target, CHANNEL_BACK))
+		uint32_t stands = decide(target, CHANNEL_BACK);
+		trace("    relay: %d has gone back from round %u", source == &sides_of[1], source->invited);
+		if (!stands)
 			return;
+		if (stands == CHANNEL_BACK && relay_rounds) {
+			channel->local->acked &= ~(uint32_t)CHANNEL_ACKED_READY;
+			channel->local->tx_ended = target->consented;
+		}
 		ring(target);
 	}
 	if (!is_final(source) || (source->end_told && (source->closed_told || !is_closed(source))))
 		return;
-	if (!(source->end_told || source->back_told || source->frozen) && !decide(target, CHANNEL_ENDED))
+	if (!(source->end_told || round_over(source, target) || source->frozen) && !decide(target, CHANNEL_ENDED))
 		return;
 	if (source->channel.remote->shut_wr)
 		channel->local->shut_wr = 1;
@@ -208,12 +234,34 @@ static void tell_end(struct relay_side *source, struct relay_side *target)
 /* What comes for this application from now on is wanted by TCP. */
 static void recall(struct relay_side *source)
 {
-	if (channel_decide(&source->channel.local->tx_back, 1, CHANNEL_RECALLED) != CHANNEL_RECALLED)
+	if (channel_decide(&source->channel.local->tx_back, source->consented ? source->consented : 1, CHANNEL_RECALLED) !=
+	    CHANNEL_RECALLED)
 		violation(source, "recalls what was decided otherwise");
 	if (source->channel.remote->rx_frozen > *source->channel.sent)
 		violation(source, "recalls what is not there");
 	source->recall = RECALL_SAID;
 	changed = true;
+}
+
+/* What the other end's provider has said comes here. */
+static void hear(struct relay_side *side)
+{
+	struct channel_side *local = side->channel.local;
+
+	if (side->ack_due) {
+		side->ack_due = false;
+		local->acked |= CHANNEL_ACKED_SWITCH;
+		ring(side);
+	}
+	if (side->consent_due) {
+		side->invited = side->consent_due;
+		side->consent_due = 0;
+		side->finished = false;
+		local->acked &= ~(uint32_t)CHANNEL_ACKED_SWITCH;
+		local->rx_ready = side->invited;
+		trace("    relay: %d is invited to round %u", side == &sides_of[1], side->invited);
+		ring(side);
+	}
 }
 
 /* The word comes to the other end's provider, and the answer back. */
@@ -231,8 +279,9 @@ static void recall_goes_on(struct relay_side *source, struct relay_side *target)
 	if (frozen < *target->channel.received)
 		violation(source, "recalls what it has read");
 	source->recall = RECALL_HEARD;
+	hear(target); /* what was said before */
 	target->channel.local->rx_frozen = frozen;
-	uint32_t stands = channel_decide(target->channel.remote_back, 1, CHANNEL_RECALLED);
+	uint32_t stands = channel_decide(target->channel.remote_back, target->invited ? target->invited : 1, CHANNEL_RECALLED);
 	if (stands != CHANNEL_RECALLED && *target->channel.tail != frozen) {
 		reset("recall"); /* it has gone back by itself, or ended, and will not send again */
 		return;
@@ -242,59 +291,85 @@ static void recall_goes_on(struct relay_side *source, struct relay_side *target)
 	ring(target);
 }
 
-static void cut_short(struct relay_side *source, struct relay_side *target)
+static void cut_short(struct relay_side *source, struct relay_side *target, uint32_t round)
 {
 	uint64_t arrived = *target->channel.sent;
 
-	if (target->ready_told) {
+	hear(source);
+	if (source->invited == round) {
 		source->channel.local->rx_frozen = arrived;
-		if (channel_decide(source->channel.remote_back, 1, CHANNEL_RECALLED) != CHANNEL_RECALLED)
+		if (channel_decide(source->channel.remote_back, round, CHANNEL_RECALLED) != CHANNEL_RECALLED)
 			return;
 		source->frozen = true;
 		source->channel.local->notice |= CHANNEL_RECALL | CHANNEL_DEMOTE;
 		ring(source);
 	}
-	source->back_told = true;
+	target->consented = source->back_told = round;
 	target->channel.local->tx_back_at = arrived;
-	channel_decide(&target->channel.local->tx_back, 1, CHANNEL_BACK);
+	channel_decide(&target->channel.local->tx_back, round, CHANNEL_BACK);
 	ring(target);
 }
 
 /* ---- steps ---- */
 static void switch_told(struct relay_side *source, struct relay_side *target)
 {
-	if (!target->ready_told)
+	source->switched = source->channel.remote->tx_switched;
+	if (source->switched != source->invited)
 		violation(source, "sends by ring without consent");
-	source->switched = true;
 	target->channel.local->tx_switch_offset = source->channel.remote->tx_switch_offset;
-	target->channel.local->tx_switched = 1;
-	source->channel.local->acked |= CHANNEL_ACKED_SWITCH;
+	target->channel.local->tx_switched = source->switched;
+	source->ack_due = true;
+	trace("    relay: %d has gone to its ring, round %u", source == &sides_of[1], source->switched);
 	ring(target);
-	ring(source);
+}
+
+static void demote_told(struct relay_side *source, struct relay_side *target, bool asks)
+{
+	source->demote_told = asks;
+	if (asks) {
+		target->channel.local->notice |= CHANNEL_DEMOTE;
+		source->channel.local->acked |= CHANNEL_ACKED_REQUEST;
+	} else {
+		source->channel.local->acked &= ~(uint32_t)CHANNEL_ACKED_REQUEST;
+		if (!(left || target->frozen))
+			target->channel.local->notice &= ~(uint32_t)CHANNEL_DEMOTE;
+	}
+	ring(target);
+}
+
+static void consent_told(struct relay_side *source, struct relay_side *target)
+{
+	source->consented++;
+	changed = true;
+	if (left || source->recall)
+		return;
+	if (source->demote_told && relay_rounds)
+		demote_told(source, target, false);
+	source->channel.local->acked |= CHANNEL_ACKED_READY;
+	target->consent_due = source->consented;
+	if (target->end_told && source->consented > 1)
+		decide(source, CHANNEL_ENDED);
 }
 
 static void hand_on_from(struct relay_side *source, struct relay_side *target)
 {
 	const struct channel_side *words = source->channel.remote;
 
-	if (left && target->channel.remote->rx_ready && !(source->switched || source->back_told))
-		cut_short(source, target);
-	if (words->rx_ready && !(source->ready_told || left)) {
-		source->ready_told = true;
-		source->channel.local->acked |= CHANNEL_ACKED_READY;
-		target->channel.local->rx_ready = 1;
-		ring(target);
+	uint32_t round = target->channel.remote->rx_ready;
+
+	if (left && round && source->switched != round && source->back_told != round)
+		cut_short(source, target, round);
+	if (words->rx_ready == source->consented + 1 && (relay_rounds || !source->consented)) {
+		if (source->consented && !round_over(target, source))
+			violation(source, "consents anew before the round is over");
+		consent_told(source, target);
 	}
-	if (words->tx_switched && !source->switched)
+	if (words->tx_switched != source->switched)
 		switch_told(source, target);
-	if ((words->notice & CHANNEL_RECALL) && !source->recall) {
+	if ((words->notice & CHANNEL_RECALL) && !source->recall)
 		recall(source);
-	} else if ((words->notice & CHANNEL_DEMOTE) && !source->demote_told) {
-		source->demote_told = true;
-		target->channel.local->notice |= CHANNEL_DEMOTE;
-		source->channel.local->acked |= CHANNEL_ACKED_REQUEST;
-		ring(target);
-	}
+	else if (((words->notice & CHANNEL_DEMOTE) != 0) != source->demote_told && (relay_rounds || !source->demote_told))
+		demote_told(source, target, !source->demote_told);
 	if (back_of(source) == CHANNEL_BACK && words->tx_back_at != *source->channel.tail)
 		violation(source, "goes back at another count than it has sent");
 	if ((is_final(source) || words->tx_back) && *source->channel.tail && !(source->switched || source->frozen))
@@ -330,7 +405,7 @@ static void pump(struct relay_side *source, struct relay_side *target)
 {
 	struct channel *in = &source->channel, *out = &target->channel;
 	uint64_t from = *in->received + source->held, there = *in->tail - from, room = space(target);
-	uint64_t len = source->frozen || target->recall || !source->switched ? 0 : there < room ? there : room;
+	uint64_t len = source->frozen || target->recall || !source->switched || source->switched != source->invited ? 0 : there < room ? there : room;
 
 	if (len && choose(2))
 		len = 1 + choose((uint32_t)len);
@@ -382,6 +457,10 @@ static void step(int which)
 	case RELEASE_BACK: release(&sides_of[which - RELEASE]); break;
 	case RECALL:
 	case RECALL_BACK: recall_goes_on(&sides_of[which - RECALL], &sides_of[1 - (which - RECALL)]); break;
+	case HEAR:
+	case HEAR_BACK:
+		hear(&sides_of[which - HEAR]);
+		break;
 	default: look_for_gone();
 	}
 	bool over = (sides_of[0].end_told && sides_of[1].end_told) || (is_closed(&sides_of[0]) && is_closed(&sides_of[1]));
@@ -427,7 +506,7 @@ static bool hopeless(void)
 			continue;
 		if (!side->dead_at)
 			side->dead_at = now + SETTLE_ENDED;
-		found |= now >= side->dead_at && !is_closed(side) && !from->end_told && !from->back_told;
+		found |= now >= side->dead_at && !is_closed(side) && !from->end_told && !round_over(from, side);
 	}
 	return found;
 }

@@ -162,6 +162,8 @@ static void configure(const char *word)
 		tick = value;
 	else if (strncmp(word, "relay", 5) == 0)
 		provider_relays = value;
+	else if (strncmp(word, "rounds", 6) == 0)
+		relay_rounds = value;
 	else if (strncmp(word, "tcp", 3) == 0)
 		tcp_out_max = tcp_in_max = (size_t)value;
 	else

@@ -11,6 +11,10 @@ STIMULI: Final = (
     "promote", "pass", "exec", "fork", "whole",
 )  # fmt: skip
 ORDERS: Final = ("demote", "promote")  # the provider's: no call that could be interrupted
+# The provider stands between, and one end has gone back to TCP, as has the other for it: both may consent anew.
+BETWEEN_ROUNDS: Final = (
+    "relay=1 rounds=1 promoted 0.demote 0.nap 1.nap carry 0.recv 1.recv carry 0.recv 1.recv carry 0.promote 0.nap carry"
+)
 BEFORE: Final = (
     "promoted",
     "promoted 0.send 1.send",
@@ -20,6 +24,8 @@ BEFORE: Final = (
     "promoted 0.send 1.shut",
     "relay=1 promoted 0.send 1.send",  # the provider stands between
     "relay=1 promoted 0.fork 0.send 1.send",
+    BETWEEN_ROUNDS,
+    f"{BETWEEN_ROUNDS} 1.nap carry 0.nap carry 1.nap carry 0.send 1.send",  # the second
     "promoted 0.fork 0.send 1.send",  # two processes at one end
 )
 # End 1 reads as nginx does, as much as FIONREAD has counted, and waits for edges: where it was told last, what follows.

@@ -47,7 +47,7 @@ def test_seeds(shim: Simulator, chunk: int) -> None:
 # Of some 750 seeds, so many at least: what occurs seldom is soon not tried at all.
 FLOORS: Final = {
     "promoted": 100, "back": 30, "again": 4, "passed": 4, "reset": 50, "forked": 25, "shared": 7, "died": 40,
-    "relayed": 30, "lost": 2,
+    "relayed": 30, "lost": 2, "rounds": 8,
 }  # fmt: skip
 
 
@@ -209,6 +209,10 @@ def test_what_was_wrong_once(shim: Simulator, scenario: str) -> None:
 HOLDS: Final = {
     "through a provider, nobody goes back to TCP before the other has been told of the ring": (
         "relay=1 more=0 0.byte net 1.byte net 0.recv 1.recv carry 0.recv 1.recv carry "
+        "0.send 0.demote 0.nap 0.send net 1.recv carry 1.recv"
+    ),
+    "nor in the second round, whatever was acknowledged in the first": (
+        f"{scenarios.BETWEEN_ROUNDS.replace('promoted', 'more=0 promoted')} 1.nap carry 0.nap "
         "0.send 0.demote 0.nap 0.send net 1.recv carry 1.recv"
     ),
     **{

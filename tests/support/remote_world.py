@@ -81,8 +81,8 @@ class Host(HubWorld):
         """Applications that have not attached by now are not waited for any longer."""
         self.pass_time(limits.RELAY_ATTACH_S)
 
-    def link(self, stream: SdpStream) -> SdpLink:
-        return SdpLink(stream, self.loop, self.lost.append, self.logged.append)
+    def link(self, stream: SdpStream, *, rounds: bool = False) -> SdpLink:
+        return SdpLink(stream, self.loop, self.lost.append, self.logged.append, rounds=rounds)
 
     def take(self, app: App, link: SdpLink) -> RemoteRelay:
         far = remote_relay.enter(
@@ -175,14 +175,16 @@ class World:
             quiet = 0 if self.turn() else quiet + 1
 
     def pair(
-        self, *, promoted: bool = True, rings: tuple[int, int] = (RING, RING)
+        self, *, promoted: bool = True, rings: tuple[int, int] = (RING, RING), rounds: bool = True
     ) -> tuple[App, App, RemoteRelay, RemoteRelay]:
-        """Two applications whose providers have a link."""
+        """Two applications whose providers have a link; without `rounds` the first one's is of before those."""
         apps = App(0, rings[0]), App(1, rings[1])
         for app in apps:
             self.stack.callback(app.close)
         taken: list[RemoteRelay] = []
-        listener = self.two.stack.listen(0, lambda stream: taken.append(self.two.take(apps[1], self.two.link(stream))))
+        listener = self.two.stack.listen(
+            0, lambda stream: taken.append(self.two.take(apps[1], self.two.link(stream, rounds=rounds)))
+        )
         addresses = Addresses(
             IPv4Address(self.one.device.address), 1, IPv4Address(self.two.device.address), listener.service_id & 0xFFFF
         )
@@ -235,26 +237,33 @@ def reset(app: App) -> bool:
     return bool(app.word("notice") & Notice.RESET)
 
 
-def go_back(app: App) -> None:
+def go_back(app: App, round_number: int = 1) -> None:
     """It sends by TCP from now on, as `tx_back` of the shim does."""
     sent = app.end.sent
     app.end.publish("tx_back_at", sent)
-    assert app.end.decide(True, Back.BACK) in (Back.BACK, Back.RECALLED)
+    assert app.end.decide(True, Back.BACK, round_number) in (Back.BACK, Back.RECALLED)
     app.hint()
 
 
-def recall(app: App) -> int:
+def recall(app: App, round_number: int = 1) -> int:
     """It reads no more by ring, as `conn_demote` of the shim does with `recall`; the count from which it wants all."""
     at = app.end.received
     app.end.publish("rx_frozen", at)
-    assert app.end.decide(False, Back.RECALLED) == Back.RECALLED
+    assert app.end.decide(False, Back.RECALLED, round_number) == Back.RECALLED
     app.send_control(notice=Notice.RECALL | Notice.DEMOTE)
     return at
 
 
-def shut(app: App) -> None:
+def consent(app: App, round_number: int) -> None:
+    """It may be sent to by ring in another round, as `rx_open` of the shim does it."""
+    assert (app.word("tx_ended"), app.end.avail) == (round_number - 1, 0)
+    app.end.revoke(Notice.DEMOTE | Notice.RECALL, 0)
+    app.send_control(rx_ready=round_number)
+
+
+def shut(app: App, round_number: int = 1) -> None:
     """It shuts its sending direction down."""
-    app.end.decide(True, Back.ENDED)
+    app.end.decide(True, Back.ENDED, round_number)
     app.send_control(shut_wr=1)
 
 
@@ -279,7 +288,7 @@ def snap(world: World, *ends: RemoteRelay) -> None:
 def all_of(sender: App, receiver: App, sent: int) -> None:
     """What the receiver has by ring and what the sender has to send by TCP are all, and each byte once."""
     by_ring = receiver.end.received + receiver.end.avail
-    if receiver.word("tx_back") == 1 << 2 | Back.BACK:
+    if receiver.word("tx_back") & 3 == Back.BACK:
         assert receiver.word("tx_back_at") == by_ring
     if sender.word("notice") & Notice.RECALL:
         assert sender.word("rx_frozen") == by_ring

@@ -38,8 +38,6 @@
 #define CHANNEL_RING_MAX (64u << 20)
 #define CHANNEL_LINE 128 /* two cache lines: the adjacent-line prefetcher pairs them */
 
-#define CHANNEL_ROUNDS ((1u << 30) - 1) /* after so many a direction stays on TCP */
-
 /*
  * Ends a round of a direction in the way `how`, or finds that the other side has decided already: the way that stands.
  * 0: the word was of another round than both sides know, which only a peer that breaks the rules can do.

@@ -355,20 +355,35 @@ static PyObject *channel_publish(PyObject *self, PyObject *args)
 	return NULL;
 }
 
-PyDoc_STRVAR(decide_doc, "decide($self, sending, how, /)\n--\n\n"
-                         "Decides how the first round of a direction ends (tx_back), ours or, with sending False, the\n"
-                         "peer's, unless that is decided: what stands. 0: the word makes no sense.");
+PyDoc_STRVAR(revoke_doc, "revoke($self, notice, acked, /)\n--\n\n"
+                         "Takes these bits back from the two of our words that publish() adds bits to.");
+
+static PyObject *channel_revoke(PyObject *self, PyObject *args)
+{
+	struct channel *channel = mapped(self);
+	unsigned int notice, acked;
+
+	if (!channel || !PyArg_ParseTuple(args, "II:revoke", &notice, &acked))
+		return NULL;
+	atomic_fetch_and(&channel->end.local->notice, ~notice);
+	atomic_fetch_and(&channel->end.local->acked, ~acked);
+	Py_RETURN_NONE;
+}
+
+PyDoc_STRVAR(decide_doc, "decide($self, sending, how, round=1, /)\n--\n\n"
+                         "Decides how this round of a direction ends (tx_back), ours or, with sending False, the peer's,\n"
+                         "unless that is decided: what stands. 0: the word makes no sense.");
 
 static PyObject *channel_decide_how(PyObject *self, PyObject *args)
 {
 	struct channel *channel = mapped(self);
 	int sending;
-	unsigned int how;
+	unsigned int how, number = 1;
 
-	if (!channel || !PyArg_ParseTuple(args, "pI:decide", &sending, &how))
+	if (!channel || !PyArg_ParseTuple(args, "pI|I:decide", &sending, &how, &number))
 		return NULL;
 	return PyLong_FromUnsignedLong(
-		channel_decide(sending ? &channel->end.local->tx_back : &channel->end.remote->tx_back, 1, how & 3));
+		channel_decide(sending ? &channel->end.local->tx_back : &channel->end.remote->tx_back, number, how & 3));
 }
 
 static PyObject *get_wanted(PyObject *self, void *Py_UNUSED(unused))
@@ -425,6 +440,7 @@ static PyMethodDef channel_methods[] = {
 	{"spill", channel_spill, METH_NOARGS, spill_doc},
 	{"remote", channel_remote, METH_NOARGS, remote_doc},
 	{"publish", channel_publish, METH_VARARGS, publish_doc},
+	{"revoke", channel_revoke, METH_VARARGS, revoke_doc},
 	{"decide", channel_decide_how, METH_VARARGS, decide_doc},
 	{"close", channel_close, METH_NOARGS, close_doc},
 	{"__enter__", channel_enter, METH_NOARGS, NULL},

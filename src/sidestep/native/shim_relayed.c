@@ -16,7 +16,9 @@
  *   - Bytes on TCP are no violation: the peer may have gone back, and its word may be on its way behind the ring's bytes.
  *   - A provider that dies, or says CHANNEL_RESET, has lost bytes: the connection is reset, unless neither direction can have
  *     bytes there. A provider that lets go of the connection says CHANNEL_OVER, as a consent or a question may cross that.
- *   - There is one round: a direction that has gone back stays on TCP.
+ *   - There is one round, and a direction that has gone back stays on TCP, unless the two providers pass on the words of more
+ *     (CHANNEL_ACKED_ROUNDS). What is acknowledged in one round says nothing of the next: the provider takes SWITCH and REQUEST
+ *     back before it shows an invitation, and READY before it shows that a round is over.
  */
 #include "shim_switch.h"
 
@@ -28,6 +30,12 @@ bool relay_gone(const struct conn *conn)
 {
 	return word_load(conn->remote_doorbell->dead) ||
 	       (atomic_load_explicit(&conn->channel.remote->notice, memory_order_acquire) & (CHANNEL_RESET | CHANNEL_OVER));
+}
+
+/* The provider passes on the words of one round only. */
+bool relay_once(const struct conn *conn)
+{
+	return conn_relayed(conn) && !(atomic_load_explicit(&conn->channel.remote->acked, memory_order_acquire) & CHANNEL_ACKED_ROUNDS);
 }
 
 /* TCP's end has come: whether bytes from before the ring are lost, so that nothing follows any more. */

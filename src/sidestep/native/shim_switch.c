@@ -28,8 +28,8 @@ static void waits_for(struct conn_slot *slot, enum reason_code reason)
 /* Whether neither we nor the peer have a reason against our receiving by ring. */
 static bool rx_willing(const struct conn *conn)
 {
-	if (conn_relayed(conn) && word_load(conn->slot->rx_round))
-		return false; /* the provider passes on the words of one round only */
+	if (word_load(conn->slot->rx_round) && relay_once(conn))
+		return false;
 	return !slot_has(conn->slot, SLOT_STAYS | SLOT_RELAY_OVER | SLOT_FIN | SLOT_RD_SHUT | SLOT_RESET) &&
 	       peer_attached(conn) && !(conn_notice(conn) & (CHANNEL_DEMOTE | CHANNEL_RECALL | CHANNEL_CLOSED)) &&
 	       word_load(conn->slot->rx_round) < CHANNEL_ROUNDS;

@@ -36,6 +36,7 @@ bool kernel_closed(int fd);
 /* ---- shim_relayed.c ---- */
 bool tx_acked(const struct conn *conn);
 bool relay_gone(const struct conn *conn);
+bool relay_once(const struct conn *conn);
 bool rx_depends(const struct conn *conn);
 void recall_settle(struct conn *conn, int fd);
 bool rx_lost(const struct conn *conn);

@@ -44,11 +44,19 @@ class SdpLink:
         loop: Drives the stream.
         on_lost: The stream is over, and the connection was not; or it was reset, and that may not have got through.
         log: Hears of rules that the other provider broke.
+        rounds: The other provider knows the word ROUNDS.
     """
 
     def __init__(
-        self, stream: SdpStream, loop: Loop, on_lost: Callable[[Carried], None], log: Callable[[str], None]
+        self,
+        stream: SdpStream,
+        loop: Loop,
+        on_lost: Callable[[Carried], None],
+        log: Callable[[str], None],
+        *,
+        rounds: bool = False,
     ) -> None:
+        self.rounds: Final = rounds
         self._stream = stream
         self._loop = loop
         self._on_lost = on_lost
@@ -59,9 +67,7 @@ class SdpLink:
         self._on_way: dict[StreamSend, int] = {}  # the words that each brings; 0: it is data
         self._controls = 0  # queued and on their way
         self._header = memoryview(bytearray(CONTROL.size))
-        self._due: list[
-            int
-        ] = []  # bytes of data that each outstanding receive still brings; empty: a header is awaited
+        self._due: list[int] = []  # bytes of data that each receive still brings; none: a header is awaited
         self._shown = 0  # bytes of the first of them that the relay has already
         self._established = self._finishing = self._ended = self._over = self._lost = False
         self._on_gone: Callable[[], object] = nothing
@@ -144,7 +150,7 @@ class SdpLink:
         return self._stream.lend(record, self._relay.reclaim)
 
     def _show_filled(self, far: Carried) -> bool:
-        """Data that has come in part is the relay's at once. False: part of a word has come, or nobody wants any more."""
+        """Data that has come in part is the relay's at once. False: part of a word has come, or nobody wants more."""
         new = self._stream.filled - self._shown
         if new and self._due:
             self._shown += new

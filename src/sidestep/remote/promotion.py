@@ -9,7 +9,7 @@ Where many services share one RDMA port, as behind the port mapper, it is told h
 | 8 | 1 | version, 1 |
 | 9 | 1 | purpose, see `Purpose` |
 | 10 | 2 | the server's port |
-| 12 | 4 | zero |
+| 12 | 4 | bits: 1, "the word ROUNDS of a link is known"; who does not know a bit passes over it |
 | 16 | 8 | SETTLE, ARRIVED: bytes that have arrived |
 | 24 | 16 | name of the link, random, chosen by the client |
 | 40 | 32 | HMAC-SHA256 of the Hello and all above, by the key that both have; zeros without one |
@@ -36,6 +36,7 @@ _MAGIC: Final = b"sidestep"
 _WHY_NOT: Final = b"why-not:"
 _WHY_NOT_MAX: Final = 240  # bytes of the sentence
 _VERSION: Final = 1
+_ROUNDS: Final = 1
 _LAYOUT: Final = Struct(">8sBBHIQ16s")
 _MAC_LEN: Final = 32
 SIZE: Final = _LAYOUT.size + _MAC_LEN
@@ -63,10 +64,11 @@ class Promotion:
     port: int  # the server's
     name: bytes  # of the link, 16 bytes
     arrived: int = 0
+    rounds: bool = True  # whether the word ROUNDS is known there
 
     def encode(self, hello: bytes, key: bytes | None) -> bytes:
         """Its 72 bytes."""
-        told = _LAYOUT.pack(_MAGIC, _VERSION, self.purpose, self.port, 0, self.arrived, self.name)
+        told = _LAYOUT.pack(_MAGIC, _VERSION, self.purpose, self.port, self.rounds * _ROUNDS, self.arrived, self.name)
         return told + _mac(hello + told, key)
 
     @classmethod
@@ -79,13 +81,13 @@ class Promotion:
         if len(private_data) < SIZE or private_data[-SIZE:][: len(_MAGIC)] != _MAGIC:
             return None
         told, mac = private_data[-SIZE:-_MAC_LEN], private_data[-_MAC_LEN:]
-        _, version, purpose, port, _, arrived, name = _LAYOUT.unpack(told)
+        _, version, purpose, port, bits, arrived, name = _LAYOUT.unpack(told)
         if version != _VERSION:
             raise PeerViolation(f"version {version} of what sidestep says beside a Hello", rule="promotion_version")
         if not hmac.compare_digest(mac, _mac(private_data[:-_MAC_LEN], key)):
             raise PeerViolation("the other provider has not our key", rule="promotion_key")
         try:
-            return cls(Purpose(purpose), port, name, arrived)
+            return cls(Purpose(purpose), port, name, arrived, bool(bits & _ROUNDS))
         except ValueError:
             raise PeerViolation(f"purpose {purpose}", rule="promotion_purpose") from None
 

@@ -307,7 +307,7 @@ class _At(Node):
 
         def found_end(incoming: Incoming) -> None:
             def accepted(stream: SdpStream) -> None:
-                self._accepted(stream, incoming, found.name, told)
+                self._accepted(stream, incoming, found, told)
 
             try:
                 self.answers.check(found.name)  # two may have been on their way
@@ -318,11 +318,11 @@ class _At(Node):
 
         self.sdp.services.await_end(self.sdp, local, remote, found_end, partial(self._decline, request))
 
-    def _accepted(self, stream: SdpStream, incoming: Incoming, name: bytes, hello: bytes) -> None:
+    def _accepted(self, stream: SdpStream, incoming: Incoming, found: Promotion, hello: bytes) -> None:
         def broken(_relay: Carried) -> None:
-            self.answers.handle_broken(name)
+            self.answers.handle_broken(found.name)
 
-        link = SdpLink(stream, self.sdp.loop, broken, self.sdp.services.log)
+        link = SdpLink(stream, self.sdp.loop, broken, self.sdp.services.log, rounds=found.rounds)
         try:
             far = incoming.carry(link)
         except Unavailable as why:
@@ -330,8 +330,8 @@ class _At(Node):
             link.abandon()
             return
         link.carry(far)
-        self.answers.add(name, hello, link, far)
-        self.sdp.carried(far, lambda: self.answers.remove(name))
+        self.answers.add(found.name, hello, link, far)
+        self.sdp.carried(far, lambda: self.answers.remove(found.name))
 
 
 class _Reaching:

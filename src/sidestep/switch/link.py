@@ -21,7 +21,7 @@ class Control(IntEnum):
     SWITCHED = 3  # it sends by ring, from this offset of its stream on
     DATA = 4  # as many bytes follow
     READ = 5  # it has read as many bytes of its ring, in all
-    ASK = 6  # it asks the other back to TCP
+    ASK = 6  # it asks the other back to TCP; count 1, behind ROUNDS: no more
     RECALL = 7  # it reads no more by ring; what it has not read, from this count on, comes again by TCP
     BACK = 8  # it sends by TCP again; count: of the bytes of its ring, all of which have gone before
     SHUT = 9  # it has ended its direction, and is still there; count: as with BACK
@@ -33,10 +33,15 @@ class Control(IntEnum):
     LEAVE = 15  # the provider goes: each takes back to TCP what comes to it, without its application's help
     ARRIVED = 16  # BACK, SHUT or ENDED has come, with all before it; count: its own
     RESENDS = 17  # RECALL has come, and what it wants comes by TCP
+    ROUNDS = 18  # READY may come again behind BACK; not said to a provider that would not know it (`Link.rounds`)
 
 
 class Link(Protocol):
     """The way to the other provider: ordered, reliable, and not for ever."""
+
+    @property
+    def rounds(self) -> bool:
+        """Whether the other provider is known to know the word ROUNDS; it may be all the same."""
 
     @property
     def room(self) -> int:

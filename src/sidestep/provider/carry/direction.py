@@ -18,6 +18,9 @@ What the two shims would tell each other in a segment is handed on, each word be
   that B may have heard long ago the end of the stream.
 - *Going back to TCP* (`tx_back` BACK): A sends by TCP from a count of its ring on. What the ring held is carried to the
   end, then B is told the count at which TCP goes on. A request to go back (CHANNEL_DEMOTE) is handed on at once.
+- *Another round*: once A has read all that B sent by ring, and reads TCP again, it may consent anew, if B's provider
+  takes that (ROUNDS). The link is ordered, and a word says something of the round whose READY came last: none carries
+  its number, as those of a segment do.
 - *A recall* (A's next reader has no shim, what it has not read is to come again by TCP) is handed on with its count: B
   sends again what it wrote from there on. Only if B has ended or gone back meanwhile the connection is reset.
 - *A reset* (CHANNEL_RESET) is said to both: a broken rule, a link that failed, or bytes for an end that has closed
@@ -47,7 +50,7 @@ class Out(Enum):
     TCP = 1  # its bytes go by TCP
     INVITED = 2  # READY has come: it may go to its ring
     RING = 3  # SWITCHED is said: what its ring holds goes over the link
-    BACK = 4  # BACK is said: all of that has gone, and what follows goes by TCP
+    BACK = 4  # BACK is said: all of that has gone, and what follows goes by TCP, until READY comes again
     RECALLED = 5  # what the other application has not read goes by TCP, and nothing over the link
 
 
@@ -69,7 +72,7 @@ class In(Enum):
     TCP = 2  # both have; bytes come by TCP
     CONSENTED = 3  # READY is said: bytes may come over the link
     RING = 4  # SWITCHED has come: so they do
-    BACK = 5  # BACK has come: all of them are here, and what follows comes by TCP
+    BACK = 5  # BACK has come: all of them are here, and what follows comes by TCP, until READY is said again
 
 
 class InEvent(Enum):
@@ -143,6 +146,7 @@ OUT_TRANSITIONS: Final[dict[tuple[Out, OutEvent], Out]] = {
     (Out.INVITED, OutEvent.RECALLED): Out.RECALLED,
     (Out.RING, OutEvent.BACK): Out.BACK,
     (Out.RING, OutEvent.RECALLED): Out.RECALLED,
+    (Out.BACK, OutEvent.INVITED): Out.INVITED,  # to the next round
     (Out.BACK, OutEvent.RECALLED): Out.RECALLED,  # behind its last byte, else it cannot send again
     (Out.RECALLED, OutEvent.INVITED): Out.RECALLED,  # too late
 }
@@ -154,6 +158,7 @@ IN_TRANSITIONS: Final[dict[tuple[In, InEvent], In]] = {
     (In.CONSENTED, InEvent.SWITCHED): In.RING,
     (In.CONSENTED, InEvent.BACK): In.BACK,  # without having come
     (In.RING, InEvent.BACK): In.BACK,
+    (In.BACK, InEvent.CONSENT): In.CONSENTED,  # to the next round
 }
 
 # That something comes again may be said, at any time, of what has come already (`Recall.NOT`).

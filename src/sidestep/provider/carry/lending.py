@@ -212,7 +212,7 @@ def _of(relay: RemoteRelay, side: Side) -> dict[str, int] | None:
         or relay.peer_ending not in _STAND
         or (side.peer.shut_wr and relay.ending is Ending.OPEN)  # what it has said is told behind its last byte
         or (relay.peer_ending is Ending.SHUT and side.channel.unread)  # Python tells how far that is read
-        or (side.peer.back == Back.BACK and relay.out not in (Out.BACK, Out.RECALLED))
+        or (side.peer.back(relay.out_round) == Back.BACK and relay.out not in (Out.BACK, Out.RECALLED))
         or relay.settled_at is not None
         or relay.unconfirmed
         or side.gone

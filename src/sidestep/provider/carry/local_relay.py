@@ -64,6 +64,7 @@ class _Passage(Stream):
 
     other: _Passage
     relay: _End
+    rounds = False  # once the protocol has moved a direction to its end, it has
 
     def __init__(self, hub: Hub) -> None:
         self._hub = hub

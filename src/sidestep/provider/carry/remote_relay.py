@@ -27,11 +27,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import ClassVar, Final
+from typing import Final
 
 from sidestep import limits
 from sidestep.errors import PeerViolation
-from sidestep.loop import nothing
+from sidestep.native import layout
 from sidestep.native.layout import Acked, Back, Notice, PeerState, Seen
 from sidestep.provider.carry.direction import (
     AGAIN,
@@ -40,7 +40,6 @@ from sidestep.provider.carry.direction import (
     BY_APPLICATION,
     SILENT,
     USED,
-    Directions,
     EndEvent,
     Ending,
     In,
@@ -54,6 +53,7 @@ from sidestep.provider.carry.direction import (
     moved,
 )
 from sidestep.provider.carry.hub import End, Hub, Side
+from sidestep.provider.carry.relayed import Relayed
 from sidestep.switch.link import Control, Link
 
 _RECALL: Final = int(Notice.RECALL)  # an operator of a flag costs 2 us
@@ -61,61 +61,8 @@ _DEMOTE: Final = int(Notice.DEMOTE)
 _SEEN_RESET: Final = int(Seen.RESET)
 
 
-class RemoteRelay(Directions):
+class RemoteRelay(Relayed):
     """One connection."""
-
-    side: Side
-    lends: ClassVar[bool] = True  # whether the engine may have it
-
-    def __init__(
-        self,
-        hub: Hub,
-        protocol: str,
-        on_drop: Callable[[], None],
-        link: Link,
-        *,
-        segment_id: bytes = b"",
-        uid: int = 0,
-        ends_here: int = 1,
-    ) -> None:
-        super().__init__()
-        self._hub = hub
-        self.protocol = protocol
-        self.on_drop = on_drop
-        self.ends_here = ends_here  # that count as its own; of two that are joined one counts for both
-        self.open = False  # both applications have attached
-        self.lost = False  # reset, or over
-        self.checking = False  # whether the kernel is to be asked about its end
-        self.segment_id = segment_id  # by which a shim's slot names it
-        self.uid = uid  # whose it is
-        self.link = link
-        self.on_over: Callable[[], None] = nothing  # called once it is lost: its link has no more to do with it
-        # Of the direction from our application:
-        self.sent = 0  # bytes given to the link
-        self.window = 0  # bytes of the ring that the other application reads; 0: it has not attached
-        self.unconfirmed = 0  # ends that were said and that no ARRIVED has answered
-        self.arrived_told = -1  # of our application's bytes, as the other provider has confirmed behind an end
-        # Of the direction to it:
-        self.recalled_at = 0  # the count from which all is wanted by TCP
-        self.peer_switched_at = 0  # bytes that came by TCP before
-        self.peer_read_at_close = 0  # what the other application had read when it closed
-        self.read_told = 0
-        self.read_step = 0  # bytes read that are worth a word
-        self._kept = bytearray()  # what comes while it is not known whether it comes again
-        self._keeping: bytearray | None = None  # where the next of it goes
-        # Of both; none of these has a bearing on what may follow, but for what it says itself
-        self.seen = 0  # `Seen` of our application's socket
-        self.demote_told = False  # its wish to be sent to by TCP is said, once
-        self.asked_answered = False  # the other one's is answered, once
-        self.failed = False  # reset, for a reason that the other end may not know
-        self.settled_at: int | None = None  # what we have said has arrived, when the link was broken
-        self.calm = False  # nothing is passed on, so that it can be lent
-        self._doomed = False  # and the other end has ended: a clock runs
-
-    @property
-    def memory(self) -> memoryview:
-        """Our application's ring."""
-        return self.side.channel.ring()
 
     def details(self) -> dict[str, object]:
         own = {
@@ -153,22 +100,23 @@ class RemoteRelay(Directions):
             self._doom()
         if peer.fin_seen & ~self.seen:
             self._hear_fin(peer.fin_seen)
-        if peer.rx_ready and self.into is In.TCP and self._invites:
-            self.into = moved(self.into, InEvent.CONSENT)
-            side.channel.publish("acked", Acked.READY)
-            self.link.send_control(Control.READY)
-        if peer.tx_switched and self.out in BEFORE:
-            self.out = moved(self.out, OutEvent.SWITCHED)  # not without consent
+        if peer.rx_ready == self.in_round + 1 and (self.into is In.TCP or (self.into is In.BACK and self.rounds)):
+            self._consent(side, peer)
+        if peer.tx_switched > self.out_round:
+            raise PeerViolation("a ring without consent", rule="link_order")
+        if peer.tx_switched == self.out_round and self.out is Out.INVITED:
+            self.out = moved(self.out, OutEvent.SWITCHED)
+            self.arrived_told = -1
             self.link.send_control(Control.SWITCHED, peer.tx_switch_offset)
         if peer.notice & _RECALL and self.recall not in BY_APPLICATION:
             self._recall(side, peer)
-        elif peer.notice & _DEMOTE and not self.demote_told:
-            self.demote_told = True
-            self.link.send_control(Control.ASK)
-        if peer.back == Back.BACK and peer.tx_back_at != peer.tail:
+        elif bool(peer.notice & _DEMOTE) != self.asking and (self.rounds or not self.asking):
+            self._ask(side)
+        back = peer.back(self.out_round or 1)
+        if back == Back.BACK and peer.tx_back_at != peer.tail:
             self.reset("violation")
         # it cannot have sent by ring without having gone there, and its end would be waited for behind such bytes
-        if (side.final or peer.back) and self.out in BEFORE and not self._drained:
+        if (side.final or back) and self.out in BEFORE and not self._drained:
             self.reset("violation")
         if self.lost:
             return
@@ -183,6 +131,26 @@ class RemoteRelay(Directions):
     def _invites(self) -> bool:
         """Whether consent of our application's is still to be said."""
         return self.recall is Recall.NOT and self.leaving is Leaving.STAYS and self.settled_at is None
+
+    def _consent(self, side: Side, peer: PeerState) -> None:
+        """Our application consents to a round, which it does once the last one is over."""
+        self.in_round = peer.rx_ready
+        if not self._invites:
+            return
+        if self.asking and self.rounds:
+            self._ask(side)  # what it has asked for since the last consent is revoked by this one
+        self.into = moved(self.into, InEvent.CONSENT)
+        side.channel.publish("acked", Acked.READY)
+        self.link.send_control(Control.READY)
+        if self.shown is not Ending.OPEN:
+            self._decide(Back.ENDED)
+
+    def _ask(self, side: Side) -> None:
+        """Our application asks the other back to TCP, or does so no more."""
+        self.asking = not self.asking
+        self.unanswered += self.asking
+        side.channel.revoke(0, Acked.REQUEST)
+        self.link.send_control(Control.ASK, not self.asking)
 
     def _hear_fin(self, seen: int) -> None:
         if not self.seen:
@@ -201,7 +169,14 @@ class RemoteRelay(Directions):
             self.into = moved(self.into, InEvent.ATTACHED)
             # what it can leave unread, and the size of the ring that it sends by
             self.link.send_control(Control.ATTACHED, side.channel.rx_size << 32 | side.channel.tx_most)
+            if self.link.rounds:
+                self._tell_rounds()
         self._open(side)
+
+    def _tell_rounds(self) -> None:
+        if not self.rounds_told:
+            self.rounds_told = True
+            self.link.send_control(Control.ROUNDS)
 
     def _open(self, side: Side) -> None:
         """Both applications have attached: each hears it of the other."""
@@ -249,7 +224,11 @@ class RemoteRelay(Directions):
             self.recall = moved(self.recall, RecallEvent.WANT)
             return
         channel = side.channel
-        if channel.decide(True, Back.RECALLED) != Back.RECALLED or not self.read_told <= peer.rx_frozen <= channel.sent:
+        if PeerState(*channel.remote()).rx_ready != peer.rx_ready:
+            self._hub.mark(side)  # the consent to the round that it recalls is said first
+            return
+        decided = channel.decide(True, Back.RECALLED, self.in_round or 1)
+        if decided != Back.RECALLED or not self.read_told <= peer.rx_frozen <= channel.sent:
             self.reset("violation")
             return
         self.recall = moved(self.recall, RecallEvent.WANT)
@@ -269,8 +248,10 @@ class RemoteRelay(Directions):
             self.link.send_control(Control.CLOSED, side.read_count)
         if not self._drained:
             return
-        if peer.back == Back.BACK and self.out not in (Out.BACK, Out.RECALLED) and self.ending not in SILENT:
+        back = peer.back(self.out_round or 1)
+        if back == Back.BACK and self.out not in (Out.BACK, Out.RECALLED) and self.ending not in SILENT:
             self.out = moved(self.out, OutEvent.BACK)
+            self.arrived_told = -1
             self._tell_read(side, all_of_it=True)
             self._send_end(Control.BACK, peer.tail)
         if peer.shut_wr and self.ending is Ending.OPEN:
@@ -300,19 +281,6 @@ class RemoteRelay(Directions):
             return
         how = {"shut_wr": 1} if shown is Ending.SHUT else {"notice": int(Notice.CLOSED)}
         side.tell(**how, tx_fin_at=side.channel.sent, tx_fin=1)
-
-    def _decide(self, how: Back) -> bool:
-        """Ends the ring to our application; False: it has recalled bytes that cannot be sent again."""
-        side = self.side
-        stands = side.channel.decide(True, how)
-        if stands == Back.RECALLED:
-            if PeerState(*side.channel.remote()).rx_frozen != side.channel.sent:
-                self.reset("recall")
-            else:
-                side.channel.publish("acked", Acked.RECALL)  # nothing is missing
-        elif stands not in (how, Back.BACK):
-            self.reset("violation")
-        return not self.lost
 
     # ---- what the other provider says ----
 
@@ -395,14 +363,20 @@ class RemoteRelay(Directions):
         self._open(side)
 
     def _on_ready(self, side: Side, _count: int) -> None:
+        if self.out is Out.BACK and (
+            not self.rounds_told or self.arrived_told < 0 or self.out_round >= layout.CHANNEL_ROUNDS
+        ):
+            raise PeerViolation("consent to another round, and this one is not over", rule="link_order")
         self.out = moved(self.out, OutEvent.INVITED)
         if self.out is Out.INVITED:
-            side.tell(rx_ready=1)
+            self.out_round += 1
+            side.channel.revoke(0, Acked.SWITCH)
+            side.tell(rx_ready=self.out_round)
 
     def _on_switched(self, side: Side, count: int) -> None:
         self.into = moved(self.into, InEvent.SWITCHED)
         self.peer_switched_at = count
-        side.tell(tx_switch_offset=count, tx_switched=1)
+        side.tell(tx_switch_offset=count, tx_switched=self.in_round)
         self.link.send_control(Control.ACKED, Acked.SWITCH)
 
     def _on_read(self, side: Side, count: int) -> None:
@@ -416,12 +390,18 @@ class RemoteRelay(Directions):
             if channel.wanted:
                 side.doorbell.ring()
 
-    def _on_ask(self, side: Side, _count: int) -> None:
-        if self.asked_answered:  # it stands; an answer to each would be a queue without a bound
+    def _on_ask(self, side: Side, count: int) -> None:
+        if count > self.rounds_told:
+            raise PeerViolation(f"{count} with a question back to TCP", rule="link_order")
+        if self.asked is not bool(count):  # an answer to each would be a queue without a bound
             return
-        self.asked_answered = True
-        side.tell(notice=Notice.DEMOTE)
-        self.link.send_control(Control.ACKED, Acked.REQUEST)
+        self.asked = not count
+        if self.asked:
+            side.tell(notice=Notice.DEMOTE)
+            self.link.send_control(Control.ACKED, Acked.REQUEST)
+        elif not self.left and self.out is not Out.RECALLED:  # else we ask, too
+            side.channel.revoke(Notice.DEMOTE, 0)
+            side.doorbell.ring()
 
     def _on_recall(self, side: Side, count: int) -> None:
         channel = side.channel
@@ -447,29 +427,14 @@ class RemoteRelay(Directions):
             elif self.undecided:
                 self._read_tcp(side)
 
-    def _read_tcp(self, side: Side) -> None:
-        """Our application reads TCP behind what has come by ring."""
-        side.channel.publish("tx_back_at", side.channel.sent)
-        if self._decide(Back.BACK):
-            side.doorbell.ring()
-
-    def _stop_at(self, side: Side, count: int, recalled: Out) -> bool:
-        """Our application sends again by TCP what follows byte `count` of its ring; False: it cannot."""
-        channel = side.channel
-        channel.publish("rx_frozen", count)
-        stands = channel.decide(False, Back.RECALLED)
-        if stands != Back.RECALLED and PeerState(*channel.remote()).tail != count:
-            return False
-        self.out = recalled
-        channel.publish("notice", Notice.RECALL | Notice.DEMOTE)
-        return True
-
     def _on_back(self, side: Side, count: int) -> None:
         self.into = moved(self.into, InEvent.BACK)
         if self.peer_ending in SILENT:
             raise PeerViolation("back to TCP behind its end", rule="link_order")
-        if self._arrived(count):  # it may never have left TCP: then the count is 0
-            self._read_tcp(side)
+        # it may never have left TCP: then the count is that of the round before, or 0
+        if self._arrived(count) and self._read_tcp(side) == Back.BACK:
+            side.channel.revoke(0, Acked.READY)  # before our application consents anew
+            side.tell(tx_ended=self.in_round)
 
     def _on_shut(self, _side: Side, count: int) -> None:
         self.peer_ending = moved(self.peer_ending, EndEvent.SHUT)
@@ -497,31 +462,27 @@ class RemoteRelay(Directions):
         self.link.send_control(Control.ARRIVED, count)
         return True
 
-    def _give_kept(self) -> None:
-        """What was kept goes where it would have gone."""
-        side = self.side
-        self.recall = moved(self.recall, RecallEvent.REFUSED)
-        kept, self._kept = memoryview(bytes(self._kept)), bytearray()
-        for piece in side.channel.writable():  # it was seen that there is room
-            part = kept[: len(piece)]
-            piece[: len(part)] = part
-            kept = kept[len(part) :]
-            side.channel.commit(len(part))
-        side.doorbell.ring()
-
     def _on_fin_seen(self, side: Side, _count: int) -> None:
         # What our application had to tell was there before its kernel sent the FIN, and the FIN has arrived.
         side.peer = PeerState(*side.channel.remote())
         side.gone |= not side.final
 
     def _on_acked(self, side: Side, count: int) -> None:
-        side.tell(acked=count & (Acked.SWITCH | Acked.REQUEST))
+        self.unanswered = max(0, self.unanswered - bool(count & Acked.REQUEST))  # an older question may be meant
+        side.tell(acked=count & (Acked.SWITCH | (0 if self.unanswered else Acked.REQUEST)))
 
     def _on_arrived(self, side: Side, count: int) -> None:
         if not self.unconfirmed or count != side.peer.tail:
             raise PeerViolation(f"{count} bytes have arrived, where no end was told there", rule="link_count")
         self.unconfirmed -= 1
         self.arrived_told = count
+
+    def _on_rounds(self, side: Side, _count: int) -> None:
+        if self.rounds:
+            raise PeerViolation("rounds are told again", rule="link_order")
+        self.rounds = True
+        side.tell(acked=Acked.ROUNDS)
+        self._tell_rounds()
 
     def _on_reset(self, _side: Side, _count: int) -> None:
         self.give_up("far")
@@ -697,6 +658,7 @@ class RemoteRelay(Directions):
         Control.LEAVE: _on_leave,
         Control.ARRIVED: _on_arrived,
         Control.RESENDS: _on_resends,
+        Control.ROUNDS: _on_rounds,
     }
 
 

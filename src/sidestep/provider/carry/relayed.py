@@ -1,0 +1,128 @@
+"""What one end of a connection that providers carry knows, and what its application is told of the rings' ends.
+
+The words of the other provider, and the turns, are in `remote_relay`.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable
+from typing import ClassVar
+
+from sidestep.loop import nothing
+from sidestep.native.layout import Acked, Back, Notice, PeerState
+from sidestep.provider.carry.direction import Directions, Out, RecallEvent, moved
+from sidestep.provider.carry.hub import Hub, Side
+from sidestep.switch.link import Link
+
+
+class Relayed(Directions):
+    """One connection."""
+
+    side: Side
+    lends: ClassVar[bool] = True  # whether the engine may have it
+
+    def __init__(
+        self,
+        hub: Hub,
+        protocol: str,
+        on_drop: Callable[[], None],
+        link: Link,
+        *,
+        segment_id: bytes = b"",
+        uid: int = 0,
+        ends_here: int = 1,
+    ) -> None:
+        super().__init__()
+        self._hub = hub
+        self.protocol = protocol
+        self.on_drop = on_drop
+        self.ends_here = ends_here  # that count as its own; of two that are joined one counts for both
+        self.open = False  # both applications have attached
+        self.lost = False  # reset, or over
+        self.checking = False  # whether the kernel is to be asked about its end
+        self.segment_id = segment_id  # by which a shim's slot names it
+        self.uid = uid  # whose it is
+        self.link = link
+        self.on_over: Callable[[], None] = nothing  # called once it is lost: its link has no more to do with it
+        self.rounds = False  # our application may consent anew: the other provider has said ROUNDS
+        self.rounds_told = False  # so may the other one: we have
+        # Of the direction from our application:
+        self.out_round = 0  # the last that it was invited to
+        self.sent = 0  # bytes given to the link
+        self.window = 0  # bytes of the ring that the other application reads; 0: it has not attached
+        self.unconfirmed = 0  # ends that were said and that no ARRIVED has answered
+        self.arrived_told = -1  # of our application's bytes, as the other provider has confirmed behind the last end
+        # Of the direction to it:
+        self.in_round = 0  # the last that it has consented to
+        self.recalled_at = 0  # the count from which all is wanted by TCP
+        self.peer_switched_at = 0  # bytes that came by TCP before
+        self.peer_read_at_close = 0  # what the other application had read when it closed
+        self.read_told = 0
+        self.read_step = 0  # bytes read that are worth a word
+        self._kept = bytearray()  # what comes while it is not known whether it comes again
+        self._keeping: bytearray | None = None  # where the next of it goes
+        # Of both; none of these has a bearing on what may follow, but for what it says itself
+        self.seen = 0  # `Seen` of our application's socket
+        self.asking = False  # its wish to be sent to by TCP is said
+        self.unanswered = 0  # how often that was, and no ACKED has come for it
+        self.asked = False  # the other one's stands, and is answered
+        self.failed = False  # reset, for a reason that the other end may not know
+        self.settled_at: int | None = None  # what we have said has arrived, when the link was broken
+        self.calm = False  # nothing is passed on, so that it can be lent
+        self._doomed = False  # and the other end has ended: a clock runs
+
+    @property
+    def memory(self) -> memoryview:
+        """Our application's ring."""
+        return self.side.channel.ring()
+
+    @abstractmethod
+    def reset(self, reason: str) -> None:
+        """Bytes are lost, or a rule was broken: both ends are told to reset the connection."""
+
+    # ---- what our application is told ----
+
+    def _decide(self, how: Back) -> int:
+        """Ends the ring to our application: how it does; NOT: it has recalled bytes that cannot be sent again."""
+        side = self.side
+        stands = side.channel.decide(True, how, self.in_round or 1)
+        if stands == Back.RECALLED:
+            if PeerState(*side.channel.remote()).rx_frozen != side.channel.sent:
+                self.reset("recall")
+            else:
+                side.channel.publish("acked", Acked.RECALL)  # nothing is missing
+        elif stands not in (how, Back.BACK):
+            self.reset("violation")
+        return Back.NOT if self.lost else stands
+
+    def _read_tcp(self, side: Side) -> int:
+        """Our application reads TCP behind what has come by ring, if BACK is what stands."""
+        side.channel.publish("tx_back_at", side.channel.sent)
+        stands = self._decide(Back.BACK)
+        if stands:
+            side.doorbell.ring()
+        return stands
+
+    def _stop_at(self, side: Side, count: int, recalled: Out) -> bool:
+        """Our application sends again by TCP what follows byte `count` of its ring; False: it cannot."""
+        channel = side.channel
+        channel.publish("rx_frozen", count)
+        stands = channel.decide(False, Back.RECALLED, self.out_round or 1)
+        if stands != Back.RECALLED and PeerState(*channel.remote()).tail != count:
+            return False
+        self.out = recalled
+        channel.publish("notice", Notice.RECALL | Notice.DEMOTE)
+        return True
+
+    def _give_kept(self) -> None:
+        """What was kept goes where it would have gone."""
+        side = self.side
+        self.recall = moved(self.recall, RecallEvent.REFUSED)
+        kept, self._kept = memoryview(bytes(self._kept)), bytearray()
+        for piece in side.channel.writable():  # it was seen that there is room
+            part = kept[: len(piece)]
+            piece[: len(part)] = part
+            kept = kept[len(part) :]
+            side.channel.commit(len(part))
+        side.doorbell.ring()
