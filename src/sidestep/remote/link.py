@@ -59,9 +59,7 @@ class SdpLink:
         self._on_way: dict[StreamSend, int] = {}  # the words that each brings; 0: it is data
         self._controls = 0  # queued and on their way
         self._header = memoryview(bytearray(CONTROL.size))
-        self._due: list[
-            int
-        ] = []  # bytes of data that each outstanding receive still brings; empty: a header is awaited
+        self._due: list[int] = []  # bytes of data that each receive still brings; none: a header is awaited
         self._shown = 0  # bytes of the first of them that the relay has already
         self._established = self._finishing = self._ended = self._over = self._lost = False
         self._on_gone: Callable[[], object] = nothing
@@ -133,7 +131,7 @@ class SdpLink:
 
     @property
     def plain(self) -> bool:
-        return self._established and not self._ending and self._stream.connection.plain
+        return self._established and not self._ending and self._stream.plain
 
     def lend(self, record: dict[str, int]) -> Lent | None:
         if not self._established or self._ending or self._out or self._on_way or self._relay is None:
@@ -144,7 +142,7 @@ class SdpLink:
         return self._stream.lend(record, self._relay.reclaim)
 
     def _show_filled(self, far: Carried) -> bool:
-        """Data that has come in part is the relay's at once. False: part of a word has come, or nobody wants any more."""
+        """Data that has come in part is the relay's at once. False: part of a word has come, or nobody wants more."""
         new = self._stream.filled - self._shown
         if new and self._due:
             self._shown += new
