@@ -401,7 +401,7 @@ RECORDS: Final[dict[str, tuple[Field, ...]]] = {
         ("ring_size", "I", 2),  # bytes; [0] offerer -> claimer, [1] claimer -> offerer
         ("doorbell_index", "I", 1),  # line in the doorbell page
         # WELCOME: the provider's defaults for the shim. OFFER: what there was since the last one, by TCP.
-        # REFUSED by LATENCY, CLAIMED, ATTACH: nanoseconds that a message gains, and that a MiB and a turn lose.
+        # REFUSED by LATENCY, CLAIMED: nanoseconds that a message gains, and that a MiB and a turn lose.
         ("promote_after_calls", "I", 1),
         ("promote_after_bytes", "Q", 1),
         ("doorbell_page_id", "B", 16),  # random; equal ids are the same page
