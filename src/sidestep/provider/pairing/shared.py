@@ -43,7 +43,7 @@ class Shared:
 
     @property
     def profile(self) -> dict[str, Any]:
-        """By what shims judge whether a way to another host is worth it, in fields of a message; none: they need not."""
+        """By what shims judge whether a way to another host is worth it, in fields of a message; or none."""
         if self.services.remote is None or self.services.remote.profile is None:
             return {}
         message_ns, mib_ns, turn_ns = self.services.remote.profile.nanoseconds
