@@ -113,7 +113,8 @@ def main() -> None:
             plain = stack.enter_context(hosts(2, remote=remote))
             spread = stack.enter_context(hosts(2, remote=remote, workers=given.workers)) if given.workers else None
             if spread is None:
-                rows = [measure(work, *plain, given.rounds, given.seconds) for work in works]
+                one, other = plain
+                rows = [measure(work, one, other, given.rounds, given.seconds) for work in works]
                 saved["rows"] = [asdict(row) for row in rows]
             saved["together"] = [
                 asdict(measure_together(work, plain, spread, given.connections, given.rounds, given.seconds))

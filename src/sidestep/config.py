@@ -393,9 +393,8 @@ class RemoteSettings(NamedTuple):
             raise Misuse(
                 f"{hosts!r} are not networks: {error}", remedy="for example 192.0.2.0/24 or 192.0.2.7,2001:db8::/64"
             ) from error
-        if promote == BY_GAIN:
-            profile = gain.ENGINE if engine else gain.PYTHON
-        else:
+        profile: Profile | None = gain.ENGINE if engine else gain.PYTHON
+        if promote != BY_GAIN:
             profile = None if promote == ALWAYS else Profile.parse(promote)
         return cls(networks, Path(key_file).absolute() if key_file else None, engine, engine_cpus, profile)
 

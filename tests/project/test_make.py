@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-MADE = ("libsidestep.so", "_channel.abi3.so", "_framing.abi3.so")
+MADE = ("libsidestep.so", "_channel.abi3.so", "_engine.abi3.so", "_framing.abi3.so")
 
 
 def test_what_running_programs_have_mapped_is_replaced_and_not_written(tmp_path: Path) -> None:

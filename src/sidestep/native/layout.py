@@ -379,6 +379,11 @@ class Role(IntEnum):
 Field = tuple[str, str, int]
 
 
+def _same(code: str, names: str) -> tuple[Field, ...]:
+    """Fields of one type."""
+    return tuple((name, code, 1) for name in names.split())
+
+
 RECORDS: Final[dict[str, tuple[Field, ...]]] = {
     # One fixed record for every RPC message: 168 bytes.
     "rpc_msg": (
@@ -390,15 +395,13 @@ RECORDS: Final[dict[str, tuple[Field, ...]]] = {
         ("flags", "I", 1),
         ("local_addr", "B", 16),
         ("remote_addr", "B", 16),
-        ("local_port", "H", 1),
-        ("remote_port", "H", 1),
+        *_same("H", "local_port remote_port"),
         ("pid", "I", 1),
-        ("cookie", "Q", 1),  # SO_COOKIE of the caller's socket
-        ("netns_cookie", "Q", 1),  # SO_NETNS_COOKIE of the caller's socket
+        *_same("Q", "cookie netns_cookie"),  # SO_COOKIE and SO_NETNS_COOKIE of the caller's socket
         ("ring_size", "I", 2),  # bytes; [0] offerer -> claimer, [1] claimer -> offerer
         ("doorbell_index", "I", 1),  # line in the doorbell page
         # WELCOME: the provider's defaults for the shim. OFFER: what there was since the last one, by TCP.
-        # REFUSED by LATENCY, CLAIMED, ATTACH: nanoseconds that a message gains, and that a MiB and a turn lose.
+        # REFUSED by LATENCY, CLAIMED: nanoseconds that a message gains, and that a MiB and a turn lose.
         ("promote_after_calls", "I", 1),
         ("promote_after_bytes", "Q", 1),
         ("doorbell_page_id", "B", 16),  # random; equal ids are the same page
@@ -412,8 +415,7 @@ RECORDS: Final[dict[str, tuple[Field, ...]]] = {
     # First page of the registry. Bucket words follow at REGISTRY_BUCKETS_OFFSET: bits 0-7 count the offers pending
     # in this bucket (saturating), bits 8-31 a generation that grows with every offer.
     "registry_header": (
-        ("magic", "I", 1),
-        ("version", "I", 1),
+        *_same("I", "magic version"),
         ("provider_pid", "I", 1),
         ("closing", "I", 1),  # 1: the provider is going away; make no offers
         ("netns_cookie", "Q", 1),
@@ -425,10 +427,7 @@ RECORDS: Final[dict[str, tuple[Field, ...]]] = {
     ),
     # First page of an arena.
     "arena_header": (
-        ("magic", "I", 1),
-        ("version", "I", 1),
-        ("slot_size", "I", 1),
-        ("slots_max", "I", 1),
+        *_same("I", "magic version slot_size slots_max"),
         ("free_head", "Q", 1),  # tag << 32 | (index + 1); lock-free stack of freed slots
         ("slots_used", "I", 1),  # high-water mark
         ("pad", "I", 1),
@@ -439,40 +438,27 @@ RECORDS: Final[dict[str, tuple[Field, ...]]] = {
     "conn_slot": (
         # line 0: identity (changes rarely)
         ("generation", "I", 1),  # odd while in use
-        ("state", "I", 1),  # State
-        ("reason", "I", 1),  # Reason
+        *_same("I", "state reason"),  # State, Reason
         ("role", "H", 1),  # Role
         ("family", "H", 1),  # AF_INET, AF_INET6
         ("local_addr", "B", 16),
         ("remote_addr", "B", 16),
-        ("local_port", "H", 1),
-        ("remote_port", "H", 1),
+        *_same("H", "local_port remote_port"),
         ("fd", "I", 1),
-        ("pid", "I", 1),  # who made or accepted it; may be gone
-        ("holders", "I", 1),  # processes of the family that hold it; a hint
+        *_same("I", "pid holders"),  # who made or accepted it, may be gone; processes that hold it, a hint
         # line 1: switch-over and shared flags
-        ("flags", "I", 1),  # SLOT_* bits, private to the shim
-        ("error", "I", 1),  # pending errno, delivered once
+        *_same("I", "flags error"),  # SLOT_* bits, private to the shim; pending errno, delivered once
         ("cookie", "Q", 1),
-        ("born_ns", "Q", 1),  # CLOCK_MONOTONIC
-        ("promoted_ns", "Q", 1),  # CLOCK_MONOTONIC; 0: never
+        *_same("Q", "born_ns promoted_ns"),  # CLOCK_MONOTONIC; promoted_ns 0: never
         ("segment_id", "B", 16),
         ("free_next", "I", 1),
-        ("rx_kernel_waiters", "I", 1),  # threads inside an unwatched kernel read or wait
-        ("tx_kernel_waiters", "I", 1),
+        *_same("I", "rx_kernel_waiters tx_kernel_waiters"),  # threads inside an unwatched kernel read or wait
         ("pad", "I", 1),
         # lines 2-3: sending direction
-        ("tx_lock", "I", 1),
-        ("tx_state", "I", 1),  # Tx
+        *_same("I", "tx_lock tx_state"),  # Tx
         ("tx_tail", "Q", 1),  # ring: bytes written (authoritative; the segment holds a copy)
-        ("tx_switch_offset", "Q", 1),
-        ("tx_tcp_bytes", "Q", 1),
-        ("tx_tcp_msgs", "Q", 1),
-        ("tx_ring_bytes", "Q", 1),
-        ("tx_ring_msgs", "Q", 1),
-        ("doorbells_sent", "Q", 1),
-        ("tx_head_seen", "Q", 1),
-        ("tx_sleeps", "Q", 1),
+        *_same("Q", "tx_switch_offset tx_tcp_bytes tx_tcp_msgs tx_ring_bytes tx_ring_msgs"),
+        *_same("Q", "doorbells_sent tx_head_seen tx_sleeps"),
         ("tx_round", "I", 1),  # how often this direction has gone to the ring
         ("tx_pad", "I", 1),
         ("tx_retry_ns", "Q", 1),  # CLOCK_MONOTONIC; it may go there again from then on; 0: nothing to wait for
@@ -481,14 +467,8 @@ RECORDS: Final[dict[str, tuple[Field, ...]]] = {
         ("tx_ring_to", "Q", 1),  # as in channel_producer, authoritative
         ("tx_room_max", "Q", 1),  # so much may be unread: as SO_SNDBUF bounds it; 0: as much as there is memory for
         # lines 4-5: receiving direction
-        ("rx_lock", "I", 1),
-        ("rx_state", "I", 1),  # Rx
-        ("rx_head", "Q", 1),
-        ("rx_switch_offset", "Q", 1),
-        ("rx_tcp_bytes", "Q", 1),
-        ("rx_tcp_msgs", "Q", 1),
-        ("rx_ring_bytes", "Q", 1),
-        ("rx_ring_msgs", "Q", 1),
+        *_same("I", "rx_lock rx_state"),  # Rx
+        *_same("Q", "rx_head rx_switch_offset rx_tcp_bytes rx_tcp_msgs rx_ring_bytes rx_ring_msgs"),
         ("sleeps", "Q", 1),  # waits that ended in the kernel
         ("spins_won", "Q", 1),  # waits that ended while spinning
         ("spins_lost", "Q", 1),
@@ -567,47 +547,19 @@ RECORDS: Final[dict[str, tuple[Field, ...]]] = {
         ("pad", "I", 1),
     ),
     # SDP (A4) BSDH, big-endian on the wire: 16 bytes.
-    "sdp_bsdh": (
-        ("mid", "B", 1),
-        ("flags", "B", 1),
-        ("bufs", "H", 1),
-        ("len", "I", 1),
-        ("mseq", "I", 1),
-        ("mseq_ack", "I", 1),
-    ),
+    "sdp_bsdh": (*_same("B", "mid flags"), ("bufs", "H", 1), *_same("I", "len mseq mseq_ack")),
     # A connection that is lent to the engine and given back, as Python's objects have it.
     "engine_record": (
-        ("sends", "I", 1),  # whether the ring of that direction is in use
-        ("receives", "I", 1),
-        ("local_size", "I", 1),  # bytes of a private buffer of ours
-        ("grows", "I", 1),  # whether larger ones of the other end may still be asked for
-        ("tx_mseq", "I", 1),  # sdp/flow.py
-        ("rx_mseq", "I", 1),
-        ("peer_ack", "I", 1),
-        ("credit", "I", 1),
-        ("posted", "I", 1),
-        ("last_bufs_sent", "I", 1),
-        ("last_ack_sent", "I", 1),
-        ("remote_size", "I", 1),
-        ("owes", "I", 1),
-        ("asking", "I", 1),  # carry/hub.py
-        ("tx_msn", "I", 1),  # rdma/iwarp/sender.py
-        ("rx_msn", "I", 1),  # rdma/iwarp/receiver.py
-        ("data_left", "Q", 1),  # remote/link.py: bytes of data of which the word has come, and that have not
-        ("sent", "Q", 1),  # carry/remote_relay.py
-        ("held", "Q", 1),
-        ("window", "Q", 1),
-        ("read_told", "Q", 1),
-        ("read_step", "Q", 1),
+        # whether each ring is in use; bytes of a private buffer of ours; whether larger ones may be asked for
+        *_same("I", "sends receives local_size grows"),
+        # sdp/flow.py, carry/hub.py (asking), and rdma/iwarp: sender.py and receiver.py (msn)
+        *_same("I", "tx_mseq rx_mseq peer_ack credit posted last_bufs_sent last_ack_sent remote_size owes asking"),
+        *_same("I", "tx_msn rx_msn"),
+        # remote/link.py: bytes of data of which the word has come, and that have not; then carry/remote_relay.py
+        *_same("Q", "data_left sent held window read_told read_step"),
         # done meanwhile: messages, those with payload, their bytes, and those of the stream among them
-        ("messages_sent", "Q", 1),
-        ("messages_received", "Q", 1),
-        ("payloads_sent", "Q", 1),
-        ("payloads_received", "Q", 1),
-        ("wire_sent", "Q", 1),
-        ("wire_received", "Q", 1),
-        ("bytes_sent", "Q", 1),
-        ("bytes_received", "Q", 1),
+        *_same("Q", "messages_sent messages_received payloads_sent payloads_received"),
+        *_same("Q", "wire_sent wire_received bytes_sent bytes_received"),
     ),
 }
 _CHANNEL: Final = ("channel_producer", "channel_consumer", "channel_side")

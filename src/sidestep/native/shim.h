@@ -434,6 +434,7 @@ void rpc_listen(void); /* runs the provider's commands, and checks now and then 
 void rpc_watch(int epfd, _Atomic uint32_t *watched, uint64_t data);
 void rpc_consider(struct conn *conn, int fd); /* offers or claims when the time has come */
 void rpc_reconsider(struct conn *conn, int fd);
+void rpc_return(struct conn *conn, int fd);
 void rpc_withdraw(struct conn *conn);
 void rpc_after_fork(void);
 void rpc_ensure(void);

@@ -38,8 +38,11 @@ static void consider(struct conn *conn, int fd)
 	word_store(conn->calls, word_load(conn->calls) + 1);
 	if (word_load(conn->slot->state) == STATE_NATIVE)
 		rpc_consider(conn, fd);
-	else if (unlikely(slot_has(conn->slot, SLOT_DEMOTED)))
+	else if (unlikely(slot_has(conn->slot, SLOT_DEMOTED))) {
 		rpc_listen();
+		if (word_load(conn->has_to_gain))
+			rpc_return(conn, fd);
+	}
 	conn_lent(conn);
 }
 

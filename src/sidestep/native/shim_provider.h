@@ -11,6 +11,7 @@
 
 #define LATENCY_NS 100000000ll /* between two looks at what a connection would gain by a way to another host */
 
+#define STAYS_BACK_NS 1000000000ll /* before what went back to TCP may return */
 #define TURNS_LOOKED_AT 256 /* a conversation by ring is judged by so many turns at least */
 
 extern struct provider {

@@ -390,8 +390,22 @@ void rpc_reconsider(struct conn *conn, int fd)
 		return;
 	bool loses = conn_gain(conn) < -GAIN_MIN_NS;
 	count_traffic(conn);
-	if (loses)
+	if (loses) {
+		conn->again_at = coarse_ns() + STAYS_BACK_NS;
 		conn_demote(conn, fd, REASON_LATENCY, false);
+	}
+}
+
+/* No lock is held. What has gone back that way returns once it gains by that. */
+void rpc_return(struct conn *conn, int fd)
+{
+	if (word_load(conn->slot->reason) != REASON_LATENCY || coarse_ns() < conn->again_at)
+		return;
+	bool gains = conn_gain(conn) >= GAIN_MIN_NS;
+	count_traffic(conn);
+	conn->again_at = coarse_ns() + LATENCY_NS;
+	if (gains)
+		conn_promote(conn, fd, SLOT_DEMOTED);
 }
 
 void rpc_consider(struct conn *conn, int fd)

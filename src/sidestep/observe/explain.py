@@ -216,6 +216,10 @@ class Explainer:
         cause, hint = one.why, self._remedy(one)
         if failed := self._failed(one, ends) or self._of_another_user(one, peer):
             return failed
+        if one.reason == Reason.LATENCY.name:
+            told = next((told for told in self._told_of(one, ends) if told["protocol"] is None), None)
+            figures = f": {str(told['why']).rpartition(': ')[2]}" if told else ""
+            return one.reason, cause + figures, hint
         about_the_peer = one.reason in _ABOUT_THE_PEER
         if not about_the_peer and one.reason not in _DECIDED:
             return one.reason, cause, hint

@@ -139,7 +139,7 @@ class SdpLink:
 
     @property
     def plain(self) -> bool:
-        return self._established and not self._ending and self._stream.connection.plain
+        return self._established and not self._ending and self._stream.plain
 
     def lend(self, record: dict[str, int]) -> Lent | None:
         if not self._established or self._ending or self._out or self._on_way or self._relay is None:

@@ -575,43 +575,6 @@ class SdpConnection:
         """Calls when this request of the send queue has completed; not at all if the connection ends before."""
         self._flow.when_sent(wr_id, then)
 
-    # --- lending it to the engine ---
-
-    @property
-    def filled(self) -> int:
-        """Bytes that have come for receives which are not done."""
-        return self._sink.filled
-
-    @property
-    def plain(self) -> bool:
-        """Whether nothing unusual goes on, however much there is to send and to receive."""
-        resize, suspend = self._resize, self._suspend
-        return not (
-            self.state is not SdpState.ESTABLISHED or not self._fast or resize.busy or resize.asked is not None
-            or suspend.port is not None or suspend.sent or self._teardown.reader_closed
-        )  # fmt: skip
-
-    def may_lend(self, record: dict[str, int]) -> bool:
-        """Whether nothing unusual goes on and nobody waits; then the record has all that plain Data needs."""
-        if not self.plain or not self.quiet() or self.timers or self._control:
-            return False
-        if not (self._source.lend() and self._sink.lend() and self._flow.lend(record)):
-            return False
-        record["local_size"] = self._resize.local
-        return True
-
-    def lend(self) -> None:
-        """The engine has it. Receives are forgotten: the user asks anew after `take_back`."""
-        self._sink.receives.clear()
-
-    def take_back(self, record: dict[str, int], now: float) -> None:
-        """The engine has given it back; what it has not taken comes by `handle_message`."""
-        self.now = now
-        self._flow.take_back(record)
-        self._source.take_back(record)
-        self._sink.take_back(record)
-        self.dirty = True
-
     # --- time ---
 
     def next_deadline(self) -> float | None:

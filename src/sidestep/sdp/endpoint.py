@@ -28,6 +28,7 @@ from sidestep.rdma.cm import ConnectionRequest, Disconnected, Established, Rejec
 from sidestep.rdma.pools import RdmaElement
 from sidestep.rdma.verbs import AsyncEvent, EventKind, Lent, QpCapabilities, QueuePair
 from sidestep.rdma.work import Access, RdmaRead, RdmaWrite, Receive, RKey, Send, Status
+from sidestep.sdp import engine
 from sidestep.sdp.buffers import Loan, Want
 from sidestep.sdp.connection import SdpCause, SdpConnection
 from sidestep.sdp.private_data import fitted, whole
@@ -208,9 +209,14 @@ class SdpStream:
     # --- lending it to the engine ---
 
     @property
+    def plain(self) -> bool:
+        """Whether it could be lent as soon as nothing is under way."""
+        return engine.is_plain(self.connection)
+
+    @property
     def filled(self) -> int:
         """Bytes that have come for receives which are not done."""
-        return self.connection.filled
+        return engine.filled(self.connection)
 
     def lend(self, record: dict[str, int], reclaim: Callable[[], object]) -> Lent | None:
         """Its wire, if nothing unusual goes on and no request but receives is under way, which are forgotten.
@@ -220,16 +226,16 @@ class SdpStream:
         qp = self.qp
         if qp is None or self._running or self._lasts_out or self._want is not None:
             return None
-        if not self.connection.may_lend(record) or (lent := qp.lend(record, reclaim)) is None:
+        if not engine.may_lend(self.connection, record) or (lent := qp.lend(record, reclaim)) is None:
             return None
-        self.connection.lend()
+        engine.lend(self.connection)
         self._reclaim = reclaim
         return lent
 
     def take_back(self, record: dict[str, int], error: int) -> None:
         """The engine has given it back; `error`: the errno that broke the wire, or 0."""
         self._reclaim = nothing
-        self.connection.take_back(record, self.stack.clock())
+        engine.take_back(self.connection, record, self.stack.clock())
         if self.qp is not None:
             self.qp.take_back(record, error)
 

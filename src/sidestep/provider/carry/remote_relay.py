@@ -642,24 +642,13 @@ class RemoteRelay(Relayed):
         return self.given and self.taken and (unused or self.arrived_told >= 0)
 
     _HEARD = {  # noqa: RUF012 - not to be changed
-        Control.ATTACHED: _on_attached,
-        Control.READY: _on_ready,
-        Control.SWITCHED: _on_switched,
-        Control.READ: _on_read,
-        Control.ASK: _on_ask,
-        Control.RECALL: _on_recall,
-        Control.BACK: _on_back,
-        Control.SHUT: _on_shut,
-        Control.CLOSED: _on_closed,
-        Control.ENDED: _on_ended,
-        Control.FIN_SEEN: _on_fin_seen,
-        Control.ACKED: _on_acked,
-        Control.RESET: _on_reset,
-        Control.LEAVE: _on_leave,
-        Control.ARRIVED: _on_arrived,
-        Control.RESENDS: _on_resends,
-        Control.ROUNDS: _on_rounds,
-    }
+        Control.ATTACHED: _on_attached, Control.READY: _on_ready, Control.SWITCHED: _on_switched,
+        Control.READ: _on_read, Control.ASK: _on_ask, Control.RECALL: _on_recall,
+        Control.BACK: _on_back, Control.SHUT: _on_shut, Control.CLOSED: _on_closed,
+        Control.ENDED: _on_ended, Control.FIN_SEEN: _on_fin_seen, Control.ACKED: _on_acked,
+        Control.RESET: _on_reset, Control.LEAVE: _on_leave, Control.ARRIVED: _on_arrived,
+        Control.RESENDS: _on_resends, Control.ROUNDS: _on_rounds,
+    }  # fmt: skip
 
 
 def enter(

@@ -42,8 +42,8 @@ class Shared:
     closing: bool = False  # no more offers are taken in
 
     @property
-    def profile(self) -> dict[str, int]:
-        """By what shims judge whether a way to another host is worth it, as fields of a message; nothing: they need not."""
+    def profile(self) -> dict[str, Any]:
+        """By what shims judge whether a way to another host is worth it, in fields of a message; or none."""
         if self.services.remote is None or self.services.remote.profile is None:
             return {}
         message_ns, mib_ns, turn_ns = self.services.remote.profile.nanoseconds
