@@ -16,6 +16,7 @@ from talking import PORT, line, promoted
 
 from sidestep import gain
 from sidestep.config import RemoteSettings
+from sidestep.demo import profile
 from sidestep.errors import Misuse
 from sidestep.gain import Profile, Traffic
 from sidestep.native.layout import Reason
@@ -127,3 +128,12 @@ def test_a_stream_goes_and_a_conversation_comes_back(two: tuple[Host, Host]) -> 
             do(client, "talk")
             stays(one)
     assert one.joined("connect") == 1
+
+
+@pytest.mark.slow
+def test_a_profile_is_measured_and_can_be_given() -> None:
+    told: list[str] = []
+    found = profile.measure(rounds=1, seconds=0.2, tell=told.append)
+    assert told == ["round 1 of 1"]
+    assert Profile.parse(str(found)) == found
+    assert found.message_us > 0  # a ring takes 64 bytes faster than a system call does

@@ -231,12 +231,14 @@ def _port(endpoint: str) -> str:
     return endpoint.rpartition(":")[2]
 
 
-def _talk(role: str) -> Callable[[Testbed, float], Run]:
+def talk(role: str, *more: str) -> Callable[[Testbed, float], Run]:
+    """A work of one connection between two of our own programs; `more` goes to the client."""
+
     def run(place: Testbed, seconds: float) -> Run:
         at = ["--address", place.address]
         server = place.start([*_PROGRAMS, f"{role}-server", *at], server=True)
         port = int(server.line(START_TIMEOUT_S))
-        client = place.start([*_PROGRAMS, f"{role}-client", *at, "--port", str(port), "--seconds", str(seconds)])
+        client = place.start([*_PROGRAMS, f"{role}-client", *at, "--port", str(port), "--seconds", str(seconds), *more])
         found = _measured(place, port, client, seconds)
         server.rest()
         return found
@@ -351,8 +353,8 @@ def works() -> tuple[Work, ...]:
     return (
         Work("redis-1", "redis-benchmark GET, 1 connection", "requests/s", _Redis(1), needs=redis),
         Work("redis-50", "redis-benchmark GET, 50 connections", "requests/s", _Redis(50), needs=redis),
-        Work("echo", "64 B ping-pong in Python, median", "us", _talk("echo"), lower_is_better=True),
-        Work("bulk", "16 MiB transfers in Python, SHA-256 checked", "MB/s", _talk("bulk")),
+        Work("echo", "64 B ping-pong in Python, median", "us", talk("echo"), lower_is_better=True),
+        Work("bulk", "16 MiB transfers in Python, SHA-256 checked", "MB/s", talk("bulk")),
         Work("nginx", "nginx, 16 MiB files, SHA-256 checked", "MB/s", _nginx, needs=("nginx",)),
     )
 
@@ -535,7 +537,7 @@ def run_two_hosts(*, rounds: int = ROUNDS, seconds: float = SECONDS, tell: Tell)
     with _watched(rounds, seconds) as demo, ExitStack() as stack:
         policy = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="sidestep-demo-"))) / "libsdp.conf"
         policy.write_text(f"use sdp connect * {TWO_HOSTS_PREFIX}0/24:*\n")
-        promoted, first = _two_hosts(stack), _two_hosts(stack, policy)
+        promoted, first = two_hosts(stack), two_hosts(stack, policy)
         sites = {"tcp": [replace(site, sidestep=None) for site in promoted], "sidestep": promoted, "sdp": first}
         places: dict[str, Callable[[str], Testbed]] = {
             name: lambda name: Testbed(name, sites[name][1], sites[name][0]) for name in sites
@@ -544,7 +546,7 @@ def run_two_hosts(*, rounds: int = ROUNDS, seconds: float = SECONDS, tell: Tell)
     return demo
 
 
-def _two_hosts(stack: ExitStack, policy: Path | None = None) -> list[Site]:
+def two_hosts(stack: ExitStack, policy: Path | None = None) -> list[Site]:
     """Two, joined by a bridge, with a provider each; by `policy` their connections begin with SDP."""
     bridge, namespaces = NetworkBridge(), (Namespace(), Namespace())
     for made in (bridge, *namespaces):

@@ -1,8 +1,8 @@
 """The small real programs that `sidestep demo` runs: they know TCP and nothing else.
 
-``python -m sidestep.demo.programs ROLE``, roles: echo-server, echo-client, bulk-server, bulk-client,
-redis-check, fetch. A server prints its port on a line. A client prints one JSON object on a line and then keeps its
-connection open until its standard input ends, so that whoever runs it can look at the connection.
+``python -m sidestep.demo.programs ROLE``, roles: echo-server, echo-client, bulk-server, bulk-client, pour-server,
+pour-client, redis-check, fetch. A server prints its port on a line. A client prints one JSON object on a line and then
+keeps its connection open until its standard input ends, so that whoever runs it can look at the connection.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ ECHO_LEN: Final = 64  # bytes
 BULK_LEN: Final = 16 << 20  # bytes a transfer
 SEND_LEN: Final = 1 << 20  # bytes a send
 DIGEST_LEN: Final = 32  # bytes, SHA-256
+POUR_BATCH: Final = 4096  # bytes
 WARMUP_S: Final = 0.1
 REDIS_VALUES: Final = 200
 REDIS_VALUE_LEN_MAX: Final = 40_000  # bytes
@@ -95,6 +96,31 @@ def echo_client(address: str, port: int, seconds: float) -> None:
             if sent >= start:
                 times.append(now - sent)
         _finish({"value": statistics.median(times) / 1e3 if times else 0.0, "equal": equal and bool(times)})
+
+
+def pour_server(address: str) -> None:
+    """Receives zeros, up to the first that is none; answers with that."""
+    buffer = memoryview(bytearray(SEND_LEN))
+    with _accept(address) as sock:
+        while (count := sock.recv_into(buffer)) and not buffer[count - 1]:
+            pass
+        sock.sendall(b"!")
+        sock.recv(1)
+
+
+def pour_client(address: str, port: int, seconds: float, size: int) -> None:
+    """Sends messages to pour_server; the result has microseconds a message, to the answer that all have come."""
+    message, count = bytes(size), 0
+    batch = max(1, POUR_BATCH // size)  # between two looks at the clock
+    with _connect(address, port) as sock:
+        start = time.perf_counter()
+        while time.perf_counter() < start + seconds:
+            for _ in range(batch):
+                sock.sendall(message)
+            count += batch
+        sock.sendall(b"!")
+        _receive_whole(sock, memoryview(bytearray(1)))
+        _finish({"value": (time.perf_counter() - start) / count * 1e6, "equal": True})
 
 
 def bulk_server(address: str) -> None:
@@ -172,6 +198,7 @@ def main() -> None:
     parser.add_argument("--address", default="127.0.0.1", help="the server's")
     parser.add_argument("--port", type=int, help="the server's port, for clients")
     parser.add_argument("--seconds", type=float, help="measured, after a short warm-up")
+    parser.add_argument("--size", type=int, help="bytes of a message, for pour-client")
     parser.add_argument("--sha256", help="what the file sums up to, for fetch")
     args = vars(parser.parse_args())
     ROLES[args.pop("role")](**{name: value for name, value in args.items() if value is not None})
@@ -179,7 +206,7 @@ def main() -> None:
 
 ROLES: Final[dict[str, Callable[..., None]]] = {
     "echo-server": echo_server, "echo-client": echo_client, "bulk-server": bulk_server, "bulk-client": bulk_client,
-    "redis-check": redis_check, "fetch": fetch,
+    "pour-server": pour_server, "pour-client": pour_client, "redis-check": redis_check, "fetch": fetch,
 }  # fmt: skip
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """The one definition of every record that C and Python share.
 
-Python reads these tables directly; the build runs ``python layout.py OUT`` to write ``layout.h`` with the same
-structs, each field held in place by a ``static_assert``. Shared are the provider's RPC message, the registry page
+Python reads these tables directly; from them the build writes ``layout.h`` (``header.py``) with the same structs, each
+field held in place by a ``static_assert``. Shared are the provider's RPC message, the registry page
 (provider writes, shims map it read-only), the arena of connection slots (a shim's process family writes, the provider
 maps it read-only for ``sidestep ss``), the header of a channel's segment (each end writes its own part), and what
 Python hands to the shim in its own process.
@@ -9,15 +9,12 @@ Python hands to the shim in its own process.
 All integers are native-endian: records never leave the host. Ports and addresses are kept as numbers and network-order
 bytes; IPv4 addresses are stored v4-mapped (``::ffff:a.b.c.d``) so that one comparison serves both families.
 
-This module imports nothing of sidestep, because the build runs it as a plain script.
+This module imports nothing of sidestep, because the build loads it by itself.
 """
 
 from __future__ import annotations
 
-import re
 import struct
-import sys
-from collections.abc import Mapping
 from enum import IntEnum, IntFlag
 from typing import Any, Final, NamedTuple
 
@@ -562,17 +559,18 @@ RECORDS: Final[dict[str, tuple[Field, ...]]] = {
         *_same("Q", "wire_sent wire_received bytes_sent bytes_received"),
     ),
 }
-_CHANNEL: Final = ("channel_producer", "channel_consumer", "channel_side")
+CHANNEL_RECORDS: Final = ("channel_producer", "channel_consumer", "channel_side")
 
 # What threads and processes touch while another changes it: `_Atomic` in C.
 ATOMIC: Final[dict[str, set[str]]] = {
     "registry_header": {"closing", "commands", "asks_connect", "answers"},
     "arena_header": {"free_head", "slots_used"},
-    **{record: {name for name, code, _ in RECORDS[record] if code != "B"} for record in ("conn_slot", *_CHANNEL)},
+    **{
+        record: {name for name, code, _ in RECORDS[record] if code != "B"} for record in ("conn_slot", *CHANNEL_RECORDS)
+    },
 }
 
 _SIZES: Final = {"B": 1, "H": 2, "I": 4, "Q": 8}
-_CTYPES: Final = {"B": "uint8_t", "H": "uint16_t", "I": "uint32_t", "Q": "uint64_t"}
 
 
 def offsets(record: str) -> dict[str, int]:
@@ -643,68 +641,3 @@ def bucket_index(secret: int, addr_a: bytes, port_a: int, addr_b: bytes, port_b:
 
     total = (one(addr_a, port_a) + one(addr_b, port_b)) & mask
     return (total ^ (total >> 32)) % REGISTRY_BUCKETS
-
-
-def _table(
-    way: str, states: type[IntEnum], events: type[IntEnum], transitions: Mapping[tuple[Any, Any], IntEnum]
-) -> list[str]:
-    """A table of states and events in C; 0xff stands for what cannot happen."""
-    rows = (", ".join(str(int(transitions.get((state, event), 0xFF))) for event in events) for state in states)
-    return [
-        "",
-        f"#define {way}_STATES {len(states)}u",
-        f"#define {way}_EVENTS {len(events)}u",
-        f"#define {way}_NEXT {{ {', '.join(f'{{ {row} }}' for row in rows)} }}",
-    ]
-
-
-def c_header() -> str:
-    lines = ["/* Made from layout.py by the build; change it there. */"]
-    lines += ["#ifndef SIDESTEP_LAYOUT_H", "#define SIDESTEP_LAYOUT_H"]
-    lines += [f"#include <{name}.h>" for name in ("assert", "stdatomic", "stddef", "stdint")]
-    lines += [""]
-    for name in (
-        "LAYOUT_VERSION", "RPC_MAGIC", "REGISTRY_BUCKETS", "REGISTRY_BUCKETS_OFFSET", "REGISTRY_SIZE",
-        "ARENA_SLOTS_OFFSET", "ARENA_SLOTS_MAX", "ARENA_MAGIC", "CHANNEL_ROUNDS", "DOORBELLS_PER_PAGE",
-        "TRANSLATED_ADDRESS", "TRANSLATED_MASK", "SPIN_US_MAX", "GAIN_MIN_NS", "SDP_DATA",
-        "LINK_DATA", "LINK_READ",
-        *(name for name in globals() if name.startswith("PROMOTE_AFTER_")),
-    ):  # fmt: skip
-        lines.append(f"#define {name} {globals()[name]:#x}u")
-    lines.append(f'#define SYSTEM_SOCKET "{SYSTEM_SOCKET}"')
-    lines += ["#ifndef CHANNEL_SPILL /* a test has less */", f"#define CHANNEL_SPILL {CHANNEL_SPILL:#x}u", "#endif"]
-    for name in EXPLICIT_NUMBERS:
-        lines.append(f"#define {name} {globals()[name]:#x}")  # signed, as socket() takes them
-    prefixes = {
-        Notice: "CHANNEL", Seen: "CHANNEL_SEEN", Acked: "CHANNEL_ACKED", Back: "CHANNEL", TxEvent: "TX_ON",
-        RxEvent: "RX_ON",
-    }  # fmt: skip
-    for enum in (
-        Rpc, Welcome, Attach, Ask, Refusal, State, Reason, Role, Notice, Seen, Acked, Back, Tx, TxEvent, Rx, RxEvent,
-    ):  # fmt: skip
-        lines += ["", f"enum {re.sub(r'(?<=.)(?=[A-Z])', '_', enum.__name__).lower()}_code {{"]
-        lines += [f"\t{prefixes.get(enum, enum.__name__.upper())}_{member.name} = {member.value}," for member in enum]
-        lines += ["};"]
-    lines += _table("TX", Tx, TxEvent, TX_TRANSITIONS) + _table("RX", Rx, RxEvent, RX_TRANSITIONS)
-    for record, fields in RECORDS.items():
-        lines += ["", f"struct {record} {{"]
-        for name, code, n in fields:
-            atomic = "_Atomic " if name in ATOMIC.get(record, ()) else ""
-            lines.append(f"\t{atomic}{_CTYPES[code]} {name}{f'[{n}]' if n > 1 else ''};")
-        lines += ["};"]
-        lines += [
-            f'static_assert(offsetof(struct {record}, {name}) == {at}, "layout");'
-            for name, at in offsets(record).items()
-        ]
-        lines += [f'static_assert(sizeof(struct {record}) == {size(record)}, "layout");']
-    # lists of names, for tables by name and for what is done with each of them
-    for record in _CHANNEL:
-        names = " ".join(f"WORD(at, {name})" for name, _, _ in RECORDS[record] if name != "pad")
-        lines += ["", f"#define {record.upper()}_WORDS(WORD, at) {names}"]
-    lines += ["", f"#define CHANNEL_REMOTE_WORDS(WORD) {' '.join(f'WORD({name})' for name in PeerState._fields[:-1])}"]
-    return "\n".join([*lines, "", "#endif", ""])
-
-
-if __name__ == "__main__":
-    with open(sys.argv[1], "w", encoding="ascii") as out:
-        out.write(c_header())

@@ -1,0 +1,49 @@
+"""The profile of connections between two hosts: what their way gains and loses over TCP, measured on this machine."""
+
+from __future__ import annotations
+
+import statistics
+from contextlib import ExitStack
+from dataclasses import replace
+from typing import Final
+
+from sidestep.demo.demo import Tell, Testbed, talk, two_hosts
+from sidestep.errors import Unavailable
+from sidestep.gain import Profile
+
+SMALL: Final = 64  # bytes of a message; the larger a piece, the more of its time is for its bytes
+LARGE: Final = 1 << 16
+_WORKS: Final = {
+    "small": talk("pour", "--size", str(SMALL)),
+    "large": talk("pour", "--size", str(LARGE)),
+    "turn": talk("echo"),
+}
+
+
+def measure(*, rounds: int, seconds: float, tell: Tell) -> Profile:
+    """Over TCP and by SDP in turns, between two network namespaces of this host.
+
+    Raises:
+        Unavailable: This user may make no namespaces, or a connection was not promoted.
+    """
+    times: dict[tuple[str, str], list[float]] = {}
+    with ExitStack() as stack:
+        client, server = two_hosts(stack)
+        places = {"tcp": [replace(site, sidestep=None) for site in (server, client)], "sdp": [server, client]}
+        for number in range(rounds):
+            for work, run in _WORKS.items():
+                for name, sites in places.items():
+                    with Testbed(name, *sites) as place:
+                        found = run(place, seconds)
+                    if found.look is not None and not found.look.promoted:
+                        raise Unavailable(f"a connection of the work {work!r} was not promoted: {', '.join(found.look.why_not)}")
+                    times.setdefault((work, name), []).append(found.value)
+            tell(f"round {number + 1} of {rounds}")
+    longer = {work: statistics.median(times[work, "sdp"]) - statistics.median(times[work, "tcp"]) for work in _WORKS}
+    message_us = max(0.0, -longer["small"])
+    return Profile(
+        round(message_us, 1),
+        # a message gains whatever it brings, and a round trip is two of them
+        round(max(0.0, (longer["large"] + message_us) * (1 << 20) / LARGE)),
+        round(max(0.0, longer["turn"] + 2 * message_us)),
+    )
