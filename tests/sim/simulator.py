@@ -76,7 +76,7 @@ def _shim_sources(native: Path) -> list[Path]:
 
 def _compile(out: Path, native: Path) -> None:
     cc = os.environ.get("CC", "gcc")
-    _run(sys.executable, native / "layout.py", out / "layout.h")
+    _run(sys.executable, native / "header.py", native / "layout.py", out / "layout.h")
 
     def compiled(source: Path, flags: Iterable[str]) -> Path:
         made = out / f"{source.parent.name}-{source.stem}.o"
@@ -96,7 +96,7 @@ def build(tree: Path = ROOT) -> Simulator:
     """The simulator for the shim of a source tree; compiled only if there is none of this content yet."""
     native = tree / "src" / "sidestep" / "native"
     digest = hashlib.sha256()
-    for path in sorted([*HERE.glob("*.[ch]"), Path(__file__), *native.glob("*.[ch]"), native / "layout.py"]):
+    for path in sorted([*HERE.glob("*.[ch]"), Path(__file__), *native.glob("*.[ch]"), *native.glob("*.py")]):
         digest.update(path.name.encode() + path.read_bytes())
     target = OUTPUT / f"sim-{digest.hexdigest()[:16]}"
     OUTPUT.mkdir(parents=True, exist_ok=True)

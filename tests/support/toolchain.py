@@ -30,6 +30,7 @@ TESTS: Final = SUPPORT.parent
 ROOT: Final = TESTS.parent
 NATIVE_TESTS: Final = TESTS / "native"
 NATIVE: Final = ROOT / "src" / "sidestep" / "native"
+LAYOUT: Final = (NATIVE / "header.py", NATIVE / "layout.py")  # what writes layout.h, and of what
 HEADERS: Final = ROOT / "include" / "sidestep"  # what C programs include
 OUTPUT: Final = ROOT / "build" / "native-tests"
 COMPILE_TIMEOUT_S: Final = 300
@@ -104,7 +105,7 @@ def build(name: str, sources: Sequence[Path], flags: Sequence[str], *, cc: str |
     cc = cc or compiler()
     digest = hashlib.sha256("\0".join([cc, *flags]).encode())
     folders = {NATIVE, HEADERS, SUPPORT, NATIVE_TESTS, *(path.parent for path in sources)}
-    headers = [NATIVE / "layout.py", *(header for folder in folders for header in folder.glob("*.h"))]
+    headers = [*LAYOUT, *(header for folder in folders for header in folder.glob("*.h"))]
     for path in sorted({*sources, *headers}):
         digest.update(path.name.encode() + path.read_bytes())
     return made_once(f"{digest.hexdigest()[:16]}-{name}", partial(_compile, cc, sources, flags))
@@ -125,7 +126,7 @@ def made_once(name: str, make: Callable[[Path], None]) -> Path:
 
 
 def _compile(cc: str, sources: Sequence[Path], flags: Sequence[str], made: Path) -> None:
-    subprocess.run([sys.executable, NATIVE / "layout.py", made.parent / "layout.h"], check=True)
+    subprocess.run([sys.executable, *LAYOUT, made.parent / "layout.h"], check=True)
     includes = [f"-I{made.parent}", f"-I{NATIVE}", f"-I{NATIVE_TESTS}"]
     done = _run([cc, "-g", "-std=gnu11", "-pthread", *WARNINGS, *includes, *sources, *flags, "-o", made])
     if done.returncode:
