@@ -17,8 +17,9 @@ from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple, Self
 
-from sidestep import limits
+from sidestep import gain, limits
 from sidestep.errors import Misuse, Unavailable
+from sidestep.gain import ALWAYS, BY_GAIN, Profile
 from sidestep.installation import native_library
 from sidestep.native import layout
 from sidestep.native.layout import Welcome
@@ -372,6 +373,7 @@ class RemoteSettings(NamedTuple):
     key_file: Path | None = None  # what both providers know, and nobody else
     engine: bool = True  # ordinary messages pass in compiled code
     engine_cpus: tuple[int, ...] = ()  # where that runs; none: anywhere
+    profile: Profile | None = None  # by whose figures connections have to gain; None: they need not
 
     def trusts(self, host: IPv4Address | IPv6Address) -> bool:
         """Whether a host is among them."""
@@ -379,9 +381,10 @@ class RemoteSettings(NamedTuple):
 
     @classmethod
     def parse(
-        cls, hosts: str, key_file: str | None = None, *, engine: bool = True, engine_cpus: tuple[int, ...] = ()
-    ) -> Self:
-        """`NETWORK[,NETWORK...]`; raises Misuse."""
+        cls, hosts: str, key_file: str | None = None, *, engine: bool = True, engine_cpus: tuple[int, ...] = (),
+        promote: str = ALWAYS,
+    ) -> Self:  # fmt: skip
+        """`NETWORK[,NETWORK...]`; `promote`: as `--remote-promote` says; raises Misuse."""
         from ipaddress import ip_network
 
         try:
@@ -390,13 +393,18 @@ class RemoteSettings(NamedTuple):
             raise Misuse(
                 f"{hosts!r} are not networks: {error}", remedy="for example 192.0.2.0/24 or 192.0.2.7,2001:db8::/64"
             ) from error
-        return cls(networks, Path(key_file).absolute() if key_file else None, engine, engine_cpus)
+        if promote == BY_GAIN:
+            profile = gain.ENGINE if engine else gain.PYTHON
+        else:
+            profile = None if promote == ALWAYS else Profile.parse(promote)
+        return cls(networks, Path(key_file).absolute() if key_file else None, engine, engine_cpus, profile)
 
     def arguments(self) -> list[str]:
         """What tells a provider, or a worker of one, the same."""
         key = [f"--remote-key={self.key_file}"] if self.key_file else []
         cpus = [f"--engine-cpu={','.join(map(str, self.engine_cpus))}"] if self.engine_cpus else []
-        return [f"--remote={self}", *key, *([] if self.engine else ["--engine=off"]), *cpus]
+        engine = [] if self.engine else ["--engine=off"]
+        return [f"--remote={self}", *key, *engine, *cpus, f"--remote-promote={self.profile or ALWAYS}"]
 
     def __str__(self) -> str:
         return ",".join(map(str, self.hosts))

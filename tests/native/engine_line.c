@@ -98,6 +98,7 @@ void line_open(struct line *line, struct engine *engine, uint64_t seed, const st
 	else
 		end_open(&line->app, segment, 0);
 	close(segment);
+	line->reason = ENGINE_ASKED;
 	line->bell_fd = eventfd(1u << 30, EFD_SEMAPHORE | EFD_CLOEXEC | EFD_NONBLOCK);
 	CHECK(line->bell_fd >= 0);
 	if (options->tcp)
@@ -154,13 +155,135 @@ static struct channel_side words_of(const struct channel_side *remote)
 	return words;
 }
 
+/* ---- what Python does with what was read and is not lent; slow, and with no eye for anything but plain messages ---- */
+struct heard {
+	uint8_t message[70000];
+	uint32_t len, data_len;
+	uint8_t data[70000];
+	uint64_t data_left, read;
+};
+
+static bool heard_words(struct line *line, struct heard *heard)
+{
+	uint64_t head = atomic_load(line->host.channel.own.head);
+
+	heard->data_left = line->record.data_left;
+	heard->read = head;
+	for (uint32_t at = BSDH_LEN; at < heard->len;) {
+		uint64_t first, count;
+		if (heard->data_left) {
+			heard->data[heard->data_len++] = heard->message[at++];
+			heard->data_left--;
+			continue;
+		}
+		if (heard->len - at < WORD_LEN)
+			return false;
+		memcpy(&first, heard->message + at, sizeof(first));
+		memcpy(&count, heard->message + at + 8, sizeof(count));
+		at += WORD_LEN;
+		count = be64toh(count);
+		if (be64toh(first) >> 56 == LINK_DATA && count > 0 && count <= line->host.channel.tx.spill_size)
+			heard->data_left = count;
+		else if (be64toh(first) >> 56 == LINK_READ && count - head <= line->record.held && count >= heard->read)
+			heard->read = count;
+		else
+			return false;
+	}
+	return true;
+}
+
+static enum engine_reason heard_take(struct line *line, struct heard *heard)
+{
+	struct engine_record *record = &line->record;
+	struct channel_end *end = &line->host.channel;
+	struct sdp_bsdh bsdh;
+
+	if (heard->len < BSDH_LEN)
+		return ENGINE_MESSAGE;
+	memcpy(&bsdh, heard->message, BSDH_LEN);
+	uint32_t ack = be32toh(bsdh.mseq_ack), bufs = be16toh(bsdh.bufs);
+	if (bsdh.mid != SDP_DATA || bsdh.flags || be32toh(bsdh.len) != heard->len || be32toh(bsdh.mseq) != record->rx_mseq + 1 ||
+	    record->tx_mseq - ack > record->tx_mseq - record->peer_ack || !heard_words(line, heard))
+		return ENGINE_MESSAGE;
+	channel_tx_settle(end);
+	if (channel_tx_space(end, SIZE_MAX) < (int64_t)(heard->data_len + heard->data_left))
+		channel_tx_spill(end, SIZE_MAX);
+	if (channel_tx_space(end, SIZE_MAX) < (int64_t)(heard->data_len + heard->data_left))
+		return ENGINE_COUNTS;
+	channel_tx_put(end, 0, heard->data, heard->data_len);
+	channel_tx_publish(end, heard->data_len);
+	uint64_t passed = heard->read - atomic_load(end->own.head);
+	channel_rx_consume(end, passed);
+	record->held -= passed;
+	record->rx_mseq++;
+	record->rx_msn++;
+	record->peer_ack = ack;
+	record->credit = bufs > record->tx_mseq - ack ? bufs - (record->tx_mseq - ack) : 0;
+	record->owes |= heard->len > BSDH_LEN;
+	record->data_left = heard->data_left;
+	return ENGINE_KEPT;
+}
+
+static bool is_whole(const struct line *line, const struct framing_run *run)
+{
+	return !run->tagged && run->control == 1 && run->rdmap == SEND && !run->queue && run->msn == line->record.rx_msn &&
+	       !run->offset && run->last && run->len <= line->record.local_size;
+}
+
+/* Takes what is staged. False: a message has begun and not ended; or that was no message, and line->reason tells. */
+static bool take_staged(struct line *line)
+{
+	const struct framing_run *runs;
+	size_t count, n = 0;
+
+	CHECK(framing_in_parse(&line->in) == 0);
+	count = framing_in_runs(&line->in, &runs);
+	line->reason = ENGINE_ASKED;
+	for (; n < count && line->reason == ENGINE_ASKED; n++) {
+		struct heard heard = {.len = runs[n].len};
+		struct framing_span span = {heard.message, sizeof(heard.message), 0, false};
+		if (n == count - 1 && !runs[n].last && !line->in.fault && runs[n].len <= line->record.local_size)
+			break;
+		if (!is_whole(line, runs + n)) {
+			line->reason = ENGINE_MESSAGE;
+			return false;
+		}
+		CHECK(framing_in_place(&line->in, runs + n, 0, &span, 1, 0, runs[n].len) == 0);
+		enum engine_reason why = heard_take(line, &heard);
+		if (why)
+			line->reason = why;
+	}
+	if (line->reason == ENGINE_ASKED && line->in.fault)
+		line->reason = ENGINE_MESSAGE;
+	if (n < count && line->reason == ENGINE_ASKED)
+		framing_in_unread(&line->in, n);
+	return n == count && line->reason == ENGINE_ASKED;
+}
+
+/* As stream_fill(): what may complete a message that has begun. */
+static bool read_more(struct line *line)
+{
+	uint8_t *at;
+	size_t len;
+
+	CHECK(framing_in_room(&line->in, &at, &len) == 0);
+	ssize_t got = len ? recv(line->fd, at, len, MSG_DONTWAIT) : -1;
+	if (got <= 0)
+		return false;
+	framing_in_commit(&line->in, (size_t)got);
+	return true;
+}
+
 bool line_lend(struct line *line)
 {
 	struct engine_bell bell = {&line->bell_word, &line->bell_rung, line->bell_fd};
 	struct channel_side words = words_of(line->host.channel.remote);
 
 	CHECK(!line->loan);
-	if (framing_out_waiting(&line->out) || line->in.fault)
+	while (!take_staged(line))
+		if (line->reason != ENGINE_ASKED || !read_more(line))
+			return false;
+	if (framing_out_waiting(&line->out))
 		return false;
 	line->loan = engine_lend(line->engine, &line->record, &line->host.channel, &words, &bell, line->number, &line->in, &line->out,
 	                         line->fd, line);

@@ -72,7 +72,10 @@ struct line_options {
 void line_open(struct line *line, struct engine *engine, uint64_t seed, const struct line_options *options);
 void line_close(struct line *line);
 
-/* Lends it as it is, with the application's words of now. False: it has ended, or the wire is not empty. */
+/*
+ * Takes what was read, as Python does, and lends it with the application's words of now. False: `reason` tells, or a message
+ * has begun and not ended (ENGINE_ASKED), or something waits to be written.
+ */
 bool line_lend(struct line *line);
 void line_take(struct line *line);
 /* Writes what waits, as Python does before it lends again. */

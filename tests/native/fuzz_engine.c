@@ -159,6 +159,22 @@ static void hints_odd(struct hint_ring *hints, struct input *input)
 	atomic_store(&hints->tail, tail);
 }
 
+static void do_receive(struct line *line, size_t len)
+{
+	int64_t there = channel_rx_avail(&line->app.channel);
+
+	if (line->hostile || there <= 0)
+		return;
+	if (!line->peer.changed) {
+		line_app_receive(line, len);
+		return;
+	}
+	len = (size_t)there < len ? (size_t)there : len; /* its bytes may be any */
+	channel_rx_consume(&line->app.channel, len);
+	line->app_got += len;
+	line_app_hint(line);
+}
+
 static void do_move(struct line *line, struct input *input, unsigned move)
 {
 	switch (move & 15) {
@@ -166,8 +182,7 @@ static void do_move(struct line *line, struct input *input, unsigned move)
 		line_app_send(line, line->hostile ? 0 : (size_t)input_take(input, 2));
 		break;
 	case 2:
-		if (!line->hostile)
-			line_app_receive(line, (size_t)input_take(input, 2));
+		do_receive(line, (size_t)input_take(input, 2));
 		break;
 	case 3: case 4: case 5: {
 		uint32_t data = (uint32_t)input_take(input, 2);
@@ -198,30 +213,37 @@ static void do_move(struct line *line, struct input *input, unsigned move)
 	}
 }
 
-/* It has been given back for a reason that somebody has given, and goes on if it can. False: it has ended. */
-static bool go_on(struct line *line)
+/* Whether it has ended, for a reason that somebody has given. */
+static bool is_over(const struct line *line)
 {
 	const struct line_peer *peer = &line->peer;
 
+	switch (line->reason) {
+	case ENGINE_MESSAGE: CHECK(peer->changed || line->hostile); return true;
+	case ENGINE_ENDED: CHECK(peer->ended); return true;
+	case ENGINE_COUNTS: CHECK(line->hostile); return true;
+	case ENGINE_BROKEN: return true;
+	case ENGINE_WORDS: CHECK(line->hostile); return false;
+	case ENGINE_SMALL: CHECK(line->record.grows); return false;
+	case ENGINE_CREDIT: CHECK(line->record.credit < 3); return false;
+	default: CHECK(line->reason == ENGINE_ASKED, "reason %d", line->reason); return false;
+	}
+}
+
+/* It goes on if it can, once it has been given back. False: it has ended. */
+static bool go_on(struct line *line)
+{
 	if (line->loan)
 		return true;
-	switch (line->reason) {
-	case ENGINE_MESSAGE: CHECK(peer->changed || line->hostile); return false;
-	case ENGINE_ENDED: CHECK(peer->ended); return false;
-	case ENGINE_BROKEN: CHECK(peer->fd < 0); return false;
-	case ENGINE_COUNTS: CHECK(line->hostile); return false;
-	case ENGINE_WORDS: CHECK(line->hostile); break;
-	case ENGINE_SMALL: CHECK(line->record.grows || line->record.remote_size < SMALL); line->record.grows = 0; break;
-	case ENGINE_CREDIT: CHECK(line->record.credit < 3); break;
-	case ENGINE_MEMORY: CHECK(false, "no memory"); break;
-	default: CHECK(line->reason == ENGINE_ASKED);
-	}
+	if (line->peer.fd < 0 || line->record.remote_size < SMALL || is_over(line))
+		return false;
+	line->record.grows &= line->reason != ENGINE_SMALL;
 	line_check_told(line);
-	return peer->fd >= 0 && line->record.remote_size >= SMALL && line_lend(line);
+	return line_lend(line) || !is_over(line);
 }
 
 /* Whatever can still go does: then nothing is left. */
-static void settle(struct engine *engine, struct line *lines)
+static void settle(struct engine *engine, struct line *lines, bool *live)
 {
 	for (int quiet = 0, turns = 0; quiet < 3; turns++) {
 		CHECK(turns < 10000, "it never comes to rest");
@@ -230,6 +252,7 @@ static void settle(struct engine *engine, struct line *lines)
 		for (int i = 0; i < LINES; i++) {
 			line_peer_read(&lines[i], SIZE_MAX);
 			line_peer_write(&lines[i], SIZE_MAX);
+			live[i] = live[i] && lines[i].reason != ENGINE_CREDIT && go_on(&lines[i]);
 		}
 	}
 	for (int i = 0; i < LINES; i++)
@@ -274,7 +297,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 	}
 	for (int i = 0; i < LINES; i++)
 		line_app_hint(&lines[i]); /* whatever was said of it may have been lost among odd ones */
-	settle(engine, lines);
+	settle(engine, lines, live);
 	for (int i = 0; i < LINES; i++)
 		line_close(&lines[i]);
 	engine_feed_remove(engine, &hints);

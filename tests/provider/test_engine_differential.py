@@ -45,8 +45,8 @@ MIDDLE: Final = "127.0.0.3"
 SIZES: Final = (1, 15, 16, 17, 100, 1024, 4000, 4096, 5000, 30_000, 65_536, 200_000)
 RINGS: Final = (4096, 65_536, 262_144)
 WORDS: Final = (
-    "attached", "rx_ready", "tx_switched", "tx_switch_offset", "shut_wr", "notice", "tx_back", "tx_back_at", "rx_frozen",
-    "tx_fin", "tx_fin_at", "acked",
+    "attached", "rx_ready", "tx_switched", "tx_switch_offset", "shut_wr", "notice", "tx_back", "tx_back_at",
+    "rx_frozen", "tx_fin", "tx_fin_at", "acked",
 )  # fmt: skip
 ENGINES: Final = {"engines": (True, True), "engine-python": (True, False), "python-engine": (False, True)}
 
@@ -173,6 +173,10 @@ class Direction:
     read: bytearray = field(default_factory=bytearray)
     closed: bool = False
     recalled: int | None = None  # its reader reads no more by ring
+
+    @property
+    def done(self) -> bool:
+        return (self.closed or not self.backlog) and (self.recalled is not None or self.read == self.written)
 
     def write(self, size: int) -> None:
         if not self.closed:
@@ -307,6 +311,9 @@ class Run:
                 if step.what == "shut":
                     hear_fin(self.apps[1 - step.end])
         elif step.what == "recall" and not into.closed:
+            self.drain()
+            into.write(1000)  # which it does not read any more
+            into.push()
             self.rest()
             into.closed = True
             into.recalled = recall(app)
@@ -317,8 +324,8 @@ class Run:
             return
         end.reclaim()
         assert isinstance(end.link, SdpLink)
-        stream = end.link.stream
-        if size > stream.connection.remote_size and not stream.connection._resize.busy:
+        stream, resize = end.link.stream, end.link.stream.connection._resize
+        if size > stream.connection.remote_size and not resize.busy and resize.asked is None:
             stream.resize_remote(size)
 
     def _host(self, index: int) -> Host:
@@ -333,9 +340,8 @@ class Run:
                 direction.take()
                 direction.push()
             self.rest()
-            if not any(d.backlog and not d.closed for d in self.directions):
-                if all(d.recalled is not None or d.read == d.written for d in self.directions):
-                    return
+            if all(d.done for d in self.directions):
+                return
             assert time.monotonic() < deadline, "bytes do not get through"
 
     # -- what is compared --
@@ -440,9 +446,8 @@ def main() -> None:
         seed += 1
         if seed % 20 == 0:
             print(f"{seed - given.seed} traces, {messages} messages, {dict(reasons)}", flush=True)
-    print(
-        f"{seed - given.seed} traces, {messages} messages in {time.monotonic() - began:.0f} s; given back: {dict(reasons)}"
-    )
+    lasted_s = time.monotonic() - began
+    print(f"{seed - given.seed} traces, {messages} messages in {lasted_s:.0f} s; given back: {dict(reasons)}")
 
 
 if __name__ == "__main__":

@@ -1,15 +1,14 @@
-"""Stands on the wire between two providers, and judges what each says by docs/wire/sdp.md §8 and §9, and by the link.
+"""Stands on the wire between two providers, and judges what each says, by docs/wire/sdp.md §8, §9 and by the link.
 
-It is a proxy for one TCP connection of iWARP: bytes pass as they are, in portions that it chooses. It takes each message
-apart with nothing of sidestep's own. What a message says about what its sender had received makes its sender's credit
-known exactly, whatever is under way.
+It is a proxy for one TCP connection of iWARP: bytes pass as they are, in portions that it chooses. It takes each
+message apart with nothing of sidestep's own. What a message says about what its sender had received makes its sender's
+credit known exactly, whatever is under way.
 """
 
 from __future__ import annotations
 
 import random
 import socket
-from bisect import bisect_left
 from dataclasses import dataclass, field
 from struct import Struct
 from typing import Final
@@ -154,10 +153,6 @@ class Judge:
         if payload:  # bytes that are there, and those that are announced, behind what it knows to be read
             assert len(half.stream) + left - known.read <= other.window or left + len(half.stream) == before.data
 
-    def read_before(self, index: int, count: int) -> int:
-        """The number of the first message of an end that tells so many bytes as read."""
-        return bisect_left(self.halves[index].said, count, key=lambda said: said.read)
-
 
 class Between:
     """The proxy. `pump` moves bytes; with `dice` they come in portions, and sometimes not at once."""
@@ -169,7 +164,6 @@ class Between:
         self._ends: list[socket.socket] = []
         self._held = bytearray(), bytearray()  # by who sent it
         self._over = [False, False]
-        self.through = [0, 0]  # bytes that were passed on
 
     def close(self) -> None:
         for each in (self._listener, *self._ends):
@@ -186,7 +180,8 @@ class Between:
             for each in self._ends:
                 each.setblocking(False)
                 each.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        return any([self._move(index) for index in (0, 1)])
+        moved = self._move(0)
+        return self._move(1) or moved
 
     def _move(self, index: int) -> bool:
         source, target, held, dice = self._ends[index], self._ends[1 - index], self._held[index], self._dice
@@ -219,7 +214,6 @@ class Between:
         except OSError:
             sent = len(held)
         del held[:sent]
-        self.through[index] += sent
         if self._over[index] and not held:
             self._end(target)
         return True

@@ -10,7 +10,7 @@ from typing import Any
 import click
 from click.core import ParameterSource
 
-from sidestep import config, limits
+from sidestep import config, gain, limits
 from sidestep.cli.options import json_option, parsed, promote_after_option, ring_size_option, socket_option, together
 from sidestep.cli.shown import show
 from sidestep.config import PromoteAfter, Proof, ProviderSettings, RemoteSettings, parse_cpus
@@ -81,13 +81,22 @@ def provider() -> None:
     callback=parsed(parse_cpus),
     help="Where that code runs; with workers, each one's own runs on any of these. [default: anywhere]",
 )
+@click.option(
+    "--remote-promote",
+    default=gain.BY_GAIN,
+    metavar="gain|always|MESSAGE:MIB:TURN",
+    show_default=True,
+    help="Which connections with other hosts leave TCP. gain: those that gain time by it, as streams of small messages "
+    "do, for as long as they do; always: all; figures: as gain, by the profile that 'sidestep rdma bench --profile' "
+    "has measured.",
+)
 @click.option("--foreground", is_flag=True, help="Serve in this process, until a signal or `stop`.")
 @socket_option
 @json_option
 def start(
     promote_after: PromoteAfter, ring_size: int, offer_expiry: float, idle_exit: float, budget: int, proof: str,
     system: bool, remote: tuple[str, ...], remote_key: str | None, workers: str, engine: str,
-    engine_cpu: tuple[int, ...] | None, foreground: bool, socket: Path, as_json: bool,
+    engine_cpu: tuple[int, ...] | None, remote_promote: str, foreground: bool, socket: Path, as_json: bool,
 ) -> None:  # fmt: skip
     """Start a provider, and return once it listens. Exit code 0 also if one runs already.
 
@@ -107,7 +116,7 @@ def start(
     settings = ProviderSettings(
         socket, promote_after, ring_size, offer_expiry, idle_exit, budget, policy, system=system, proof=Proof(proof),
         remote=RemoteSettings.parse(
-            ",".join(remote), remote_key, engine=engine == "on", engine_cpus=engine_cpu or ()
+            ",".join(remote), remote_key, engine=engine == "on", engine_cpus=engine_cpu or (), promote=remote_promote
         ) if remote else None,
         workers=workers_count,
     )  # fmt: skip

@@ -146,7 +146,7 @@ static void give_back(struct engine *engine, struct engine_loan *loan, enum engi
 	unlink_ready(engine, loan);
 	if (loan->starved_ns)
 		engine->starved--;
-	loan->reason = loan_end(loan) ? reason : ENGINE_MEMORY;
+	loan->reason = loan_end(loan) ? reason : ENGINE_BROKEN;
 }
 
 static void tell_returned(struct engine *engine, struct engine_loan *loan)
@@ -555,7 +555,7 @@ bool engine_step(struct engine *engine, int timeout_ms)
 	for (int i = 0; i < count; i++)
 		told(engine, events + i);
 	int64_t now = loan_clock();
-	if (engine->starved && (count <= 0 || now - engine->starved_seen > LOAN_STARVED_MS * 1000000ll)) {
+	if (engine->starved && now - engine->starved_seen >= LOAN_STARVED_MS * 1000000ll) {
 		engine->starved_seen = now;
 		look_at_starved(engine);
 	}

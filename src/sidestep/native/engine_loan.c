@@ -192,6 +192,17 @@ static int64_t sendable(struct engine_loan *loan)
 	return (int64_t)(count < window ? count : window);
 }
 
+/* Bytes of `count` that the next message may take; 0: the other host's buffers are small for them. */
+static uint32_t data_max(const struct engine_record *record, uint64_t count)
+{
+	if (record->remote_size < BSDH_LEN + 2 * WORD_LEN + PAYLOAD_MIN ||
+	    (record->grows && count > LARGE * record->remote_size))
+		return 0;
+	uint32_t most = record->remote_size - BSDH_LEN - 2 * WORD_LEN;
+
+	return most < QUEUED_MAX / 2 ? most : QUEUED_MAX / 2; /* within FRAMING_CALL_MAX and, with what waits, FRAMING_WAITING_MAX */
+}
+
 static int send_some(struct engine_loan *loan, int64_t now)
 {
 	struct engine_record *record = &loan->record;
@@ -228,17 +239,13 @@ static int send_some(struct engine_loan *loan, int64_t now)
 			return 0;
 		if (update && !may_send_bare(record))
 			return 0; /* what comes brings credit */
-		if (record->remote_size < BSDH_LEN + 2 * WORD_LEN + PAYLOAD_MIN)
-			return -ENGINE_SMALL;
-		uint32_t most = record->remote_size - BSDH_LEN - 2 * WORD_LEN;
-		most = most < QUEUED_MAX / 2 ? most : QUEUED_MAX / 2; /* in FRAMING_CALL_MAX, and with what waits in FRAMING_WAITING_MAX */
-		if (record->grows && (uint64_t)count > LARGE * record->remote_size)
+		uint32_t most = data_max(record, (uint64_t)count);
+		if (!most)
 			return -ENGINE_SMALL;
 		uint32_t len = (uint64_t)count < most ? (uint32_t)count : most;
 		struct iovec pieces[CHANNEL_PIECES];
 		int pieces_len = 0;
-		if (read)
-			words_len += put_word(words, LINK_READ, read);
+		words_len = read ? put_word(words, LINK_READ, read) : 0;
 		if (len) {
 			pieces_len = channel_rx_pieces(loan->end, record->held, len, pieces);
 			len = 0; /* a stranger's words may mean more pieces than there are */

@@ -25,7 +25,7 @@ struct engine_loan {
 void loan_begin(struct engine_loan *loan, const struct engine_record *record, struct channel_end *end,
                 const struct channel_side *words, const struct engine_bell *bell, uint32_t number, struct framing_in *in, struct framing_out *out, int fd,
                 void *user);
-/* False: there was no memory, and what waits on the wire still refers to the ring. */
+/* False: there was no memory for what waits on the wire, which is broken now. */
 bool loan_end(struct engine_loan *loan);
 
 /* What there is to do, up to its share of a turn. ENGINE_KEPT, or why it has to be given back. */

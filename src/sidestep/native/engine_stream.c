@@ -79,8 +79,14 @@ static int stream_next(struct wire *wire, uint32_t most)
 		}
 		if (stream->in->fault)
 			return -ENGINE_MESSAGE; /* Python judges it, and says so to the other end */
-		if (stream->at < count)
+		if (stream->at < count) {
 			framing_in_keep(stream->in);
+		} else if (stream->at) { /* all were taken; without memory some were left */
+			if (framing_in_parse(stream->in) < 0)
+				return -ENGINE_MEMORY;
+			stream->at = 0;
+			continue;
+		}
 		int filled = stream_fill(stream);
 		if (filled <= 0) { /* what is left is the one that is kept, or nothing */
 			stream->at = stream->in->kept ? 0 : framing_in_runs(stream->in, &runs);
@@ -159,7 +165,11 @@ static int stream_give_back(struct wire *wire)
 	struct wire_stream *stream = stream_of(wire);
 
 	framing_in_unread(stream->in, stream->at);
-	return framing_out_own(stream->out);
+	if (framing_out_own(stream->out) == 0)
+		return 0;
+	framing_out_advance(stream->out, framing_out_waiting(stream->out)); /* the ring may go at any moment from now on */
+	wire->error = ENOMEM;
+	return -ENOMEM;
 }
 
 static const struct wire_ops stream_ops = {

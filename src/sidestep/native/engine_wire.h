@@ -29,7 +29,7 @@ struct wire_ops {
 	uint64_t (*waiting)(const struct wire *wire);
 	/* Writes what it can. 0 or minus a reason. */
 	int (*flush)(struct wire *wire);
-	/* Everything is as who lent it will look at it. -ENOMEM: what waits still refers to the ring. */
+	/* Everything is as who lent it will look at it. -ENOMEM: what waited is gone, and with it the wire, by `error`. */
 	int (*give_back)(struct wire *wire);
 };
 

@@ -37,6 +37,7 @@ CHANNEL_ROUNDS: Final = (1 << 30) - 1  # after so many a direction stays on TCP
 DOORBELLS_PER_PAGE: Final = 64  # one 64-byte line each
 # Bytes behind each ring of a segment, for what a reader that stands still leaves unread: more than kernel TCP would
 # hold (tcp_wmem, and the part of tcp_rmem that a reader has opened). Sparse: untouched pages cost no memory.
+GAIN_MIN_NS: Final = 1_000_000  # less is not worth the way to another host
 CHANNEL_SPILL: Final = 16 << 20
 
 # How much life a connection shows before it is promoted: reads and writes, so that short ones cost nothing; or bytes.
@@ -130,6 +131,7 @@ class Refusal(IntEnum):
     SHUTTING_DOWN = 10
     NO_PROTOCOL = 11  # no offload protocol can carry it
     PROTOCOL_FAILED = 12  # the offload protocol that was to carry it did not
+    LATENCY = 13  # the way to the other host would be slower than TCP for what the connection does
 
 
 class State(IntEnum):
@@ -181,6 +183,7 @@ class Reason(IntEnum):
     ASYNC_IO = 40
     PROVIDER_LAYOUT = 41
     SANDBOX = 42
+    LATENCY = 43
 
 
 REASON_TEXT: Final[dict[Reason, str]] = {
@@ -217,6 +220,7 @@ REASON_TEXT: Final[dict[Reason, str]] = {
     Reason.IO_URING: "the program has an io_uring, whose calls the shim does not see",
     Reason.SANDBOX: "the program has put itself under a seccomp filter, which may forbid what the shim does",
     Reason.ASYNC_IO: "asynchronous I/O has been asked for: its bytes are moved inside libc or the kernel",
+    Reason.LATENCY: "TCP is faster for what it does now: it waits for answers, or moves large pieces",
     Reason.INHERITED: "a program that was started here may hold the socket, too",
     Reason.PEER_LEFT: "it was promoted; then the other end had to go back to TCP",
 }
@@ -393,7 +397,9 @@ RECORDS: Final[dict[str, tuple[Field, ...]]] = {
         ("netns_cookie", "Q", 1),  # SO_NETNS_COOKIE of the caller's socket
         ("ring_size", "I", 2),  # bytes; [0] offerer -> claimer, [1] claimer -> offerer
         ("doorbell_index", "I", 1),  # line in the doorbell page
-        ("promote_after_calls", "I", 1),  # WELCOME: the provider's defaults for the shim
+        # WELCOME: the provider's defaults for the shim. OFFER: what there was since the last one, by TCP.
+        # REFUSED by LATENCY, CLAIMED, ATTACH: nanoseconds that a message gains, and that a MiB and a turn lose.
+        ("promote_after_calls", "I", 1),
         ("promote_after_bytes", "Q", 1),
         ("doorbell_page_id", "B", 16),  # random; equal ids are the same page
         ("arena_id", "B", 16),  # HELLO: random; processes of one family share an arena
@@ -401,7 +407,7 @@ RECORDS: Final[dict[str, tuple[Field, ...]]] = {
         ("protocol", "I", 1),  # ASK, ANSWER, OFFER: IPPROTO_* of the explicit socket; 0: any
         ("error", "I", 1),  # ANSWER: errno
         ("wait_ms", "I", 1),  # ASK: how long the call waits for a verdict at most
-        ("pad", "I", 1),
+        ("turns", "I", 1),  # OFFER: how often it received after it had sent, since the last one; else as above
     ),
     # First page of the registry. Bucket words follow at REGISTRY_BUCKETS_OFFSET: bits 0-7 count the offers pending
     # in this bucket (saturating), bits 8-31 a generation that grows with every offer.
@@ -490,7 +496,9 @@ RECORDS: Final[dict[str, tuple[Field, ...]]] = {
         ("rx_pad", "I", 1),
         ("rx_low_water", "Q", 1),  # SO_RCVLOWAT
         ("wait_calls", "Q", 1),  # system calls of the shim's own around waits, sleeps and doorbells not among them
-        ("rx_spare", "Q", 3),
+        ("turns", "Q", 1),  # times that it received after it had sent; by ring, where it has to gain by that
+        ("turn_mark", "Q", 1),  # messages sent, at the last of them
+        ("rx_spare", "Q", 1),
         # lines 6-7
         ("holder_pids", "I", 16),  # of `holders`, as many as there is room for; 0: free
         # more of the sending direction
@@ -706,7 +714,8 @@ def c_header() -> str:
     for name in (
         "LAYOUT_VERSION", "RPC_MAGIC", "REGISTRY_BUCKETS", "REGISTRY_BUCKETS_OFFSET", "REGISTRY_SIZE",
         "ARENA_SLOTS_OFFSET", "ARENA_SLOTS_MAX", "ARENA_MAGIC", "CHANNEL_ROUNDS", "DOORBELLS_PER_PAGE",
-        "TRANSLATED_ADDRESS", "TRANSLATED_MASK", "SPIN_US_MAX", "SDP_DATA", "LINK_DATA", "LINK_READ",
+        "TRANSLATED_ADDRESS", "TRANSLATED_MASK", "SPIN_US_MAX", "GAIN_MIN_NS", "SDP_DATA",
+        "LINK_DATA", "LINK_READ",
         *(name for name in globals() if name.startswith("PROMOTE_AFTER_")),
     ):  # fmt: skip
         lines.append(f"#define {name} {globals()[name]:#x}u")

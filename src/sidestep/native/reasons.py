@@ -58,6 +58,8 @@ REMEDY: Final[dict[Reason, str]] = {
     Reason.FOREIGN_USER: "run both ends as one user, or write a line 'pair USER USER' into the policy",
     Reason.BY_SDP: _NO_NEED + "a rule of the policy or the program itself asks for SDP; 'use both' begins with TCP",
     Reason.RELAY_LOST: "look why it ended: 'sidestep provider status' counts relay_reset by reason",
+    Reason.LATENCY: _NO_NEED + "it is looked at anew each second; 'sidestep provider start --remote-promote always' "
+    "carries it whatever it does",
     Reason.NO_PROTOCOL: "install or add an offload protocol that can: 'sidestep provider modules' lists them",
 }
 
@@ -82,4 +84,5 @@ REFUSAL_TEXT: Final[dict[Refusal, str]] = {
     Refusal.SHUTTING_DOWN: "the provider was about to leave",
     Refusal.NO_PROTOCOL: "no offload protocol can carry the connection",
     Refusal.PROTOCOL_FAILED: "the offload protocol that was to carry the connection did not",
+    Refusal.LATENCY: "TCP is faster for what the connection did",
 }

@@ -61,7 +61,9 @@ struct conn {
 	_Atomic uint32_t bucket_index; /* + 1; 0: not computed */
 	_Atomic uint32_t bucket_epoch; /* of the registry it is a bucket of */
 	_Atomic uint32_t backoff;
-	_Atomic int64_t again_at; /* coarse ns; with backoff, nothing is offered before it */
+	_Atomic int64_t again_at; /* coarse ns; nothing is offered before it */
+	_Atomic bool has_to_gain;        /* by its way to another host; see conn_gain() */
+	_Atomic uint64_t counted_msgs, counted_bytes, counted_turns; /* at the last look at what it gains */
 	uint32_t probe_countdown;
 	struct spin_budget budget; /* of blocking waits */
 	struct channel_end channel;
@@ -431,6 +433,7 @@ void rpc_poll(void);
 void rpc_listen(void); /* runs the provider's commands, and checks now and then that it is alive; no lock may be held */
 void rpc_watch(int epfd, _Atomic uint32_t *watched, uint64_t data);
 void rpc_consider(struct conn *conn, int fd); /* offers or claims when the time has come */
+void rpc_reconsider(struct conn *conn, int fd);
 void rpc_withdraw(struct conn *conn);
 void rpc_after_fork(void);
 void rpc_ensure(void);

@@ -106,6 +106,8 @@ enum reason_code rpc_refusal_reason(uint32_t refusal)
 		return REASON_FOREIGN_USER;
 	case REFUSAL_NO_PROTOCOL:
 		return REASON_NO_PROTOCOL;
+	case REFUSAL_LATENCY:
+		return REASON_LATENCY;
 	default:
 		return REASON_REFUSED_BY_PROVIDER;
 	}
@@ -125,6 +127,17 @@ static void take_answer(const struct rpc_msg *record)
 		}
 }
 
+/* What a way to another host gains and loses, if the provider says so. */
+static bool take_profile(const struct rpc_msg *record)
+{
+	if (!record->promote_after_calls)
+		return false;
+	word_store(provider.message_ns, record->promote_after_calls);
+	word_store(provider.mib_ns, record->promote_after_bytes);
+	word_store(provider.turn_ns, record->turns);
+	return true;
+}
+
 /* Does what a record says; the conn whose reference is to be dropped, or NULL. */
 static struct conn *take_record(const struct rpc_msg *record, int *fds, int *fds_len)
 {
@@ -137,12 +150,16 @@ static struct conn *take_record(const struct rpc_msg *record, int *fds, int *fds
 	case RPC_ATTACH:
 	case RPC_CLAIMED:
 		conn = answered(record->token);
+		if (conn)
+			conn->has_to_gain = take_profile(record);
 		if (conn && word_load(conn->slot->state) == STATE_OFFERED)
 			*fds_len = attach(conn, record, fds, *fds_len, record->type == RPC_ATTACH);
 		break;
 	case RPC_REFUSED:
 		conn = answered(record->token);
 		shim_log("refused: %u", record->reason);
+		if (record->reason == REFUSAL_LATENCY)
+			take_profile(record);
 		if (conn)
 			refused(conn, rpc_refusal_reason(record->reason));
 		break;

@@ -6,10 +6,16 @@
 #define REQUEST_TURNS 1000 /* until the peer has been asked back to TCP, which it will be in any case */
 #define READ_TURNS 200     /* until the peer has read its ring, of which nobody can send anything again */
 
+/* All calls still come here, so one of the next can go back; and the connection may be promoted again. */
+static bool gentle(enum reason_code reason)
+{
+	return reason == REASON_DEMOTED || reason == REASON_LATENCY;
+}
+
 void conn_pin(struct conn *conn, enum reason_code reason)
 {
 	struct conn_slot *slot = conn->slot;
-	uint32_t stays = reason == REASON_DEMOTED ? SLOT_DEMOTED : reason == REASON_INHERITED ? SLOT_LENT : SLOT_PIN;
+	uint32_t stays = gentle(reason) ? SLOT_DEMOTED : reason == REASON_INHERITED ? SLOT_LENT : SLOT_PIN;
 
 	if (stays == SLOT_LENT)
 		atomic_store(&slot->lent_ns, (uint64_t)now_ns()); /* before the flag: see lent_back() */
@@ -124,10 +130,10 @@ void conn_demote(struct conn *conn, int fd, enum reason_code reason, bool recall
 	struct conn_slot *slot = conn->slot;
 	int saved = errno;
 	bool moved = false, requested = false, relayed = false;
-	bool waits = reason != REASON_DEMOTED; /* else all calls still come here, and one of the next can go back */
+	bool waits = !gentle(reason);
 
 	conn_pin(conn, reason);
-	if (reason == REASON_DEMOTED && slot_has(slot, SLOT_PIN))
+	if (!waits && slot_has(slot, SLOT_PIN))
 		return; /* it is on TCP, or on its way there, for a better reason */
 	if (!conn->managed)
 		return;
@@ -145,14 +151,14 @@ void conn_demote(struct conn *conn, int fd, enum reason_code reason, bool recall
 		if (moved)
 			tx_back(conn, fd);
 		/* else the kernel, or a process without a shim, sends bytes that we do not see */
-		if (reason != REASON_DEMOTED && !tx_follows(conn))
+		if (waits && !tx_follows(conn))
 			tx_recalled(conn, fd);
 		relayed = conn_relayed(conn);
 		requested = rx_watches(slot);
 		if (requested)
 			request_tcp(conn, recall);
 		atomic_fetch_or(&conn->channel.local->notice, CHANNEL_DEMOTE); /* and it must not come back by itself */
-		if (!slot_has(slot, SLOT_PIN) || (reason != REASON_DEMOTED && reason != REASON_INHERITED)) /* else there is a better one */
+		if (!slot_has(slot, SLOT_PIN) || (waits && reason != REASON_INHERITED)) /* else there is a better one */
 			word_store(slot->reason, reason);
 		word_store(slot->state, STATE_PINNED);
 		peer_wake(conn);

@@ -47,6 +47,23 @@ static bool describe(struct conn *conn, int fd, struct rpc_msg *record)
 	return true;
 }
 
+/* What the connection has done since that was counted last. */
+void describe_traffic(const struct conn *conn, struct rpc_msg *record)
+{
+	const struct conn_slot *slot = conn->slot;
+
+	record->promote_after_calls = (uint32_t)(slot_messages(slot) - word_load(conn->counted_msgs));
+	record->promote_after_bytes = slot_bytes(slot) - word_load(conn->counted_bytes);
+	record->turns = (uint32_t)(word_load(slot->turns) - word_load(conn->counted_turns));
+}
+
+void count_traffic(struct conn *conn)
+{
+	word_store(conn->counted_msgs, slot_messages(conn->slot));
+	word_store(conn->counted_bytes, slot_bytes(conn->slot));
+	word_store(conn->counted_turns, word_load(conn->slot->turns));
+}
+
 /* A UDP socket at the connection's local address, by which the provider finds out whether the two ends reach each other. */
 static int path_socket(const struct conn_slot *slot)
 {
@@ -116,6 +133,8 @@ static void offer(struct conn *conn, int fd)
 		return;
 	}
 	record.ring_size[0] = record.ring_size[1] = config.ring_size;
+	describe_traffic(conn, &record);
+	count_traffic(conn);
 	int fds[3] = {segment, conn->doorbell->fd, conn->doorbell->page_fd};
 	if (real.syscall(SYS_getrandom, (long)record.segment_id, 16, GRND_NONBLOCK, 0, 0, 0) != 16 ||
 	    !describe(conn, fd, &record) || !pending_add(conn)) {

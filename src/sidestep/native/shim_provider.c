@@ -200,7 +200,9 @@ void refused(struct conn *conn, enum reason_code reason)
 	}
 	word_store(conn->calls, 0);
 	/* The accepting side asks for nothing until the bucket changes, so only offers grow rarer. */
-	if (slot->role == ROLE_ACTIVE) {
+	if (reason == REASON_LATENCY) { /* what it does may change at any time */
+		conn->again_at = coarse_ns() + LATENCY_NS;
+	} else if (slot->role == ROLE_ACTIVE) {
 		conn->again_at = coarse_ns() + ((int64_t)BACKOFF_NS << conn->backoff);
 		if (conn->backoff < BACKOFF_MAX)
 			conn->backoff++;
@@ -247,6 +249,9 @@ void rpc_lost(void)
 	provider.fd = -1;
 	provider.welcomed = false;
 	atomic_store(&provider.registry, NULL);
+	word_store(provider.message_ns, 0);
+	word_store(provider.mib_ns, 0);
+	word_store(provider.turn_ns, 0);
 	pending_lose();
 	shim_log("provider lost");
 }

@@ -9,6 +9,10 @@
 /* Of peers at other addresses: in another namespace of this host, or on another host. */
 #define WELCOME_FAR (WELCOME_PATH | WELCOME_REMOTE)
 
+#define LATENCY_NS 100000000ll /* between two looks at what a connection would gain by a way to another host */
+
+#define TURNS_LOOKED_AT 256 /* a conversation by ring is judged by so many turns at least */
+
 extern struct provider {
 	_Atomic int fd;              /* -1: there is no connection */
 	_Atomic uint32_t serial;     /* one more with each connection, and in each child */
@@ -20,6 +24,7 @@ extern struct provider {
 	const struct registry_header *_Atomic registry; /* NULL: no provider, or none that has answered yet */
 	_Atomic uint32_t registry_epoch;                /* one more with each provider: buckets are of a registry */
 	uint64_t tokens;
+	_Atomic uint64_t message_ns, mib_ns, turn_ns; /* what a way to another host gains, and loses, as it says */
 } provider;
 
 /* Why there is none to ask. */
@@ -74,6 +79,8 @@ void answers_after_fork(void);
 
 /* ---- shim_offer.c ---- */
 bool offer_missing(struct conn *conn);          /* an accepting end for which none has come */
+void describe_traffic(const struct conn *conn, struct rpc_msg *record);
+void count_traffic(struct conn *conn);
 bool offer_bearable(struct conn *conn, int fd); /* whoever waits for it would be heard */
 void offer_make(struct conn *conn, int fd);     /* or claims; its addresses are known, and no lock is held */
 

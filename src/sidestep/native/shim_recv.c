@@ -33,6 +33,8 @@ static size_t ring_read(const struct call *call, size_t at, size_t len)
 		channel_rx_consume(&conn->channel, len);
 		word_store(conn->slot->rx_ring_bytes, conn->slot->rx_ring_bytes + len);
 		word_store(conn->slot->rx_ring_msgs, conn->slot->rx_ring_msgs + 1);
+		if (unlikely(word_load(conn->has_to_gain)))
+			count_turn(conn->slot);
 	}
 	return len;
 }
@@ -147,6 +149,7 @@ static enum step tcp_taken(const struct call *call, size_t at, size_t len, size_
 	if (!(call->flags & MSG_PEEK)) {
 		word_add(slot->rx_tcp_bytes, len);
 		word_add(slot->rx_tcp_msgs, 1);
+		count_turn(slot);
 		full_fence();
 		if (unlikely(conn_tcp_read(conn)))
 			conn_wake_own(conn); /* the ring is next, and another reader did not know it; see ready_now() */
@@ -387,8 +390,11 @@ static inline enum turn recv_turn(struct call *call, size_t target)
 		return native_recv(call);
 	if (unlikely(step != STEP_DONE))
 		return step == STEP_EMPTY ? recv_short(call, target, 0) : recv_ended(call, step, error);
-	if (unlikely(listen))
+	if (unlikely(listen)) {
 		rpc_listen();
+		if (word_load(conn->has_to_gain) && conn_stays(conn, &call->fd))
+			rpc_reconsider(conn, call->fd);
+	}
 	/* who waits for bytes that it wants by TCP need not wait until we wait, or send */
 	if (unlikely(notice) && conn_stays(conn, &call->fd))
 		conn_check(conn, call->fd);

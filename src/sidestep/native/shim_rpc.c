@@ -31,6 +31,7 @@ static void command_run(const struct command *command)
 		conn_demote(conn, fd, REASON_DEMOTED, false);
 	} else if (conn_promote(conn, fd, SLOT_DEMOTED)) {
 		conn->backoff = 0;
+		conn->again_at = 0;
 		word_store(conn->calls, config.promote_after_calls);
 		rpc_consider(conn, fd);
 	}
@@ -353,14 +354,51 @@ static bool is_due(struct conn *conn)
 		conn_pin(conn, (enum reason_code)plain_reason);
 		return false;
 	}
-	return !conn->backoff || coarse_ns() >= conn->again_at;
+	return !conn->again_at || coarse_ns() >= conn->again_at;
+}
+
+/* Nanoseconds that its way to another host gains over TCP for what it has done since that was counted last; < 0: loses. */
+static double conn_gain(const struct conn *conn)
+{
+	struct rpc_msg now;
+
+	describe_traffic(conn, &now);
+	return (double)now.promote_after_calls * (double)word_load(provider.message_ns) -
+	       (double)now.promote_after_bytes * (double)word_load(provider.mib_ns) / (1 << 20) -
+	       (double)now.turns * (double)word_load(provider.turn_ns);
+}
+
+/*
+ * Whether a connection that the provider has left on TCP for its latency might gain by now: only then is it asked anew. Else
+ * what the connection has done counts no more.
+ */
+static bool may_gain(struct conn *conn)
+{
+	if (likely(word_load(conn->slot->reason) != REASON_LATENCY) || conn_gain(conn) >= GAIN_MIN_NS ||
+	    !word_load(provider.message_ns)) /* another provider has said nothing yet */
+		return true;
+	count_traffic(conn);
+	word_store(conn->calls, 0);
+	conn->again_at = coarse_ns() + LATENCY_NS;
+	return false;
+}
+
+/* No lock is held. A connection by ring goes back to TCP if it would have been faster there, over so many turns. */
+void rpc_reconsider(struct conn *conn, int fd)
+{
+	if (word_load(conn->slot->turns) - word_load(conn->counted_turns) < TURNS_LOOKED_AT)
+		return;
+	bool loses = conn_gain(conn) < -GAIN_MIN_NS;
+	count_traffic(conn);
+	if (loses)
+		conn_demote(conn, fd, REASON_LATENCY, false);
 }
 
 void rpc_consider(struct conn *conn, int fd)
 {
 	struct conn_slot *slot = conn->slot;
 
-	if (!is_due(conn))
+	if (!is_due(conn) || !may_gain(conn))
 		return;
 	rpc_listen();
 	if (unlikely(slot_has(slot, SLOT_DEMOTED)) || offer_missing(conn))

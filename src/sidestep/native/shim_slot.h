@@ -16,6 +16,30 @@
 #define word_load(word) atomic_load_explicit(&(word), memory_order_relaxed)
 #define word_store(word, value) atomic_store_explicit(&(word), (value), memory_order_relaxed)
 #define word_add(word, value) atomic_fetch_add_explicit(&(word), (value), memory_order_relaxed)
+/* Both ways, by TCP and by ring. */
+static inline uint64_t slot_messages(const struct conn_slot *slot)
+{
+	return word_load(slot->tx_tcp_msgs) + word_load(slot->rx_tcp_msgs) + word_load(slot->tx_ring_msgs) +
+	       word_load(slot->rx_ring_msgs);
+}
+
+static inline uint64_t slot_bytes(const struct conn_slot *slot)
+{
+	return word_load(slot->tx_tcp_bytes) + word_load(slot->rx_tcp_bytes) + word_load(slot->tx_ring_bytes) +
+	       word_load(slot->rx_ring_bytes);
+}
+
+/* A message has come. */
+static inline void count_turn(struct conn_slot *slot)
+{
+	uint64_t sent = word_load(slot->tx_tcp_msgs) + word_load(slot->tx_ring_msgs);
+
+	if (sent != word_load(slot->turn_mark)) { /* two at once may count as one */
+		word_store(slot->turn_mark, sent);
+		word_store(slot->turns, word_load(slot->turns) + 1);
+	}
+}
+
 /* slot->flags */
 enum {
 	SLOT_FIN = 1u << 2,        /* the native socket told the end */

@@ -6,6 +6,7 @@ import argparse
 import sys
 from pathlib import Path
 
+from sidestep import gain
 from sidestep.config import PolicyPlace, PromoteAfter, Proof, ProviderSettings, RemoteSettings, parse_cpus
 from sidestep.errors import SidestepError
 from sidestep.provider.daemon import serve
@@ -26,6 +27,7 @@ def main() -> int:
     parser.add_argument("--remote")
     parser.add_argument("--remote-key")
     parser.add_argument("--engine", choices=("on", "off"), default="on")
+    parser.add_argument("--remote-promote", default=gain.ALWAYS)
     parser.add_argument("--engine-cpu", type=parse_cpus, default=())
     parser.add_argument("--workers", type=int, default=0)
     parser.add_argument("--background", action="store_true")
@@ -43,7 +45,11 @@ def main() -> int:
         proof=given.proof,
         remote=(
             RemoteSettings.parse(
-                given.remote, given.remote_key, engine=given.engine == "on", engine_cpus=given.engine_cpu
+                given.remote,
+                given.remote_key,
+                engine=given.engine == "on",
+                engine_cpus=given.engine_cpu,
+                promote=given.remote_promote,
             )
             if given.remote
             else None

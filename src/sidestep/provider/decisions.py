@@ -119,11 +119,13 @@ class Decisions:
             ruling = self._policy().decide(role, subject, listener.address, listener.port)
             self._remember(role, subject, listener, self._refused(ruling, refusal, REFUSAL_TEXT[refusal]))
 
-    def fail(self, opener: Subject, destination: Endpoint, carrier: str, why: str) -> None:
+    def fail(
+        self, opener: Subject, destination: Endpoint, carrier: str, why: str, refusal: Refusal = Refusal.NO_PROTOCOL
+    ) -> None:
         """Remembers that what was to carry a connection to another host could not."""
         ruling = self._policy().decide(Role.CONNECT, opener, destination.address, destination.port)
-        refused = self._refused(ruling, Refusal.NO_PROTOCOL, f"{carrier}: {why}")
-        verdict = replace(refused, failed=True)
+        refused = self._refused(ruling, refusal, f"{carrier}: {why}")
+        verdict = replace(refused, failed=refusal is Refusal.NO_PROTOCOL)
         self._remember(Role.CONNECT, opener, destination, verdict)
 
     def would_listen(self, subject: Subject, local: Endpoint, *, ip_protocol: int = 0) -> Verdict:

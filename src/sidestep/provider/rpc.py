@@ -47,7 +47,7 @@ class Message:
     protocol: int = 0
     error: int = 0
     wait_ms: int = 0
-    pad: int = 0
+    turns: int = 0
 
     @classmethod
     def decode(cls, packet: bytes) -> Self:

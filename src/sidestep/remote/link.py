@@ -67,12 +67,11 @@ class SdpLink:
         self._on_way: dict[StreamSend, int] = {}  # the words that each brings; 0: it is data
         self._controls = 0  # queued and on their way
         self._header = memoryview(bytearray(CONTROL.size))
-        self._due: list[
-            int
-        ] = []  # bytes of data that each outstanding receive still brings; empty: a header is awaited
+        self._due: list[int] = []  # bytes of data that each receive still brings; none: a header is awaited
         self._shown = 0  # bytes of the first of them that the relay has already
         self._established = self._finishing = self._ended = self._over = self._lost = False
         self._on_gone: Callable[[], object] = nothing
+        self.buffered = False
         self._large = False  # larger private buffers have been asked for
         self._region: MemoryRegion | None = None  # the memory that data goes out from
         self._gone = False  # the stream is no more
@@ -229,7 +228,7 @@ class SdpLink:
             parts.append(b"".join(controls))
             counts.append(len(controls))
         if parts:
-            sends = self._stream.send_together(map(memoryview, parts))
+            sends = self._stream.send_together(map(memoryview, parts), bcopy_only=self.buffered)
             for send, count in zip(sends, counts, strict=True):
                 self._on_way[send] = count
                 if send.done:  # it was told before we knew it

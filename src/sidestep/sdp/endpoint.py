@@ -132,10 +132,10 @@ class SdpStream:
         self.run()
         return send
 
-    def send_together(self, parts: Iterable[memoryview]) -> list[StreamSend]:
+    def send_together(self, parts: Iterable[memoryview], *, bcopy_only: bool = False) -> list[StreamSend]:
         """Queues bytes from several places, which go in as few messages as they fit in; see `SdpConnection.send`."""
         now = self.stack.clock()
-        sends = [self.connection.send(part, now) for part in parts]
+        sends = [self.connection.send(part, now, bcopy_only=bcopy_only) for part in parts]
         self.run()
         return sends
 

@@ -59,6 +59,8 @@ class Link(Protocol):
         `on_gone` is called once, when the other end has all of it or will never have, in some seconds at most.
         """
 
+    buffered: bool  # its data is copied into messages: advertised memory would keep it from being lent
+
     @property
     def plain(self) -> bool:
         """Whether it could be lent as soon as nothing is under way."""

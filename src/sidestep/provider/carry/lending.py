@@ -82,6 +82,7 @@ class Lending:
     def want(self, relay: RemoteRelay) -> None:
         """It may be lent; what is not quiet now is looked at again in the next turn."""
         if relay not in self and not relay.lost:
+            relay.link.buffered = True
             self._wanted[relay] = None
 
     def forget(self, relay: RemoteRelay) -> None:

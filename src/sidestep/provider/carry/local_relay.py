@@ -90,7 +90,7 @@ class _Passage(Stream):
         """Nothing that anybody asks for."""
         return {}
 
-    plain = False  # nothing here is the engine's
+    plain = buffered = False  # nothing here is the engine's
 
     def lend(self, record: dict[str, int]) -> Lent | None:
         """There is no wire."""

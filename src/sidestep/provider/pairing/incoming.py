@@ -186,6 +186,7 @@ class RemoteClaim:
         """Gives the program its channel and the doorbell to ring; False: it is gone."""
         shared = self.incoming.shared
         attach = Message(
+            **shared.profile,
             type=Rpc.ATTACH, token=self.claim.message.token, flags=Attach.RELAYED, ring_size=shared.ring_size,
             segment_id=self.segment_id, doorbell_page_id=doorbell_id,
         )  # fmt: skip

@@ -85,7 +85,9 @@ class RemoteOffer:
         if not self.wanted:
             return False
         counted = ("remote_joined", "connect")
-        return self.shared.claimed(self.offer, doorbell, counted, flags=Attach.RELAYED, doorbell_page_id=doorbell_id)
+        return self.shared.claimed(
+            self.offer, doorbell, counted, flags=Attach.RELAYED, doorbell_page_id=doorbell_id, **self.shared.profile
+        )
 
     def _need_wanted(self) -> None:
         if not self.wanted:

@@ -11,8 +11,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from sidestep.errors import LimitReached, PeerViolation, Unavailable
+from sidestep.gain import Traffic
 from sidestep.native import layout
-from sidestep.native.layout import Refusal
+from sidestep.native.layout import GAIN_MIN_NS, Refusal
 from sidestep.provider import memory
 from sidestep.provider.clients import Brought, Client
 from sidestep.provider.pairing.incoming import Incoming
@@ -26,7 +27,7 @@ from sidestep.provider.proof.path import PathProofs, Proof
 from sidestep.provider.rpc import Message, Packet, expect
 from sidestep.provider.users import Users
 from sidestep.switch.offers import ClientId, ConnectionKey, Offer
-from sidestep.switch.protocol import Request
+from sidestep.switch.protocol import OffloadProtocol, Request
 
 
 class Pairing:
@@ -86,6 +87,8 @@ class Pairing:
                 client.subject, request, ip_protocol=message.protocol, elsewhere=elsewhere
             )
             refusal = verdict.refusal
+        if not refusal and verdict.leaves and verdict.protocol is not None:
+            refusal = self._loss(client, message, request, verdict.protocol)
         if not refusal and not shared.segments.reserve(message.segment_id, message.ring_size, client.uid):
             refusal = Refusal.NO_BUDGET
         if refusal:
@@ -106,6 +109,19 @@ class Pairing:
         shared.counters.add("offer_accepted")
         if verdict.leaves:
             RemoteOffer(shared, offer).reach_out(verdict.protocol)
+
+    def _loss(self, client: Client, message: Message, request: Request, protocol: OffloadProtocol) -> Refusal | None:
+        """Whether TCP is faster than the way to the other host, for what the connection does; who names it insists."""
+        remote = self.shared.services.remote
+        traffic = Traffic(message.promote_after_calls, message.promote_after_bytes, message.turns)
+        if remote is None or remote.profile is None or message.protocol or not traffic.messages:
+            return None
+        gain_us = remote.profile.gain_us(traffic)
+        if gain_us * 1000 >= GAIN_MIN_NS:
+            return None
+        why = f"{traffic} would take {-gain_us:.0f} us longer than by TCP" if gain_us < 0 else f"{traffic} are too few"
+        self.shared.decisions.fail(client.subject, request.remote, protocol.name, why, Refusal.LATENCY)
+        return Refusal.LATENCY
 
     def _offer_refusal(self, client: Client, message: Message, evidence: Evidence) -> Refusal | None:
         """Why an offer cannot be taken in, whatever the switch says of it; the cheap checks first."""

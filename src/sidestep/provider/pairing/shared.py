@@ -41,6 +41,14 @@ class Shared:
     prover: SocketProver  # whether the ends of connections through the provider are still held
     closing: bool = False  # no more offers are taken in
 
+    @property
+    def profile(self) -> dict[str, int]:
+        """By what shims judge whether a way to another host is worth it, as fields of a message; nothing: they need not."""
+        if self.services.remote is None or self.services.remote.profile is None:
+            return {}
+        message_ns, mib_ns, turn_ns = self.services.remote.profile.nanoseconds
+        return {"promote_after_calls": message_ns, "promote_after_bytes": mib_ns, "turns": turn_ns}
+
     def need_home(self, *netns_cookies: int) -> None:
         """Raises Unavailable for a socket of another network namespace than the provider's."""
         if any(each != self.netns_cookie for each in netns_cookies):
@@ -98,7 +106,8 @@ class Shared:
 
     def refuse_offer(self, client: Client, token: int, refusal: Refusal) -> None:
         self.counters.add("offer_refused", refusal.name)
-        self.send(client, Message(type=Rpc.REFUSED, token=token, reason=refusal))
+        told = self.profile if refusal is Refusal.LATENCY else {}
+        self.send(client, Message(type=Rpc.REFUSED, token=token, reason=refusal, **told))
 
     def refuse_claim(self, client: Client, token: int, refusal: Refusal) -> None:
         self.counters.add("claim_refused", refusal.name)

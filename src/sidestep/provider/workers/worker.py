@@ -21,7 +21,7 @@ from ipaddress import IPv6Address
 from itertools import count
 from typing import Any, Final
 
-from sidestep import limits
+from sidestep import gain, limits
 from sidestep.config import RemoteSettings, parse_cpus
 from sidestep.counters import Counters
 from sidestep.errors import PeerViolation, SidestepError, Unavailable
@@ -353,6 +353,7 @@ def main() -> int:
     parser.add_argument("--remote", required=True)
     parser.add_argument("--remote-key")
     parser.add_argument("--engine", choices=("on", "off"), default="on")
+    parser.add_argument("--remote-promote", default=gain.ALWAYS)
     parser.add_argument("--engine-cpu", type=parse_cpus, default=())
     given = parser.parse_args()
     for number in (signal.SIGTERM, signal.SIGINT):  # they are for the provider, which tells us
@@ -360,7 +361,11 @@ def main() -> int:
     os.set_inheritable(given.ipc_fd, False)
     try:
         remote = RemoteSettings.parse(
-            given.remote, given.remote_key, engine=given.engine == "on", engine_cpus=given.engine_cpu
+            given.remote,
+            given.remote_key,
+            engine=given.engine == "on",
+            engine_cpus=given.engine_cpu,
+            promote=given.remote_promote,
         )
         worker = Worker(socket.socket(fileno=given.ipc_fd), given.protocol, remote)
         worker.run()
