@@ -38,7 +38,7 @@ enum count rx_count(struct conn *conn, int fd)
 
 	if (real.ioctl(fd, FIONREAD, &before) < 0 || !tcp_info_get(fd, info) || real.ioctl(fd, FIONREAD, &after) < 0)
 		return COUNT_DIFFERS;
-	if (before != after)
+	if (before != after || info[TCPI_STATE] == TCP_CLOSE) /* a reset may have come without a FIN, or behind one */
 		return COUNT_UNSTABLE;
 	uint64_t read = tcp_info_u64(info, TCPI_BYTES_RECEIVED) - (uint64_t)before - (tcp_info_fin(info) ? 1 : 0);
 	return read == word_load(conn->slot->rx_tcp_bytes) ? COUNT_EQUAL : COUNT_DIFFERS;
