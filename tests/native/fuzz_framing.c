@@ -86,7 +86,7 @@ static void do_put(struct world *world, struct input *input, unsigned move)
 		message->memory[n] = malloc(some ? some : 1);
 		for (uint64_t i = 0; i < some; i++)
 			message->memory[n][i] = stream_byte(key, position + i);
-		spans[n] = (struct framing_span){message->memory[n], some, 0};
+		spans[n] = (struct framing_span){message->memory[n], some, 0, false};
 		position += some;
 	}
 	uint64_t begin = move & 64 ? input_take(input, 1) * len / 255 : 0, before = world->out.position;
@@ -128,14 +128,14 @@ static void check_run(struct world *world, const struct framing_run *run)
 {
 	uint8_t *payload = malloc(run->len ? run->len : 1), header[FRAMING_HEADER_MAX];
 	uint32_t half = run->len / 2, total = 0, key = run->tagged ? run->stag : run->msn;
-	struct framing_span spans[2] = {{payload, half, 0}, {payload + half, run->len - half, 0}};
+	struct framing_span spans[2] = {{payload, half, 0, false}, {payload + half, run->len - half, 0, false}};
 
 	CHECK(framing_in_place(&world->in, run, 0, spans, 2, 1, run->len) == -EINVAL);
 	CHECK(framing_in_place(&world->in, run, 1, spans, 2, 0, run->len) == -EINVAL);
 	CHECK(framing_in_place(&world->in, run, 0, spans, 2, 0, run->len) == 0);
 	if (run->len) {
 		uint8_t byte;
-		struct framing_span one = {&byte, 1, 0};
+		struct framing_span one = {&byte, 1, 0, false};
 		CHECK(framing_in_place(&world->in, run, half, &one, 1, 0, 1) == 0);
 		CHECK(byte == payload[half]);
 	}

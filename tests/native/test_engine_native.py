@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import re
+import sys
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ import toolchain
 from toolchain import ADDRESS, SANITIZERS, THREAD, Sanitizer
 
 FUZZ_RUNS = 4_000
+SANITIZED_S = 200
 FUZZ_SECONDS = float(os.environ.get("SIDESTEP_FUZZ_S", "4"))
 NAMES = ("engine", "engine_loan", "engine_stream", "framing_in", "framing_out", "crc32c")
 SOURCES = (*(toolchain.NATIVE / f"{name}.c" for name in NAMES), toolchain.NATIVE_TESTS / "engine_line.c")
@@ -54,3 +56,24 @@ def test_any_moves(seed: int) -> None:
 def test_any_moves_guided(tmp_path: Path) -> None:
     """The same under libFuzzer, which is led by coverage."""
     assert toolchain.guided("fuzz_engine", FUZZ_SECONDS, tmp_path, *SOURCES, flags=SHORT) > 100
+
+
+@pytest.mark.timeout(SANITIZED_S + 60)
+def test_the_module_sanitized() -> None:
+    """Python and an engine that is watched take turns at connections, some of them with strangers."""
+    extension = toolchain.build_module(ADDRESS, "engine", "channel", "framing_in", "framing_out", "crc32c")
+    program = toolchain.NATIVE_TESTS / "programs" / "sanitized_module.py"
+    provider = toolchain.TESTS / "provider"
+    env = {
+        "LD_PRELOAD": ":".join(toolchain.runtimes(ADDRESS)),
+        "PYTHONMALLOC": "malloc",  # so that Python's buffers are watched too
+        "PYTHONDONTWRITEBYTECODE": "1",
+    }
+    tests = [
+        f"{provider / 'test_engine_differential.py'}::test_engines_leave_what_python_leaves[{n}-engines]"
+        for n in (0, 3)
+    ]
+    argv: list[str | Path] = [sys.executable, program, extension, "sidestep.native._engine", *tests]
+    argv += [provider / "test_engine.py", "-k", "not seed or 3-"]
+    said = toolchain.run(argv, ADDRESS, SANITIZED_S, **env).stdout
+    assert " passed" in said, said
