@@ -51,6 +51,17 @@ static bool is_a(PyObject *object, PyTypeObject *type, const char *name)
 }
 
 /* ---- Loan ---- */
+/* Python may use them again. A channel that was closed meanwhile was kept for the engine, as for a view of it. */
+static void loan_lets_go(struct loan_object *object)
+{
+	struct channel *channel = (struct channel *)object->channel;
+
+	object->loan = NULL;
+	object->inbound->busy = object->outbound->busy = false;
+	if (--channel->pieces == 0 && channel->closed)
+		channel_unmap(&channel->end);
+}
+
 static PyObject *loan_take(PyObject *self, PyObject *Py_UNUSED(unused))
 {
 	struct loan_object *object = (struct loan_object *)self;
@@ -62,8 +73,7 @@ static PyObject *loan_take(PyObject *self, PyObject *Py_UNUSED(unused))
 		return NULL;
 	}
 	enum engine_reason reason = engine_take(object->owner->engine, object->loan, &record, &error);
-	object->loan = NULL;
-	object->inbound->busy = object->outbound->busy = false;
+	loan_lets_go(object);
 	return Py_BuildValue("iiy#", (int)reason, error, (const char *)&record, (Py_ssize_t)sizeof(record));
 }
 
@@ -88,7 +98,7 @@ static void loan_dealloc(PyObject *self)
 
 	if (object->loan) {
 		engine_take(object->owner->engine, object->loan, &record, &error);
-		object->inbound->busy = object->outbound->busy = false;
+		loan_lets_go(object);
 	}
 	Py_XDECREF((PyObject *)object->owner);
 	Py_XDECREF(object->channel);
@@ -199,6 +209,7 @@ static PyObject *engine_object_lend(PyObject *self, PyObject *args)
 		return raise_errno(-failed);
 	}
 	inbound->busy = outbound->busy = true;
+	ring->pieces++;
 	Py_INCREF(self);
 	loan->owner = object;
 	Py_INCREF(channel);
