@@ -74,6 +74,11 @@ def test_the_module_sanitized() -> None:
         for n in (0, 3)
     ]
     argv: list[str | Path] = [sys.executable, program, extension, "sidestep.native._engine", *tests]
-    argv += [provider / "test_engine.py", "-k", "not seed or 3-"]
+    argv += [
+        provider / "test_engine.py",
+        toolchain.NATIVE_TESTS / "test_engine_module.py",
+        "-k",
+        "not whoever_carries or 3-4096-engines",
+    ]
     said = toolchain.run(argv, ADDRESS, SANITIZED_S, **env).stdout
     assert " passed" in said, said
