@@ -370,7 +370,7 @@ class RemoteSettings(NamedTuple):
 
     hosts: tuple[IPv4Network | IPv6Network, ...]
     key_file: Path | None = None  # what both providers know, and nobody else
-    engine: bool = True  # ordinary messages pass in compiled code
+    engine: bool = False  # ordinary messages pass in compiled code
     engine_cpus: tuple[int, ...] = ()  # where that runs; none: anywhere
 
     def trusts(self, host: IPv4Address | IPv6Address) -> bool:
@@ -379,7 +379,7 @@ class RemoteSettings(NamedTuple):
 
     @classmethod
     def parse(
-        cls, hosts: str, key_file: str | None = None, *, engine: bool = True, engine_cpus: tuple[int, ...] = ()
+        cls, hosts: str, key_file: str | None = None, *, engine: bool = False, engine_cpus: tuple[int, ...] = ()
     ) -> Self:
         """`NETWORK[,NETWORK...]`; raises Misuse."""
         from ipaddress import ip_network
@@ -396,7 +396,7 @@ class RemoteSettings(NamedTuple):
         """What tells a provider, or a worker of one, the same."""
         key = [f"--remote-key={self.key_file}"] if self.key_file else []
         cpus = [f"--engine-cpu={','.join(map(str, self.engine_cpus))}"] if self.engine_cpus else []
-        return [f"--remote={self}", *key, *([] if self.engine else ["--engine=off"]), *cpus]
+        return [f"--remote={self}", *key, *(["--engine=on"] if self.engine else []), *cpus]
 
     def __str__(self) -> str:
         return ",".join(map(str, self.hosts))

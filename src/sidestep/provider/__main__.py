@@ -25,7 +25,7 @@ def main() -> int:
     parser.add_argument("--system", action="store_true")
     parser.add_argument("--remote")
     parser.add_argument("--remote-key")
-    parser.add_argument("--engine", choices=("on", "off"), default="on")
+    parser.add_argument("--engine", choices=("on", "off"), default="off")
     parser.add_argument("--engine-cpu", type=parse_cpus, default=())
     parser.add_argument("--workers", type=int, default=0)
     parser.add_argument("--background", action="store_true")

@@ -136,9 +136,9 @@ class SdpLink:
         return self._established and not self._ending and self._stream.plain
 
     def lend(self, record: dict[str, int]) -> Lent | None:
-        if not self._established or self._ending or self._out or self._on_way or self._relay is None:
+        if not self._established or self._relay is None or not self._show_filled(self._relay):
             return None
-        if not self._show_filled(self._relay):
+        if self._ending or self._out or self._on_way:  # also what that has had us say
             return None
         record |= {"grows": not self._large, "data_left": sum(self._due)}
         return self._stream.lend(record, self._relay.reclaim)

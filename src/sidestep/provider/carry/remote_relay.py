@@ -118,11 +118,10 @@ class RemoteRelay(Directions):
         return self.side.channel.ring()
 
     def details(self) -> dict[str, object]:
-        own = {
+        return {
             "protocol": self.protocol, "segment": self.segment_id.hex(), "sent": self.sent, "held": self.side.held,
             "window": self.window, "arrived": self.side.channel.sent,
-        }  # fmt: skip
-        return own | self.link.details() | self._hub.lent_details(self)
+        } | self.link.details() | self._hub.lent_details(self)  # fmt: skip
 
     # ---- turns ----
 

@@ -352,7 +352,7 @@ def main() -> int:
     parser.add_argument("--protocol", required=True)
     parser.add_argument("--remote", required=True)
     parser.add_argument("--remote-key")
-    parser.add_argument("--engine", choices=("on", "off"), default="on")
+    parser.add_argument("--engine", choices=("on", "off"), default="off")
     parser.add_argument("--engine-cpu", type=parse_cpus, default=())
     given = parser.parse_args()
     for number in (signal.SIGTERM, signal.SIGINT):  # they are for the provider, which tells us
