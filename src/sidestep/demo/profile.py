@@ -36,7 +36,9 @@ def measure(*, rounds: int, seconds: float, tell: Tell) -> Profile:
                     with Testbed(name, *sites) as place:
                         found = run(place, seconds)
                     if found.look is not None and not found.look.promoted:
-                        raise Unavailable(f"a connection of the work {work!r} was not promoted: {', '.join(found.look.why_not)}")
+                        raise Unavailable(
+                            f"a connection of the work {work!r} was not promoted: {', '.join(found.look.why_not)}"
+                        )
                     times.setdefault((work, name), []).append(found.value)
             tell(f"round {number + 1} of {rounds}")
     longer = {work: statistics.median(times[work, "sdp"]) - statistics.median(times[work, "tcp"]) for work in _WORKS}

@@ -86,8 +86,10 @@ class SdpLink:
 
     @property
     def room(self) -> int:
-        """How many more pieces of data it takes now."""
-        return limits.LINK_PIECES_MAX - self._pieces if self._established and not self._ending else 0
+        """How many more pieces of data it takes now; none also while many words wait."""
+        if not self._established or self._ending or self._controls > limits.LINK_WORDS_MAX // 2:
+            return 0
+        return limits.LINK_PIECES_MAX - self._pieces
 
     @property
     def _ending(self) -> bool:
@@ -142,9 +144,9 @@ class SdpLink:
         return self._established and not self._ending and self._stream.plain
 
     def lend(self, record: dict[str, int]) -> Lent | None:
-        if not self._established or self._ending or self._out or self._on_way or self._relay is None:
+        if not self._established or self._relay is None or not self._show_filled(self._relay):
             return None
-        if not self._show_filled(self._relay):
+        if self._ending or self._out or self._on_way:  # also what that has had us say
             return None
         record |= {"grows": not self._large, "data_left": sum(self._due)}
         return self._stream.lend(record, self._relay.reclaim)
@@ -207,7 +209,7 @@ class SdpLink:
         counts: list[int] = []  # words in each part; 0: it is data
         controls: list[bytes] = []
         room = _TOGETHER
-        full = self._pieces >= limits.LINK_PIECES_MAX
+        full = not self.room
         for each in out:
             if isinstance(each, bytes):
                 controls.append(each)
@@ -233,7 +235,7 @@ class SdpLink:
                 self._on_way[send] = count
                 if send.done:  # it was told before we knew it
                     self._sent(send)
-        if full and self._pieces < limits.LINK_PIECES_MAX and self._relay is not None:
+        if full and self.room and self._relay is not None:
             self._relay.handle_room()
         if self._finishing and not (self._ended or self._over):
             self._ended = True
@@ -241,13 +243,13 @@ class SdpLink:
 
     def _sent(self, send: StreamSend) -> None:
         controls = self._on_way.pop(send, None)
+        full = not self.room
         if controls:
             self._controls -= controls
         elif controls is not None:
-            full = self._pieces >= limits.LINK_PIECES_MAX
             self._pieces -= 1
-            if full and self._relay is not None:
-                self._relay.handle_room()
+        if full and self.room and self._relay is not None:
+            self._relay.handle_room()
 
     # ---- in ----
 

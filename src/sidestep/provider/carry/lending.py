@@ -136,6 +136,7 @@ class Lending:
         if lent is None:
             return False
         side = relay.side
+        record |= {"read_told": relay.read_told, "asking": side.asking}  # what had come in part was shown just now
         loan = self.engine.lend(
             layout.pack(_RECORD, **record),
             side.channel,

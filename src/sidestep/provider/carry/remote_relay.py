@@ -65,11 +65,10 @@ class RemoteRelay(Relayed):
     """One connection."""
 
     def details(self) -> dict[str, object]:
-        own = {
+        return {
             "protocol": self.protocol, "segment": self.segment_id.hex(), "sent": self.sent, "held": self.side.held,
             "window": self.window, "arrived": self.side.channel.sent,
-        }  # fmt: skip
-        return own | self.link.details() | self._hub.lent_details(self)
+        } | self.link.details() | self._hub.lent_details(self)  # fmt: skip
 
     # ---- turns ----
 
@@ -191,18 +190,20 @@ class RemoteRelay(Relayed):
         if self.out is not Out.RING or self.calm:
             return
         window = self.window - side.held
+        most = limits.LINK_PIECE_MAX if self.link.buffered else window
         for piece in side.channel.readable(side.held):
-            if window <= 0 or not self.link.room:
-                break
-            part = piece[:window]
-            self.link.send(part)
-            window -= len(part)
-            side.held += len(part)
-            self.sent += len(part)
+            while piece and window > 0 and self.link.room:
+                part, piece = piece[: min(window, most)], piece[min(window, most) :]
+                self.link.send(part)
+                window -= len(part)
+                side.held += len(part)
+                self.sent += len(part)
 
     def _tell_read(self, side: Side, *, all_of_it: bool = False) -> None:
         """How far our application has read, when that is worth a word; else it rings once it has read more."""
-        if (self.into is not In.RING and self.into is not In.BACK) or (self.calm and not all_of_it):
+        if (self.into is not In.RING and self.into is not In.BACK) or (
+            (self.calm or not self.link.room) and not all_of_it
+        ):
             return
         channel = side.channel
         for _ in range(2):
