@@ -113,10 +113,7 @@ REMOTE_RECEIVES: Final = 16  # private buffers of a connection with another host
 REMOTE_RECEIVE_SIZE: Final = (4 << 10) + 16  # bytes of each at first, header included
 REMOTE_RECEIVE_SIZE_MAX: Final = 60 << 10  # bytes, once more is sent than they hold; fits one IP packet of a capture
 REMOTE_PRIVATE_BYTES: Final = 512 << 20  # of them all, at one address; connections beyond wait for some
-LINK_WORDS_MAX: Final = (
-    256  # words of one connection that the other host has not taken; beyond half of them no data and
-)
-# nothing of what was read is told, beyond all: relay_reset{violation}
+LINK_WORDS_MAX: Final = 256  # words to another host that wait: beyond half no data, beyond: relay_reset{violation}
 LINK_FINISH_S: Final = 2.0  # seconds for which an end of a link that has said all waits for the other's end
 LINK_PIECES_MAX: Final = 32  # pieces of data of one connection on their way to another host; more stay in the ring
 LINK_PIECE_MAX: Final = 65536  # bytes of one of these, where the engine is to get the connection: it waits for them

@@ -1248,10 +1248,7 @@ static void test_hostile_words_while_talking(void)
 }
 
 #define TEST(name) {#name, test_##name}
-static const struct {
-	const char *name;
-	void (*run)(void);
-} tests[] = {
+static const struct test tests[] = {
 	TEST(create_refuses_bad_sizes),
 	TEST(create_makes_a_sealed_segment),
 	TEST(map_refuses_bad_geometry),
@@ -1286,16 +1283,5 @@ static const struct {
 
 int main(int argc, char **argv)
 {
-	for (size_t i = 0; i < sizeof(tests) / sizeof(*tests); i++) {
-		if (argc < 2)
-			puts(tests[i].name);
-		else if (strcmp(argv[1], tests[i].name) == 0) {
-			tests[i].run();
-			return 0;
-		}
-	}
-	if (argc < 2)
-		return 0;
-	fprintf(stderr, "%s: there is no test '%s'; without an argument the tests are listed\n", argv[0], argv[1]);
-	return 2;
+	return tests_run(tests, sizeof(tests) / sizeof(*tests), argc, argv);
 }

@@ -2,6 +2,7 @@
 #include "check.h"
 
 #include <stdarg.h>
+#include <string.h>
 #include <sys/mman.h>
 #include <unistd.h>
 
@@ -191,4 +192,20 @@ void header_poke(struct channel_segment *seg, const struct header_word *word, ui
 		CHECK(word->size == 4);
 		atomic_store_explicit((_Atomic uint32_t *)(void *)at, (uint32_t)value, memory_order_relaxed);
 	}
+}
+
+int tests_run(const struct test *tests, size_t len, int argc, char **argv)
+{
+	for (size_t i = 0; i < len; i++) {
+		if (argc < 2)
+			puts(tests[i].name);
+		else if (strcmp(argv[1], tests[i].name) == 0) {
+			tests[i].run();
+			return 0;
+		}
+	}
+	if (argc < 2)
+		return 0;
+	fprintf(stderr, "%s: there is no test '%s'; without an argument the tests are listed\n", argv[0], argv[1]);
+	return 2;
 }

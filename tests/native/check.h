@@ -26,12 +26,34 @@
 _Noreturn void check_failed(const char *file, int line, const char *condition, const char *format, ...)
 	__attribute__((format(printf, 4, 5)));
 
+/* Runs the test of that name; without an argument their names are listed. What main() is to return. */
+struct test {
+	const char *name;
+	void (*run)(void);
+};
+int tests_run(const struct test *tests, size_t len, int argc, char **argv);
+
 /* splitmix64: small, seeded, the same everywhere */
 struct dice {
 	uint64_t state;
 };
 uint64_t dice_roll(struct dice *dice);
 uint64_t dice_below(struct dice *dice, uint64_t bound);
+
+/* What a fuzzer has given and nobody has taken yet: zeros follow. */
+struct input {
+	const uint8_t *at;
+	size_t left;
+};
+
+static inline uint64_t input_take(struct input *input, size_t n)
+{
+	uint64_t value = 0;
+
+	for (; n && input->left; n--, input->at++, input->left--)
+		value = value << 8 | *input->at;
+	return value;
+}
 
 /* The byte that belongs at a position of a stream: a hole, a repeat or a shift shows at once. */
 static inline uint8_t stream_byte(uint64_t seed, uint64_t position)

@@ -515,7 +515,7 @@ static void *takes(void *argument)
 			line_lend(line);
 		pthread_mutex_unlock(&crowd->locks[line->number - 1]);
 		if (dice_below(&dice, 4))
-			usleep(100);
+			usleep(100); /* the others get at the locks, too */
 	}
 	return NULL;
 }
@@ -562,7 +562,7 @@ static void run_crowd(struct crowd *crowd, void *(*more)(void *))
 		CHECK(pthread_create(&threads[2], NULL, more, crowd) == 0);
 	while (!atomic_load(&crowd->stop)) {
 		CHECK(now_ns() < until, "it does not get through");
-		usleep(1000);
+		usleep(1000); /* a look at whether it is over: the threads have the CPUs */
 	}
 	for (int i = 0; i < (more ? 3 : 2); i++)
 		pthread_join(threads[i], NULL);
@@ -606,7 +606,7 @@ static void *shouts(void *argument)
 		case 3: atomic_store(&line->bell_word, dice_roll(&dice)); break;
 		default: atomic_store(&side->tx_back, (uint32_t)dice_roll(&dice));
 		}
-		usleep(50);
+		usleep(50); /* some turns of the engine pass between two changes, and not only one */
 	}
 	return NULL;
 }
@@ -641,7 +641,7 @@ static void *lies(void *argument)
 		atomic_store(&line->hints->entry[dice_below(&dice, HINTS)], dice_roll(&dice));
 		atomic_fetch_add(&line->hints->tail, dice_below(&dice, 4));
 		if (dice_below(&dice, 200) == 0)
-			usleep(1000);
+			usleep(1000); /* the engine comes to rest now and then, which is a way of its own */
 	}
 	atomic_store(&crowd->stop, true);
 	return NULL;
@@ -702,10 +702,7 @@ static void made_and_freed_at_any_moment(void)
 	}
 }
 
-static const struct {
-	const char *name;
-	void (*run)(void);
-} tests[] = {
+static const struct test tests[] = {
 #define TEST(name) {#name, name}
 	TEST(small_buffers_are_left_to_python),
 	TEST(large_buffers_take_more_than_a_call_frames),
@@ -730,16 +727,5 @@ static const struct {
 
 int main(int argc, char **argv)
 {
-	for (size_t i = 0; i < sizeof(tests) / sizeof(*tests); i++) {
-		if (argc < 2)
-			puts(tests[i].name);
-		else if (strcmp(argv[1], tests[i].name) == 0) {
-			tests[i].run();
-			return 0;
-		}
-	}
-	if (argc < 2)
-		return 0;
-	fprintf(stderr, "%s: there is no test '%s'; without an argument the tests are listed\n", argv[0], argv[1]);
-	return 2;
+	return tests_run(tests, sizeof(tests) / sizeof(*tests), argc, argv);
 }

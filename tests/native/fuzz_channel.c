@@ -15,20 +15,6 @@
 #define SPILLED(ring) ((size_t)(ring) + ((ring) > CHANNEL_SPILL ? (ring) : CHANNEL_SPILL))
 #define LEN(ring0, ring1) (off_t)(CHANNEL_HEADER_SIZE + SPILLED(ring0) + SPILLED(ring1))
 
-struct input {
-	const uint8_t *at;
-	size_t left;
-};
-
-static uint64_t input_take(struct input *input, size_t n)
-{
-	uint64_t value = 0;
-
-	for (; n && input->left; n--, input->at++, input->left--)
-		value = value << 8 | *input->at;
-	return value;
-}
-
 static int segment_forge(struct input *input, unsigned options)
 {
 	static const off_t lens[] = {0, PAGE, 3 * PAGE, LEN(PAGE, PAGE) - 1, LEN(PAGE, PAGE), LEN(PAGE, 2 * PAGE),

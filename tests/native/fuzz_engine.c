@@ -15,20 +15,6 @@
 #define SEND 0x43u
 #define SMALL 1072u /* bytes of a private buffer, below which Python sends */
 
-struct input {
-	const uint8_t *at;
-	size_t left;
-};
-
-static uint64_t input_take(struct input *input, size_t n)
-{
-	uint64_t value = 0;
-
-	for (; n && input->left; n--, input->at++, input->left--)
-		value = value << 8 | *input->at;
-	return value;
-}
-
 static uint64_t edge(struct input *input)
 {
 	static const uint64_t edges[] = {0, 1, 2, 15, 16, 17, 4096, 16384, 65536, 1u << 31, UINT32_MAX, 1ull << 32, 1ull << 56,

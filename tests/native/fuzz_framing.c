@@ -18,11 +18,6 @@
 #define SPANS 4u
 #define WIRE_MAX (1u << 19) /* bytes on their way */
 
-struct input {
-	const uint8_t *at;
-	size_t left;
-};
-
 /* A message whose memory is still referred to. */
 struct message {
 	uint8_t *memory[SPANS];
@@ -39,15 +34,6 @@ struct world {
 	bool changed;          /* not all of what arrives was framed by us */
 	uint64_t arrived, payload_left; /* payload_left: framed and not yet found */
 };
-
-static uint64_t input_take(struct input *input, size_t n)
-{
-	uint64_t value = 0;
-
-	for (; n && input->left; n--, input->at++, input->left--)
-		value = value << 8 | *input->at;
-	return value;
-}
 
 static void messages_free(struct world *world, uint64_t until)
 {

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import random
 from contextlib import ExitStack
-from typing import Final
+from typing import Any, Final, cast
 
 import pytest
 from channel_app import App
 from remote_world import World, reset
 
+from sidestep.native._engine import Engine, Loan
 from sidestep.provider.carry import lending
 from sidestep.provider.carry.remote_relay import RemoteRelay
 from sidestep.rdma.verbs import Lent
@@ -162,3 +165,42 @@ def test_what_the_engine_left_unread_is_read(
     a.send_control(shut_wr=1)
     world.turns(lambda: bool(b.word("tx_fin")))
     assert b.receive() == b"last"
+
+
+class Full:
+    """An engine that takes no more connections for a while."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine, self.refused = engine, 0
+
+    def lend(self, *given: Any) -> Loan:
+        if self.refused < 3:
+            self.refused += 1
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return self._engine.lend(*given)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._engine, name)
+
+
+def test_what_the_engine_cannot_take_python_carries(closing: ExitStack) -> None:
+    world = World(closing, engines=(True, True))
+    a, b, end, _ = world.pair()
+    taken_back(world, end)
+    lender = world.one.hub.lending
+    assert lender is not None
+    lender.engine = full = cast(Engine, Full(lender.engine))
+    there, back = Stream(a, b, random.Random(1)), Stream(b, a, random.Random(2))
+
+    def talk() -> bool:
+        for stream in (there, back):
+            stream.send(100)
+            stream.receive()
+        return end in lender
+
+    world.turns(talk)
+    assert cast(Full, full).refused == 3
+    for stream in (there, back):
+        while stream.got < len(stream.sent):
+            world.rest()
+            stream.receive()

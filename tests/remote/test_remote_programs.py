@@ -26,7 +26,7 @@ def test_redis(two: tuple[Host, Host]) -> None:
                  "--protected-mode", "no"], stdout=subprocess.DEVNULL)  # fmt: skip
     listening(other, 6379)
     bench = one.popen(
-        ["redis-benchmark", "-h", other.address, "-t", "set,get", "-n", "400000", "-c", "20", "-d", "1000", "--csv"],
+        ["redis-benchmark", "-h", other.address, "-t", "set,get", "-n", "60000", "-c", "20", "-d", "1000", "--csv"],
         stdout=subprocess.PIPE, text=True,
     )  # fmt: skip
     promoted(one, other, ends=20)

@@ -6,7 +6,6 @@
 
 #define WIRE_HEADER_MAX 64u /* bytes of a message that are the engine's own, and copied */
 
-/* How often a wire of messages was lent in a row */
 struct wire {
 	const struct wire_ops *ops;
 	uint32_t len;  /* bytes of the message that `next` found */

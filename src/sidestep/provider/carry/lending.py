@@ -15,7 +15,6 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from enum import IntEnum
-from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from sidestep.native import layout
@@ -25,7 +24,7 @@ from sidestep.provider.carry.direction import Ending, In, Leaving, Out, Recall
 if TYPE_CHECKING:
     from sidestep.config import RemoteSettings
     from sidestep.counters import Counters
-    from sidestep.loop import Loop
+    from sidestep.loop import Loop, Timer
     from sidestep.native._engine import Engine, Loan
     from sidestep.provider.carry.hub import Side
     from sidestep.provider.carry.remote_relay import RemoteRelay
@@ -62,6 +61,7 @@ class _State:
     pause_s: float = 0.0  # how long it waited the last time before it was lent again
     until: float = 0.0
     calm_since: float = 0.0
+    timer: Timer | None = None  # it is wanted again then
     given_back: Counter[str] = field(default_factory=Counter)  # by the reason
 
 
@@ -88,7 +88,8 @@ class Lending:
     def forget(self, relay: RemoteRelay) -> None:
         """It is over."""
         self._wanted.pop(relay, None)
-        self._relays.pop(relay, None)
+        if (state := self._relays.pop(relay, None)) is not None and state.timer is not None:
+            state.timer.cancel()
 
     def details(self, relay: RemoteRelay) -> dict[str, object]:
         """Who has it, what it has been given back for, and its counts, which are not the relay's while it is lent."""
@@ -118,7 +119,7 @@ class Lending:
             state = self._relays.setdefault(relay, _State())
             now = self._loop.now
             if now < state.until:
-                self._loop.call_later(state.until - now, partial(self.want, relay))
+                self._want_later(relay, state, state.until - now)
             elif self._lend(relay, state, record):
                 relay.calm = False
             elif not relay.link.plain:
@@ -129,7 +130,17 @@ class Lending:
                 if not relay.calm:
                     relay.calm, state.calm_since = True, now
                 self._wanted[relay] = None  # with the next turn, or soon: nothing else may happen here
-                self._loop.call_later(_CALM_LOOK_S, partial(self.want, relay))
+                self._want_later(relay, state, _CALM_LOOK_S)
+
+    def _want_later(self, relay: RemoteRelay, state: _State, delay_s: float) -> None:
+        """One timer at a time: a relay may have many turns until then."""
+
+        def due() -> None:
+            state.timer = None
+            self.want(relay)
+
+        if state.timer is None:
+            state.timer = self._loop.call_later(delay_s, due)
 
     def _lend(self, relay: RemoteRelay, state: _State, record: dict[str, int]) -> bool:
         lent = relay.link.lend(record)
@@ -137,16 +148,14 @@ class Lending:
             return False
         side = relay.side
         record |= {"read_told": relay.read_told, "asking": side.asking}  # what had come in part was shown just now
-        loan = self.engine.lend(
-            layout.pack(_RECORD, **record),
-            side.channel,
-            side.peer,
-            side.doorbell,
-            side.number,
-            lent.inbound,
-            lent.outbound,
-            lent.fd,
-        )
+        try:
+            loan = self.engine.lend(
+                layout.pack(_RECORD, **record), side.channel, side.peer, side.doorbell, side.number, lent.inbound,
+                lent.outbound, lent.fd,
+            )  # fmt: skip
+        except OSError:  # no memory, or epoll(7) watches no more: Python goes on
+            relay.link.take_back(record, 0)
+            return False
         state.loan, state.since = loan, self._loop.now
         self._lent[loan] = relay
         self._counters.add("engine_lent")
