@@ -42,6 +42,7 @@ def test_commands_and_metrics_show_the_link(two: tuple[Host, Host]) -> None:
         promoted(one, other)
         exporters = {host.number: Exporter(host.sidestep.socket) for host in two}
         for host, peer in (two, reversed(two)):
+            host.sidestep.wait_for(lambda found: any(each.link and each.link["engine"] for each in found))
             link = shown(host)
             assert {name for name in NUMBERS if isinstance(link[name], int)} == NUMBERS
             assert {name for name in WORDS if isinstance(link[name], str) and link[name]} == WORDS
@@ -54,10 +55,13 @@ def test_commands_and_metrics_show_the_link(two: tuple[Host, Host]) -> None:
             assert f"over {link['device']} to {peer.address}" in explained
             assert "receives posted" in explained
             assert "by Read Zcopy" in explained
-            assert f"links: 1 to 1 host, {link['send_mechanism']}" in command(host, "top", "--once", "--interval=0.1")
+            top = command(host, "top", "--once", "--interval=0.1")
+            assert f"links: 1 to 1 host, 1 by the engine, {link['send_mechanism']}" in top
+            assert "the engine" in explained
             scraped = values(exporters[host.number].text().decode())
             way = {"protocol": "sdp", "device": link["device"], "peer": peer.address}
-            assert scraped["sidestep_links"] == [(way, 1)]
+            assert scraped["sidestep_links"] == scraped["sidestep_links_by_engine"] == [(way, 1)]
+            assert scraped["sidestep_engine_lent_total"][0][1] > 0
             assert scraped["sidestep_link_receives_posted"][0][1] > 0
             assert sum(count for _, count in scraped["sidestep_link_modes"]) == 2
             sent = [count for labels, count in scraped["sidestep_link_bytes_total"] if labels["direction"] == "sent"]

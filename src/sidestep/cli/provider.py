@@ -87,7 +87,7 @@ def provider() -> None:
     metavar="gain|always|MESSAGE:MIB:TURN",
     show_default=True,
     help="Which connections with other hosts leave TCP. gain: those that gain time by it, as streams of small messages "
-    "do, for as long as they do; always: all; figures: as gain, by the profile that 'sidestep rdma bench --profile' "
+    "do, for as long as they do; always: all; figures: as gain, by the profile that 'sidestep rdma bench' "
     "has measured.",
 )
 @click.option("--foreground", is_flag=True, help="Serve in this process, until a signal or `stop`.")

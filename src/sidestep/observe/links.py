@@ -49,6 +49,7 @@ class Sum:
     adverts: int = 0  # of this end, outstanding
     remote_adverts: int = 0
     held: int = 0  # bytes that were sent, and not read there yet
+    engine: int = 0  # that compiled code carries at this moment
 
     def plus(self, link: Link) -> Sum:
         """With one more; the other fields are numbers of links."""
@@ -87,7 +88,8 @@ def modes(links: Iterable[Link]) -> Counter[tuple[str, str, str, str]]:
 
 
 def line(link: Link) -> str:
-    return f"{link.get('protocol')} {link.get('credit')}cr {link.get('send_mechanism')}/{link.get('send_mode')}"
+    by = " engine" if link.get("engine") else ""
+    return f"{link.get('protocol')}{by} {link.get('credit')}cr {link.get('send_mechanism')}/{link.get('send_mode')}"
 
 
 def summary(links: Iterable[Link]) -> str:
@@ -105,8 +107,9 @@ def summary(links: Iterable[Link]) -> str:
     least = min(number(link, "credit") for link in found)
     sending = ", ".join(f"{name} {count:,}" for name, count in how.most_common())
     return (
-        f"links: {len(found):,} to {hosts:,} host{'' if hosts == 1 else 's'}, {sending}; credit {whole.credit:,}, "
-        f"least {least}; adverts {whole.adverts:,} here, {whole.remote_adverts:,} there; {over}"
+        f"links: {len(found):,} to {hosts:,} host{'' if hosts == 1 else 's'}, {whole.engine:,} by the engine, "
+        f"{sending}; credit {whole.credit:,}, least {least}; adverts {whole.adverts:,} here, "
+        f"{whole.remote_adverts:,} there; {over}"
     )
 
 

@@ -59,6 +59,7 @@ _LINK_GAUGES: Final[tuple[tuple[str, str, Callable[[Sum], int]], ...]] = (
     ("_adverts", "Advertisements of this end that are outstanding", lambda one: one.adverts),
     ("_remote_adverts", "Advertisements of the other ends that are outstanding", lambda one: one.remote_adverts),
     ("_held_bytes", "Bytes that were sent and are not read at the other end", lambda one: one.held),
+    ("s_by_engine", "Of the links, those that compiled code carries at this moment", lambda one: one.engine),
 )
 
 
