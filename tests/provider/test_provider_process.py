@@ -6,9 +6,12 @@ import os
 import select
 import signal
 import socket
+import struct
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import pytest
@@ -19,7 +22,10 @@ from sidestep.config import PromoteAfter, ProviderSettings
 from sidestep.errors import Misuse, Unavailable
 from sidestep.provider import control
 from sidestep.provider.rundir import AlreadyRunning, RunDir, lock_path, log_path
+from sidestep.provider.server import Watchdog
 from sidestep.testing import Sidestep
+
+LINGER_S = 5
 
 
 @pytest.fixture
@@ -132,6 +138,55 @@ def test_it_leaves_after_an_idle_time(tmp_path: Path) -> None:
     tmp_path.chmod(0o700)
     control.start(settings)
     eventually(lambda: not settings.socket.exists())
+
+
+def test_it_sleeps_once_it_has_nothing_to_do(settings: ProviderSettings) -> None:
+    assert control.start(settings)
+    status = Path(f"/proc/{pid_of(settings)}/status")
+    waits = []
+
+    def sleeps() -> bool:
+        waits.append(int(status.read_text().split("voluntary_ctxt_switches:")[1].split()[0]))
+        time.sleep(5 * limits.HELD_UP_S)  # in which a timer that goes on would wake it five times
+        return waits[-2:-1] == waits[-1:]
+
+    eventually(sleeps)
+
+
+@pytest.fixture
+def lingering() -> Iterator[list[socket.socket]]:
+    """Four, of which each close() waits: the peer reads nothing of what was sent."""
+    with ExitStack() as stack:
+        found = []
+        for _ in range(4):
+            with socket.create_server(("127.0.0.1", 0)) as listener:
+                sock = socket.create_connection(listener.getsockname())
+                stack.enter_context(listener.accept()[0])
+            sock.setblocking(False)
+            with suppress(BlockingIOError):
+                while sock.send(bytes(1 << 20)):
+                    pass
+            sock.setblocking(True)
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, LINGER_S))
+            found.append(sock)
+        yield found
+
+
+def test_who_closes_a_socket_that_lingers_is_not_held_up_however_often(lingering: list[socket.socket]) -> None:
+    before = signal.getsignal(signal.SIGALRM)
+    watchdog = Watchdog()
+    watchdog.take_signal()
+    try:
+        for number, sock in enumerate(lingering):
+            with watchdog:
+                began = time.monotonic()
+                sock.close()
+                assert time.monotonic() - began < LINGER_S / 2
+            if number == 2:  # it stops, and is set anew for the last
+                eventually(lambda: signal.getitimer(signal.ITIMER_REAL) == (0.0, 0.0))
+    finally:
+        watchdog.close()
+        signal.signal(signal.SIGALRM, before)
 
 
 def test_a_client_keeps_it_from_leaving(tmp_path: Path) -> None:

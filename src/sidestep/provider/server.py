@@ -12,14 +12,13 @@ from __future__ import annotations
 import os
 import signal
 import socket
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from functools import partial
+from collections.abc import Callable
 from typing import Final
 
 from sidestep import limits
 from sidestep.config import ProviderSettings
 from sidestep.errors import PeerViolation
+from sidestep.loop import READ
 from sidestep.native.layout import Rpc
 from sidestep.provider import arena as arenas
 from sidestep.provider.clients import Arena, Client, Kind
@@ -30,6 +29,8 @@ from sidestep.provider.parts import Parts
 from sidestep.provider.proof.lookup import netns_cookie_of
 from sidestep.provider.rpc import Message, Packet, expect
 from sidestep.provider.users import ROOT
+
+_TIMER_ONLY: Final = {int(signal.SIGALRM)}
 
 
 class Provider:
@@ -52,7 +53,8 @@ class Provider:
         self._wake_reader, self._wake_writer = socket.socketpair()
         for sock in (self._wake_reader, self._wake_writer):
             sock.setblocking(False)
-        parts.loop.on_readable(self._wake_reader.fileno(), partial(self._wake_reader.recv, 4096))
+        parts.loop.on_readable(self._wake_reader.fileno(), self._signals_told)
+        self._watchdog = Watchdog()
 
     # ---- the loop ----
 
@@ -61,7 +63,7 @@ class Provider:
         signal.set_wakeup_fd(self._wake_writer.fileno(), warn_on_full_buffer=False)
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda *_: self._stop())
-        signal.signal(signal.SIGALRM, lambda *_: None)  # the signal itself is what ends a call
+        self._watchdog.take_signal()
         if self._settings.remote:
             for carrier in self.parts.protocols.each():  # those of other hosts may ask before anybody here does
                 self.parts.tell(f"{carrier.name} is ready", Source.PROVIDER)
@@ -70,8 +72,9 @@ class Provider:
         while not self._stopping:
             self._turn(self._timeout())
         self._leave_relays()
-        with interrupted():
+        with self._watchdog:
             self.close()
+        self._watchdog.close()
 
     def close(self) -> None:
         """Lets go of everything."""
@@ -82,6 +85,13 @@ class Provider:
 
     def _stop(self) -> None:
         self._stopping = True
+
+    def _signals_told(self) -> set[int]:
+        """Those that have come; none, if another turn has seen them."""
+        try:
+            return set(self._wake_reader.recv(4096))
+        except BlockingIOError:
+            return set()
 
     def _leave_relays(self) -> None:
         """Connections that go through here have to be without us from now on."""
@@ -96,7 +106,9 @@ class Provider:
 
     def _turn(self, timeout_s: float | None) -> None:
         ready = self.parts.waiting.wait(timeout_s)
-        with interrupted():
+        if ready == [(self._wake_reader.fileno(), READ)] and self._signals_told() == _TIMER_ONLY:
+            return  # that would set it anew, for ever
+        with self._watchdog:
             self.parts.loop.run(ready)
             self.parts.hub.handle_turn()
             self._handle_timeouts(self.parts.loop.now)
@@ -196,15 +208,34 @@ class Provider:
     }
 
 
-@contextmanager
-def interrupted() -> Iterator[None]:
+class Watchdog:
     """Around work that touches strangers' descriptors: no call of the kernel's that a signal can end lasts long.
 
     Whoever closes a socket last waits for its lingering, and that may be us, with a duplicate that a stranger has left
-    alone.
+    alone. The timer goes on from one such work to the next, and stops when it finds none: setting it takes a system
+    call. Main thread only, for SIGALRM.
     """
-    signal.setitimer(signal.ITIMER_REAL, limits.HELD_UP_S, limits.HELD_UP_S)
-    try:
-        yield
-    finally:
+
+    def __init__(self) -> None:
+        self._working = False
+        self._runs = False
+
+    def take_signal(self) -> None:
+        signal.signal(signal.SIGALRM, lambda *_: self._handle_timer())  # the signal itself is what ends a call
+
+    def __enter__(self) -> None:
+        self._working = True
+        if not self._runs:
+            self._runs = True
+            signal.setitimer(signal.ITIMER_REAL, limits.HELD_UP_S, limits.HELD_UP_S)
+
+    def __exit__(self, *_: object) -> None:
+        self._working = False
+
+    def close(self) -> None:
+        self._runs = False
         signal.setitimer(signal.ITIMER_REAL, 0)
+
+    def _handle_timer(self) -> None:
+        if not self._working:
+            self.close()

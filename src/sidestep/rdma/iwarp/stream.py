@@ -242,7 +242,7 @@ class RdmapStream:
             self._process()
             if self._phase is not _Phase.OPEN:
                 return
-            if self.receiver.run_count >= runs_max:
+            if count < _SEEN_LEN or self.receiver.run_count >= runs_max:  # less than there was room for: that was all
                 break
         self.pump()
 
