@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Final
 
 import pytest
-from hosts import NETWORK, hosts, need_namespaces
+from hosts import ENGINE, NETWORK, hosts, need_namespaces
 from raw_iwarp import Ended
 from sdp_by_hand import HandPeer, RefusedError, ask_port, hello_ib
 from talking import PORT, ends_well, line, promoted, serving, talking
@@ -300,7 +300,7 @@ def _standing_still(world: World) -> Iterator[None]:
 @contextmanager
 def _world(folder: Path, key: Path | None = None) -> Iterator[World]:
     need_namespaces()
-    remote = RemoteSettings.parse(NETWORK, str(key) if key is not None else None)
+    remote = RemoteSettings.parse(NETWORK, str(key) if key is not None else None, engine=ENGINE)
     with ExitStack() as closing:
         here, there = closing.enter_context(hosts(2, remote=remote, log=folder / "log"))
         made = World(closing, here, there, folder / "log")
