@@ -42,7 +42,9 @@ def test_commands_and_metrics_show_the_link(two: tuple[Host, Host]) -> None:
         promoted(one, other)
         exporters = {host.number: Exporter(host.sidestep.socket) for host in two}
         for host, peer in (two, reversed(two)):
-            host.sidestep.wait_for(lambda found: any(each.link and each.link.get("engine", False) == ENGINE for each in found))
+            host.sidestep.wait_for(
+                lambda found: [each.link.get("engine", False) for each in found if each.link] == [ENGINE]
+            )
             link = shown(host)
             assert {name for name in NUMBERS if isinstance(link[name], int)} == NUMBERS
             assert {name for name in WORDS if isinstance(link[name], str) and link[name]} == WORDS
