@@ -18,6 +18,7 @@ from typing import Any, Final, Union, get_args, get_origin, get_type_hints
 
 from sidestep.cli import shown
 from sidestep.demo.machine import Machine
+from sidestep.gain import Profile
 from sidestep.observe.connections import Connection
 from sidestep.observe.demotion import Result
 from sidestep.observe.doctor import Finding, Level
@@ -152,6 +153,7 @@ DOCUMENTS: Final[dict[str, Any]] = {
         "remote_messages": int, "wrong": int, "complete": bool, "seconds": float, "bytes_per_s": float,
         "messages_per_s": float, "cpu_percent": float, "remote_cpu_percent": float, "queue_pair": dict[str, Any],
     },
+    "rdma.bench": {**_fields(Profile), "option": str},
     "rdma.server": {"listening": [{"address": str, "port": int}]},
 }  # fmt: skip
 

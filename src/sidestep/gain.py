@@ -7,7 +7,6 @@ through more hands. So streams of small messages gain, and conversations lose.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Final, NamedTuple, Self
 
 from sidestep.errors import Misuse
@@ -28,8 +27,7 @@ class Traffic(NamedTuple):
         return f"{self.messages} messages of {self.bytes / 1024:.1f} KiB together in {self.turns} turns"
 
 
-@dataclass(frozen=True, slots=True)
-class Profile:
+class Profile(NamedTuple):
     """Microseconds, each on average, against TCP on the same way."""
 
     message_us: float  # gained with each message

@@ -17,6 +17,7 @@ import click
 import pytest
 from captures import WHOLE, V, written
 from chatting import ended, promoted_chat
+from hosts import need_namespaces
 from jsonschema import Draft202012Validator
 
 from sidestep import config
@@ -145,6 +146,11 @@ def test_what_tells_of_rdma(closing: ExitStack, run: Callable[..., str], tmp_pat
     check("rdma bw", run("rdma", "bw", place, "--duration=0.1", "--json"))
     assert check("rdma list", run("rdma", "list", "--json"))[0]["processes"]
     check("capture", run("capture", "-w", tmp_path / "file", "--duration=0.1", "--json"))
+
+
+def test_what_tells_of_a_profile(run: Callable[..., str]) -> None:
+    need_namespaces()
+    check("rdma bench", run("rdma", "bench", "--rounds=1", "--seconds=0.1", "--json"))
 
 
 def test_what_tells_of_the_gateway() -> None:

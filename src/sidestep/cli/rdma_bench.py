@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from dataclasses import asdict
 
 import click
 
@@ -34,4 +33,4 @@ def bench(rounds: int, seconds: float, as_json: bool) -> None:
         f"each turn loses     {found.turn_us:10,.1f} us",
         f"sidestep provider start --remote NETWORKS --remote-promote {found}",
     ]
-    show(asdict(found) | {"option": f"--remote-promote={found}"}, lines, as_json=as_json)
+    show(found._asdict() | {"option": f"--remote-promote={found}"}, lines, as_json=as_json)
