@@ -22,9 +22,8 @@ from pathlib import Path
 from typing import Final
 
 from harness.machine import cpu_time_ns
-from rnic import tcp
 
-from remote import WORKS, Row, run, served  # which shows where `hosts` is
+from remote import HERE, WORKS, Row, Talk, client, served  # which shows where `hosts` is
 from sidestep.demo.machine import Machine
 
 # isort: split
@@ -32,6 +31,7 @@ from hosts import Host, hosts
 
 from sidestep.provider import control
 
+PORT: Final = 7472
 RDMA_PORT: Final = 7901
 SIDESTEP: Final = Path(sys.executable).with_name("sidestep")
 
@@ -43,19 +43,20 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--save", type=Path)
     given = parser.parse_args()
+    subprocess.run(["make", "-s", "-C", HERE], check=True)
     machine = Machine.now()
     print(machine)
-    with hosts(4) as (client, first, second, server), ExitStack() as closing:
+    with hosts(4) as (asking, first, second, server), ExitStack() as closing:
         for middle in (first, second):
             control.stop(middle.sidestep.socket)
-        at, port = second.address, tcp.TCP_PORT
+        at = second.address
         gateways = [
             closing.enter_context(
-                relaying(second, f"sdp {at}:{port} to tcp {server.address}:{port} at {RDMA_PORT}"),
+                relaying(second, f"sdp {at}:{PORT} to tcp {server.address}:{PORT} at {RDMA_PORT}"),
             ),
-            closing.enter_context(relaying(first, f"tcp {first.address}:{port} to sdp {at}:{port} via {RDMA_PORT}")),
+            closing.enter_context(relaying(first, f"tcp {first.address}:{PORT} to sdp {at}:{PORT} via {RDMA_PORT}")),
         ]
-        rows = [measure(work, client, first, server, gateways, given) for work in WORKS]
+        rows = [measure(work, asking, first, server, gateways, given) for work in WORKS]
     if given.save:
         saved = {"machine": machine.as_json(), "rows": [asdict(row) for row in rows]}
         given.save.write_text(json.dumps(saved, indent=1))
@@ -75,20 +76,15 @@ def relaying(host: Host, rule: str) -> Iterator[int]:
             process.kill()
 
 
-def measure(work: str, client: Host, first: Host, server: Host, gateways: list[int], given: argparse.Namespace) -> Row:
+def measure(work: str, asking: Host, first: Host, server: Host, gateways: list[int], given: argparse.Namespace) -> Row:
     """All rounds of one work; prints the row, whose SDP is the way through the gateways."""
-    kind, size = WORKS[work]
-    row = Row(work, "us" if kind == "latency" else "MB/s")
-    with served(server, shim=False):
+    row = Row(work)
+    with served(server, work, PORT, shim=False):
         for _ in range(given.rounds):
-            for target, found in ((server, row.tcp), (first, row.sdp)):
+            for target, values in ((server, row.tcp), (first, row.sdp)):
                 before = sum(map(cpu_time_ns, gateways))
-                argv = ["--ask", kind, str(size), client.address, target.address, "--seconds", str(given.seconds)]
-                said = json.loads(run(client, argv, shim=False))
-                found.append(said["value"])
-                if target is first:
-                    used_us = (sum(map(cpu_time_ns, gateways)) - before) / 1e3
-                    row.cpu_us.append(used_us / max(1, said["messages"]))
+                found = Talk.said_by(client(asking, target, PORT, work, given.seconds, shim=False))
+                row.add(values, found, sum(map(cpu_time_ns, gateways)) - before)
     print(row, flush=True)
     return row
 

@@ -1,6 +1,6 @@
 """Two hosts: a program's TCP connection, and the same carried by SDP over the software RNIC: `python bench/remote.py`.
 
-As root, for namespaces. Two hosts joined by a bridge; a client and a server that know nothing but sockets, over kernel
+As root, for namespaces. Two hosts joined by a bridge; the clients and servers of `bench/c`, over kernel
 TCP and under `sidestep run` in turns, round after round. Printed are the medians, their ratio (the median of those of
 the rounds), the spread, and what the two providers' processors had to do for a round trip, or a MiB. Then several
 connections at once, by the sum.
@@ -22,7 +22,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import signal
 import statistics
 import subprocess
 import sys
@@ -37,20 +36,19 @@ sys.path.append(str(HERE.parent / "tests/support"))
 
 from harness.machine import cpu_time_ns  # noqa: E402 - the path has to be there first
 from hosts import NETWORK, NETWORK6, Host, hosts  # noqa: E402
-from rnic import tcp  # noqa: E402
 
 from sidestep.config import RemoteSettings  # noqa: E402
 from sidestep.demo.machine import Machine  # noqa: E402
 
 CONNECT_S: Final = 10.0
+WARM_UP_S: Final = 0.5  # in which it is promoted, too
 WORKS: Final = {
-    "64 B round trip": ("latency", 64),
-    "64 B stream": ("write", 64),
-    "1 KiB stream": ("write", 1 << 10),
-    "4 KiB stream": ("write", 4 << 10),
-    "64 KiB stream": ("write", 64 << 10),
-    "1 MiB stream": ("write", 1 << 20),
-    "1 MiB read": ("read", 1 << 20),
+    "64 B round trip": ("pingpong", 64),
+    "64 B stream": ("stream", 64),
+    "1 KiB stream": ("stream", 1 << 10),
+    "4 KiB stream": ("stream", 4 << 10),
+    "64 KiB stream": ("stream", 64 << 10),
+    "1 MiB stream": ("stream", 1 << 20),
 }
 TOGETHER: Final = ("4 KiB stream", "64 KiB stream", "1 MiB stream")
 
@@ -60,10 +58,21 @@ class Row:
     """One work: what each round came to."""
 
     work: str
-    unit: str
     tcp: list[float] = field(default_factory=list)
     sdp: list[float] = field(default_factory=list)
     cpu_us: list[float] = field(default_factory=list)  # of both providers, a round trip or a MiB
+
+    @property
+    def unit(self) -> str:
+        return "us" if WORKS[self.work][0] == "pingpong" else "MB/s"
+
+    def add(self, values: list[float], found: Talk, used_ns: int) -> None:
+        """A round of TCP, or of SDP, which used so much of the providers' processors, also before it was measured."""
+        size = WORKS[self.work][1]
+        values.append(found.p50_ns / 1e3 if self.unit == "us" else found.rate * size / 1e6)
+        if values is self.sdp:
+            each_us = used_ns / 1e3 / found.unmeasured / found.messages
+            self.cpu_us.append(each_us if self.unit == "us" else each_us * (1 << 20) / size)
 
     @property
     def ratio(self) -> float:
@@ -91,68 +100,71 @@ def main() -> None:
     parser.add_argument("--connections", type=int, default=4)
     parser.add_argument("--engine", choices=("on", "off"), default="on")
     parser.add_argument("--works", default="")
-    parser.add_argument("--processes", type=int, default=1, help=argparse.SUPPRESS)
     parser.add_argument("--save", type=Path)
-    parser.add_argument("--serve", help=argparse.SUPPRESS)
-    parser.add_argument("--ask", nargs=4, help=argparse.SUPPRESS)
     given = parser.parse_args()
-    if given.serve:
-        tcp.serve(given.serve, given.processes)
-    elif given.ask:
-        kind, size, local, remote = given.ask
-        print(json.dumps(ask(kind, int(size), local, remote, given.seconds)))
-    else:
-        machine = Machine.now()
-        print(machine, flush=True)
-        remote = RemoteSettings.parse(f"{NETWORK},{NETWORK6}", engine=given.engine == "on")
-        works = [work for work in WORKS if given.works in work]
-        saved: dict[str, object] = {"machine": machine.as_json()} | {
-            name: getattr(given, name) for name in ("engine", "workers", "connections", "seconds")
-        }
-        with ExitStack() as stack:
-            plain = stack.enter_context(hosts(2, remote=remote))
-            spread = stack.enter_context(hosts(2, remote=remote, workers=given.workers)) if given.workers else None
-            if spread is None:
-                one, other = plain
-                rows = [measure(work, one, other, given.rounds, given.seconds) for work in works]
-                saved["rows"] = [asdict(row) for row in rows]
-            saved["together"] = [
-                asdict(measure_together(work, plain, spread, given.connections, given.rounds, given.seconds))
-                for work in TOGETHER
-                if work in works
-            ]
-        if given.save:
-            given.save.write_text(json.dumps(saved, indent=1))
+    subprocess.run(["make", "-s", "-C", HERE], check=True)
+    machine = Machine.now()
+    print(machine, flush=True)
+    remote = RemoteSettings.parse(f"{NETWORK},{NETWORK6}", engine=given.engine == "on")
+    works = [work for work in WORKS if given.works in work]
+    saved: dict[str, object] = {"machine": machine.as_json()} | {
+        name: getattr(given, name) for name in ("engine", "workers", "connections", "seconds")
+    }
+    with ExitStack() as stack:
+        plain = stack.enter_context(hosts(2, remote=remote))
+        spread = stack.enter_context(hosts(2, remote=remote, workers=given.workers)) if given.workers else None
+        if spread is None:
+            rows = [measure(work, plain, given.rounds, given.seconds) for work in works]
+            saved["rows"] = [asdict(row) for row in rows]
+        saved["together"] = [
+            asdict(measure_together(work, plain, spread, given.connections, given.rounds, given.seconds))
+            for work in TOGETHER
+            if work in works
+        ]
+    if given.save:
+        given.save.write_text(json.dumps(saved, indent=1))
 
 
-def ask(kind: str, size: int, local: str, remote: str, seconds: float) -> dict[str, float]:
-    """One measurement, in the client's process: the value, and how many round trips or MiB there were."""
-    if kind == "latency":
-        times = tcp.latency(local, remote, seconds)
-        half = times[len(times) // 4 :]  # behind the promotion
-        return {"value": statistics.median(half) * 1e6, "count": len(times)}
-    rate = tcp.bandwidth(local, remote, size, seconds, write=kind == "write")
-    return {"value": rate / 1e6, "count": rate * seconds / (1 << 20)}
+@dataclass(frozen=True, slots=True)
+class Talk:
+    """What one client found."""
+
+    messages: int  # while it measured
+    rate: float  # of them, a second
+    p50_ns: float  # of a round trip
+
+    @classmethod
+    def said_by(cls, client: subprocess.Popen[bytes]) -> Talk:
+        """At its end."""
+        said = json.loads(client.communicate()[0])
+        return cls(said["messages"], said["rate"], said.get("p50_ns", 0))
+
+    @property
+    def unmeasured(self) -> float:
+        """Times as many were in the warm-up, too."""
+        return 1 + WARM_UP_S * self.rate / self.messages
 
 
-def measure(work: str, one: Host, other: Host, rounds: int, seconds: float) -> Row:
+def talk(work: str, pair: list[Host], seconds: float, *, shim: bool, connections: int = 1) -> list[Talk]:
+    """So many connections at once, each of a client and a server of its own."""
+    one, other = pair
+    joined = one.joined("connect")
+    with ExitStack() as servers:
+        ports = [servers.enter_context(served(other, work, shim=shim)) for _ in range(connections)]
+        clients = [client(one, other, port, work, seconds, shim=shim) for port in ports]
+        found = [Talk.said_by(each) for each in clients]
+    assert not shim or one.joined("connect") == joined + connections, "not all were promoted"
+    return found
+
+
+def measure(work: str, pair: list[Host], rounds: int, seconds: float) -> Row:
     """All rounds of one work; prints the row."""
-    kind, size = WORKS[work]
-    row = Row(work, "us" if kind == "latency" else "MB/s")
+    row = Row(work)
     for _ in range(rounds):
-        for shim in (False, True):
-            with served(other, shim=shim):
-                before = provider_ns(one, other)
-                argv = ["--ask", kind, str(size), one.address, other.address, "--seconds", str(seconds)]
-                joined = one.joined("connect")
-                found = json.loads(run(one, argv, shim=shim))
-                used_us = (provider_ns(one, other) - before) / 1e3
-            if shim:
-                assert one.joined("connect") > joined, "it was not promoted"
-                row.sdp.append(found["value"])
-                row.cpu_us.append(used_us / max(1, found["count"]))
-            else:
-                row.tcp.append(found["value"])
+        for shim, values in ((False, row.tcp), (True, row.sdp)):
+            before = provider_ns(pair)
+            (found,) = talk(work, pair, seconds, shim=shim)
+            row.add(values, found, provider_ns(pair) - before)
     print(row, flush=True)
     return row
 
@@ -200,50 +212,40 @@ def measure_together(
 
 
 def together(work: str, pair: list[Host], connections: int, seconds: float, *, shim: bool) -> float:
-    """MB/s of so many clients, each with a connection and a server's process of its own."""
-    one, other = pair
-    kind, size = WORKS[work]
-    argv = command(["--ask", kind, str(size), one.address, other.address, "--seconds", str(seconds)])
-    joined = one.joined("connect")
-    with served(other, shim=shim, processes=connections), one.namespace.inside():
-        env = one.sidestep.env() if shim else None
-        clients = [subprocess.Popen(argv, env=env, stdout=subprocess.PIPE, text=True) for _ in range(connections)]
-        said = [client.communicate()[0] for client in clients]
-    assert not shim or one.joined("connect") == joined + connections, "not all were promoted"
-    return sum(float(json.loads(text)["value"]) for text in said)
+    """MB/s of all."""
+    return (
+        sum(each.rate for each in talk(work, pair, seconds, shim=shim, connections=connections)) * WORKS[work][1] / 1e6
+    )
 
 
-def provider_ns(*places: Host) -> int:
+def client(host: Host, server: Host, port: int, work: str, seconds: float, *, shim: bool) -> subprocess.Popen[bytes]:
+    """One that has begun."""
+    program, size = WORKS[work]
+    argv = [str(HERE / "build" / program), "client", "-h", server.address, "-p", str(port), "-s", str(size)]
+    with host.namespace.inside():
+        env = host.sidestep.env() if shim else None
+        return subprocess.Popen([*argv, "-w", str(WARM_UP_S), "-t", str(seconds)], env=env, stdout=subprocess.PIPE)
+
+
+def provider_ns(pair: list[Host]) -> int:
     """What the providers have used of the processors."""
-    return sum(cpu_time_ns(place.sidestep.provider_pid) for place in places)
+    return sum(cpu_time_ns(host.sidestep.provider_pid) for host in pair)
 
 
 @contextmanager
-def served(host: Host, *, shim: bool, processes: int = 1) -> Iterator[None]:
-    """A server that listens."""
-    argv = command(["--serve", host.address, "--processes", str(processes)])
+def served(host: Host, work: str, port: int = 0, *, shim: bool) -> Iterator[int]:
+    """A server's port."""
+    program, size = WORKS[work]
+    argv = [str(HERE / "build" / program), "server", "-h", host.address, "-p", str(port), "-s", str(size)]
     with host.namespace.inside():
-        server = subprocess.Popen(argv, env=host.sidestep.env() if shim else None, start_new_session=True)
+        env = host.sidestep.env() if shim else None
+        server = subprocess.Popen(argv, env=env, stdout=subprocess.PIPE, text=True)
+    assert server.stdout is not None
     try:
-        wait = ["sh", "-c", f"until ss -Htln | grep -q :{tcp.TCP_PORT}; do sleep 0.05; done"]
-        host.plain(wait)
-        yield
+        yield int(server.stdout.readline().removeprefix("listening "))
     finally:
-        os.killpg(server.pid, signal.SIGKILL)
-        server.wait()
-
-
-def run(host: Host, argv: list[str], *, shim: bool) -> str:
-    """What the client says."""
-    with host.namespace.inside():
-        return subprocess.run(
-            command(argv), env=host.sidestep.env() if shim else None, check=True, stdout=subprocess.PIPE, text=True
-        ).stdout
-
-
-def command(argv: list[str]) -> list[str]:
-    """This program, in another process."""
-    return [sys.executable, str(HERE / "remote.py"), *argv]
+        server.kill()
+        server.communicate()
 
 
 if __name__ == "__main__":

@@ -69,20 +69,31 @@ static double seconds_until(double start_at)
 	return left;
 }
 
+static uint32_t address_of(const char *text)
+{
+	struct in_addr address;
+
+	if (inet_pton(AF_INET, text, &address) != 1)
+		bench_refuse("-h takes an IPv4 address, not '%s'", text);
+	return ntohl(address.s_addr);
+}
+
 struct bench_options bench_options(int argc, char **argv, struct bench_options options)
 {
 	int option;
 
 	if (argc < 2 || (strcmp(argv[1], "server") && strcmp(argv[1], "client")))
-		bench_refuse("usage: %s server|client [-m blocking|poll|epoll] [-e] [-V] [-H] [-p PORT] [-s SIZE] "
+		bench_refuse("usage: %s server|client [-m blocking|poll|epoll] [-e] [-V] [-H] [-h HOST] [-p PORT] [-s SIZE] "
 			     "[-n CONNECTIONS] [-a ADDRESSES] [-w WARMUP_S] [-S START_AT] [-t SECONDS] [-c COUNT]", argv[0]);
 	options.server = !strcmp(argv[1], "server");
-	while ((option = getopt(argc - 1, argv + 1, "m:eVHp:s:n:a:w:S:t:c:")) != -1) {
+	options.host = INADDR_LOOPBACK;
+	while ((option = getopt(argc - 1, argv + 1, "m:eVHh:p:s:n:a:w:S:t:c:")) != -1) {
 		switch (option) {
 		case 'm': options.mode = mode_by_name(optarg); break;
 		case 'e': options.edge = true; break;
 		case 'V': options.verify = true; break;
 		case 'H': options.hold = true; break;
+		case 'h': options.host = address_of(optarg); break;
 		case 'p': options.port = (uint16_t)number(optarg, 'p', 0, 65535); break;
 		case 's': options.size = (uint32_t)number(optarg, 's', 8, BENCH_SIZE_MAX); break;
 		case 'n': options.connections = (uint32_t)number(optarg, 'n', 0, BENCH_CONNECTIONS_MAX); break;
@@ -131,7 +142,7 @@ int bench_listen(const struct bench_options *options)
 		bench_fail("socket");
 	if (setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &on, sizeof(on)))
 		bench_fail("SO_REUSEADDR");
-	address.sin_addr.s_addr = htonl(options->addresses > 1 ? INADDR_ANY : INADDR_LOOPBACK);
+	address.sin_addr.s_addr = htonl(options->addresses > 1 ? INADDR_ANY : options->host);
 	if (bind(fd, (struct sockaddr *)&address, sizeof(address)) || listen(fd, 4096))
 		bench_fail("bind, listen");
 	if (getsockname(fd, (struct sockaddr *)&address, &length))

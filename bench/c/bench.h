@@ -31,6 +31,7 @@ struct bench_options {
 	bool verify;            /* check every byte, not a sample */
 	enum bench_mode mode;
 	uint16_t port;          /* server: 0 picks one */
+	uint32_t host;          /* where it is, in host order; 127.0.0.1 if none is given */
 	uint32_t size;          /* bytes a message */
 	uint32_t connections;
 	uint32_t addresses;     /* short: rotate over 127.0.0.1 ... 127.0.0.N */
@@ -48,8 +49,8 @@ struct bench_hist {
 };
 
 /*
- * Reads "server|client [-m MODE] [-e] [-V] [-H] [-p PORT] [-s SIZE] [-n N] [-a N] [-w S] [-S AT] [-t S] [-c COUNT]". -S is when to
- * measure, in seconds of CLOCK_MONOTONIC: programs given the same one measure together.
+ * Reads "server|client [-m MODE] [-e] [-V] [-H] [-h HOST] [-p PORT] [-s SIZE] [-n N] [-a N] [-w S] [-S AT] [-t S]
+ * [-c COUNT]". -S is when to measure, in seconds of CLOCK_MONOTONIC: programs given the same one measure together.
  */
 struct bench_options bench_options(int argc, char **argv, struct bench_options defaults);
 

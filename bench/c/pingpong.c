@@ -152,7 +152,7 @@ static void ask(const struct bench_options *options)
 	if (!options->connections)
 		bench_refuse("a ping-pong needs a connection: -n 1");
 	for (uint32_t i = 0; i < options->connections; i++) {
-		fds[i] = bench_connect(INADDR_LOOPBACK, options->port);
+		fds[i] = bench_connect(options->host, options->port);
 		if (options->mode != BENCH_BLOCKING)
 			bench_nonblocking(fds[i]);
 	}

@@ -131,7 +131,7 @@ static void check(const struct verdict *verdict, uint64_t bytes)
 static void ask(const struct bench_options *options)
 {
 	unsigned char *pattern = make_pattern(options->size);
-	int fd = bench_connect(INADDR_LOOPBACK, options->port);
+	int fd = bench_connect(options->host, options->port);
 	struct sent sent = stream(options, fd, pattern);
 	struct verdict verdict;
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import socket
 import struct
 import time
@@ -14,12 +13,9 @@ TCP_PORT: Final = 7472
 _ASK: Final = struct.Struct("!cQ")  # what, and the bytes of a message
 
 
-def serve(address: str, processes: int = 1) -> None:
-    """Takes messages, answers them, or sends them, as each connection asks; each process serves one at a time."""
+def serve(address: str) -> None:
+    """Takes messages, answers them, or sends them, as each connection asks; one at a time."""
     with socket.create_server((address, TCP_PORT)) as listener:
-        for _ in range(processes - 1):
-            if os.fork() == 0:
-                break
         while True:
             sock, _ = listener.accept()
             with sock:
