@@ -8,10 +8,8 @@ a case fails. An ordinary promoted connection of the same hosts goes on all the 
 from __future__ import annotations
 
 import hmac
-import os
 import re
 import secrets
-import signal
 import socket
 import struct
 import subprocess
@@ -25,6 +23,7 @@ from pathlib import Path
 from typing import Final
 
 import pytest
+from common import standing_still
 from hosts import ENGINE, NETWORK, hosts, need_namespaces
 from raw_iwarp import Ended
 from sdp_by_hand import HandPeer, RefusedError, ask_port, hello_ib
@@ -192,7 +191,7 @@ def _then(reach: Callable[[Liar], None] | None, *words: tuple[int, int]) -> Lie:
 def _overfill(liar: Liar) -> None:
     """More than there is room for, while the program reads nothing."""
     liar.switched()
-    with _standing_still(liar.world):
+    with standing_still(liar.world.server_pid):
         for _ in range(0, layout.CHANNEL_SPILL, 1 << 18):
             liar.say(Control.DATA, 1 << 18, bytes(1 << 18))
         liar.say(Control.DATA, 1, b"x")
@@ -284,17 +283,6 @@ def test_every_word_and_every_rule_has_a_lie() -> None:
     sources = Path(far.__file__).read_text() + Path(link.__file__).read_text()
     told = {rule for lies in LIES.values() for _, rule, _ in lies} | {"link_words"}
     assert told == set(re.findall(r'rule="(\w+)"', sources))
-
-
-@contextmanager
-def _standing_still(world: World) -> Iterator[None]:
-    """The server makes no step."""
-    server = world.server_pid
-    os.kill(server, signal.SIGSTOP)
-    try:
-        yield
-    finally:
-        os.kill(server, signal.SIGCONT)
 
 
 @contextmanager

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from common import standing_still
 from relay_example import relayed
 from told_ends import End, join, promote
 
@@ -45,20 +45,6 @@ def prefer_local(stage: Sidestep) -> None:
 
 
 @contextmanager
-def standing_still(stage: Sidestep) -> Iterator[None]:
-    """The provider is alive, and hands nothing on."""
-    pid = stage.provider_pid
-    os.kill(pid, signal.SIGSTOP)
-    try:
-        while Path(f"/proc/{pid}/stat").read_text(encoding="ascii").rpartition(")")[2].split()[0] != "T":
-            os.sched_yield()
-        yield
-    finally:
-        with suppress(ProcessLookupError):  # it was killed
-            os.kill(pid, signal.SIGCONT)
-
-
-@contextmanager
 def unheard(stage: Sidestep, log: Path) -> Iterator[tuple[End, End]]:
     """Who connects has just moved to the ring, and the provider cannot tell the other."""
     a, b = End(stage, log), End(stage)
@@ -67,7 +53,7 @@ def unheard(stage: Sidestep, log: Path) -> Iterator[tuple[End, End]]:
     a.ask("s.recv(1)")
     deadline_s = time.monotonic() + 20
     while time.monotonic() < deadline_s:
-        with standing_still(stage):  # it makes no call at any other time
+        with standing_still(stage.provider_pid):  # it makes no call at any other time
             a.ask("s.sendall(b'x')")
             if "sends by ring" in log.read_text(encoding="utf-8"):
                 yield a, b
@@ -110,7 +96,7 @@ def test_a_reset_does_not_overtake_the_bytes(stage: Sidestep, ends: tuple[End, E
     else:
         b.ask("s.sendall(b'unread')")
         assert a.ask("len(select.select([s], [], [])[0])") == 1
-    with standing_still(stage):
+    with standing_still(stage.provider_pid):
         a.ask("s.sendall(b'a' * 5000)")
         a.ask("s.close()")
         for call in ("s.recv(1, socket.MSG_DONTWAIT)", "s.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)"):
@@ -171,7 +157,7 @@ def test_bytes_that_died_with_the_provider_do_not_end_as_if_all_had_come(
 ) -> None:
     """Behind a FIN a reset is EPIPE to the kernel, and no reader hears of it; but the FIN stands behind those bytes."""
     a, b = ends
-    with standing_still(stage):
+    with standing_still(stage.provider_pid):
         b.ask("s.sendall(b'b' * 5000)")
         b.ask("s.shutdown(socket.SHUT_WR)")
         assert a.ask("select.select([s], [], [], 0.1)") == ([], [], [])
@@ -235,7 +221,7 @@ def test_bytes_that_could_not_be_recalled_do_not_end_as_if_all_had_come(
 ) -> None:
     """Who has sent them has closed; who is given the socket must not take its end for theirs."""
     a, b = ends
-    with standing_still(stage):
+    with standing_still(stage.provider_pid):
         a.ask("s.sendall(b'a' * 5000)")
         a.ask("s.close()")
         b.ask("Later.of(pass_on)")
@@ -266,7 +252,7 @@ def staying_on_tcp(stage: Sidestep) -> Iterator[tuple[End, End]]:
 @pytest.mark.parametrize("events", [0, 0x2000], ids=["nothing", "RDHUP"])
 def test_an_end_that_cannot_be_told_yet_costs_no_time(stage: Sidestep, how: str, events: int) -> None:
     """It stands behind bytes that the program does not ask for."""
-    with staying_on_tcp(stage) as (a, b), standing_still(stage):
+    with staying_on_tcp(stage) as (a, b), standing_still(stage.provider_pid):
         a.ask("s.sendall(b'y')")
         a.ask("s.shutdown(socket.SHUT_WR)")
         b.ask("s.shutdown(socket.SHUT_WR)")
@@ -278,7 +264,7 @@ def test_an_end_that_cannot_be_told_yet_costs_no_time(stage: Sidestep, how: str,
 @pytest.mark.parametrize("how", ["select.poll", "select.epoll"])
 def test_room_is_told_while_an_end_is_not(stage: Sidestep, how: str) -> None:
     """The peer has ended its direction, ours goes on by TCP; room is true at every look."""
-    with staying_on_tcp(stage) as (a, b), standing_still(stage):
+    with staying_on_tcp(stage) as (a, b), standing_still(stage.provider_pid):
         a.ask("s.shutdown(socket.SHUT_WR)")
         assert b.ask(f"waited_twice('{how}', 5)") == [4, 4]
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+import signal
 import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -24,6 +26,20 @@ def eventually(condition: Callable[[], object], timeout_s: float = 10.0) -> None
         if time.monotonic() > deadline:
             pytest.fail(f"{condition} did not come true in {timeout_s} s")
         time.sleep(0.002)
+
+
+@contextmanager
+def standing_still(pid: int) -> Iterator[None]:
+    """The process is alive, and makes no step: it goes on for a moment after it was told to stop."""
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        threads = Path(f"/proc/{pid}/task")
+        while any(path.read_text().rpartition(")")[2].split()[0] != "T" for path in threads.glob("*/stat")):
+            os.sched_yield()
+        yield
+    finally:
+        with suppress(ProcessLookupError):  # it was killed
+            os.kill(pid, signal.SIGCONT)
 
 
 def run_command(place: Path, *args: str | Path, **env: str) -> subprocess.CompletedProcess[str]:
