@@ -425,6 +425,11 @@ class ProviderSettings(NamedTuple):
     workers: int = 0  # processes that carry these; 0: the provider itself
 
     @property
+    def remote_ring_size(self) -> int:
+        """That of connections with other hosts."""
+        return limits.RING_SIZE_REMOTE if self.ring_size == limits.RING_SIZE_DEFAULT else self.ring_size
+
+    @property
     def wants(self) -> Welcome:
         """What shims are asked to bring along."""
         proof, wants = Proof.PATH if self.system else self.proof, Welcome(0)

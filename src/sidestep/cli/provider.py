@@ -31,7 +31,8 @@ def provider() -> None:
     str(PromoteAfter()),
     "The shims' default: promote after so many reads and writes, or bytes; CALLS alone means CALLS:65536.",
 )
-@ring_size_option(f"{limits.RING_SIZE_DEFAULT >> 10}K", "The shims' default: size of a channel in each direction.")
+@ring_size_option(f"{limits.RING_SIZE_DEFAULT >> 10}K", "The shims' default: size of a channel in each direction; "
+                  f"without this option {limits.RING_SIZE_REMOTE >> 20}M with other hosts.")  # fmt: skip
 @click.option("--offer-expiry", type=click.FloatRange(0.01, 3600), default=limits.OFFER_EXPIRY_S, show_default=True,
               help="Seconds until an offer that nobody claims is refused.")  # fmt: skip
 @click.option("--idle-exit", type=click.FloatRange(0), default=limits.IDLE_EXIT_S, show_default=True,

@@ -18,7 +18,9 @@
 #define EVENTS 64
 #define SPIN_MIN_NS 1000
 #define SPIN_MAX_NS 50000
-#define LOAD_REFRESH_NS 4000000
+#define AWAY_NS 100000
+#define SHARED_NS 20000
+#define SPIN_REST_FACTOR 64
 #define NEWS_MAX 1024u /* numbers that wait for Python; more: it looks at all */
 #define FEEDS_MAX 4096u
 #define LOANS 4096u    /* places for numbers of channels; a power of two, and more than there can be relays */
@@ -208,27 +210,23 @@ static bool is_to_stop(struct engine *engine)
 	return stop;
 }
 
-/* Threads of this host that run or want to (proc(5), the fourth field of loadavg); many, if that cannot be read. */
-static uint32_t runnable_threads(int load_fd)
-{
-	char text[64] = "";
-	uint32_t running = UINT32_MAX;
-
-	if (load_fd < 0 || pread(load_fd, text, sizeof(text) - 1, 0) <= 0 || sscanf(text, "%*s %*s %*s %" SCNu32, &running) != 1)
-		return UINT32_MAX;
-	return running;
-}
-
 /*
  * What comes often comes soon: to look again for a moment is cheaper than to be woken. The budget doubles when something came
- * while it lasted, and halves when not. Where more threads want to run than there are CPUs nobody looks.
+ * while it lasted, and halves when not. The CPU is offered to others between two looks, and what that costs is measured, as in
+ * shim_spin.c: who lost it for longer than a sleep and a wake-up take should have slept, and does so for a while.
  */
 struct spin {
-	int64_t budget, until, load_read_at;
-	int load_fd;
-	uint32_t cpus;
-	bool crowded, begun;
+	int64_t budget, until, rests_until;
+	int64_t away; /* for how long the CPU was with others before this look, if that was long */
+	bool begun;
 };
+
+static bool spin_lost(struct spin *spin, int64_t now, int64_t away)
+{
+	spin->rests_until = now + SPIN_REST_FACTOR * away;
+	spin->begun = false;
+	return false;
+}
 
 static bool spins(struct spin *spin, bool any)
 {
@@ -241,38 +239,36 @@ static bool spins(struct spin *spin, bool any)
 		return true;
 	}
 	if (!spin->begun) {
-		if (now - spin->load_read_at > LOAD_REFRESH_NS) {
-			spin->load_read_at = now;
-			spin->crowded = runnable_threads(spin->load_fd) > spin->cpus;
-		}
-		if (spin->crowded)
+		if (now < spin->rests_until)
 			return false;
 		spin->begun = true;
 		spin->until = now + spin->budget;
+	} else if (spin->away) { /* and nothing has come of it */
+		return spin_lost(spin, now, spin->away);
 	}
-	if (now < spin->until) {
-		sched_yield();
-		return true;
+	if (now >= spin->until) {
+		if (spin->budget > SPIN_MIN_NS)
+			spin->budget /= 2;
+		spin->begun = false;
+		return false;
 	}
-	if (spin->budget > SPIN_MIN_NS)
-		spin->budget /= 2;
-	spin->begun = false;
-	return false;
+	sched_yield();
+	int64_t away = loan_clock() - now;
+	if (away > AWAY_NS)
+		return spin_lost(spin, now + away, away);
+	spin->away = away > SHARED_NS ? away : 0;
+	return true;
 }
 
 static void *run(void *argument)
 {
 	struct engine *engine = argument;
-	struct spin spin = {.budget = SPIN_MIN_NS, .load_fd = open("/proc/loadavg", O_RDONLY | O_CLOEXEC)};
-	cpu_set_t cpus;
+	struct spin spin = {.budget = SPIN_MIN_NS};
 
-	spin.cpus = sched_getaffinity(0, sizeof(cpus), &cpus) == 0 ? (uint32_t)CPU_COUNT(&cpus) : 1;
 	while (!is_to_stop(engine)) {
 		if (!spins(&spin, engine_step(engine, 0)))
 			engine_step(engine, -1);
 	}
-	if (spin.load_fd >= 0)
-		close(spin.load_fd);
 	return NULL;
 }
 

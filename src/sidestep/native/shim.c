@@ -21,6 +21,7 @@ struct config config = {
 	.promote_after_calls = PROMOTE_AFTER_CALLS,
 	.promote_after_bytes = PROMOTE_AFTER_BYTES,
 	.ring_size = 256u << 10,
+	.remote_ring_size = 256u << 10,
 	.spin_ns = 50000,
 	.ncpus = 1,
 };
@@ -127,7 +128,7 @@ void config_read(void)
 	if (ring & (ring - 1))
 		fprintf(stderr, "sidestep: SIDESTEP_RING_SIZE=%u is not a power of two; using %u\n", ring, config.ring_size);
 	else
-		config.ring_size = ring;
+		config.ring_size = config.remote_ring_size = ring;
 	config.spin_ns = (uint32_t)env_number("SIDESTEP_SPIN_US", 0, SPIN_US_MAX, config.spin_ns / 1000, NULL) * 1000;
 	if (sched_getaffinity(0, sizeof(cpus), &cpus) == 0)
 		config.ncpus = CPU_COUNT(&cpus);

@@ -20,6 +20,12 @@ static struct conn *answered(uint64_t token)
 	return conn;
 }
 
+static void take_ring_size(uint32_t told, uint32_t *size)
+{
+	if (!config.ring_size_set && told >= CHANNEL_RING_MIN && told <= CHANNEL_RING_MAX && !(told & (told - 1)))
+		*size = told;
+}
+
 static void welcome(const struct rpc_msg *record, int registry_fd)
 {
 	struct stat st;
@@ -28,9 +34,8 @@ static void welcome(const struct rpc_msg *record, int registry_fd)
 		config.promote_after_calls = record->promote_after_calls;
 		config.promote_after_bytes = record->promote_after_bytes;
 	}
-	if (!config.ring_size_set && record->ring_size[0] >= CHANNEL_RING_MIN && record->ring_size[0] <= CHANNEL_RING_MAX &&
-	    !(record->ring_size[0] & (record->ring_size[0] - 1)))
-		config.ring_size = record->ring_size[0];
+	take_ring_size(record->ring_size[0], &config.ring_size);
+	take_ring_size(record->ring_size[1], &config.remote_ring_size);
 	if (registry_fd < 0 || fstat(registry_fd, &st) < 0 || st.st_size < (off_t)REGISTRY_SIZE)
 		return;
 	int seals = fcntl(registry_fd, F_GET_SEALS);

@@ -75,7 +75,7 @@ struct config {
 	uint32_t promote_after_calls;
 	uint64_t promote_after_bytes;
 	bool promote_set; /* from the environment: the provider's defaults do not apply */
-	uint32_t ring_size;
+	uint32_t ring_size, remote_ring_size; /* with ends of this host, with those of others */
 	bool ring_size_set;
 	uint32_t spin_ns;
 	int ncpus;

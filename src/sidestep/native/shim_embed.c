@@ -266,7 +266,7 @@ EXPORT int sidestep_embed(const struct sidestep_settings *settings)
 		config.promote_set = true;
 	}
 	if (settings->ring_size >= 0) {
-		config.ring_size = (uint32_t)settings->ring_size;
+		config.ring_size = config.remote_ring_size = (uint32_t)settings->ring_size;
 		config.ring_size_set = true;
 	}
 	if (settings->spin_us >= 0)

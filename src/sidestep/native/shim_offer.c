@@ -126,13 +126,14 @@ static void not_sent(struct conn *conn)
 static void offer(struct conn *conn, int fd)
 {
 	struct rpc_msg record = {.type = RPC_OFFER};
-	int segment = channel_create(config.ring_size, config.ring_size);
+	uint32_t size = local_peer(conn->slot) ? config.ring_size : config.remote_ring_size;
+	int segment = channel_create(size, size);
 
 	if (segment < 0) {
 		conn_pin(conn, REASON_NO_RESOURCES);
 		return;
 	}
-	record.ring_size[0] = record.ring_size[1] = config.ring_size;
+	record.ring_size[0] = record.ring_size[1] = size;
 	describe_traffic(conn, &record);
 	count_traffic(conn);
 	int fds[3] = {segment, conn->doorbell->fd, conn->doorbell->page_fd};

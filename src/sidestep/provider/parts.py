@@ -131,7 +131,7 @@ class Parts:
                 owner_max=lambda uid: share(room.offers, uid),
             ),
             segments=Segments(settings.budget_bytes or capacity.memory_bytes(), self.table.arenas, share, self.loop),
-            ring_size=(settings.ring_size, settings.ring_size),
+            ring_size=(settings.remote_ring_size, settings.remote_ring_size),
             netns_cookie=self.netns_cookie,
             services=self.services,
             send=self.table.send,

@@ -188,7 +188,7 @@ class Provider:
             flags=settings.wants if near else settings.wants_elsewhere,
             promote_after_calls=settings.promote_after.calls,
             promote_after_bytes=settings.promote_after.payload_len,
-            ring_size=(settings.ring_size, settings.ring_size),
+            ring_size=(settings.ring_size, settings.remote_ring_size),
             netns_cookie=parts.netns_cookie,
             pid=os.getpid(),
         )

@@ -33,7 +33,7 @@ class Shared:
     clients: Mapping[ClientId, Client]
     offers: OfferTable[Brought]
     segments: Segments
-    ring_size: tuple[int, int]
+    ring_size: tuple[int, int]  # of what it makes for programs that other hosts ask for
     netns_cookie: int
     services: Services
     send: Callable[..., bool]
