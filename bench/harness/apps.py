@@ -51,7 +51,7 @@ def redis_get(connections: int) -> Measure:
     def ask(
         world: World, server: Program, port: int, requests: int, look_from_s: float | None
     ) -> tuple[dict[str, str], Evidence | None]:
-        argv = ["redis-benchmark", "-h", "127.0.0.1", "-p", str(port), "-t", "get", "--csv"]
+        argv = ["redis-benchmark", "-h", world.address, "-p", str(port), "-t", "get", "--csv"]
         client = world.start([*argv, "-c", str(connections), "-n", str(requests)])
         look = look_from_s is not None
         evidence = _watch(world, server, client, port, 2 * connections, look_from_s or 0) if look else None
@@ -63,10 +63,11 @@ def redis_get(connections: int) -> Measure:
     def measure(world: World, settings: Settings) -> Sample:
         port = free_port()
         with tempfile.TemporaryDirectory(prefix="bench-redis-") as folder:
-            argv = ["redis-server", "--port", str(port), "--bind", "127.0.0.1", "--save", "", "--appendonly", "no"]
-            server = world.start([*argv, "--dir", folder])
-            wait_for_port(server, port)
-            with socket.create_connection(("127.0.0.1", port)) as sock:  # the key that redis-benchmark -t get asks for
+            argv = ["redis-server", "--port", str(port), "--bind", world.address, "--save", "", "--appendonly", "no"]
+            server = world.serve([*argv, "--dir", folder, "--protected-mode", "no"])
+            wait_for_port(world, server, port)
+            with world.beside(), socket.create_connection((world.address, port)) as sock:
+                # the key that redis-benchmark -t get asks for
                 sock.sendall(b"*3\r\n$3\r\nSET\r\n$16\r\nkey:__rand_int__\r\n$3\r\nVXK\r\n")
                 if (answer := sock.recv(16)) != b"+OK\r\n":
                     raise BenchError(f"redis-server answered {answer!r} to SET")
@@ -101,7 +102,7 @@ http {{
     uwsgi_temp_path {folder}/uwsgi;
     scgi_temp_path {folder}/scgi;
     server {{
-        listen 127.0.0.1:{port};
+        listen {address}:{port};
         root {folder}/www;
     }}
 }}
@@ -120,12 +121,14 @@ def nginx_static(connections: int) -> Measure:
             (folder / "www").mkdir()
             (folder / "www" / "page.txt").write_bytes(FILE)
             user = "user root;" if os.geteuid() == 0 else ""  # workers stay who we are, as for a user's own nginx
-            (folder / "nginx.conf").write_text(NGINX_CONF.format(user=user, folder=folder, port=port))
+            (folder / "nginx.conf").write_text(
+                NGINX_CONF.format(user=user, folder=folder, address=world.address, port=port)
+            )
             argv = ["nginx", "-p", name, "-c", str(folder / "nginx.conf"), "-e", "stderr"]
-            server = world.start(argv, stop=signal.SIGTERM)
-            wait_for_port(server, port)
-            url = f"http://127.0.0.1:{port}/page.txt"
-            with urllib.request.urlopen(url, timeout=PATIENCE_S) as answer:
+            server = world.serve(argv)
+            wait_for_port(world, server, port)
+            url = f"http://{world.address}:{port}/page.txt"
+            with world.beside(), urllib.request.urlopen(url, timeout=PATIENCE_S) as answer:
                 if answer.read() != FILE:
                     raise BenchError("nginx served another page than the one it was given")
             seconds = max(1, round(settings.seconds))
@@ -161,35 +164,42 @@ def _cluster() -> tempfile.TemporaryDirectory[str]:
     made = subprocess.run(argv, capture_output=True, text=True, check=False)
     if made.returncode:
         raise BenchError(f"initdb failed: {made.stderr.strip()}")
+    with (Path(folder.name) / "pg_hba.conf").open("a") as hosts:
+        hosts.write("host all all 0.0.0.0/0 trust\n")  # of whatever address it listens at
     with World("preparing") as world:
         port = free_port()
         _postgres(world, Path(folder.name), port)
-        fill = world.start([str(programs / "pgbench"), "-i", "-q", "-s", "5", *_where(port)])
+        fill = world.start([str(programs / "pgbench"), "-i", "-q", "-s", "5", *_where(world, port)])
         fill.finish(PATIENCE_S)
     return folder
 
 
-def _where(port: int) -> list[str]:
-    return ["-h", "127.0.0.1", "-p", str(port), "-U", "bench", "postgres"]
+def _where(world: World, port: int) -> list[str]:
+    return ["-h", world.address, "-p", str(port), "-U", "bench", "postgres"]
 
 
 def _postgres(world: World, folder: Path, port: int) -> Program:
     programs = postgres_folder()
     assert programs is not None, "the row is skipped where PostgreSQL is missing"
     settings = {
-        "port": str(port), "listen_addresses": "127.0.0.1", "unix_socket_directories": "", "fsync": "off",
+        "port": str(port), "listen_addresses": world.address, "unix_socket_directories": "", "fsync": "off",
         "max_connections": "50", "autovacuum": "off",
     }  # fmt: skip
     options = [part for name, value in settings.items() for part in ("-c", f"{name}={value}")]
-    server = world.start([str(programs / "postgres"), "-D", str(folder), *options], stop=signal.SIGINT)  # fast shutdown
-    wait_for_port(server, port)
+    server = world.serve([str(programs / "postgres"), "-D", str(folder), *options], stop=signal.SIGINT)  # fast shutdown
+    wait_for_port(world, server, port)
     deadline = time.monotonic() + PATIENCE_S
-    ready = [str(programs / "pg_isready"), "-q", "-h", "127.0.0.1", "-p", str(port)]
-    while subprocess.run(ready, check=False).returncode:  # it listens before it is ready
+    ready = [str(programs / "pg_isready"), "-q", "-h", world.address, "-p", str(port)]
+    while not _succeeds(world, ready):  # it listens before it is ready
         if time.monotonic() > deadline:
             raise BenchError(f"postgres is not ready after {PATIENCE_S:g} s: {server.complaint()}")
         time.sleep(0.05)
     return server
+
+
+def _succeeds(world: World, argv: list[str]) -> bool:
+    with world.beside():
+        return subprocess.run(argv, check=False).returncode == 0
 
 
 def pgbench_select(connections: int) -> Measure:
@@ -202,7 +212,7 @@ def pgbench_select(connections: int) -> Measure:
         server = _postgres(world, Path(_cluster().name), port)
         seconds = max(1, round(settings.seconds))
         argv = [str(programs / "pgbench"), "-n", "-S", "-c", str(connections), "-j", "1", "-T", str(seconds)]
-        client = world.start([*argv, *_where(port)])
+        client = world.start([*argv, *_where(world, port)])
         evidence = _watch(world, server, client, port, 2 * connections, 0.4 * seconds)
         output = client.finish(PATIENCE_S)
         server.stop()
@@ -231,8 +241,8 @@ def user_missing(user: str) -> str | None:
     return None if known else f"there is no user {user} to run it as; apt-get install postgresql"
 
 
-def as_user(user: str, argv: list[str]) -> list[str]:
-    """`argv` run by this Python as `user`, who may look where root's Python and this checkout lie."""
+def as_user(user: str, argv: list[str], *more: str) -> list[str]:
+    """`argv` run by this Python as `user`, who may look where root's Python and this checkout lie, and `more`."""
     who = ["setpriv", f"--reuid={user}", f"--regid={user}", "--init-groups"]
-    who += ["--inh-caps=+dac_override", "--ambient-caps=+dac_override"]
+    who += [f"--{kind}-caps={','.join(f'+{cap}' for cap in ('dac_override', *more))}" for kind in ("inh", "ambient")]
     return [*who, "env", "HOME=/tmp", f"USER={user}", "PYTHONDONTWRITEBYTECODE=1", sys.executable, *argv]

@@ -15,7 +15,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Self
 
@@ -112,6 +112,8 @@ class World:
         self._limited = cpus is not None
         self._stack = ExitStack()
 
+    address = "127.0.0.1"  # of what serves
+
     def __enter__(self) -> Self:
         for number in range(self.load):
             self.start([sys.executable, "-c", "while True: pass"], lane=number, stranger=True)
@@ -149,6 +151,14 @@ class World:
         program = Program(process, name, errors, stop)
         self._stack.callback(program.stop)
         return program
+
+    def serve(self, argv: list[str], *, stop: signal.Signals = signal.SIGTERM) -> Program:
+        """Starts a program where servers are."""
+        return self.start(argv, stop=stop)
+
+    def beside(self) -> AbstractContextManager[object]:
+        """Sockets that are made in it reach what serves."""
+        return nullcontext()
 
     def evidence(self, port: int, ends: int, programs: list[Program]) -> Evidence | None:
         """What is known of the connections of the server at `port`; None over kernel TCP."""
@@ -237,14 +247,14 @@ def program_missing(name: str) -> str | None:
     return f"{name} is not installed; apt-get install {packages.get(name, name)}"
 
 
-def wait_for_port(program: Program, port: int, timeout_s: float = 20.0) -> None:
+def wait_for_port(world: World, program: Program, port: int, timeout_s: float = 20.0) -> None:
     """Returns once `port` accepts connections; raises BenchError when the program ends or the time is over."""
     deadline = time.monotonic() + timeout_s
     while time.monotonic() < deadline:
         if not program.running():
             raise BenchError(f"{program.name} {program.ending()}")
-        with socket.socket() as probe:
-            if probe.connect_ex(("127.0.0.1", port)) == 0:
+        with world.beside(), socket.socket() as probe:
+            if probe.connect_ex((world.address, port)) == 0:
                 return
         time.sleep(0.02)
     raise BenchError(f"{program.name} does not listen on port {port} after {timeout_s:g} s: {program.complaint()}")

@@ -9,7 +9,7 @@ CHANNEL_HEADER_SIZE: Final = 4096  # bytes before the rings of a segment
 RING_SIZE_MIN: Final = 4096  # bytes a direction: a page; a client that offers less goes: client_dropped{malformed}
 RING_SIZE_MAX: Final = 64 << 20  # bytes a direction: beyond it a ring only wastes cache; client_dropped{malformed}
 RING_SIZE_DEFAULT: Final = 256 << 10  # bytes a direction: about what kernel TCP keeps in flight on loopback
-RING_SIZE_REMOTE: Final = 1 << 20  # the same where bytes stay until they are read at another host, unless a size is given
+RING_SIZE_REMOTE: Final = 1 << 20  # the same with another host, where bytes stay until they are read; if none is given
 
 # Clients of the provider.
 CLIENTS_MAX: Final = 4096  # connections, one per process; the next one is closed at once: client_dropped{too_many}

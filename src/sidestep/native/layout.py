@@ -395,7 +395,7 @@ RECORDS: Final[dict[str, tuple[Field, ...]]] = {
         *_same("H", "local_port remote_port"),
         ("pid", "I", 1),
         *_same("Q", "cookie netns_cookie"),  # SO_COOKIE and SO_NETNS_COOKIE of the caller's socket
-        ("ring_size", "I", 2),  # bytes; [0] offerer -> claimer, [1] claimer -> offerer; WELCOME: with this host, with others
+        ("ring_size", "I", 2),  # bytes; offerer -> claimer, and back; WELCOME: with ends of this host, of others
         ("doorbell_index", "I", 1),  # line in the doorbell page
         # WELCOME: the provider's defaults for the shim. OFFER: what there was since the last one, by TCP.
         # REFUSED by LATENCY, CLAIMED: nanoseconds that a message gains, and that a MiB and a turn lose.
