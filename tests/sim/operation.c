@@ -332,7 +332,7 @@ static int look_agrees(struct program *mine, ssize_t *n, bool *waits)
 /* What poll and a set say, and FIONREAD, is what the next call does; nothing else happens in between. */
 void do_agree(struct program *mine)
 {
-	bool waits;
+	bool waits, midst = connection[mine->index & 1]->tcp.half_reset; /* of a reset: a read, which takes the lock, comes after it */
 	ssize_t n;
 	const struct side *peer = &sides[1 - (mine->index & 1)];
 
@@ -359,7 +359,9 @@ void do_agree(struct program *mine)
 	int number = look_agrees(mine, &n, &waits);
 	/* below the low-water mark there is something to read, of which nothing is told; through a provider see look_agrees() */
 	bool below = n > 0 && number > 0 && (size_t)(provider_relays ? n : number) < mine->side->low_water;
-	if (waits == (bool)(told & (POLLIN | POLLERR)) && !below)
+	/* a socket that was disconnected, maybe by the shim, fails at once, whether told of as readable or as hung up alone */
+	bool either = midst || (n < 0 && errno == ENOTCONN && (told & POLLHUP));
+	if (waits == (bool)(told & (POLLIN | POLLERR)) && !below && !either)
 		fail("end %d: poll tells %#x, and recv %s", mine->index, (unsigned)told, waits ? "waits" : "does not");
 	calm--;
 }
@@ -411,9 +413,9 @@ static void is_strangers(struct program *mine)
 	/*
 	 * Known: another process of the family goes on with a ring whose bytes cannot be asked for again, as the peer has ended
 	 * its direction or sends by TCP behind them. It is not to be reset for an exec of a child that may never read: so a
-	 * stranger that does read misses them.
+	 * stranger that does read misses them. So it does those that a read of the other process has taken, and goes on behind.
 	 */
-	if (mine->side->holders > 1 && ring_keeps(mine->index & 1))
+	if (mine->side->holders > 1 && (ring_keeps(mine->index & 1) || mine->side->reading))
 		mine->side->blind = true;
 	mine->stranger = true;
 	mine->passing = false;
@@ -532,6 +534,7 @@ void do_abort(struct program *mine, bool by_linger)
 	mine->side->aborted = true;
 	mine->side->disconnected |= !by_linger;
 	mine->no_more = true;
+	mine->naps = 0; /* it may have to wait for the provider */
 	if (by_linger) {
 		trace("%d: SO_LINGER 0", mine->index);
 		CALL(mine, int, setsockopt, (int, int, int, const void *, socklen_t))

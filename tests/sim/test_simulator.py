@@ -197,6 +197,21 @@ ONCE_WRONG: Final = {
         "way0=3 relay=1 more=0 promoted 1.send carry 1.demote 1.nap 1.byte net carry 0.nap 1.recv 1.close net carry "
         "0.byte net 0.wait 0.recv settle"
     ),
+    "through a provider, a reset that a read meets behind the ring's bytes is lost, and the next read tells the end": (
+        "relay=1 more=0 tcp=20000 promoted 1.send carry 1.demote 1.nap 0.send carry 1.more net 1.close "
+        "0.all@* carry 0.recv"
+    ),
+    "who executes a program after SHUT_RD leaves it a stream with a hole, as the peer has gone back by itself": (
+        "relay=1 way0=3 way1=3 promoted 1.send carry 1.demote 1.nap carry 1.more net 0.shutrd 0.exec net 0.recv carry"
+    ),
+    "who closes while recalled bytes go out slowly resets, though the peer reads on": (
+        "relay=1 more=0 tcp=60 0.byte net 1.byte net 0.recv 1.recv carry 0.recv 1.recv carry "
+        "0.recv 0.big leave carry 0.nap 0.close"
+    ),
+    "through a provider, poll tells of a reset that recalled bytes have met, and a read waits": (
+        "relay=1 more=0 tcp=1000 0.byte net 1.byte net 1.recv 0.recv carry 0.recv 1.recv carry "
+        "0.big 1.exec carry 0.nap 0.nap 1.abort net 0.nap 0.poll"
+    ),
 }
 
 

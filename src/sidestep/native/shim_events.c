@@ -119,7 +119,10 @@ static uint32_t end_events(const struct conn *conn)
 {
 	/* in this order: an end that is seen has its error */
 	uint32_t flags = atomic_load_explicit(&conn->slot->flags, memory_order_acquire);
-	uint32_t ready = word_load(conn->slot->error) || zerocopy_untold(conn->slot) ? EPOLLERR : 0;
+	/* a read tells no error that we have met in passing before the provider between has said that nothing follows */
+	bool told = word_load(conn->slot->error) &&
+	            !(conn_relayed(conn) && !(flags & (SLOT_FIN | SLOT_RESET)) && rx_depends(conn));
+	uint32_t ready = told || zerocopy_untold(conn->slot) ? EPOLLERR : 0;
 
 	if (flags & (SLOT_FIN | SLOT_RD_SHUT | SLOT_RESET))
 		ready |= READABLE | EPOLLRDHUP;

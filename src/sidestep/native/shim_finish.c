@@ -1,7 +1,7 @@
 /* shim_finish.c - how our own direction ends: recalled bytes go out first, and a close is announced. */
 #include "shim_switch.h"
 
-#define FLUSH_TURNS 20 /* how often, and how long each time, the end waits for recalled bytes to go out */
+#define FLUSH_TURNS 20 /* how often in vain, and how long each time, the end waits for recalled bytes to go out */
 #define FLUSH_TURN_MS 100
 
 /* Sends recalled bytes, waiting a little if TCP's buffer is full. If they cannot go out, the stream must not look whole. */
@@ -10,11 +10,14 @@ void conn_flush(struct conn *conn, int fd)
 	struct conn_slot *slot = conn->slot;
 
 	for (int turn = 0; turn < FLUSH_TURNS && tx_is(slot, TX_RESEND); turn++) {
+		uint64_t from = word_load(slot->tx_resend);
 		slot_lock(&slot->tx_lock);
 		/* another process may have sent them since, and be on the ring again */
 		bool done = !conn->managed || !tx_is(slot, TX_RESEND) || tx_resend(conn, fd);
 		slot_unlock(&slot->tx_lock);
 		struct pollfd room = {.fd = fd, .events = POLLOUT};
+		if (word_load(slot->tx_resend) != from)
+			turn = 0; /* the peer reads on: nothing is to be lost because it is much */
 		if (!done)
 			raw_poll(&room, 1, FLUSH_TURN_MS);
 	}

@@ -372,7 +372,10 @@ static inline enum turn recv_turn(struct call *call, size_t target)
 		step = rx_step(call, call->done, call->look, &moved);
 		while (step == STEP_DONE && moved < call->total - call->done && !peek && rx_goes_on(conn, call->fd)) {
 			size_t more = 0;
-			if (rx_step(call, call->done + moved, false, &more) != STEP_DONE)
+			enum step next = rx_step(call, call->done + moved, false, &more);
+			if (next == STEP_ERROR) /* for the next call, which would take the end for a good one */
+				word_store(slot->error, (uint32_t)errno);
+			if (next != STEP_DONE)
 				break;
 			moved += more;
 		}
