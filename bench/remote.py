@@ -53,6 +53,11 @@ WORKS: Final = {
 TOGETHER: Final = ("4 KiB stream", "64 KiB stream", "1 MiB stream")
 
 
+def spread(values: list[float], digits: int = 1) -> str:
+    """Their median, and between what they lie."""
+    return f"{statistics.median(values):10,.{digits}f} ({min(values):,.{digits}f} .. {max(values):,.{digits}f})"
+
+
 @dataclass
 class Row:
     """One work: what each round came to."""
@@ -81,9 +86,6 @@ class Row:
         return statistics.median(better)
 
     def __str__(self) -> str:
-        def spread(values: list[float]) -> str:
-            return f"{statistics.median(values):9,.1f} ({min(values):,.1f} .. {max(values):,.1f})"
-
         return (
             f"{self.work:<16} {self.unit:<5} TCP {spread(self.tcp):<30} SDP {spread(self.sdp):<30} "
             f"{self.ratio:6.2f}x  {statistics.median(self.cpu_us):7.1f} us of the providers a "
@@ -181,18 +183,15 @@ class Together:
     load: list[float] = field(default_factory=list)  # of the machine, over the last minute
 
     def __str__(self) -> str:
-        def median(values: list[float]) -> str:
-            return f"{statistics.median(values):9,.1f} ({min(values):,.1f} .. {max(values):,.1f})"
-
         def ratio(better: list[float], than: list[float]) -> str:
             return f"{statistics.median([b / t for b, t in zip(better, than, strict=True)]):5.2f}x"
 
         text = (
-            f"{self.connections} x {self.work:<14} MB/s  TCP {median(self.tcp):<30} provider {median(self.alone):<26} "
+            f"{self.connections} x {self.work:<14} MB/s  TCP {spread(self.tcp):<30} provider {spread(self.alone):<26} "
             f"{ratio(self.alone, self.tcp)}  load {min(self.load):.0f} .. {max(self.load):.0f}"
         )
         if self.spread:
-            text += f"  workers {median(self.spread):<26} {ratio(self.spread, self.alone)} of the provider"
+            text += f"  workers {spread(self.spread):<26} {ratio(self.spread, self.alone)} of the provider"
         return text
 
 

@@ -29,7 +29,7 @@ from harness.model import Settings
 from harness.rows import ROWS
 from harness.world import Program, World
 
-import remote as _remote  # noqa: F401  # which shows where `hosts` is
+from remote import spread  # which shows where `hosts` is
 from sidestep.config import RemoteSettings
 from sidestep.demo.machine import Machine
 
@@ -82,12 +82,9 @@ class Row:
     left_tcp: list[int] = field(default_factory=list)
 
     def __str__(self) -> str:
-        def spread(values: list[float]) -> str:
-            return f"{statistics.median(values):10,.0f} ({min(values):,.0f} .. {max(values):,.0f})"
-
         ratio = statistics.median(ours / tcp for ours, tcp in zip(self.sidestep, self.tcp, strict=True))
         return (
-            f"{self.name:<10} {self.unit:<11} TCP {spread(self.tcp):<32} sidestep {spread(self.sidestep):<32} "
+            f"{self.name:<10} {self.unit:<11} TCP {spread(self.tcp, 0):<32} sidestep {spread(self.sidestep, 0):<32} "
             f"{ratio:5.2f}x  {max(self.left_tcp)} left TCP"
         )
 
