@@ -63,5 +63,5 @@ class Profile(NamedTuple):
 
 
 # Two namespaces of a machine with two processors, quiet, software RNIC over TCP: what `sidestep rdma bench` gave.
-ENGINE: Final = Profile(message_us=6, mib_us=600, turn_us=70)
+ENGINE: Final = Profile(message_us=7, mib_us=300, turn_us=80)
 PYTHON: Final = Profile(message_us=6, mib_us=9000, turn_us=700)

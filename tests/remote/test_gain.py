@@ -22,7 +22,7 @@ from sidestep.gain import Profile, Traffic
 from sidestep.native.layout import Reason
 
 TURNING: Final = [sys.executable, str(Path(__file__).with_name("turning.py"))]
-PROFILE: Final = "6:600:70"
+PROFILE: Final = "7:300:80"
 
 
 # ---- figures ----
@@ -46,7 +46,7 @@ def test_what_gains(profile: Profile, traffic: Traffic, gains: bool) -> None:
 def test_a_profile_as_it_is_written() -> None:
     assert Profile.parse(PROFILE) == gain.ENGINE
     assert str(gain.ENGINE) == PROFILE
-    assert gain.ENGINE.nanoseconds == (6000, 600_000, 70_000)
+    assert gain.ENGINE.nanoseconds == (7000, 300_000, 80_000)
 
 
 @pytest.mark.parametrize("text", ["", "often", "1:2", "1:2:3:4", "1:-2:3", "1:2:nan", "1e9:1:1"])
