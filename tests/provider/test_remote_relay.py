@@ -880,12 +880,7 @@ def test_tcp_goes_on_where_the_link_broke_in_a_later_round(world: World, steps: 
         world.turn()
         b.end.read(dice.randrange(1, 500))
         b.hint()
-    snap(world, one, other)
-    settle(*dice.sample((one, other), 2))
-    world.rest()
-    assert not reset(a) | reset(b)
-    all_of(a, b, counts[a])
-    all_of(b, a, counts[b])
+    break_and_compare(world, (a, b), (one, other), counts, dice)
     assert (b.word("tx_back"), b.word("tx_ended")) == (3 << 2 | Back.BACK, 2)
 
 
@@ -905,6 +900,23 @@ def settle(one: RemoteRelay, other: RemoteRelay) -> None:
     other.handle_arrived(None)
 
 
+def break_and_compare(
+    world: World,
+    apps: tuple[App, App],
+    relays: tuple[RemoteRelay, RemoteRelay],
+    counts: dict[App, int],
+    dice: random.Random,
+) -> None:
+    """Their link breaks, in whatever order the two notice it, and all that was sent arrives by TCP."""
+    a, b = apps
+    snap(world, *relays)
+    settle(*dice.sample(relays, 2))
+    world.rest()
+    assert not reset(a) | reset(b)
+    all_of(a, b, counts[a])
+    all_of(b, a, counts[b])
+
+
 @pytest.mark.parametrize("steps", range(12))
 @pytest.mark.parametrize("seed", range(3))
 def test_tcp_goes_on_where_the_link_broke(world: World, steps: int, seed: int) -> None:
@@ -919,12 +931,7 @@ def test_tcp_goes_on_where_the_link_broke(world: World, steps: int, seed: int) -
         app.end.read(dice.randrange(1, 500))
         app.hint()
         counts[app] += app.send(dice.randbytes(dice.randrange(1, 500)))
-    snap(world, one, other)
-    settle(*dice.sample((one, other), 2))
-    world.rest()
-    assert not reset(a) | reset(b)
-    all_of(a, b, counts[a])
-    all_of(b, a, counts[b])
+    break_and_compare(world, (a, b), (one, other), counts, dice)
     assert (len(world.one.hub), len(world.two.hub)) == (0, 0)
     for app in (a, b):
         assert app.word("acked") & Acked.REQUEST  # else it would wait for somebody who is not there any more

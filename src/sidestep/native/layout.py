@@ -34,8 +34,8 @@ CHANNEL_ROUNDS: Final = (1 << 30) - 1  # after so many a direction stays on TCP
 DOORBELLS_PER_PAGE: Final = 64  # one 64-byte line each
 # Bytes behind each ring of a segment, for what a reader that stands still leaves unread: more than kernel TCP would
 # hold (tcp_wmem, and the part of tcp_rmem that a reader has opened). Sparse: untouched pages cost no memory.
-GAIN_MIN_NS: Final = 1_000_000  # less is not worth the way to another host
 CHANNEL_SPILL: Final = 16 << 20
+GAIN_MIN_NS: Final = 1_000_000  # less is not worth the way to another host
 
 # How much life a connection shows before it is promoted: reads and writes, so that short ones cost nothing; or bytes.
 PROMOTE_AFTER_CALLS: Final = 8
