@@ -12,17 +12,18 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from enum import Enum
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 from sidestep.errors import Misuse, Unavailable
 from sidestep.native.layout import REASON_TEXT, Reason
 from sidestep.native.reasons import REMEDY
 from sidestep.observe import other_users
 from sidestep.observe.connections import Connection, Traffic, connections
+from sidestep.observe.processes import Pace
 from sidestep.observe.sockets import (
     HostSocket,
     Judgement,
@@ -44,6 +45,7 @@ _ABOUT_THE_PEER: Final = frozenset(
 )
 _DECIDED: Final = frozenset({"POLICY", "NO_PROTOCOL", "REFUSED_BY_PROVIDER"})  # the provider can say more than the shim
 _MADE_S: Final = 0.3  # seconds that a program may take from a socket to its slot
+_Ends: TypeAlias = tuple[Endpoint, Endpoint | None]  # None: it listens
 _LOCAL: Final = "local"  # the protocol by which two programs of one host share a channel
 
 
@@ -151,43 +153,54 @@ class Explainer:
         """
         if wanted.everything and self.provider_missing:
             raise self.provider_missing
-        explained: set[tuple[Endpoint, Endpoint | None]] = set()
+        doubtful = dict[_Ends, int]()
+        for ends, doubted, found in self._at_once(wanted):
+            if doubted is None:
+                yield found
+            else:
+                doubtful[ends] = doubted
+        if doubtful:
+            yield from self._look_again(wanted, doubtful)
+
+    def _at_once(self, wanted: Query) -> Iterator[tuple[_Ends, int | None, Explanation]]:
+        """Each with its ends, and with the process whose shim does not know its socket, if it is kept by that."""
+        explained = set[_Ends]()
         for one in self._tracked:
             ends = self._ends(one)
             if ends is not None and wanted.matches(one.pid, one.fd, one.program, ends):
                 explained.add(ends)
-                yield self._tracked_connection(one, ends)
+                found = self._tracked_connection(one, ends)
+                other = self._other_end(ends) if found.reason == Outside.UNKNOWN_SOCKET.name else None
+                yield ends, other.pid if other is not None else None, found
         if wanted.everything:
             return
-        doubtful = []
         for held in self._host_sockets if wanted.pid is None else tcp_sockets(wanted.pid):
             program = self._process(held.pid).name if held.pid is not None else None
             seen = (held.local, held.remote)
             if seen not in explained and wanted.matches(held.pid, held.fd, program, seen):
                 found = self._untracked(held)
-                if found.reason == Outside.UNKNOWN_SOCKET.name:
-                    doubtful.append((held, found))
-                else:
-                    yield found
-        if doubtful:
-            yield from self._look_again(doubtful)
+                yield seen, held.pid if found.reason == Outside.UNKNOWN_SOCKET.name else None, found
 
-    def _look_again(self, doubtful: list[tuple[HostSocket, Explanation]]) -> Iterator[Explanation]:
+    def _look_again(self, wanted: Query, doubtful: dict[_Ends, int]) -> Iterator[Explanation]:
         """The slots were read before the sockets: some may have been made since, or have ended.
 
-        Between a socket and its slot a program may have to wait for a processor; what is told is true for a while.
+        Between a socket and its slot a program may have to wait for a processor; nothing is known before it has run.
         """
+        paces = {pid: Pace(pid) for pid in doubtful.values()}
         until = time.monotonic() + _MADE_S
         while doubtful:
-            later, still = Explainer(self._socket_path), []
-            for held, found in doubtful:
-                if held.remote is not None and (one := later._by_ends.get((held.local, held.remote))):
-                    yield later._tracked_connection(one, (held.local, held.remote))
-                elif held in (later._host_sockets if held.pid is None else tcp_sockets(held.pid)):
-                    still.append((held, found))
-            if time.monotonic() >= until:
-                yield from (found for _, found in still)
-                return
+            last = time.monotonic() >= until
+            moved_on = {pid: last and pace.moved_on() for pid, pace in paces.items()}
+            still = dict[_Ends, int]()
+            for ends, doubted, found in Explainer(self._socket_path)._at_once(wanted):
+                if ends not in doubtful:
+                    continue
+                if doubted is None or moved_on.get(doubted):
+                    yield found
+                elif last:
+                    yield _held_up(found)
+                else:
+                    still[ends] = doubted
             if doubtful := still:
                 time.sleep(_MADE_S / 10)  # nothing tells when a slot is made: between two looks
 
@@ -239,7 +252,7 @@ class Explainer:
             if one.reason == Reason.YOUNG.name and (after := self._status.get("promote_after")):
                 cause += f" (the provider's default is {after} calls:bytes)"
             return one.reason, cause, hint
-        held = next((s for s in self._host_sockets if (s.local, s.remote) == (ends[1], ends[0])), None)
+        held = self._other_end(ends)
         if held is None or held.pid is None:
             judgement, name = self._unseen(ends[1], ends[0]), "the process at the other end"
         else:
@@ -376,6 +389,9 @@ class Explainer:
     def _host_sockets(self) -> list[HostSocket]:
         return tcp_sockets()
 
+    def _other_end(self, ends: tuple[Endpoint, Endpoint]) -> HostSocket | None:
+        return next((held for held in self._host_sockets if (held.local, held.remote) == (ends[1], ends[0])), None)
+
     @cached_property
     def _by_ends(self) -> dict[tuple[Endpoint, Endpoint], Connection]:
         return {ends: one for one in self._tracked if (ends := self._ends(one))}
@@ -428,6 +444,13 @@ class Explainer:
 
 def _plain(subject: str, verdict: Verdict, reason: str | None, cause: str, hint: str) -> Explanation:
     return Explanation(subject, verdict, "tcp" if verdict is Verdict.TCP else "", reason, cause, hint, (), 0, None)
+
+
+def _held_up(found: Explanation) -> Explanation:
+    """One that was to be of a socket that its shim does not know."""
+    judgement = Judgement.of(Outside.HELD_UP)
+    cause = found.cause.replace(Outside.UNKNOWN_SOCKET.text, judgement.text)
+    return replace(found, reason=judgement.code.name, cause=cause, hint=judgement.remedy)
 
 
 def saved(one: Connection) -> int:

@@ -18,6 +18,8 @@ _CONTAINER: Final = re.compile(
     re.ASCII,
 )
 _NESTED: Final = 2  # numbers that a process has at least if its pid namespace is not ours
+_HELD: Final = frozenset("RTt")  # states of a thread that runs or could: runnable, stopped, traced
+_CALL_NS: Final = 1_000_000  # a thread that has run for so long has left a call of the shim's that only keeps books
 _ID_SHOWN: Final = 12  # digits of a container's id, as `docker ps` shows it
 
 
@@ -81,6 +83,28 @@ class Processes:
             if len(numbers) == len(depth) and numbers[-1] == pid and _read(process / "cgroup") == cgroup:
                 found.append(int(process.name))
         return found[0] if len(found) == 1 else 0
+
+
+class Pace:
+    """Whether a process has come out of the call of its shim that it was in, if it was in one."""
+
+    def __init__(self, pid: int) -> None:
+        self._pid = pid
+        self._ran_ns = {thread: ran_ns for thread, _, ran_ns in self._threads()}
+
+    def moved_on(self) -> bool:
+        """Whether each thread sleeps, as none does within such a call, or has since run for longer than one takes."""
+        return all(
+            state not in _HELD or ran_ns - self._ran_ns.get(thread, 0) >= _CALL_NS
+            for thread, state, ran_ns in self._threads()
+        )
+
+    def _threads(self) -> Iterator[tuple[str, str, int]]:
+        """Each thread's number, state (proc_pid_stat(5)), and for how long it has run (sched-stats)."""
+        for thread in (_PROC / str(self._pid)).glob("task/*"):
+            state = _read(thread / "stat").rpartition(")")[2].split()
+            if ran := _read(thread / "schedstat").split():
+                yield thread.name, state[0] if state else "X", int(ran[0])
 
 
 def program_name(pid: int) -> str | None:

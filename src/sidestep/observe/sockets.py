@@ -145,6 +145,10 @@ class Outside(Enum):
         "is under sidestep, but its shim does not know this socket: another process made it",
         "let the program that is started with 'sidestep run' open or accept the connection by itself",
     )
+    HELD_UP = (
+        "is under sidestep, and is stopped or waits for a processor: its shim may be about to write of this socket",
+        "ask again when it runs",
+    )
     OTHER_LAYOUT = "is under sidestep of layout {}", "{}"
     NO_PROVIDER = (
         "is under sidestep; what carries the connection cannot be told without a provider, and stays as it is",
