@@ -421,7 +421,7 @@ def test_of_a_program_that_does_not_get_on_nothing_false_is_said(sidestep: Sides
     """Where it stops is left to chance: now and then between a socket and its slot."""
 
     def stop(program: subprocess.Popen[str]) -> None:
-        time.sleep(random.uniform(0, 0.01))
+        time.sleep(random.uniform(0, 0.01))  # not for anything to happen: it chooses where the program stops
         program.send_signal(signal.SIGSTOP)
 
     seen = set[str | None]()
