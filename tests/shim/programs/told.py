@@ -81,6 +81,12 @@ def polled(seconds: float) -> list[int]:
 passed: list[int] = []
 
 
+def send_on() -> None:
+    """Sends byte by byte until it may not."""
+    while True:
+        passed.append(s.send(b"z"))
+
+
 def pass_on() -> None:
     """Gives the connection to somebody who has no part in sidestep, and closes it."""
     one, other = socket.socketpair(socket.AF_UNIX)
