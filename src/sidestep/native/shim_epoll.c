@@ -194,6 +194,7 @@ struct set_wait {
 	uint64_t signals;
 	bool spun, vain;
 	uint32_t looks; /* questions to the kernel: one is the program's own */
+	uint32_t manages; /* the set's, from before the last of them */
 	struct epoll_event told[TOLD_MAX];
 };
 
@@ -203,6 +204,7 @@ static int set_look(struct set_wait *wait)
 	int max = wait->max < TOLD_MAX ? wait->max : TOLD_MAX;
 
 	word_store(wait->set->looked_at, wait->now);
+	wait->manages = word_load(wait->set->manages);
 	self.calls += wait->looks++ != 0;
 	return raw_epoll_look(wait->epfd, wait->told, max);
 }
@@ -211,7 +213,7 @@ static int set_look(struct set_wait *wait)
 static int set_report(struct set_wait *wait, int told)
 {
 	struct set *set = wait->set;
-	int n = told > 0 ? translate(set, wait->told, told, wait->events) : 0;
+	int n = told > 0 ? translate(set, wait->told, told, wait->manages, wait->events) : 0;
 
 	/* if the kernel's events alone have filled the room, the rings come first the next time */
 	set->kernel_filled |= told > 0 && n == wait->max;
@@ -340,6 +342,7 @@ static int set_sleep(struct set_wait *wait)
 	set_sleep_begin(&sleep, set);
 	int n = set_report(wait, 0);
 	bool others = concerns_others(set, n, wait->max);
+	wait->manages = word_load(set->manages);
 	set_unlock(set);
 	if (!n) {
 		self.full_until = set->full_until;
@@ -432,6 +435,7 @@ static int wait_common(int epfd, struct epoll_event *events, int max, int64_t ti
 		if (likely(!atomic_load(&set->managed_len))) {
 			/* The program's array may hold nothing but reported events, and a doorbell may be among the kernel's. */
 			struct epoll_event told[TOLD_MAX], *at = set->members_live ? told : events;
+			const uint32_t manages = word_load(set->manages);
 			int n = kernel(epfd, at, at == told && max > TOLD_MAX ? TOLD_MAX : max, timeout, mask);
 			atomic_fetch_sub(&set->kernel_waiters, 1);
 			if (likely(!atomic_load_explicit(&set->managed_ever, memory_order_acquire)) || n < 0) {
@@ -442,7 +446,7 @@ static int wait_common(int epfd, struct epoll_event *events, int max, int64_t ti
 			int failed = errno;
 			set_lock(set);
 			set->pass++;
-			n = translate(set, at, n, events);
+			n = translate(set, at, n, manages, events);
 			n += collect(set, events + n, max - n);
 			wake_set(set); /* the next one that does not know yet */
 			set_unlock(set);

@@ -151,8 +151,38 @@ int collect(struct set *set, struct epoll_event *events, int room)
 	return n;
 }
 
-/* set lock held. Turns what the kernel reported into what the program is to see; may be done in place. */
-int translate(struct set *set, const struct epoll_event *told, int len, struct epoll_event *events)
+/* The member of whose entry, from before it was managed, the kernel may have told this event: others may have the same data. */
+static struct member *member_of_plain(const struct set *set, uint64_t data)
+{
+	for (uint32_t i = 0; i < set->managed_len; i++)
+		if (set->managed[i]->data == data && set->managed[i]->pass != set->pass)
+			return set->managed[i];
+	return NULL;
+}
+
+/*
+ * An event with the program's data. That of a member which a thread has begun to manage since would be told twice, here and by
+ * collect(): Apache then gives the connection to two of its threads at once.
+ */
+static struct epoll_event plain_report(struct set *set, struct epoll_event told, bool known)
+{
+	struct member *member = likely(known) ? NULL : member_of_plain(set, told.data.u64);
+	struct epoll_event event;
+
+	if (likely(!member))
+		return told;
+	if (member_report(set, member, told.events, &event))
+		told.events |= event.events;
+	member->pass = set->pass;
+	hot_add(set, member);
+	return told;
+}
+
+/*
+ * set lock held. Turns what the kernel reported into what the program is to see; may be done in place. `manages` is the set's
+ * from before the kernel was asked.
+ */
+int translate(struct set *set, const struct epoll_event *told, int len, uint32_t manages, struct epoll_event *events)
 {
 	int n = 0;
 	bool rung = false;
@@ -160,7 +190,7 @@ int translate(struct set *set, const struct epoll_event *told, int len, struct e
 
 	for (int i = 0; i < len; i++) {
 		if (told[i].data.u64 >> NAME_BITS != set->secret) {
-			events[n++] = told[i];
+			events[n++] = plain_report(set, told[i], manages == word_load(set->manages));
 			continue;
 		}
 		uint32_t index = (uint32_t)(told[i].data.u64 & ((1u << INDEX_BITS) - 1));

@@ -293,6 +293,7 @@ bool member_manage(struct member *member, int op)
 	if (!conn_liveness_watch(conn, set->epfd, set->secret << NAME_BITS | DOORBELL_INDEX))
 		shim_log("the end of a provider will be heard late: %d", errno);
 	member->managed = true;
+	word_add(set->manages, 1);
 	member_by_tcp(member, !conn_switched(conn));
 	member->armed = member->out_armed = true;
 	member->reported = 0;

@@ -73,6 +73,7 @@ struct set {
 	uint32_t next_index; /* an index is given anew as late as can be */
 	struct member **managed;
 	uint32_t managed_cap;
+	_Atomic uint32_t manages; /* how often a member has become managed */
 	uint32_t by_tcp; /* managed members of which the kernel has to be asked at each wait */
 	bool told_level; /* in this pass: what stays true if the program does nothing */
 	struct doorbell *doorbell;
@@ -134,7 +135,7 @@ void wake_set(struct set *set);
 
 /* ---- shim_ready.c: set lock held ---- */
 int collect(struct set *set, struct epoll_event *events, int room);
-int translate(struct set *set, const struct epoll_event *told, int len, struct epoll_event *events);
+int translate(struct set *set, const struct epoll_event *told, int len, uint32_t manages, struct epoll_event *events);
 bool concerns_others(struct set *set, int n, int max);
 
 #endif
