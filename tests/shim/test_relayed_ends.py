@@ -110,6 +110,19 @@ def test_a_reset_does_not_overtake_the_bytes(stage: Sidestep, ends: tuple[End, E
     assert b.ask("s.recv(1)") == b""
 
 
+def test_only_bytes_that_can_be_read_are_counted(stage: Sidestep, ends: tuple[End, End]) -> None:
+    """Who sends is back on TCP, of which the provider has not told who reads: it does not know what comes first."""
+    a, b = ends
+    sender = a.ask("s.getsockname()[1]")
+    stage.demote(lambda end: end.local.endswith(f":{sender}"), timeout_s=0)
+    with standing_still(stage.provider_pid):
+        assert a.ask("polled(0.1)") == []  # it hears of the order in a call that sends nothing
+        a.ask("s.sendall(b'x')")
+        assert b.ask("s.recv(1, socket.MSG_DONTWAIT)") == "EAGAIN"
+        assert b.ask("queued()") == 0
+    assert b.ask("get(1)") == b"x"
+
+
 def test_the_end_is_heard_though_tcp_told_it_before_the_provider_was_done(stage: Sidestep, tmp_path: Path) -> None:
     """A reader asleep has heard TCP's; then the last bytes, their end, and that the provider is done come at once."""
     with unheard(stage, tmp_path / "log") as (a, b):

@@ -314,7 +314,7 @@ static inline void conn_check(struct conn *conn, int fd)
 		set_conn_switched(conn);
 }
 bool conn_tcp_ended(struct conn *conn, int fd);
-size_t conn_ring_unread(struct conn *conn, size_t queued);
+size_t conn_unread(struct conn *conn, size_t queued);
 bool conn_reserved(const struct conn *conn);
 /* Bytes that the next call could send by ring; as channel_tx_peek(). */
 static inline size_t conn_room(const struct conn *conn)

@@ -178,11 +178,18 @@ uint32_t conn_ready(struct conn *conn, int fd, uint32_t kernel_bits, uint32_t in
 	return reset_whole(fd, ready | (kernel_bits & (EPOLLHUP | EPOLLERR)));
 }
 
-/* Bytes of the ring that a read can return beside `queued` ones of TCP, from before the ring, behind it, or both. */
-size_t conn_ring_unread(struct conn *conn, size_t queued)
+/*
+ * Bytes that a read can return, of which `queued` are in TCP's queue: before the ring's, behind them, or both. Those behind can be
+ * read only once the peer is known to be back, of which a provider between tells later than TCP.
+ */
+size_t conn_unread(struct conn *conn, size_t queued)
 {
-	bool readable = rx_by_ring(conn->slot) || rx_ring_among(conn, queued);
-	size_t there = readable ? channel_rx_tell(&conn->channel) : 0;
+	bool by_ring = rx_by_ring(conn->slot), among = rx_ring_among(conn, queued);
+	size_t there = by_ring || among ? channel_rx_tell(&conn->channel) : 0;
 
-	return there == SIZE_MAX ? 0 : there;
+	if (recall_open(conn) || (by_ring && !conn_peer_back(conn)))
+		queued = 0;
+	else if (among && !conn_peer_back(conn))
+		queued = (size_t)(word_load(conn->channel.remote->tx_switch_offset) - word_load(conn->slot->rx_tcp_bytes));
+	return queued + (there == SIZE_MAX ? 0 : there);
 }

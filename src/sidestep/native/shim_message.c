@@ -51,7 +51,7 @@ void message_received(struct conn *conn, int fd, struct msghdr *message, int fla
 		return;
 	if ((!rx_by_ring(slot) || conn_peer_back(conn)) && !recall_open(conn))
 		real.ioctl(fd, FIONREAD, &queued);
-	int left = queued + (int)conn_ring_unread(conn, (size_t)queued) + end_has_come(conn, fd);
+	int left = (int)conn_unread(conn, (size_t)queued) + end_has_come(conn, fd);
 	message_put(message, room, IPPROTO_TCP, TCP_CM_INQ, &left, sizeof(left));
 	errno = saved;
 }

@@ -155,9 +155,7 @@ EXPORT int ioctl(int fd, unsigned long command, ...)
 	conn_advance(conn, fd);
 	int result = real.ioctl(fd, command, argument);
 	if (result == 0 && command == FIONREAD && argument) {
-		if (unlikely(recall_open(conn)))
-			*(int *)argument = 0;
-		*(int *)argument += (int)conn_ring_unread(conn, (size_t)*(int *)argument);
+		*(int *)argument = (int)conn_unread(conn, (size_t)*(int *)argument);
 	} else if (result == 0 && command == SIOCOUTQ && argument && tx_by_ring(conn->slot)) {
 		/* Ring bytes are in the peer's buffer: TCP would have acknowledged them. Those that make the ring full wait. */
 		size_t held = channel_tx_unread(&conn->channel), buffer = conn->channel.tx.size / 4 * 3;

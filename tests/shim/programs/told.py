@@ -52,11 +52,18 @@ def get(count: int) -> bytes:
     return data
 
 
+def queued() -> int:
+    """What FIONREAD counts."""
+    count = array.array("i", [0])
+    fcntl.ioctl(s, termios.FIONREAD, count)
+    return count[0]
+
+
 def get_queued() -> int:
     """Reads what is there, as FIONREAD counts it, and makes no call that would meet the end; the number of bytes."""
-    got, queued = 0, array.array("i", [0])
-    while fcntl.ioctl(s, termios.FIONREAD, queued) == 0 and queued[0]:
-        got += len(s.recv(queued[0]))
+    got = 0
+    while count := queued():
+        got += len(s.recv(count))
     return got
 
 
