@@ -18,7 +18,7 @@ PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 NATIVE := src/sidestep/native
-LIB    := $(NATIVE)/libsidestep.so
+LIB    := $(NATIVE)/libsidestep.so $(NATIVE)/sidestep-loader
 EXTS   := $(NATIVE)/_channel.abi3.so $(NATIVE)/_framing.abi3.so $(NATIVE)/_engine.abi3.so
 PYTEST_ARGS ?=
 

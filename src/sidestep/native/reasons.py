@@ -48,6 +48,7 @@ REMEDY: Final[dict[Reason, str]] = {
     Reason.UNUSUAL_OPTION: "do without the socket option, or read what MSG_ERRQUEUE has to tell of SO_ZEROCOPY",
     Reason.ASYNC_SIGNAL_IO: "let the program wait by poll or epoll instead of SIGIO",
     Reason.ASYNC_IO: "let the program use recv() and send() instead of aio_read(), aio_write() or io_submit()",
+    Reason.UNCOVERED: _NO_NEED + "TCP is what is safe then",
     Reason.SANDBOX: "switch the program's sandbox off, if you trust it without",
     Reason.IO_URING: "switch io_uring off in this program",
     Reason.PEER_LEFT: "explain the other end: its own reason says why it went back",

@@ -16,6 +16,8 @@
 
 #include "shim_base.h" /* first: it asks libc for all it has */
 
+#include <limits.h>
+
 #include "channel.h"
 
 #define TRIM_AFTER_NS 1000000000ll /* an idle connection gives its ring pages back after this */
@@ -536,9 +538,30 @@ int sdp_connect_ask(struct conn *conn, struct explicit *explicit, int fd, const 
 int sdp_connect_start(struct conn *conn, int fd, const struct sdp_connect *attempt);
 bool address_may_translate(const struct sockaddr_storage *remote); /* worth the system calls of address_translate() */
 
-bool loader_refuses(int dir, const char *file); /* the program's loader would end it over the shim (shim_loader.c) */
-size_t env_room(char *const env[]);             /* bytes for env_without_shim() */
-char **env_without_shim(char *const env[], void *room);
+/* ---- shim_loader.c: how a program that is executed comes to the shim ---- */
+#define START_SCRIPTS_MAX 4 /* as the kernel's own limit */
+enum start_how {
+	START_AS_IT_IS,
+	START_LOADED, /* by our loader: no C library of its own would bring the shim in */
+	START_WITHOUT /* its own loader would end it over the shim */
+};
+struct start_script {
+	char interpreter[256], argument[256];
+};
+struct start {
+	enum start_how how;
+	const char *loader;      /* to execute in its place; NULL: itself */
+	char resolved[PATH_MAX]; /* the file that is to be loaded in the end */
+	int scripts_len;
+	struct start_script scripts[START_SCRIPTS_MAX];
+	size_t room;             /* bytes for start_make() */
+};
+/* Whether arguments or environment are to be others than the caller's. */
+bool start_differs(struct start *start, int dir, const char *file, char *const argv[], char *const env[]);
+void start_make(struct start *start, const char *file, char *const **argv, char *const **env, void *room);
+
+void demote_inherited(bool leaving); /* what a program inherits that is executed next */
+long execute_bare(int directory, const char *path, char *const argv[], char *const env[], int flags);
 
 extern _Atomic uint32_t plain_reason; /* why this process keeps to TCP; 0: it does not (shim_plain.c) */
 void plain_from_now(enum reason_code reason);

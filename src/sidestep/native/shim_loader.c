@@ -1,78 +1,143 @@
 /*
- * shim_loader.c - programs that are executed here and whose loader cannot bring the shim in: musl's ends the program over it. They
- * get an environment without.
+ * shim_loader.c - how programs that are executed here come to the shim. Most do by their C library's loader and LD_PRELOAD. Those
+ * without this C library are started by ours (loader.c), which stands beside the shim and is told the file in the
+ * environment. Where it is not there, musl's loader must not see the shim: it would end the program over it.
  */
 #include "shim_proc.h"
 
+#include <dlfcn.h>
 #include <elf.h>
 #include <fcntl.h>
+#include <sys/auxv.h>
+#include <sys/stat.h>
+#include <sys/xattr.h>
 
-#define INTERPRETERS_MAX 4 /* as the kernel's own limit */
+#include "loaded.h"
+
+#define LINE_LENGTH 256 /* BINPRM_BUF_SIZE */
 #define SEGMENTS_MAX 64
+#define HWCAP2_FSGSBASE 2 /* asm/hwcap2.h */
+
+static const char preload[] = "LD_PRELOAD=", kept[] = LOADED_PRELOAD "=", program[] = LOADED_PROGRAM "=";
+static const char ours[] = "libsidestep.so", loader[] = "sidestep-loader";
+
+/* What a file says of how it is loaded. */
+enum kind { KIND_OTHER, KIND_SCRIPT, KIND_STATIC, KIND_MUSL };
 
 static bool read_at(int fd, void *to, size_t n, uint64_t at)
 {
 	return real.pread64(fd, to, n, (off_t)at) == (ssize_t)n;
 }
 
-/* The loader that an ELF file names, or the interpreter of a script. False: neither. */
-static bool interpreter_of(int fd, char *path, size_t size, bool *script)
+/* A position-independent program without a loader, and not a loader itself (DF_1_PIE). */
+static bool is_static_pie(int fd, const Elf64_Phdr *dynamic)
 {
-	Elf64_Ehdr header;
-	Elf64_Phdr segment;
-	ssize_t n = real.pread64(fd, path, size - 1, 0);
+	Elf64_Dyn entry;
 
-	path[n > 0 ? n : 0] = '\0';
-	*script = strncmp(path, "#!", 2) == 0;
-	if (*script) {
-		char *begin = path + 2 + strspn(path + 2, " \t");
-		begin[strcspn(begin, " \t\n")] = '\0';
-		memmove(path, begin, strlen(begin) + 1);
-		return *path;
-	}
-	if (!read_at(fd, &header, sizeof(header), 0) || memcmp(header.e_ident, ELFMAG, SELFMAG) != 0 ||
-	    header.e_ident[EI_CLASS] != ELFCLASS64 || header.e_phentsize != sizeof(segment))
-		return false;
-	for (int i = 0; i < header.e_phnum && i < SEGMENTS_MAX; i++) {
-		if (!read_at(fd, &segment, sizeof(segment), header.e_phoff + (uint64_t)i * sizeof(segment)))
+	for (uint64_t at = 0; at + sizeof(entry) <= dynamic->p_filesz && at < 4096; at += sizeof(entry)) {
+		if (!read_at(fd, &entry, sizeof(entry), dynamic->p_offset + at) || entry.d_tag == DT_NULL)
 			return false;
-		if (segment.p_type == PT_INTERP && segment.p_filesz && segment.p_filesz <= size) {
-			path[segment.p_filesz - 1] = '\0';
-			return read_at(fd, path, segment.p_filesz - 1, segment.p_offset);
-		}
+		if (entry.d_tag == DT_FLAGS_1)
+			return entry.d_un.d_val & DF_1_PIE;
 	}
 	return false;
 }
 
-bool loader_refuses(int dir, const char *file)
+static enum kind kind_of_elf(int fd)
 {
-	KEEP_ERRNO;
-	char path[256];
-	bool script = true;
+	char name[LINE_LENGTH] = "";
+	Elf64_Ehdr header;
+	Elf64_Phdr segment;
+	bool pie = false;
 
-	for (int i = 0; i < INTERPRETERS_MAX && script; i++) {
-		int fd = (int)real.syscall(SYS_openat, dir, (long)file, O_RDONLY | O_NONBLOCK | O_NOCTTY | O_CLOEXEC, 0, 0, 0);
-		bool found = fd >= 0 && interpreter_of(fd, path, sizeof(path), &script);
-		if (fd >= 0)
-			raw_close(fd);
-		if (!found)
-			return false;
-		file = path;
+	if (!read_at(fd, &header, sizeof(header), 0) || memcmp(header.e_ident, ELFMAG, SELFMAG) != 0 ||
+	    header.e_ident[EI_CLASS] != ELFCLASS64 || header.e_phentsize != sizeof(segment))
+		return KIND_OTHER;
+	for (int i = 0; i < header.e_phnum && i < SEGMENTS_MAX; i++) {
+		if (!read_at(fd, &segment, sizeof(segment), header.e_phoff + (uint64_t)i * sizeof(segment)))
+			return KIND_OTHER;
+		if (segment.p_type == PT_DYNAMIC)
+			pie = is_static_pie(fd, &segment);
+		if (segment.p_type != PT_INTERP)
+			continue;
+		if (!segment.p_filesz || segment.p_filesz > sizeof(name) || !read_at(fd, name, segment.p_filesz - 1, segment.p_offset))
+			return KIND_OTHER;
+		const char *base = strrchr(name, '/');
+		return strncmp(base ? base + 1 : name, "ld-musl", 7) == 0 ? KIND_MUSL : KIND_OTHER;
 	}
-	const char *name = strrchr(path, '/');
-	return !script && strncmp(name ? name + 1 : path, "ld-musl", 7) == 0;
+	return header.e_type == ET_EXEC || pie ? KIND_STATIC : KIND_OTHER;
 }
 
-static const char preload[] = "LD_PRELOAD=", ours[] = "libsidestep.so";
-
-size_t env_room(char *const env[])
+/* The words of a script's first line: its interpreter, and one argument. */
+static bool line_split(char *line, struct start_script *script)
 {
-	size_t count = 1, text = 0;
+	line[strcspn(line, "\n")] = '\0';
+	for (size_t end = strlen(line); end && strchr(" \t", line[end - 1]);)
+		line[--end] = '\0';
+	char *interpreter = line + 2 + strspn(line + 2, " \t");
+	size_t len = strcspn(interpreter, " \t");
+	snprintf(script->interpreter, sizeof(script->interpreter), "%.*s", (int)len, interpreter);
+	snprintf(script->argument, sizeof(script->argument), "%s", interpreter + len + strspn(interpreter + len, " \t"));
+	return len;
+}
 
-	for (; *env; env++, count++)
-		if (strncmp(*env, preload, sizeof(preload) - 1) == 0)
-			text += strlen(*env) + 1;
-	return count * sizeof(*env) + text;
+/* Such a program gets more rights than its caller has, and we have no part in that. */
+static bool raises_rights(int fd)
+{
+	struct stat st;
+
+	return fstat(fd, &st) < 0 || (st.st_mode & (S_ISUID | S_ISGID)) || fgetxattr(fd, "security.capability", NULL, 0) > 0;
+}
+
+static enum kind look(int dir, const char *file, char line[LINE_LENGTH], char resolved[PATH_MAX])
+{
+	char link[32];
+	int fd = (int)real.syscall(SYS_openat, dir, (long)file, O_RDONLY | O_NONBLOCK | O_NOCTTY | O_CLOEXEC, 0, 0, 0);
+	enum kind kind = KIND_OTHER;
+
+	if (fd < 0)
+		return kind;
+	ssize_t len = real.pread64(fd, line, LINE_LENGTH - 1, 0);
+	line[len > 0 ? len : 0] = '\0';
+	if (strncmp(line, "#!", 2) == 0)
+		kind = KIND_SCRIPT;
+	else if (!raises_rights(fd))
+		kind = kind_of_elf(fd);
+	snprintf(link, sizeof(link), "/proc/self/fd/%d", fd);
+	len = (ssize_t)real.syscall(SYS_readlinkat, AT_FDCWD, (long)link, (long)resolved, PATH_MAX - 1, 0, 0);
+	resolved[len > 0 ? len : 0] = '\0';
+	raw_close(fd);
+	return kind;
+}
+
+/* The loader's path, or NULL: there is none for this machine. */
+static const char *loader_find(void)
+{
+	static char path[PATH_MAX];
+	static _Atomic int known; /* 1: there is one; -1: there is none */
+	Dl_info info;
+
+	if (known)
+		return known > 0 ? path : NULL;
+	bool found = false;
+#if defined(__x86_64__)
+	if (getauxval(AT_HWCAP2) & HWCAP2_FSGSBASE && dladdr((void *)loader_find, &info) && info.dli_fname) {
+		const char *slash = strrchr(info.dli_fname, '/');
+		int directory = slash ? (int)(slash + 1 - info.dli_fname) : 0;
+		found = snprintf(path, sizeof(path), "%.*s%s", directory, info.dli_fname, loader) < (int)sizeof(path) &&
+		        access(path, X_OK) == 0;
+	}
+#else
+	(void)info;
+#endif
+	known = found ? 1 : -1;
+	return found ? path : NULL;
+}
+
+/* ---- the environment ---- */
+static bool is_variable(const char *entry, const char *name)
+{
+	return strncmp(entry, name, strlen(name)) == 0;
 }
 
 /* The other libraries that are to be loaded first; an empty name is none. */
@@ -88,21 +153,113 @@ static void without_ours(char *to, const char *list)
 	}
 }
 
-char **env_without_shim(char *const env[], void *room)
+/* One entry, as the program is to have it; `text` is room for more than it. */
+static char *env_entry(char *entry, enum start_how how, bool was_kept, char *text)
 {
-	size_t count = 1, at = 0;
+	if (how == START_WITHOUT && is_variable(entry, preload)) {
+		without_ours(text, entry);
+		return text;
+	}
+	if (how == START_AS_IT_IS && was_kept && is_variable(entry, kept)) {
+		sprintf(text, "%s%s", preload, entry + sizeof(kept) - 1);
+		return text;
+	}
+	return entry;
+}
 
-	for (char *const *each = env; *each; each++)
-		count++;
-	char **made = room, *text = (char *)(made + count);
+static char *const *env_make(char *const env[], const struct start *start, char **room)
+{
+	size_t count = 2, at = 0;
+	bool has_preload = false;
+
+	for (char *const *each = env; *each; each++, count++)
+		has_preload |= is_variable(*each, preload);
+	char **made = (char **)(void *)*room, *text = (char *)(made + count);
 	for (; *env; env++) {
-		made[at++] = *env;
-		if (strncmp(*env, preload, sizeof(preload) - 1) == 0) {
-			made[at - 1] = text;
-			without_ours(text, *env);
-			text += strlen(*env) + 1;
-		}
+		if (is_variable(*env, program))
+			continue;
+		made[at] = env_entry(*env, start->how, !has_preload, text);
+		if (made[at++] == text)
+			text += strlen(text) + 1;
+	}
+	if (start->how == START_LOADED) {
+		made[at++] = text;
+		text += sprintf(text, "%s%s", program, start->resolved) + 1;
 	}
 	made[at] = NULL;
+	*room = text;
 	return made;
+}
+
+/* ---- all together ---- */
+static bool env_has(char *const env[], const char *name)
+{
+	for (; *env; env++)
+		if (is_variable(*env, name))
+			return true;
+	return false;
+}
+
+static size_t room_needed(const struct start *start, char *const argv[], char *const env[])
+{
+	size_t text = sizeof(program) + strlen(start->resolved), count = 8 + 2 * START_SCRIPTS_MAX;
+
+	for (; *env; env++, count++)
+		if (is_variable(*env, preload) || is_variable(*env, kept))
+			text += strlen(*env) + sizeof(kept);
+	for (; argv && *argv; argv++)
+		count++;
+	return count * sizeof(char *) + text;
+}
+
+bool start_differs(struct start *start, int dir, const char *file, char *const argv[], char *const env[])
+{
+	KEEP_ERRNO;
+	char line[LINE_LENGTH];
+	enum kind kind;
+
+	start->how = START_AS_IT_IS;
+	start->scripts_len = 0;
+	start->loader = NULL;
+	if (!fd_table_len || !env || !file)
+		return false;
+	while ((kind = look(dir, file, line, start->resolved)) == KIND_SCRIPT) {
+		if (start->scripts_len == START_SCRIPTS_MAX || !line_split(line, &start->scripts[start->scripts_len]))
+			return false;
+		file = start->scripts[start->scripts_len++].interpreter;
+		dir = AT_FDCWD;
+	}
+	if ((kind == KIND_STATIC || kind == KIND_MUSL) && *start->resolved == '/')
+		start->loader = loader_find();
+	start->how = start->loader ? START_LOADED : kind == KIND_MUSL ? START_WITHOUT : START_AS_IT_IS;
+	start->room = room_needed(start, argv, env);
+	return start->how != START_AS_IT_IS || env_has(env, kept) || env_has(env, program);
+}
+
+/* As the kernel has it for a script: its interpreters with their arguments go before its name, which takes the place of argv[0]. */
+static char *const *argv_make(char *const argv[], const char *file, const struct start *start, char **room)
+{
+	char **made = (char **)(void *)*room, **to = made;
+
+	if (start->how != START_LOADED || !start->scripts_len)
+		return argv;
+	for (int i = start->scripts_len - 1; i >= 0; i--) {
+		*to++ = (char *)start->scripts[i].interpreter;
+		if (*start->scripts[i].argument)
+			*to++ = (char *)start->scripts[i].argument;
+	}
+	*to++ = (char *)file;
+	for (argv += argv && *argv; argv && *argv; argv++)
+		*to++ = *argv;
+	*to++ = NULL;
+	*room = (char *)to;
+	return made;
+}
+
+void start_make(struct start *start, const char *file, char *const **argv, char *const **env, void *room)
+{
+	char *at = room;
+
+	*argv = argv_make(*argv, file, start, &at);
+	*env = env_make(*env, start, &at);
 }

@@ -87,7 +87,7 @@ EXPORT void _exit(int status)
 ALIAS(_Exit, _exit);
 
 /* A new program knows nothing of channels: connections that it inherits go back to TCP first. */
-static void demote_inherited(bool leaving)
+void demote_inherited(bool leaving)
 {
 	rpc_before_exec();
 	shim_lock_take();
@@ -140,12 +140,11 @@ static const char *found_by_name(const char *file, char path[PATH_MAX])
 	return NULL;
 }
 
-/* `env` becomes one that the program can be started with; lives as long as the caller. */
-#define ENV_FOR(dir, program, env) \
-	if (fd_table_len && env && unlikely(loader_refuses(dir, program))) { \
-		void *room = alloca(env_room(env)); \
-		env = env_without_shim(env, room); \
-	}
+/* `argv` and `env` become those that the program can be started with; they live as long as the caller. */
+#define START_FOR(start, dir, program, argv, env) \
+	struct start start; \
+	if (unlikely(start_differs(&start, dir, program, argv, env))) \
+		start_make(&start, program, &argv, &env, alloca(start.room))
 
 static const char *proc_fd(int fd, char path[PATH_MAX])
 {
@@ -160,19 +159,26 @@ static const char *proc_fd(int fd, char path[PATH_MAX])
 		char found[PATH_MAX]; \
 		const char *file = program; \
 		(void)found; \
-		ENV_FOR(dir, file, env) \
+		START_FOR(start, dir, file, argv, env); \
 		demote_inherited(leaving); \
 		hold_on_exec(-1); \
-		int result = real.name args; \
+		int result = start.loader ? real.execve(start.loader, argv, env) : real.name args; \
 		hold_on_exec(1); \
 		return result; \
 	}
-EXEC(execve, executable(path), AT_FDCWD, path, (const char *path, char *const argv[], char *const env[]), (path, argv, env))
-EXEC(execvpe, file, AT_FDCWD, found_by_name(name, found), (const char *name, char *const argv[], char *const env[]),
+EXEC(execve, executable(path), AT_FDCWD, path, (const char *path, char *const *argv, char *const *env), (path, argv, env))
+EXEC(execvpe, file, AT_FDCWD, found_by_name(name, found), (const char *name, char *const *argv, char *const *env),
      (name, argv, env))
-EXEC(execveat, false, dir, path, (int dir, const char *path, char *const argv[], char *const env[], int flags),
+EXEC(execveat, false, dir, path, (int dir, const char *path, char *const *argv, char *const *env, int flags),
      (dir, path, argv, env, flags))
-EXEC(fexecve, false, AT_FDCWD, proc_fd(fd, found), (int fd, char *const argv[], char *const env[]), (fd, argv, env))
+EXEC(fexecve, false, AT_FDCWD, proc_fd(fd, found), (int fd, char *const *argv, char *const *env), (fd, argv, env))
+
+long execute_bare(int dir, const char *path, char *const argv[], char *const env[], int flags)
+{
+	START_FOR(start, dir, path, argv, env);
+	int result = start.loader ? real.execve(start.loader, argv, env) : real.execveat(dir, path, argv, env, flags);
+	return result < 0 ? -errno : result;
+}
 
 EXPORT int execv(const char *path, char *const argv[])
 {
@@ -249,23 +255,20 @@ EXPORT int posix_spawn_file_actions_adddup2(posix_spawn_file_actions_t *actions,
 	return real.posix_spawn_file_actions_adddup2(actions, fd, to);
 }
 
-EXPORT int posix_spawn(pid_t *pid, const char *path, const posix_spawn_file_actions_t *actions,
-                       const posix_spawnattr_t *attributes, char *const argv[], char *const env[])
-{
-	ENV_FOR(AT_FDCWD, path, env)
-	LENDING lent = lend();
-	return real.posix_spawn(pid, path, actions, attributes, argv, env);
-}
-
-EXPORT int posix_spawnp(pid_t *pid, const char *file, const posix_spawn_file_actions_t *actions,
-                        const posix_spawnattr_t *attributes, char *const argv[], char *const env[])
-{
-	char path[PATH_MAX];
-	const char *found = found_by_name(file, path);
-	ENV_FOR(AT_FDCWD, found, env)
-	LENDING lent = lend();
-	return real.posix_spawnp(pid, file, actions, attributes, argv, env);
-}
+#define SPAWN(name, program) \
+	EXPORT int name(pid_t *pid, const char *path, const posix_spawn_file_actions_t *actions, \
+	                const posix_spawnattr_t *attributes, char *const *argv, char *const *env) \
+	{ \
+		char found[PATH_MAX]; \
+		const char *file = program; \
+		(void)found; \
+		START_FOR(start, AT_FDCWD, file, argv, env); \
+		LENDING lent = lend(); \
+		return start.loader ? real.posix_spawn(pid, start.loader, actions, attributes, argv, env) \
+		                    : real.name(pid, path, actions, attributes, argv, env); \
+	}
+SPAWN(posix_spawn, path)
+SPAWN(posix_spawnp, found_by_name(path, found))
 
 EXPORT int system(const char *command)
 {

@@ -1,0 +1,22 @@
+/* loaded.h - what the shim does for the loader, beside the calls that it answers in place of the C library; see loader.h. */
+#ifndef SIDESTEP_LOADED_H
+#define SIDESTEP_LOADED_H
+
+#include <signal.h>
+
+#define LOADED_PROGRAM "SIDESTEP_PROGRAM" /* in the loader's environment: the file to start */
+#define LOADED_PRELOAD "SIDESTEP_PRELOAD" /* in a program's whose own loader must not see LD_PRELOAD: the same */
+
+struct loaded {
+	/* Executes for a child in our memory, whose descriptors are not ours. Returns -errno. */
+	long (*execute_bare)(int directory, const char *path, char *const argv[], char *const env[], int flags);
+	void (*lend)(void);         /* before such a child is made: what it inherits goes back to TCP */
+	void (*lend_over)(void);    /* once it has executed, or ended */
+	void (*lend_number)(int fd); /* the child duplicates it, or lets it be inherited */
+	void (*uncovered)(void);    /* code may make calls that do not come by: no more connections leave TCP */
+};
+
+/* By what the shim installs handlers from now on. */
+const struct loaded *sidestep_loaded(int (*action)(int, const struct sigaction *, struct sigaction *));
+
+#endif

@@ -1,0 +1,212 @@
+/* loader.c - begins: takes the program that it is to start from the environment, loads it, and enters it. See loader.h. */
+#include "loader.h"
+
+#include <elf.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <limits.h>
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/auxv.h>
+#include <sys/mman.h>
+#include <sys/prctl.h>
+#include <sys/random.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#define STACK_SIZE (1ul << 20)
+#define HWCAP2_FSGSBASE 2 /* asm/hwcap2.h */
+#define LONGEST_AUXV 64
+
+static const char preload[] = "LD_PRELOAD=", kept[] = LOADED_PRELOAD "=", program[] = LOADED_PROGRAM "=";
+
+static const uint16_t calls_wanted[] = {
+	SYS_accept, SYS_accept4, SYS_arch_prctl, SYS_bind, SYS_brk, SYS_clone, SYS_clone3, SYS_close, SYS_close_range, SYS_connect,
+	SYS_dup, SYS_dup2, SYS_dup3, SYS_epoll_create, SYS_epoll_create1, SYS_epoll_ctl, SYS_epoll_pwait, SYS_epoll_pwait2,
+	SYS_epoll_wait, SYS_execve, SYS_execveat, SYS_exit, SYS_exit_group, SYS_fcntl, SYS_fork, SYS_getpeername, SYS_getsockname,
+	SYS_getsockopt, SYS_io_submit, SYS_io_uring_setup, SYS_ioctl, SYS_listen, SYS_mmap, SYS_mprotect, SYS_open, SYS_openat,
+	SYS_pkey_mprotect, SYS_poll, SYS_ppoll, SYS_prctl, SYS_preadv2, SYS_pselect6, SYS_pwritev2, SYS_read, SYS_readlink,
+	SYS_readlinkat, SYS_readv, SYS_recvfrom, SYS_recvmmsg, SYS_recvmsg, SYS_rt_sigaction, SYS_seccomp, SYS_select,
+	SYS_sendfile, SYS_sendmmsg, SYS_sendmsg, SYS_sendto, SYS_set_tid_address, SYS_setresuid, SYS_setreuid, SYS_setsockopt,
+	SYS_setuid, SYS_shutdown, SYS_socket, SYS_splice, SYS_vfork, SYS_write, SYS_writev,
+};
+
+/* Starts the program without us: nothing of it has run yet. */
+static void start_plain(const char *path, char **argv, char **envp, bool strip)
+{
+	size_t kept_len = 0;
+
+	for (char **each = envp; *each; each++)
+		if (strncmp(*each, program, sizeof(program) - 1) != 0 &&
+		    (!strip || strncmp(*each, preload, sizeof(preload) - 1) != 0))
+			envp[kept_len++] = *each;
+	envp[kept_len] = NULL;
+	raw(SYS_execve, (long)path, (long)argv, (long)envp, 0, 0, 0);
+	dprintf(STDERR_FILENO, "sidestep: %s: %s\n", path, strerror(errno));
+	_exit(127);
+}
+
+static const char *machine_missing(void)
+{
+	if (!(getauxval(AT_HWCAP2) & HWCAP2_FSGSBASE))
+		return "the CPU or the kernel lacks FSGSBASE, by which a program's thread pointer is kept";
+	__builtin_cpu_init();
+	if (__builtin_cpu_supports("avx512bw"))
+		loader_entry = loader_entry_zmm;
+	else if (__builtin_cpu_supports("avx512f"))
+		return "the CPU has AVX-512 without BW";
+	else
+		loader_entry = __builtin_cpu_supports("avx") ? loader_entry_ymm : loader_entry_xmm;
+	return NULL;
+}
+
+static const char *load(struct image *image, struct image *interpreter, struct sites *sites)
+{
+	const char *why = machine_missing();
+
+	for (size_t i = 0; i < sizeof(calls_wanted) / sizeof(*calls_wanted); i++)
+		wanted[calls_wanted[i]] = 1;
+	if (!why)
+		why = image_load(image, sites);
+	if (!why && *image->interpreter) {
+		interpreter->path = image->interpreter;
+		why = image_load(interpreter, sites);
+	}
+	if (!why && sites->left_len)
+		why = "a system call in its code cannot be replaced";
+	if (!why && !sites_finish())
+		why = "memory that was written to cannot be made executable here";
+	return why;
+}
+
+/* ---- the program's stack: arguments, environment, auxiliary vector, as the kernel lays them out ---- */
+static uint64_t *stack_copy(uint64_t *at, int argc, char **argv, char **envp, bool strip)
+{
+	*at++ = (uint64_t)argc;
+	for (int i = 0; i < argc; i++)
+		*at++ = (uint64_t)argv[i];
+	*at++ = 0;
+	for (; *envp; envp++) {
+		if (strip && strncmp(*envp, preload, sizeof(preload) - 1) == 0) {
+			/* its own loader would end it over the shim; what it executes is told again, see shim_loader.c */
+			char *renamed = malloc(strlen(*envp) + sizeof(kept));
+			sprintf(renamed, "%s%s", kept, *envp + sizeof(preload) - 1);
+			*at++ = (uint64_t)renamed;
+		} else if (strncmp(*envp, program, sizeof(program) - 1) != 0) {
+			*at++ = (uint64_t)*envp;
+		}
+	}
+	*at++ = 0;
+	return at;
+}
+
+static void auxiliary_copy(uint64_t *at, const Elf64_auxv_t *from, const struct image *image, const struct image *interpreter)
+{
+	static uint8_t seed[16];
+
+	if (getrandom(seed, sizeof(seed), GRND_NONBLOCK) != sizeof(seed))
+		memcpy(seed, (const void *)getauxval(AT_RANDOM), sizeof(seed));
+	for (;; from++) {
+		uint64_t value = from->a_un.a_val;
+		switch (from->a_type) {
+		case AT_PHDR: value = image->headers; break;
+		case AT_PHNUM: value = image->headers_count; break;
+		case AT_ENTRY: value = image->entry; break;
+		case AT_BASE: value = *image->interpreter ? interpreter->bias : 0; break;
+		case AT_EXECFN: value = (uint64_t)image->path; break;
+		case AT_RANDOM: value = (uint64_t)seed; break;
+		}
+		*at++ = from->a_type;
+		*at++ = value;
+		if (from->a_type == AT_NULL)
+			return;
+	}
+}
+
+static void *no_thread(void *nothing)
+{
+	return nothing;
+}
+
+/* glibc takes the signal 33 with its first thread, which Go and musl have a use for: its handler comes before theirs. */
+static void first_thread(void)
+{
+	pthread_t thread;
+
+	if (pthread_create(&thread, NULL, no_thread, NULL) == 0)
+		pthread_join(thread, NULL);
+}
+
+__attribute__((noreturn)) static void begin(const struct image *image, const struct image *interpreter, int argc, char **argv,
+                                            char **envp)
+{
+	static struct block block;
+	static struct frame frame;
+	size_t env_len = 0;
+
+	while (envp[env_len])
+		env_len++;
+	const Elf64_auxv_t *auxiliary = (const Elf64_auxv_t *)(envp + env_len + 1);
+	size_t words = (size_t)argc + env_len + 3 + 2 * LONGEST_AUXV;
+	uint64_t *stack = __builtin_alloca_with_align(words * sizeof(uint64_t), 512);
+	uint64_t *rest = stack_copy(stack, argc, argv, envp, *image->interpreter);
+	auxiliary_copy(rest, auxiliary, image, interpreter);
+	const char *name = strrchr(image->path, '/');
+	prctl(PR_SET_NAME, name ? name + 1 : image->path);
+	char *ours = mmap(NULL, STACK_SIZE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+	if (ours == MAP_FAILED) {
+		dprintf(STDERR_FILENO, "sidestep: no memory to start %s\n", image->path);
+		_exit(127);
+	}
+	thread_block_init(&block, (uint64_t)ours, (uint64_t)ours + STACK_SIZE);
+	__asm__ volatile("wrgsbase %0" : : "r"(&block) : "memory");
+	frame.back = *image->interpreter ? interpreter->entry : image->entry;
+	frame.rsp = (uint64_t)stack;
+	loader_enter(&frame, &block);
+	__builtin_unreachable();
+}
+
+static int check(const char *path)
+{
+	struct image image = {.path = path}, interpreter = {0};
+	struct sites sites = {0};
+	const char *why = load(&image, &interpreter, &sites);
+
+	printf("{\"refused\": %s%s%s, \"sites\": %u, \"idle\": %u, \"replaced\": %u, \"left\": [", why ? "\"" : "", why ? why : "null",
+	       why ? "\"" : "", sites.found, sites.idle, sites.patched);
+	for (uint32_t i = 0; i < sites.left_len && i < LEFT_MAX; i++) {
+		bool own = (uint64_t)sites.left[i] - image.bias < (uint64_t)sites.left[i] - interpreter.bias;
+		printf("%s%llu", i ? ", " : "", (unsigned long long)((uint64_t)sites.left[i] - (own ? image.bias : interpreter.bias)));
+	}
+	printf("]}\n");
+	return why ? 1 : 0;
+}
+
+int main(int argc, char **argv, char **envp)
+{
+	static struct image image, interpreter;
+	static char resolved[PATH_MAX];
+	struct sites sites = {0};
+	const char *path = getenv(LOADED_PROGRAM);
+
+	if (!path && argc == 3 && strcmp(argv[1], "--check") == 0)
+		return check(argv[2]);
+	if (!path) {
+		fprintf(stderr, "sidestep: this program is started by 'sidestep run'\n");
+		return 2;
+	}
+	image.path = program_path = realpath(path, resolved) ? resolved : path;
+	const char *why = load(&image, &interpreter, &sites);
+	if (why) {
+		const char *verbose = getenv("SIDESTEP_LOADER_LOG");
+		if (verbose)
+			dprintf(STDERR_FILENO, "sidestep: %s stays on TCP: %s\n", path, why);
+		start_plain(path, argv, envp, *image.interpreter || !image.entry);
+	}
+	shim = sidestep_loaded(kernel_action);
+	first_thread();
+	begin(&image, &interpreter, argc, argv, envp);
+}

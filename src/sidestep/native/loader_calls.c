@@ -1,0 +1,187 @@
+/* loader_calls.c - what becomes of each system call of the program; see loader.h. */
+#include "loader.h"
+
+#include <asm/prctl.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <pthread.h>
+#include <sched.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/resource.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#define HEAP_SIZE (4ul << 30)
+#define HEAP_SIZE_LIMITED (64ul << 20) /* where address space is limited */
+#define PAGE 4096ul
+
+const char *program_path;
+const struct loaded *shim;
+
+/* What the shim does in our place. A result of -1 is an error of our C library's, which the kernel never returns here. */
+#define BY_SHIM(call) \
+	do { \
+		long result_ = (long)(call); \
+		return (uint64_t)(result_ == -1 ? -errno : result_); \
+	} while (0)
+
+/* ---- brk(2): of an area of the program's own, since our C library has the process's ---- */
+static uint64_t heap_begin, heap_end, heap_now;
+static pthread_mutex_t heap_lock = PTHREAD_MUTEX_INITIALIZER;
+
+static uint64_t heap_move(uint64_t to)
+{
+	if (!heap_begin) {
+		struct rlimit limit;
+		size_t size = getrlimit(RLIMIT_AS, &limit) == 0 && limit.rlim_cur == RLIM_INFINITY ? HEAP_SIZE : HEAP_SIZE_LIMITED;
+		void *at = mmap(NULL, size, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+		if (at == MAP_FAILED)
+			return 0;
+		heap_begin = heap_now = (uint64_t)at;
+		heap_end = heap_begin + size;
+	}
+	if (to < heap_begin || to > heap_end)
+		return heap_now;
+	uint64_t mapped = (heap_now + PAGE - 1) & ~(PAGE - 1), wants = (to + PAGE - 1) & ~(PAGE - 1);
+	if (wants > mapped && mprotect((void *)mapped, wants - mapped, PROT_READ | PROT_WRITE) < 0)
+		return heap_now;
+	if (wants < mapped && mmap((void *)wants, mapped - wants, PROT_NONE,
+	                           MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0) == MAP_FAILED)
+		return heap_now;
+	if (to < heap_now) /* what comes back is zero */
+		memset((void *)to, 0, (wants < heap_now ? wants : heap_now) - to);
+	return heap_now = to;
+}
+
+static uint64_t heap_set(uint64_t to)
+{
+	pthread_mutex_lock(&heap_lock);
+	uint64_t result = heap_move(to);
+	pthread_mutex_unlock(&heap_lock);
+	return result;
+}
+
+/* ---- /proc/self/exe: the program, not the loader ---- */
+static bool names_self(const char *path)
+{
+	char own[32];
+
+	if (!path || strncmp(path, "/proc/", 6) != 0)
+		return false;
+	snprintf(own, sizeof(own), "/proc/%d/exe", (int)getpid());
+	return strcmp(path, "/proc/self/exe") == 0 || strcmp(path, "/proc/thread-self/exe") == 0 || strcmp(path, own) == 0;
+}
+
+static const char *path_meant(const char *path)
+{
+	return names_self(path) ? program_path : path;
+}
+
+static long link_read(const char *path, char *to, long size, long number, long directory)
+{
+	if (!names_self(path))
+		return number == SYS_readlink ? raw(number, (long)path, (long)to, size, 0, 0, 0)
+		                              : raw(number, directory, (long)path, (long)to, size, 0, 0);
+	if (size <= 0)
+		return -EINVAL;
+	long length = (long)strlen(program_path);
+	if (length > size)
+		length = size;
+	memcpy(to, program_path, (size_t)length);
+	return length;
+}
+
+/* ---- memory that can be executed ---- */
+static long memory_map(struct frame *frame)
+{
+	long prot = (long)frame->rdx, flags = (long)frame->r10;
+	long at = raw(SYS_mmap, (long)frame->rdi, (long)frame->rsi, prot, flags, (long)frame->r8, (long)frame->r9);
+
+	if (at > 0 && (prot & PROT_EXEC) && !(flags & (MAP_ANONYMOUS | MAP_SHARED)))
+		code_mapped((uint8_t *)at, frame->rsi, (int)frame->r8, frame->r9, (int)prot);
+	else if (at > 0 && (prot & PROT_EXEC))
+		code_made((const uint8_t *)at, frame->rsi, (prot & PROT_WRITE) || (flags & MAP_SHARED));
+	return at;
+}
+
+static long memory_protect(long number, uint64_t at, uint64_t length, long prot, long key)
+{
+	long result = raw(number, (long)at, (long)length, prot, key, 0, 0);
+
+	if (result == 0 && (prot & PROT_EXEC) && (prot & PROT_READ))
+		code_made((const uint8_t *)at, length, prot & PROT_WRITE);
+	return result;
+}
+
+static long thread_pointers(struct frame *frame, long code, uint64_t address)
+{
+	switch (code) {
+	case ARCH_SET_FS: frame->fs = address; return 0;
+	case ARCH_GET_FS: *(uint64_t *)address = frame->fs; return 0;
+	case ARCH_SET_GS: return -EPERM;
+	case ARCH_GET_GS: *(uint64_t *)address = 0; return 0;
+	}
+	return raw(SYS_arch_prctl, code, (long)address, 0, 0, 0, 0);
+}
+
+static long tid_address(uint32_t *at)
+{
+	this_block()->clear_tid = at;
+	return raw(SYS_gettid, 0, 0, 0, 0, 0, 0);
+}
+
+/* Of a child in its parent's memory: see bare_make(). */
+static long bare_call(struct frame *frame)
+{
+	long a = (long)frame->rdi, b = (long)frame->rsi, c = (long)frame->rdx, number = (long)frame->rax;
+
+	if (number == SYS_vfork)
+		return thread_clone(frame, CLONE_VM | CLONE_VFORK | SIGCHLD, 0, NULL, NULL, 0);
+	if (number == SYS_clone && (a & CLONE_VM) && !(a & CLONE_THREAD))
+		return thread_clone(frame, (uint64_t)a, (uint64_t)b, (uint32_t *)c, (uint32_t *)frame->r10, frame->r8);
+	if (number == SYS_clone3)
+		return -ENOSYS;
+	if (number == SYS_execve)
+		return shim->execute_bare(AT_FDCWD, path_meant((const char *)a), (char **)b, (char **)c, 0);
+	if (number == SYS_execveat)
+		return shim->execute_bare((int)a, (const char *)b, (char **)c, (char **)frame->r10, (int)frame->r8);
+	if (this_block()->lends && (number == SYS_dup || number == SYS_dup2 || number == SYS_dup3 ||
+	                            (number == SYS_fcntl && (b == F_DUPFD || b == F_SETFD))))
+		shim->lend_number((int)a);
+	return raw(number, a, b, c, (long)frame->r10, (long)frame->r8, (long)frame->r9);
+}
+
+uint64_t loader_call(struct frame *frame)
+{
+	long a = (long)frame->rdi, b = (long)frame->rsi, c = (long)frame->rdx, number = (long)frame->rax;
+
+	switch (number) {
+	case SYS_exit: thread_exit(a); break;
+	case SYS_brk: return heap_set((uint64_t)a);
+	case SYS_arch_prctl: return (uint64_t)thread_pointers(frame, a, (uint64_t)b);
+	case SYS_readlink: return (uint64_t)link_read((const char *)a, (char *)b, c, number, 0);
+	case SYS_readlinkat: return (uint64_t)link_read((const char *)b, (char *)c, (long)frame->r10, number, a);
+	case SYS_open: return (uint64_t)raw(number, (long)path_meant((const char *)a), b, c, 0, 0, 0);
+	case SYS_openat: return (uint64_t)raw(number, a, (long)path_meant((const char *)b), c, (long)frame->r10, 0, 0);
+	}
+	if (this_block()->bare)
+		return (uint64_t)bare_call(frame);
+	switch (number) {
+	case SYS_read: BY_SHIM(read((int)a, (void *)b, (size_t)c));
+	case SYS_write: BY_SHIM(write((int)a, (const void *)b, (size_t)c));
+	case SYS_fork: return (uint64_t)thread_clone(frame, SIGCHLD, 0, NULL, NULL, 0);
+	case SYS_vfork: return (uint64_t)thread_clone(frame, CLONE_VM | CLONE_VFORK | SIGCHLD, 0, NULL, NULL, 0);
+	case SYS_clone:
+		return (uint64_t)thread_clone(frame, (uint64_t)a, (uint64_t)b, (uint32_t *)c, (uint32_t *)frame->r10, frame->r8);
+	case SYS_clone3: return (uint64_t)thread_clone3(frame, (const void *)a, (uint64_t)b);
+	case SYS_set_tid_address: return (uint64_t)tid_address((uint32_t *)a);
+	case SYS_rt_sigaction: return (uint64_t)signal_action((int)a, (const void *)b, (void *)c, frame->r10);
+	case SYS_mmap: return (uint64_t)memory_map(frame);
+	case SYS_mprotect: case SYS_pkey_mprotect:
+		return (uint64_t)memory_protect(number, (uint64_t)a, (uint64_t)b, c, (long)frame->r10);
+	case SYS_execve: BY_SHIM(execve(path_meant((const char *)a), (char *const *)b, (char *const *)c));
+	}
+	BY_SHIM(syscall(number, a, b, c, frame->r10, frame->r8, frame->r9));
+}

@@ -1,0 +1,273 @@
+/* loader_entry.S - between a program's calling convention and ours; see loader.h. x86-64, with FSGSBASE (Linux 5.9). */
+#include "loader.h"
+
+	.text
+
+	.macro EACH operation, vector, size, numbers:vararg
+	.irp number, \numbers
+	.ifc \operation, save
+	MOVE_\vector %\vector\number, (\number*\size)(%rsp)
+	.else
+	MOVE_\vector (\number*\size)(%rsp), %\vector\number
+	.endif
+	.endr
+	.endm
+	.macro MOVE_zmm from, to
+	vmovdqu64 \from, \to
+	.endm
+	.macro MOVE_ymm from, to
+	vmovdqu \from, \to
+	.endm
+	.macro MOVE_xmm from, to
+	movups \from, \to
+	.endm
+
+	.macro MASKS operation
+	.irp number, 0, 1, 2, 3, 4, 5, 6, 7
+	.ifc \operation, save
+	kmovq %k\number, (2048+\number*8)(%rsp)
+	.else
+	kmovq (2048+\number*8)(%rsp), %k\number
+	.endif
+	.endr
+	.endm
+
+/*
+ * By jmp from a trampoline: rax number; rdi, rsi, rdx, r10, r8, r9 arguments; rcx where to go back; r11 free, as the kernel
+ * leaves it. Nothing is written to the program's stack, which may be a small one, or have a red zone. All vector registers
+ * are kept, as by the kernel.
+ *
+ * A signal may come at any place: up to where `inside` is set the registers are the program's, but for the stack pointer, which
+ * block.program_sp has.
+ */
+	.macro ENTRY vector, size, room, numbers:vararg
+	.globl loader_entry_\vector
+	.p2align 6
+loader_entry_\vector:
+	movq %rsp, %gs:BLOCK_PROGRAM_SP
+	movq %rsp, %r11
+	movq %gs:BLOCK_TOP, %rsp
+	pushq %r11
+	pushq %rcx
+	rdfsbase %rcx
+	pushq %rcx
+	movq %rcx, %gs:BLOCK_PROGRAM_FS
+	pushq %rax
+	pushq %rdi
+	pushq %rsi
+	pushq %rdx
+	pushq %r10
+	pushq %r8
+	pushq %r9
+	pushq %rbx
+	pushq %rbp
+	pushq %r12
+	pushq %r13
+	pushq %r14
+	pushq %r15
+	movq $1, %gs:BLOCK_INSIDE
+	movq %gs:BLOCK_FS, %rcx
+	wrfsbase %rcx
+	movq %rsp, %rdi
+	movq %rsp, %rbp
+	subq $\room, %rsp
+	andq $-64, %rsp
+	EACH save, \vector, \size, \numbers
+	.ifc \vector, zmm
+	MASKS save
+	.endif
+	cld
+	call loader_call
+	movq %rax, FRAME_RAX(%rbp)
+	EACH restore, \vector, \size, \numbers
+	.ifc \vector, zmm
+	MASKS restore
+	.endif
+	jmp to_program
+	.endm
+
+#define LOWER 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15
+	ENTRY zmm, 64, 2112, LOWER, 16, 17, 18, 19, 20, 21, 22, 23, 24, 25, 26, 27, 28, 29, 30, 31
+	ENTRY ymm, 32, 512, LOWER
+	ENTRY xmm, 16, 256, LOWER
+
+	.p2align 4
+to_program:                     /* rbp: the frame */
+	movq %rbp, %rsp
+	movq FRAME_FS(%rsp), %rcx
+	movq %rcx, %gs:BLOCK_PROGRAM_FS /* it may have been changed by the call */
+	wrfsbase %rcx
+	movq $0, %gs:BLOCK_INSIDE
+	popq %r15
+	popq %r14
+	popq %r13
+	popq %r12
+	popq %rbp
+	popq %rbx
+	popq %r9
+	popq %r8
+	popq %r10
+	popq %rdx
+	popq %rsi
+	popq %rdi
+	popq %rax
+	popq %rcx
+	popq %rcx
+	popq %rsp
+	jmp *%rcx
+
+/* void loader_enter(struct frame *, struct block *) */
+	.globl loader_enter, loader_leave
+loader_enter:
+	pushq %rbp
+	pushq %rbx
+	pushq %r12
+	pushq %r13
+	pushq %r14
+	pushq %r15
+	movq %rsp, BLOCK_EXIT_SP(%rsi)
+	movq %rdi, %rbp
+	jmp to_program
+
+/* void loader_leave(struct block *): returns from loader_enter */
+loader_leave:
+	movq BLOCK_EXIT_SP(%rdi), %rsp
+	popq %r15
+	popq %r14
+	popq %r13
+	popq %r12
+	popq %rbx
+	popq %rbp
+	ret
+
+/* long loader_clone(flags, frame, parent_tid, child_tid, block): signals are blocked */
+	.globl loader_clone
+loader_clone:
+	pushq %rbx
+	pushq %rbp
+	movq %rsi, %rbp
+	movq %r8, %rbx
+	movq %rcx, %r10
+	xorl %r8d, %r8d
+	andq $-64, %rsi
+	movl $56, %eax /* clone */
+	syscall
+	testq %rax, %rax
+	jz 1f
+	popq %rbp
+	popq %rbx
+	ret
+1:	wrgsbase %rbx
+	movq %rbx, %rdi
+	call loader_bare_start
+	jmp to_program
+
+/*
+ * The kernel calls this for every signal that the program handles, on whatever stack it was told: (sig, info, context). Which
+ * thread pointer is current, and whether a call is under way, is kept and put back.
+ */
+	.globl loader_signal_entry, loader_restorer
+	.p2align 4
+loader_signal_entry:
+	pushq %rbp
+	movq %rsp, %rbp
+	pushq %rbx
+	pushq %r12
+	pushq %r13
+	pushq %r14
+	pushq %r15
+	rdfsbase %rbx
+	movq %gs:BLOCK_TOP, %r12
+	movq %gs:BLOCK_INSIDE, %r13
+	movq %gs:BLOCK_PROGRAM_FS, %r14
+	movq %gs:BLOCK_PROGRAM_SP, %r15
+	movq CONTEXT_RSP(%rdx), %rax
+	cmpq %gs:BLOCK_LOW, %rax
+	jb 1f
+	cmpq %gs:BLOCK_HIGH, %rax
+	ja 1f
+	leaq -1024(%rax), %rcx  /* our stack is in use down to there */
+	andq $-64, %rcx
+	movq %rcx, %gs:BLOCK_TOP
+	jmp 2f
+1:	testq %r13, %r13
+	jnz 3f
+	movq %rax, %gs:BLOCK_PROGRAM_SP
+2:	testq %r13, %r13
+	jnz 3f
+	movq %rbx, %gs:BLOCK_PROGRAM_FS
+	movq $1, %gs:BLOCK_INSIDE
+3:	movq %gs:BLOCK_FS, %rax
+	wrfsbase %rax
+	andq $-64, %rsp
+	cld
+	call loader_signal
+	wrfsbase %rbx
+	movq %r13, %gs:BLOCK_INSIDE
+	movq %r15, %gs:BLOCK_PROGRAM_SP
+	movq %r14, %gs:BLOCK_PROGRAM_FS
+	movq %r12, %gs:BLOCK_TOP
+	leaq -40(%rbp), %rsp
+	popq %r15
+	popq %r14
+	popq %r13
+	popq %r12
+	popq %rbx
+	popq %rbp
+	ret
+
+/* By these bytes debuggers and unwinders know a signal's frame. */
+	.p2align 4
+	nop
+loader_restorer:
+	movq $15, %rax
+	syscall
+
+/* void loader_handler(int, siginfo_t *, void *): into the program's own handler, which may be on our stack now, or never return */
+	.globl loader_handler
+	.p2align 4
+loader_handler:
+	pushq %rbp
+	movq %rsp, %rbp
+	pushq %rbx
+	pushq %r12
+	pushq %r13
+	pushq %r14
+	pushq %r15
+	movq %gs:BLOCK_TOP, %r12
+	movq %gs:BLOCK_INSIDE, %r13
+	movq %gs:BLOCK_PROGRAM_FS, %r14
+	movq %gs:BLOCK_PROGRAM_SP, %r15
+	movq program_actions@GOTPCREL(%rip), %rax
+	movq (%rax), %rax
+	movslq %edi, %rcx
+	shlq $5, %rcx
+	movq (%rax,%rcx), %rbx  /* struct kernel_action: 32 bytes, the handler first */
+	cmpq %gs:BLOCK_LOW, %rsp
+	jb 1f
+	cmpq %gs:BLOCK_HIGH, %rsp
+	ja 1f
+	leaq -1024(%rsp), %rcx
+	andq $-64, %rcx
+	movq %rcx, %gs:BLOCK_TOP
+	leaq -128(%r15), %rsp   /* below the program's red zone */
+1:	andq $-64, %rsp
+	wrfsbase %r14
+	movq $0, %gs:BLOCK_INSIDE
+	call *%rbx
+	movq %r15, %gs:BLOCK_PROGRAM_SP
+	movq %r14, %gs:BLOCK_PROGRAM_FS
+	movq %r13, %gs:BLOCK_INSIDE
+	movq %r12, %gs:BLOCK_TOP
+	movq %gs:BLOCK_FS, %rax
+	wrfsbase %rax
+	leaq -40(%rbp), %rsp
+	popq %r15
+	popq %r14
+	popq %r13
+	popq %r12
+	popq %rbx
+	popq %rbp
+	ret
+
+	.section .note.GNU-stack, "", @progbits

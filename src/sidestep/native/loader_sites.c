@@ -1,0 +1,609 @@
+/*
+ * loader_sites.c - replaces the system calls of a piece of code by jumps, before any of it runs.
+ *
+ * A call is two bytes, a jump takes five, so there are four ways, tried in this order:
+ *
+ *   1. `mov $number, %eax; syscall`: the mov becomes the jump. The call stays as it is, for whoever jumps at it.
+ *   2. The call becomes a short jump to padding nearby, which holds the long one.
+ *   3. The jump covers instructions before the call as well: they are done in the trampoline first. Nobody may jump between
+ *      them, but nobody has a reason to: they bring the arguments.
+ *   4. The jump covers instructions behind the call. Only if the first of them looks at the result: else it might begin a branch
+ *      of a jump table, which we do not see.
+ *
+ * A call whose number is known and of no interest is left alone, and costs nothing. Where the number is known only when it
+ * runs, the trampoline looks it up in `wanted`.
+ */
+#include "loader.h"
+
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/syscall.h>
+
+#define DOUBT 8        /* instructions behind bytes that are none */
+#define BEFORE_MAX 16  /* instructions before a call that are looked at */
+#define POOL_SIZE 65536ul
+#define POOLS_MAX 64
+#define TRAMPOLINE_MAX 192
+#define REACH 0x7fff0000l /* of a jump with 32 bits, and some less */
+#define SYSCALL_LENGTH 2
+#define JUMP_LENGTH 5
+#define MOVED_MAX 32
+#define UNKNOWN -1
+
+uint8_t wanted[CALLS_MAX];
+const char *loader_entry;
+
+/* ---- room for trampolines, near the code ---- */
+static struct pool {
+	uint8_t *begin, *free, *end;
+} pools[POOLS_MAX];
+static size_t pools_len, pools_done;
+
+static bool near_to(const uint8_t *a, const uint8_t *b)
+{
+	return a - b < REACH && b - a < REACH;
+}
+
+static struct pool *pool_at(uintptr_t hint)
+{
+	void *at = (void *)raw(SYS_mmap, (long)hint, POOL_SIZE, PROT_READ | PROT_WRITE,
+	                       MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED_NOREPLACE, -1, 0);
+
+	if ((uintptr_t)at > -4096ul)
+		return NULL;
+	if (at != (void *)hint) { /* a kernel that does not know the flag */
+		raw(SYS_munmap, (long)at, POOL_SIZE, 0, 0, 0, 0);
+		return NULL;
+	}
+	pools[pools_len] = (struct pool){at, at, (uint8_t *)at + POOL_SIZE};
+	return &pools[pools_len++];
+}
+
+static struct pool *pool_near(const uint8_t *site)
+{
+	for (size_t i = pools_done; i < pools_len; i++)
+		if (near_to(pools[i].begin, site) && pools[i].free + TRAMPOLINE_MAX <= pools[i].end)
+			return &pools[i];
+	if (pools_len == POOLS_MAX)
+		return NULL;
+	/* not close by: a program's heap grows there */
+	for (long distance = 16l << 20; distance < REACH - (16l << 20); distance += 8l << 20)
+		for (int sign = 1; sign >= -1; sign -= 2) {
+			uintptr_t hint = ((uintptr_t)site + (uintptr_t)(sign * distance)) & ~(POOL_SIZE - 1);
+			struct pool *pool = hint > POOL_SIZE && hint < 1ul << 47 ? pool_at(hint) : NULL;
+			if (pool)
+				return pool;
+		}
+	return NULL;
+}
+
+bool sites_finish(void)
+{
+	for (; pools_done < pools_len; pools_done++)
+		if (raw(SYS_mprotect, (long)pools[pools_done].begin, POOL_SIZE, PROT_READ | PROT_EXEC, 0, 0, 0))
+			return false;
+	return true;
+}
+
+/* ---- a sweep over the code ---- */
+struct site {
+	uint8_t *at;
+	uint8_t *before[BEFORE_MAX]; /* instructions that lead to it, the nearest first */
+	uint32_t before_len;
+	bool doubted; /* shortly behind what is no code */
+	long number;  /* or UNKNOWN */
+	uint8_t *loads; /* the instruction that brings the number, if that stands right before the call */
+};
+
+struct hole {
+	uint8_t *at;
+	uint32_t length;
+};
+
+struct sweep {
+	const struct code *code;
+	uint8_t *targets; /* a bit for each byte: a jump goes there */
+	struct site *sites;
+	struct hole *holes;
+	const uint8_t *written; /* up to there code has been replaced */
+	uint32_t sites_len, holes_len, sites_room, holes_room;
+};
+
+static bool is_target(const struct sweep *sweep, const uint8_t *at)
+{
+	size_t i = (size_t)(at - sweep->code->begin);
+
+	return sweep->targets[i / 8] >> i % 8 & 1;
+}
+
+static void target(struct sweep *sweep, const uint8_t *at)
+{
+	if (at >= sweep->code->begin && at < sweep->code->end) {
+		size_t i = (size_t)(at - sweep->code->begin);
+		sweep->targets[i / 8] |= (uint8_t)(1u << i % 8);
+	}
+}
+
+static const uint8_t *displaced(const uint8_t *next, const uint8_t *displacement, bool wide)
+{
+	int32_t by;
+
+	if (!wide)
+		return next + (int8_t)*displacement;
+	memcpy(&by, displacement, sizeof(by));
+	return next + by;
+}
+
+enum flow { FLOW_ON, FLOW_BRANCH, FLOW_CALL, FLOW_END };
+
+/* What an instruction does to the flow, and where it goes; NULL: that is not known, or nowhere. */
+static enum flow flow_of(const uint8_t *at, const struct instruction *is, const uint8_t **to)
+{
+	const uint8_t *opcode = at + is->opcode, *next = at + is->length;
+
+	*to = NULL;
+	if (*opcode == 0xe8 || *opcode == 0xe9) {
+		*to = displaced(next, opcode + 1, true);
+		return *opcode == 0xe8 ? FLOW_CALL : FLOW_END;
+	}
+	if (*opcode == 0xeb || (*opcode >= 0x70 && *opcode <= 0x7f) || (*opcode >= 0xe0 && *opcode <= 0xe3)) {
+		*to = displaced(next, opcode + 1, false);
+		return *opcode == 0xeb ? FLOW_END : FLOW_BRANCH;
+	}
+	if (*opcode == 0x0f && opcode[1] >= 0x80 && opcode[1] <= 0x8f) {
+		*to = displaced(next, opcode + 2, true);
+		return FLOW_BRANCH;
+	}
+	if (*opcode == 0xc3 || *opcode == 0xc2 || *opcode == 0xf4 || *opcode == 0xcc || (*opcode == 0x0f && opcode[1] == 0x0b))
+		return FLOW_END;
+	if (*opcode == 0xff && (at[is->modrm] >> 3 & 7) >= 4 && (at[is->modrm] >> 3 & 7) <= 5)
+		return FLOW_END; /* jmp *…: by a table, maybe */
+	if (*opcode == 0xff && (at[is->modrm] >> 3 & 7) >= 2 && (at[is->modrm] >> 3 & 7) <= 3)
+		return FLOW_CALL;
+	return FLOW_ON;
+}
+
+static bool is_padding(const uint8_t *at, const struct instruction *is)
+{
+	const uint8_t *opcode = at + is->opcode;
+
+	return *opcode == 0x90 || *opcode == 0xcc || (*opcode == 0x0f && opcode[1] == 0x1f);
+}
+
+static void *grown(void *array, uint32_t length, uint32_t *room, size_t size)
+{
+	if (length < *room)
+		return array;
+	*room = *room ? 2 * *room : 64;
+	return realloc(array, *room * size);
+}
+
+static void note_site(struct sweep *sweep, uint8_t *at, uint8_t *const *recent, uint32_t recent_len, bool doubted)
+{
+	sweep->sites = grown(sweep->sites, sweep->sites_len, &sweep->sites_room, sizeof(*sweep->sites));
+	struct site *site = &sweep->sites[sweep->sites_len++];
+	*site = (struct site){.at = at, .number = UNKNOWN, .doubted = doubted};
+	for (; site->before_len < recent_len && site->before_len < BEFORE_MAX; site->before_len++)
+		site->before[site->before_len] = recent[(recent_len - 1 - site->before_len) % BEFORE_MAX];
+}
+
+static void note_padding(struct sweep *sweep, uint8_t *at, uint32_t length, bool goes_on)
+{
+	if (goes_on) {
+		sweep->holes[sweep->holes_len - 1].length += length;
+		return;
+	}
+	sweep->holes = grown(sweep->holes, sweep->holes_len, &sweep->holes_room, sizeof(*sweep->holes));
+	sweep->holes[sweep->holes_len++] = (struct hole){at, length};
+}
+
+static void sweep_code(struct sweep *sweep)
+{
+	uint8_t *recent[BEFORE_MAX];
+	uint32_t recent_len = 0, decoded = DOUBT;
+	bool ended = false, padding = false; /* behind an instruction from which nothing goes on; in padding behind that */
+	struct instruction is;
+
+	for (uint8_t *at = sweep->code->begin; at < sweep->code->end; at += is.length) {
+		const uint8_t *to;
+		if (!decode(at, sweep->code->end, &is)) {
+			is.length = 1;
+			recent_len = decoded = 0;
+			ended = padding = false;
+			continue;
+		}
+		decoded++;
+		bool is_syscall = at[is.opcode] == 0x0f && at[is.opcode + 1] == 0x05;
+		if (is_syscall || (at[is.opcode] == 0xcd && at[is.opcode + 1] == 0x80))
+			note_site(sweep, at, recent, recent_len, !is_syscall || decoded < DOUBT);
+		if (ended && is_padding(at, &is)) {
+			note_padding(sweep, at, is.length, padding);
+			padding = true;
+			continue;
+		}
+		padding = false;
+		enum flow flow = flow_of(at, &is, &to);
+		if (to)
+			target(sweep, to);
+		ended = flow == FLOW_END;
+		if (flow == FLOW_ON && !is_syscall)
+			recent[recent_len++ % BEFORE_MAX] = at;
+		else
+			recent_len = 0;
+	}
+}
+
+/* ---- the number of a call ---- */
+
+/* Whether an instruction leaves eax alone: those that bring arguments. */
+static bool spares_eax(const uint8_t *at, const struct instruction *is)
+{
+	uint8_t rex = is->opcode && (at[is->opcode - 1] & 0xf0) == 0x40 ? at[is->opcode - 1] : 0, opcode = at[is->opcode];
+
+	if (opcode >= 0xb9 && opcode <= 0xbf)
+		return true;
+	if (opcode == 0xb8)
+		return rex & 1;
+	if (!is->modrm)
+		return false;
+	uint8_t modrm = at[is->modrm];
+	bool rm_is_eax = modrm >> 6 == 3 && (modrm & 7) == 0 && !(rex & 1), reg_is_eax = (modrm >> 3 & 7) == 0 && !(rex & 4);
+	switch (opcode) {
+	case 0x89: case 0x31: case 0xc7: case 0x83: case 0x01: return !rm_is_eax;
+	case 0x8b: case 0x8d: case 0x63: case 0x33: return !reg_is_eax;
+	case 0x85: case 0x39: case 0x3b: return true; /* test, cmp */
+	}
+	return false;
+}
+
+/* The number that an instruction brings, or UNKNOWN. */
+static long loaded(const uint8_t *at, const struct instruction *is)
+{
+	int32_t value;
+
+	if (is->length == 5 && at[0] == 0xb8)
+		memcpy(&value, at + 1, sizeof(value));
+	else if (is->length == 7 && memcmp(at, "\x48\xc7\xc0", 3) == 0)
+		memcpy(&value, at + 3, sizeof(value));
+	else if (is->length == 2 && (at[0] == 0x31 || at[0] == 0x33) && at[1] == 0xc0)
+		value = 0;
+	else
+		return UNKNOWN;
+	return value >= 0 && value < CALLS_MAX ? value : UNKNOWN;
+}
+
+/* Whether an instruction brings eax some value or other. */
+static bool loads_eax(const uint8_t *at, const struct instruction *is)
+{
+	uint8_t rex = is->opcode && (at[is->opcode - 1] & 0xf0) == 0x40 ? at[is->opcode - 1] : 0, opcode = at[is->opcode];
+
+	if (opcode == 0xb8 || opcode == 0xb0 || opcode == 0x58)
+		return !(rex & 1);
+	if (!is->modrm)
+		return false;
+	uint8_t modrm = at[is->modrm];
+	if (opcode == 0x89 || opcode == 0xc7)
+		return modrm >> 6 == 3 && (modrm & 7) == 0 && !(rex & 1);
+	return (opcode == 0x8b || opcode == 0x8d || opcode == 0x63 || (opcode == 0x0f && (at[is->opcode + 1] & 0xf6) == 0xb6)) &&
+	       (modrm >> 3 & 7) == 0 && !(rex & 4);
+}
+
+static void find_number(const struct sweep *sweep, struct site *site)
+{
+	if (is_target(sweep, site->at))
+		return;
+	for (uint32_t i = 0; i < site->before_len; i++) {
+		struct instruction is;
+		decode(site->before[i], sweep->code->end, &is);
+		site->number = loaded(site->before[i], &is);
+		if (site->number != UNKNOWN && i == 0 && is.length >= JUMP_LENGTH)
+			site->loads = site->before[i];
+		if (site->number != UNKNOWN || !spares_eax(site->before[i], &is) || is_target(sweep, site->before[i]))
+			return;
+	}
+}
+
+static bool looks_at_result(const uint8_t *at, const struct instruction *is)
+{
+	uint8_t rex = is->opcode && (at[is->opcode - 1] & 0xf0) == 0x40 ? at[is->opcode - 1] : 0, opcode = at[is->opcode];
+
+	if (opcode == 0x3d || opcode == 0xa9 || opcode == 0x98) /* cmp, test, cltq */
+		return true;
+	if (!is->modrm)
+		return false;
+	uint8_t modrm = at[is->modrm];
+	bool rm = modrm >> 6 == 3 && (modrm & 7) == 0 && !(rex & 1), reg = (modrm >> 3 & 7) == 0 && !(rex & 4);
+	switch (opcode) {
+	case 0x89: case 0x39: return reg;
+	case 0x8b: case 0x83: case 0x81: case 0x3b: case 0x63: return rm;
+	case 0x85: return reg || rm;
+	}
+	return false;
+}
+
+/* ---- trampolines ---- */
+struct writer {
+	uint8_t *at;
+	const uint8_t *end;
+};
+
+static void put(struct writer *writer, const void *bytes, size_t length)
+{
+	memcpy(writer->at, bytes, length);
+	writer->at += length;
+}
+
+static void put32(struct writer *writer, int64_t value)
+{
+	int32_t low = (int32_t)value;
+
+	put(writer, &low, sizeof(low));
+}
+
+static void put_jump(struct writer *writer, const uint8_t *to)
+{
+	put(writer, "\xe9", 1);
+	put32(writer, to - (writer->at + 4));
+}
+
+static void jump_write(uint8_t *at, const uint8_t *to)
+{
+	struct writer writer = {.at = at};
+
+	put_jump(&writer, to);
+}
+
+/* An instruction does the same at another place. False: it cannot. */
+static bool put_moved(struct writer *writer, const uint8_t *from, const struct instruction *is)
+{
+	const uint8_t *to, *opcode = from + is->opcode;
+	enum flow flow = flow_of(from, is, &to);
+
+	if (flow != FLOW_ON && (!to || is->opcode))
+		return false;
+	if (flow == FLOW_ON) {
+		uint8_t *at = writer->at;
+		put(writer, from, is->length);
+		if (is->relative) {
+			int32_t by;
+			memcpy(&by, at + is->modrm + 1, sizeof(by));
+			int64_t moved = from + by - at;
+			if (moved != (int32_t)moved)
+				return false;
+			by = (int32_t)moved;
+			memcpy(at + is->modrm + 1, &by, sizeof(by));
+		}
+		return true;
+	}
+	if (!near_to(to, writer->at) || (*opcode >= 0xe0 && *opcode <= 0xe3)) /* loop, jrcxz: short only */
+		return false;
+	if (*opcode == 0xe8) { /* its return address is here, which an unwinder does not know: as it is with all that runs here */
+		put(writer, "\xe8", 1);
+	} else if (flow == FLOW_END) {
+		put(writer, "\xe9", 1);
+	} else {
+		uint8_t condition = (uint8_t)(0x80 | ((*opcode == 0x0f ? opcode[1] : opcode[0]) & 0xf));
+		put(writer, "\x0f", 1);
+		put(writer, &condition, 1);
+	}
+	put32(writer, to - (writer->at + 4));
+	return true;
+}
+
+static bool put_moved_all(struct writer *writer, const uint8_t *from, const uint8_t *end)
+{
+	struct instruction is;
+
+	for (; from < end; from += is.length)
+		if (!decode(from, end, &is) || !put_moved(writer, from, &is))
+			return false;
+	return true;
+}
+
+static void put_hooked(struct writer *writer, uint8_t **back)
+{
+	put(writer, "\x48\x8d\x0d", 3); /* lea back(%rip), %rcx */
+	*back = writer->at;
+	put32(writer, 0);
+	put(writer, "\xff\x25\0\0\0\0", 6); /* jmp *entry */
+	put(writer, &loader_entry, sizeof(loader_entry));
+}
+
+/*
+ * What stands for one call: instructions from before it, the call, those from behind it, and the way back. `set` if the number's
+ * instruction was replaced, too. NULL: no room, or they cannot be moved.
+ */
+static uint8_t *trampoline(const struct site *site, const uint8_t *begin, const uint8_t *end, bool set)
+{
+	static const uint8_t looks[] = {0x3d, 0, CALLS_MAX >> 8, 0, 0, 0x73, 0, 0x49, 0xbb};
+	struct pool *pool = pool_near(site->at);
+	uint8_t *lea, *wanted_at = wanted;
+
+	if (!pool)
+		return NULL;
+	struct writer writer = {pool->free, pool->end};
+	if (!put_moved_all(&writer, begin, site->at))
+		return NULL;
+	if (set) {
+		put(&writer, "\xb8", 1);
+		put32(&writer, site->number);
+	}
+	if (site->number == UNKNOWN) {
+		put(&writer, looks, sizeof(looks)); /* cmp $CALLS_MAX, %eax; jae plain; movabs $wanted, %r11 */
+		uint8_t *over = writer.at - 3;
+		put(&writer, &wanted_at, sizeof(wanted_at));
+		put(&writer, "\x41\x80\x3c\x03\x00\x75", 6); /* cmpb $0, (%r11,%rax); jne hooked */
+		uint8_t *hooked = writer.at++;
+		*over = (uint8_t)(writer.at - (over + 1));
+		put(&writer, "\x0f\x05\xeb", 3); /* plain: syscall; jmp behind */
+		uint8_t *behind = writer.at++;
+		*hooked = (uint8_t)(writer.at - (hooked + 1));
+		put_hooked(&writer, &lea);
+		*behind = (uint8_t)(writer.at - (behind + 1));
+	} else {
+		put_hooked(&writer, &lea);
+	}
+	int32_t back = (int32_t)(writer.at - (lea + 4));
+	memcpy(lea, &back, sizeof(back));
+	if (!put_moved_all(&writer, site->at + SYSCALL_LENGTH, end))
+		return NULL;
+	put_jump(&writer, end);
+	uint8_t *made = pool->free;
+	pool->free = writer.at + (-(uintptr_t)writer.at & 15);
+	return made;
+}
+
+/* ---- the four ways ---- */
+static bool by_number(struct sweep *sweep, struct site *site)
+{
+	uint8_t *made = site->loads ? trampoline(site, site->at, site->at + SYSCALL_LENGTH, true) : NULL;
+
+	if (!made)
+		return false;
+	jump_write(site->loads, made);
+	sweep->written = site->at;
+	return true;
+}
+
+static bool by_hole(struct sweep *sweep, struct site *site)
+{
+	uint8_t *next = site->at + SYSCALL_LENGTH;
+
+	for (uint32_t i = 0; i < sweep->holes_len; i++) {
+		struct hole *hole = &sweep->holes[i];
+		if (hole->length < JUMP_LENGTH || hole->at - next > INT8_MAX || hole->at - next < INT8_MIN)
+			continue;
+		bool entered = false;
+		for (uint32_t at = 0; at < JUMP_LENGTH; at++)
+			entered |= is_target(sweep, hole->at + at);
+		uint8_t *made = entered ? NULL : trampoline(site, site->at, next, false);
+		if (!made)
+			continue;
+		jump_write(hole->at, made);
+		site->at[0] = 0xeb;
+		site->at[1] = (uint8_t)(hole->at - next);
+		hole->at += JUMP_LENGTH;
+		hole->length -= JUMP_LENGTH;
+		sweep->written = next;
+		return true;
+	}
+	return false;
+}
+
+static void replace(struct sweep *sweep, uint8_t *at, const uint8_t *end, const uint8_t *made)
+{
+	jump_write(at, made);
+	sweep->written = end;
+	at += JUMP_LENGTH;
+	while (at < end)
+		*at++ = 0xcc; /* nobody comes here; who does had better stop */
+}
+
+static bool from_before(struct sweep *sweep, struct site *site)
+{
+	uint8_t *end = site->at + SYSCALL_LENGTH;
+
+	for (uint32_t i = 0; i < site->before_len; i++) {
+		uint8_t *begin = site->before[i];
+		if (is_target(sweep, i ? site->before[i - 1] : site->at))
+			return false;
+		if (end - begin > MOVED_MAX)
+			return false;
+		if (end - begin < JUMP_LENGTH)
+			continue;
+		uint8_t *made = trampoline(site, begin, end, false);
+		if (!made)
+			return false;
+		replace(sweep, begin, end, made);
+		return true;
+	}
+	return false;
+}
+
+static bool from_behind(struct sweep *sweep, struct site *site)
+{
+	uint8_t *begin = site->at, *end = begin + SYSCALL_LENGTH;
+	struct instruction is;
+
+	if (begin < sweep->written || !decode(end, sweep->code->end, &is) || !looks_at_result(end, &is))
+		return false;
+	for (; end < begin + JUMP_LENGTH; end += is.length)
+		if (!decode(end, sweep->code->end, &is) || is_target(sweep, end))
+			return false;
+	uint8_t *made = trampoline(site, begin, end, false);
+	if (!made)
+		return false;
+	replace(sweep, begin, end, made);
+	return true;
+}
+
+/* Whether an instruction brings an argument: from a register or memory to rdi, rsi, rdx, r10, r8 or r9. */
+static bool loads_argument(const uint8_t *at, const struct instruction *is)
+{
+	uint8_t rex = is->opcode && (at[is->opcode - 1] & 0xf0) == 0x40 ? at[is->opcode - 1] : 0, opcode = at[is->opcode];
+	const uint32_t arguments = 1u << 2 | 1u << 6 | 1u << 7 | 1u << 8 | 1u << 9 | 1u << 10;
+
+	if (!is->modrm || (opcode != 0x89 && opcode != 0x8b && opcode != 0x8d))
+		return false;
+	uint8_t modrm = at[is->modrm];
+	if (opcode == 0x89 && modrm >> 6 != 3)
+		return false;
+	unsigned to = opcode == 0x89 ? (modrm & 7u) + (rex & 1u) * 8 : (modrm >> 3 & 7u) + (rex >> 2 & 1u) * 8;
+	return arguments >> to & 1;
+}
+
+/*
+ * Data between code may look like a call, and must not be written to: a call has a number, which comes from somewhere, be it the
+ * caller, as the arguments do.
+ */
+static bool is_call(const struct sweep *sweep, const struct site *site)
+{
+	struct instruction is;
+	uint32_t arguments = 0;
+
+	for (uint32_t i = 0; i < site->before_len; i++) {
+		if (!decode(site->before[i], sweep->code->end, &is))
+			return false;
+		if (loads_eax(site->before[i], &is))
+			return true;
+		arguments += loads_argument(site->before[i], &is);
+	}
+	const uint8_t *next = site->at + SYSCALL_LENGTH;
+	return site->number != UNKNOWN || arguments >= 2 ||
+	       (decode(next, sweep->code->end, &is) && looks_at_result(next, &is));
+}
+
+static void leave(struct sites *sites, const uint8_t *at)
+{
+	if (sites->left_len++ < LEFT_MAX)
+		sites->left[sites->left_len - 1] = at;
+}
+
+static void site_patch(struct sweep *sweep, struct site *site, struct sites *sites)
+{
+	while (site->before_len && site->before[site->before_len - 1] < sweep->written)
+		site->before_len--;
+	find_number(sweep, site);
+	sites->found++;
+	if (site->number != UNKNOWN && !wanted[site->number])
+		sites->idle++;
+	else if (site->doubted || !is_call(sweep, site))
+		leave(sites, site->at);
+	else if (by_number(sweep, site) || by_hole(sweep, site) || from_before(sweep, site) || from_behind(sweep, site))
+		sites->patched++;
+	else
+		leave(sites, site->at);
+}
+
+void sites_patch(const struct code *code, struct sites *sites)
+{
+	struct sweep sweep = {.code = code, .targets = calloc((size_t)(code->end - code->begin) / 8 + 1, 1)};
+
+	sweep_code(&sweep);
+	for (uint32_t i = 0; i < sweep.sites_len; i++)
+		site_patch(&sweep, &sweep.sites[i], sites);
+	free(sweep.targets);
+	free(sweep.sites);
+	free(sweep.holes);
+}

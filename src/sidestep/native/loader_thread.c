@@ -1,0 +1,226 @@
+/* loader_thread.c - threads and children of the program: each thread is one of our C library, too. */
+#include "loader.h"
+
+#include <errno.h>
+#include <linux/futex.h>
+#include <linux/sched.h>
+#include <pthread.h>
+#include <sched.h>
+#include <stdlib.h>
+#include <sys/mman.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#define STACK_SIZE (512ul << 10)
+#define BARE_STACK_SIZE (256ul << 10)
+#define SPARE 2048 /* above the stack of calls, for what is on it already */
+#define ALL_SIGNALS ~0ul
+#define FORK_FLAGS (CSIGNAL | CLONE_CHILD_SETTID | CLONE_CHILD_CLEARTID | CLONE_PARENT_SETTID | CLONE_SETTLS)
+
+struct birth {
+	struct frame frame;
+	uint64_t mask;
+	uint32_t *parent_tid, *child_tid, *clear_tid;
+	_Atomic uint32_t tid; /* the thread has taken all this */
+};
+
+static uint64_t signals_set(uint64_t mask)
+{
+	uint64_t before = 0;
+
+	raw(SYS_rt_sigprocmask, SIG_SETMASK, (long)&mask, (long)&before, sizeof(mask), 0, 0);
+	return before;
+}
+
+void thread_block_init(struct block *block, uint64_t low, uint64_t high)
+{
+	*block = (struct block){
+		.self = block,
+		.fs = thread_pointer(),
+		.low = low,
+		.high = high,
+		.top = (high - SPARE) & ~63ul,
+	};
+}
+
+static void enter(struct frame *frame, struct block *block, uint64_t mask)
+{
+	block->inside = 1;
+	block->program_fs = frame->fs;
+	block->program_sp = frame->rsp;
+	__asm__ volatile("wrgsbase %0" : : "r"(block) : "memory");
+	signals_set(mask);
+	loader_enter(frame, block);
+}
+
+/* As the kernel does for a thread that has ended. */
+static void tid_clear(struct block *block)
+{
+	if (!block->clear_tid)
+		return;
+	__atomic_store_n(block->clear_tid, 0, __ATOMIC_SEQ_CST);
+	raw(SYS_futex, (long)block->clear_tid, FUTEX_WAKE, 1, 0, 0, 0);
+}
+
+static void *thread_run(void *argument)
+{
+	struct birth *birth = argument;
+	struct frame frame = birth->frame;
+	struct block block;
+	uint32_t tid = (uint32_t)raw(SYS_gettid, 0, 0, 0, 0, 0, 0);
+	uint64_t mask = birth->mask;
+
+	thread_block_init(&block, (uint64_t)&frame - (STACK_SIZE - (64 << 10)), (uint64_t)&frame);
+	block.clear_tid = birth->clear_tid;
+	if (birth->parent_tid)
+		*birth->parent_tid = tid;
+	if (birth->child_tid)
+		*birth->child_tid = tid;
+	birth->tid = tid;
+	raw(SYS_futex, (long)&birth->tid, FUTEX_WAKE_PRIVATE, 1, 0, 0, 0); /* it may be gone: then nobody is woken */
+	enter(&frame, &block, mask);
+	tid_clear(&block);
+	return NULL;
+}
+
+static long thread_make(const struct frame *frame, uint64_t flags, uint64_t stack, uint32_t *parent_tid, uint32_t *child_tid,
+                        uint64_t tls)
+{
+	struct birth birth = {
+		.frame = *frame,
+		.parent_tid = flags & CLONE_PARENT_SETTID ? parent_tid : NULL,
+		.child_tid = flags & CLONE_CHILD_SETTID ? child_tid : NULL,
+		.clear_tid = flags & CLONE_CHILD_CLEARTID ? child_tid : NULL,
+	};
+	pthread_attr_t attributes;
+	pthread_t thread;
+	uint32_t tid = 0;
+
+	birth.frame.rax = 0;
+	if (stack)
+		birth.frame.rsp = stack;
+	if (flags & CLONE_SETTLS)
+		birth.frame.fs = tls;
+	birth.mask = signals_set(ALL_SIGNALS);
+	pthread_attr_init(&attributes);
+	pthread_attr_setstacksize(&attributes, STACK_SIZE);
+	pthread_attr_setdetachstate(&attributes, PTHREAD_CREATE_DETACHED);
+	int error = pthread_create(&thread, &attributes, thread_run, &birth);
+	pthread_attr_destroy(&attributes);
+	while (!error && !(tid = birth.tid))
+		raw(SYS_futex, (long)&birth.tid, FUTEX_WAIT_PRIVATE, 0, 0, 0, 0);
+	signals_set(birth.mask);
+	return error ? -error : (long)tid;
+}
+
+__attribute__((used, visibility("hidden"))) void loader_bare_start(struct block *block)
+{
+	signals_set(block->mask);
+}
+
+/*
+ * A child in our memory that is no thread, as vfork(2) and posix_spawn(3) make: on a stack of its own, as the parent may go on.
+ * It must not touch what the shim knows of its parent's descriptors: its own are other ones. It executes a program soon.
+ */
+static long bare_make(const struct frame *frame, uint64_t flags, uint64_t stack, uint32_t *parent_tid, uint32_t *child_tid,
+                      uint64_t tls)
+{
+	char *low = mmap(NULL, BARE_STACK_SIZE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+
+	if (low == MAP_FAILED)
+		return -ENOMEM;
+	struct block *block = (struct block *)(low + BARE_STACK_SIZE) - 1;
+	struct frame *child = (struct frame *)block - 1;
+	*child = *frame;
+	child->rax = 0;
+	if (stack)
+		child->rsp = stack;
+	if (flags & CLONE_SETTLS)
+		child->fs = tls;
+	thread_block_init(block, (uint64_t)low, (uint64_t)child);
+	block->bare = true;
+	block->lends = flags & CLONE_VFORK;
+	block->program_fs = child->fs;
+	block->program_sp = child->rsp;
+	block->inside = 1;
+	if (block->lends)
+		shim->lend();
+	block->mask = signals_set(ALL_SIGNALS);
+	long result = loader_clone((long)(flags & ~(uint64_t)CLONE_SETTLS), child, parent_tid, child_tid, block);
+	signals_set(block->mask);
+	if (block->lends)
+		shim->lend_over();
+	if (result < 0 || (flags & CLONE_VFORK))
+		munmap(low, BARE_STACK_SIZE);
+	return result;
+}
+
+static long fork_make(struct frame *frame, uint64_t flags, uint64_t stack, uint32_t *parent_tid, uint32_t *child_tid,
+                      uint64_t tls)
+{
+	struct block *block = this_block();
+	pid_t child;
+
+	if (!(flags & ~(uint64_t)FORK_FLAGS) && (flags & CSIGNAL) == SIGCHLD)
+		child = fork();
+	else /* with namespaces and the like */
+		child = (pid_t)syscall(SYS_clone, flags & ~(uint64_t)(CLONE_SETTLS | CLONE_CHILD_SETTID | CLONE_CHILD_CLEARTID |
+		                                                      CLONE_PARENT_SETTID), 0, parent_tid, 0, 0);
+	if (child < 0)
+		return -errno;
+	if (child) {
+		if (flags & CLONE_PARENT_SETTID)
+			*parent_tid = (uint32_t)child;
+		return child;
+	}
+	block->clear_tid = NULL;
+	if (flags & CLONE_CHILD_SETTID)
+		*child_tid = (uint32_t)raw(SYS_gettid, 0, 0, 0, 0, 0, 0);
+	if (flags & CLONE_CHILD_CLEARTID)
+		block->clear_tid = child_tid;
+	if (flags & CLONE_SETTLS)
+		frame->fs = tls;
+	if (stack)
+		frame->rsp = stack;
+	return 0;
+}
+
+long thread_clone(struct frame *frame, uint64_t flags, uint64_t stack, uint32_t *parent_tid, uint32_t *child_tid, uint64_t tls)
+{
+	if (flags & CLONE_THREAD)
+		return thread_make(frame, flags, stack, parent_tid, child_tid, tls);
+	if (flags & CLONE_VM)
+		return bare_make(frame, flags, stack, parent_tid, child_tid, tls);
+	return fork_make(frame, flags, stack, parent_tid, child_tid, tls);
+}
+
+/* As clone(2), if that can say it; else the caller is to try that, as on a kernel that has no clone3(2). */
+long thread_clone3(struct frame *frame, const void *arguments, uint64_t size)
+{
+	const struct clone_args *with = arguments;
+
+	if (size < CLONE_ARGS_SIZE_VER0)
+		return -EINVAL;
+	if (with->exit_signal & ~(uint64_t)CSIGNAL)
+		return -EINVAL;
+	if (with->flags >> 32 || with->flags & (CSIGNAL | CLONE_NEWTIME) || (size >= CLONE_ARGS_SIZE_VER1 && with->set_tid_size) ||
+	    (with->flags & CLONE_PIDFD && with->flags & CLONE_PARENT_SETTID))
+		return -ENOSYS;
+	uint64_t *parent_tid = (uint64_t *)(with->flags & CLONE_PIDFD ? with->pidfd : with->parent_tid);
+	return thread_clone(frame, with->flags | with->exit_signal, with->stack ? with->stack + with->stack_size : 0,
+	                    (uint32_t *)parent_tid, (uint32_t *)with->child_tid, with->tls);
+}
+
+/* exit(2): of a thread that is not the first, by way of our C library, which frees what it has. */
+void thread_exit(long status)
+{
+	struct block *block = this_block();
+
+	if (!block->bare && block->exit_sp && raw(SYS_gettid, 0, 0, 0, 0, 0, 0) != raw(SYS_getpid, 0, 0, 0, 0, 0, 0)) {
+		signals_set(ALL_SIGNALS);
+		loader_leave(block);
+	}
+	if (!block->bare)
+		tid_clear(block);
+	raw(SYS_exit, status, 0, 0, 0, 0, 0);
+}
