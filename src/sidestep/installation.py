@@ -30,3 +30,9 @@ def native_library() -> Path:
     if not path.is_file():
         raise Unavailable(f"{path} is missing", remedy="install sidestep with pip, or run 'make build' in a checkout")
     return path
+
+
+def loader() -> Path | None:
+    """Path of the program that starts static programs, and those of another C library; None where there is none."""
+    path = Path(__file__).with_name("native") / "sidestep-loader"
+    return path if path.is_file() else None

@@ -10,6 +10,7 @@ from pathlib import Path
 from sidestep import config
 from sidestep.config import ShimSettings
 from sidestep.errors import Unavailable
+from sidestep.installation import loader
 from sidestep.observe import preload_check as reach
 
 EXIT_UNSUITED = 125  # of our own, as env and timeout have it
@@ -40,7 +41,8 @@ def start(
         if require:
             sys.exit(EXIT_UNSUITED)
     program = reach.which(command[0])
-    obstacles = reach.obstacles(program) if program else ()
+    found = reach.inspect(program) if program else None
+    obstacles = found.obstacles if found else ()
     for obstacle in obstacles:
         text = f"{command[0]} {obstacle.verdict}; {obstacle.remedy}"
         _warn(text) if obstacle.stops_it or require else _note(text, log)
@@ -58,6 +60,8 @@ def start(
     for number in signals:
         signal.signal(number, signal.SIG_DFL)
     try:
+        if found and found.loaded and (tool := loader()):
+            os.execve(tool, [tool.name, "--run", str(program), *command], env)  # noqa: S606 - as below
         os.execvpe(command[0], command, env)  # noqa: S606 - starting the user's program is the job
     except OSError as error:
         if isinstance(error, FileNotFoundError) and program is None:

@@ -219,7 +219,7 @@ REASON_TEXT: Final[dict[Reason, str]] = {
     Reason.SANDBOX: "the program has put itself under a seccomp filter, which may forbid what the shim does",
     Reason.ASYNC_IO: "asynchronous I/O has been asked for: its bytes are moved inside libc or the kernel",
     Reason.LATENCY: "TCP is faster for what it does now: it waits for answers, or moves large pieces",
-    Reason.UNCOVERED: "the program has code that was made or loaded as it ran, and whose system calls the shim may not see",
+    Reason.UNCOVERED: "the program has made code as it ran, whose system calls the shim may not see",
     Reason.INHERITED: "a program that was started here may hold the socket, too",
     Reason.PEER_LEFT: "it was promoted; then the other end had to go back to TCP",
 }

@@ -1,12 +1,13 @@
 """Whether the shim reaches a program, from what its file says: nothing of it is run.
 
-The shim comes in by LD_PRELOAD, so it needs a dynamic loader that honours it, the C library it was built for, and a
-program that makes its socket calls through that library.
+The shim comes in by LD_PRELOAD into programs of the C library it was built for, which make their socket calls through
+that library. Others, static ones among them, are started by a loader of ours, if it can replace all their system calls.
 """
 
 from __future__ import annotations
 
 import errno
+import json
 import os
 import re
 import stat
@@ -17,6 +18,7 @@ from pathlib import Path
 from typing import BinaryIO, Final, NamedTuple
 
 from sidestep.errors import Unavailable
+from sidestep.installation import loader
 
 _ELF_MAGIC: Final = b"\x7fELF"
 _HEADER: Final = struct.Struct("=HHIQQQIHHHHHH")  # Elf64_Ehdr after e_ident
@@ -60,6 +62,7 @@ class Program(NamedTuple):
     path: Path
     chain: tuple[Path, ...]  # the program and, for a script, its interpreters; the last one is what is loaded
     obstacles: tuple[PreloadObstacle, ...]
+    loaded: bool = False  # by our loader
 
 
 class Calls(NamedTuple):
@@ -98,6 +101,8 @@ _NO_SHEBANG = (
     "run it by its shell: sidestep run -- sh {}",
 )
 _NOT_A_PROGRAM = ("format", "it is neither an ELF program nor a script", "name the program that is executed")
+_UNLOADABLE = ("loader", "its system calls cannot be replaced: {}", "use a build for this system's libc, dynamically linked")
+_LOADABLE: Final = frozenset({_STATIC[0], _MUSL[0]})  # by our own loader
 _STOPPING: Final = frozenset({_NO_INTERPRETER[0], _NO_SHEBANG[0]})
 _UNREADABLE = ("unreadable", "it cannot be read ({})", "run as a user who may read it")
 
@@ -134,8 +139,12 @@ def inspect(path: Path) -> Program:
                 if interpreter is None and _is_text(file):
                     return Program(path, tuple(chain), (_obstacle(_NO_SHEBANG, str(chain[-1])),))
                 if interpreter is None:
-                    found = (*_rights(chain[-1]), *_elf(file))
-                    return Program(path, tuple(chain), found)
+                    rights, found = tuple(_rights(chain[-1])), tuple(_elf(file))
+                    loaded = not rights and any(obstacle.code in _LOADABLE for obstacle in found)
+                    if loaded and (tool := loader()):
+                        found = tuple(_loading(tool, chain[-1]))
+                        return Program(path, tuple(chain), found, loaded=not found)
+                    return Program(path, tuple(chain), (*rights, *found))
         except _NoInterpreter as missing:
             return Program(path, tuple(chain), (_obstacle(_NO_INTERPRETER, missing.shown),))
         except OSError as error:
@@ -273,14 +282,27 @@ def _elf(file: BinaryIO) -> Iterator[PreloadObstacle]:
     if machine != own_machine or phentsize != _SEGMENT.size:
         yield _obstacle(_FOREIGN)
         return
-    loader = _loader(file, phoff, phnum)
+    its_loader = _loader(file, phoff, phnum)
     sections = _section_names(file, shoff, shnum, shstrndx) if shentsize == _SECTION.size else set()
-    if b".go.buildinfo" in sections or b".note.go.buildid" in sections:
-        yield _obstacle(_GO)
-    elif loader is None:
+    if its_loader is None:
         yield _obstacle(_STATIC)
-    elif "ld-linux" not in loader:
-        yield _obstacle(_MUSL, "musl" if "musl" in loader else f"loaded by {loader}")
+    elif "ld-linux" not in its_loader:
+        yield _obstacle(_MUSL, "musl" if "musl" in its_loader else f"loaded by {its_loader}")
+    elif b".go.buildinfo" in sections or b".note.go.buildid" in sections:
+        yield _obstacle(_GO)
+
+
+def _loading(tool: Path, program: Path) -> Iterator[PreloadObstacle]:
+    """Why our loader cannot start a program; it maps it to find out, and runs nothing."""
+    import subprocess  # not at the top: see `libraries`
+
+    try:
+        said = subprocess.run([tool, "--check", program], capture_output=True, timeout=_LOADER_TIMEOUT_S, check=False)
+        refused = json.loads(said.stdout)["refused"]
+    except (OSError, subprocess.TimeoutExpired, ValueError) as error:
+        refused = f"{tool.name} cannot look at it: {error}"
+    if refused:
+        yield _obstacle(_UNLOADABLE, refused)
 
 
 def _read_at(file: BinaryIO, offset: int, length: int) -> bytes:
