@@ -31,6 +31,8 @@ static long raw_moving(long number, const long a[6])
 	case SYS_write: return write((int)a[0], (const void *)a[1], (size_t)a[2]);
 	case SYS_readv: return readv((int)a[0], (const struct iovec *)a[1], (int)a[2]);
 	case SYS_writev: return writev((int)a[0], (const struct iovec *)a[1], (int)a[2]);
+	case SYS_preadv2: return preadv2((int)a[0], (const struct iovec *)a[1], (int)a[2], (off_t)a[3], (int)a[5]);
+	case SYS_pwritev2: return pwritev2((int)a[0], (const struct iovec *)a[1], (int)a[2], (off_t)a[3], (int)a[5]);
 	case SYS_recvfrom:
 		return recvfrom((int)a[0], (void *)a[1], (size_t)a[2], (int)a[3], (struct sockaddr *)a[4], (socklen_t *)a[5]);
 	case SYS_sendto:
@@ -44,6 +46,9 @@ static long raw_moving(long number, const long a[6])
 	case SYS_sendfile: return sendfile((int)a[0], (int)a[1], (off_t *)a[2], (size_t)a[3]);
 	case SYS_splice:
 		return splice((int)a[0], (off_t *)a[1], (int)a[2], (off_t *)a[3], (size_t)a[4], (unsigned)a[5]);
+	case SYS_pselect6:
+		return pselect((int)a[0], (fd_set *)a[1], (fd_set *)a[2], (fd_set *)a[3], (const struct timespec *)a[4],
+		               a[5] ? *(const sigset_t *const *)a[5] : NULL); /* a mask, and its size */
 	case SYS_epoll_create1: return epoll_create1((int)a[0]);
 	case SYS_epoll_ctl: return epoll_ctl((int)a[0], (int)a[1], (int)a[2], (struct epoll_event *)a[3]);
 	case SYS_epoll_pwait:
@@ -57,6 +62,7 @@ static long raw_moving(long number, const long a[6])
 	case SYS_poll: return poll((struct pollfd *)a[0], (nfds_t)a[1], (int)a[2]);
 	case SYS_select:
 		return select((int)a[0], (fd_set *)a[1], (fd_set *)a[2], (fd_set *)a[3], (struct timeval *)a[4]);
+	case SYS_epoll_create: return epoll_create((int)a[0]);
 	case SYS_epoll_wait: return epoll_wait((int)a[0], (struct epoll_event *)a[1], (int)a[2], (int)a[3]);
 #endif
 	}
@@ -130,6 +136,12 @@ EXPORT long syscall(long number, ...)
 	case SYS_prctl: return prctl((int)a[0], a[1], a[2], a[3], a[4]);
 	case SYS_seccomp: return raw_seccomp(a[0], a[1], a[2]);
 	case SYS_execve: return execve((const char *)a[0], (char *const *)a[1], (char *const *)a[2]);
+	case SYS_execveat:
+		return execveat((int)a[0], (const char *)a[1], (char *const *)a[2], (char *const *)a[3], (int)a[4]);
+	case SYS_setuid: case SYS_setreuid: case SYS_setresuid: /* of this thread alone; see CHANGES_USER */
+		if (fd_table_len)
+			rpc_ensure();
+		break;
 	}
 	return raw_moving(number, a);
 }
