@@ -101,7 +101,7 @@ _NO_SHEBANG = (
     "run it by its shell: sidestep run -- sh {}",
 )
 _NOT_A_PROGRAM = ("format", "it is neither an ELF program nor a script", "name the program that is executed")
-_UNLOADABLE = ("loader", "its system calls cannot be replaced: {}", "use a build for this system's libc, dynamically linked")
+_UNLOADABLE = ("loader", "its system calls cannot be replaced: {}", "use a dynamic build for this system's libc")
 _LOADABLE: Final = frozenset({_STATIC[0], _MUSL[0]})  # by our own loader
 _STOPPING: Final = frozenset({_NO_INTERPRETER[0], _NO_SHEBANG[0]})
 _UNREADABLE = ("unreadable", "it cannot be read ({})", "run as a user who may read it")
