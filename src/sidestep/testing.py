@@ -26,7 +26,7 @@ from sidestep import limits
 from sidestep.config import PolicyPlace, PromoteAfter, Proof, ProviderSettings, RemoteSettings, ShimSettings
 from sidestep.errors import Misuse, Unavailable
 from sidestep.observe import connections as observed
-from sidestep.observe import demotion
+from sidestep.observe import demotion, preload_check
 from sidestep.observe.connections import Connection
 from sidestep.observe.demotion import Outcome
 from sidestep.provider import control
@@ -38,6 +38,13 @@ WAIT_TIMEOUT_S: Final = 10.0
 _POLL_S: Final = 0.01
 _PORT_FIRST: Final = 10_000  # of those that `free_port` tries; services of the machine are below
 _PORT_TRIES: Final = 1000
+
+
+def _started(argv: Sequence[str | os.PathLike[str]]) -> list[str]:
+    """By the loader, where a program needs that."""
+    command = [os.fspath(word) for word in argv]
+    path = preload_check.which(command[0])
+    return preload_check.inspect(path).argv(command) if path else command
 
 
 def free_port() -> int:
@@ -140,7 +147,9 @@ class Sidestep:
         self, argv: Sequence[str | os.PathLike[str]], *, env: Mapping[str, str] | None = None, **options: Any
     ) -> subprocess.Popen[Any]:
         """Starts a program under the shim; `options` as for subprocess.Popen."""
-        program: subprocess.Popen[Any] = subprocess.Popen(argv, env=self.env() if env is None else env, **options)
+        program: subprocess.Popen[Any] = subprocess.Popen(
+            _started(argv), env=self.env() if env is None else env, **options
+        )
         self._programs.append(program)
         return program
 
@@ -154,7 +163,7 @@ class Sidestep:
     ) -> subprocess.CompletedProcess[Any]:
         """Runs a program under the shim to its end; `options` as for subprocess.run."""
         run: Callable[..., subprocess.CompletedProcess[Any]] = subprocess.run
-        return run(argv, env=self.env() if env is None else env, timeout=timeout, **options)
+        return run(_started(argv), env=self.env() if env is None else env, timeout=timeout, **options)
 
     # ---- looking ----
 

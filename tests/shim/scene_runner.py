@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import Final, TypeAlias
 
 import toolchain
+from foreign_programs import KERNEL_HEADERS
 from hosts import Host
 from toolchain import PLAIN, Sanitizer
 
@@ -44,6 +45,7 @@ KNOWN_DIFFERENCES: Final[dict[str, str]] = tomllib.loads(
     Path(__file__).with_name("known_differences.toml").read_text(encoding="utf-8")
 )
 # Beside them, with a provider between the two ends.
+LOADER: Final = toolchain.NATIVE / "sidestep-loader"
 RELAYED_DIFFERENCES: Final = {
     "shutdown_by_both": "an end that the provider hands on comes after the kernel's own",
     "stdio_one_stream": "an end that the provider hands on comes after the kernel's own: the reset is heard first",
@@ -92,6 +94,8 @@ class Build(StrEnum):
 
     PLAIN = "plain"
     FORTIFIED = "fortified"  # the _chk and the 64 names
+    STATIC = "static"  # with its own copy of it
+    MUSL = "musl"  # another one
 
 
 class Sockets(StrEnum):
@@ -102,7 +106,15 @@ class Sockets(StrEnum):
     DIRECT = "direct"
 
 
-_BUILD_FLAGS: Final = {Build.PLAIN: (), Build.FORTIFIED: ("-D_FORTIFY_SOURCE=2", "-D_FILE_OFFSET_BITS=64")}
+_KERNEL_HEADERS: Final = (
+    f"-idirafter{place}" for place in ("/usr/include", f"/usr/include/{os.uname().machine}-linux-gnu")
+)
+_BUILD_FLAGS: Final = {
+    Build.PLAIN: (),
+    Build.FORTIFIED: ("-D_FORTIFY_SOURCE=2", "-D_FILE_OFFSET_BITS=64"),
+    Build.STATIC: ("-static",),
+    Build.MUSL: KERNEL_HEADERS,
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,7 +180,8 @@ def scene_names(table: str = "*") -> Iterator[str]:
 def build(kind: Build = Build.PLAIN, sanitizer: Sanitizer = PLAIN) -> Path:
     """Compiles the scenes; returns the program."""
     flags = [*sanitizer.flags, *_BUILD_FLAGS[kind], "-D_GNU_SOURCE", f"-I{toolchain.HEADERS}"]
-    return toolchain.build(f"scenes-{kind}-{sanitizer.name}", sorted(PROGRAMS.glob("scene*.c")), flags)
+    compiler = "musl-gcc" if kind is Build.MUSL else None
+    return toolchain.build(f"scenes-{kind}-{sanitizer.name}", sorted(PROGRAMS.glob("scene*.c")), flags, cc=compiler)
 
 
 def difference(native: str, shimmed: str) -> str:
@@ -322,10 +335,11 @@ def run(
         shaker.start()
     control = _Control(sidestep, shaker)
     more = apart.arguments(variant.family, carried=sidestep is not None) if apart else []
+    loaded = [LOADER, "--run", program] if sidestep and variant.build in (Build.STATIC, Build.MUSL) else []
     with ours, tempfile.TemporaryFile() as output:
         with theirs, apart.one.namespace.inside() if apart else nullcontext():
             child = subprocess.Popen(
-                [program, scene, *variant.arguments(), *more, f"--control={theirs.fileno()}"],
+                [*loaded, program, scene, *variant.arguments(), *more, f"--control={theirs.fileno()}"],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 stderr=output,

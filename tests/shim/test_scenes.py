@@ -46,6 +46,8 @@ MODES = [
     Mode(Variant(peer_process=True, active=False, family="6", sockets=Sockets.EXPLICIT), "1000000:1000000000"),
     Mode(Variant(warm=False, sockets=Sockets.DIRECT), "0"),
     Mode(Variant(peer_process=True, shaken=True), "0"),
+    Mode(Variant(build=Build.STATIC), "4"),
+    Mode(Variant(peer_process=True, build=Build.MUSL), "0"),
 ]
 ALL_MODES = [
     Mode(Variant(*choice), promote_after, ring_size)

@@ -10,7 +10,6 @@ from pathlib import Path
 from sidestep import config
 from sidestep.config import ShimSettings
 from sidestep.errors import Unavailable
-from sidestep.installation import loader
 from sidestep.observe import preload_check as reach
 
 EXIT_UNSUITED = 125  # of our own, as env and timeout have it
@@ -60,9 +59,8 @@ def start(
     for number in signals:
         signal.signal(number, signal.SIG_DFL)
     try:
-        if found and found.loaded and (tool := loader()):
-            os.execve(tool, [tool.name, "--run", str(program), *command], env)  # noqa: S606 - as below
-        os.execvpe(command[0], command, env)  # noqa: S606 - starting the user's program is the job
+        argv = found.argv(command) if found else command
+        os.execvpe(argv[0], argv, env)  # noqa: S606 - starting the user's program is the job
     except OSError as error:
         if isinstance(error, FileNotFoundError) and program is None:
             _warn(f"{command[0]} is not found")

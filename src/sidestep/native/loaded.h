@@ -3,6 +3,7 @@
 #define SIDESTEP_LOADED_H
 
 #include <signal.h>
+#include <stdbool.h>
 
 #define LOADED_PROGRAM "SIDESTEP_PROGRAM" /* in the loader's environment: the file to start */
 #define LOADED_PRELOAD "SIDESTEP_PRELOAD" /* in a program's whose own loader must not see LD_PRELOAD: the same */
@@ -13,7 +14,9 @@ struct loaded {
 	void (*lend)(void);         /* before such a child is made: what it inherits goes back to TCP */
 	void (*lend_over)(void);    /* once it has executed, or ended */
 	void (*lend_number)(int fd); /* the child duplicates it, or lets it be inherited */
+	void (*interrupt)(void);    /* a call of this thread that waits is to end, as by a handler without SA_RESTART */
 	void (*uncovered)(void);    /* code may make calls that do not come by: no more connections leave TCP */
+	bool (*preload_without_ours)(char *to, const char *entry);
 };
 
 /* By what the shim installs handlers from now on. */

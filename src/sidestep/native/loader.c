@@ -39,10 +39,15 @@ static void start_plain(const char *path, char **argv, char **envp, bool strip)
 {
 	size_t kept_len = 0;
 
-	for (char **each = envp; *each; each++)
-		if (strncmp(*each, program, sizeof(program) - 1) != 0 &&
-		    (!strip || strncmp(*each, preload, sizeof(preload) - 1) != 0))
+	for (char **each = envp; *each; each++) {
+		if (strip && strncmp(*each, preload, sizeof(preload) - 1) == 0) {
+			char *others = malloc(strlen(*each) + 2);
+			shim->preload_without_ours(others, *each);
+			*each = others;
+		}
+		if (strncmp(*each, program, sizeof(program) - 1) != 0)
 			envp[kept_len++] = *each;
+	}
 	envp[kept_len] = NULL;
 	raw(SYS_execve, (long)path, (long)argv, (long)envp, 0, 0, 0);
 	dprintf(STDERR_FILENO, "sidestep: %s: %s\n", path, strerror(errno));
@@ -54,12 +59,18 @@ static const char *machine_missing(void)
 	if (!(getauxval(AT_HWCAP2) & HWCAP2_FSGSBASE))
 		return "the CPU or the kernel lacks FSGSBASE, by which a program's thread pointer is kept";
 	__builtin_cpu_init();
-	if (__builtin_cpu_supports("avx512bw"))
+	if (__builtin_cpu_supports("avx512bw")) {
 		loader_entry = loader_entry_zmm;
-	else if (__builtin_cpu_supports("avx512f"))
+		loader_inside = loader_entry_zmm_inside;
+	} else if (__builtin_cpu_supports("avx512f")) {
 		return "the CPU has AVX-512 without BW";
-	else
-		loader_entry = __builtin_cpu_supports("avx") ? loader_entry_ymm : loader_entry_xmm;
+	} else if (__builtin_cpu_supports("avx")) {
+		loader_entry = loader_entry_ymm;
+		loader_inside = loader_entry_ymm_inside;
+	} else {
+		loader_entry = loader_entry_xmm;
+		loader_inside = loader_entry_xmm_inside;
+	}
 	return NULL;
 }
 
@@ -92,9 +103,12 @@ static uint64_t *stack_copy(uint64_t *at, int argc, char **argv, char **envp, bo
 	for (; *envp; envp++) {
 		if (strip && strncmp(*envp, preload, sizeof(preload) - 1) == 0) {
 			/* its own loader would end it over the shim; what it executes is told again, see shim_loader.c */
-			char *renamed = malloc(strlen(*envp) + sizeof(kept));
+			char *renamed = malloc(2 * strlen(*envp) + sizeof(kept) + 2), *others = renamed + strlen(*envp) + sizeof(kept);
 			sprintf(renamed, "%s%s", kept, *envp + sizeof(preload) - 1);
 			*at++ = (uint64_t)renamed;
+			shim->preload_without_ours(others, *envp);
+			if (others[sizeof(preload) - 1])
+				*at++ = (uint64_t)others;
 		} else if (strncmp(*envp, program, sizeof(program) - 1) != 0) {
 			*at++ = (uint64_t)*envp;
 		}
@@ -150,7 +164,7 @@ __attribute__((noreturn)) static void begin(const struct image *image, const str
 	while (envp[env_len])
 		env_len++;
 	const Elf64_auxv_t *auxiliary = (const Elf64_auxv_t *)(envp + env_len + 1);
-	size_t words = (size_t)argc + env_len + 3 + 2 * LONGEST_AUXV;
+	size_t words = (size_t)argc + env_len + 4 + 2 * LONGEST_AUXV;
 	uint64_t *stack = __builtin_alloca_with_align(words * sizeof(uint64_t), 512);
 	uint64_t *rest = stack_copy(stack, argc, argv, envp, *image->interpreter);
 	auxiliary_copy(rest, auxiliary, image, interpreter);
@@ -202,6 +216,7 @@ int main(int argc, char **argv, char **envp)
 		fprintf(stderr, "sidestep: this program is started by 'sidestep run'\n");
 		return 2;
 	}
+	shim = sidestep_loaded(kernel_action);
 	image.path = program_path = realpath(path, resolved) ? resolved : path;
 	const char *why = load(&image, &interpreter, &sites);
 	if (why) {
@@ -210,7 +225,6 @@ int main(int argc, char **argv, char **envp)
 			dprintf(STDERR_FILENO, "sidestep: %s stays on TCP: %s\n", path, why);
 		start_plain(path, argv, envp, *image.interpreter || !image.entry);
 	}
-	shim = sidestep_loaded(kernel_action);
 	first_thread();
 	begin(&image, &interpreter, argc, argv, envp);
 }

@@ -25,6 +25,8 @@
 #define BLOCK_HIGH 56
 #define BLOCK_EXIT_SP 64
 #define CONTEXT_RSP 160 /* of a ucontext_t: uc_mcontext.gregs[REG_RSP] */
+#define INSIDE_SIGNAL 1 /* else, or 0, `inside` is a frame */
+#define SYSCALL_LENGTH 2
 #define CALLS_MAX 512   /* system calls with a larger number are not looked at */
 
 #ifndef __ASSEMBLER__
@@ -36,6 +38,7 @@
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <ucontext.h>
 
 #include "loaded.h"
 
@@ -46,12 +49,22 @@ struct frame {
 };
 static_assert(offsetof(struct frame, rax) == FRAME_RAX && offsetof(struct frame, fs) == FRAME_FS, "loader_entry.S");
 
+/*
+ * A handler that came into a call of ours, and makes calls of its own below it. It may never return (siglongjmp): then that call
+ * is over, too, as a call that is made above the handler's stack tells.
+ */
+#define LEVELS_MAX 8
+struct level {
+	uint64_t top;       /* of our stack, as it was */
+	uint64_t low, high; /* where the stack pointer is while the handler runs */
+};
+
 /* What %gs names. */
 struct block {
 	struct block *self;
 	uint64_t top;        /* where the stack of the next call begins */
 	uint64_t fs;         /* the thread pointer of our C library */
-	uint64_t inside;     /* a call is under way: the three below, and else the registers, are the program's */
+	volatile uint64_t inside; /* our code runs: the frame of a call, or INSIDE_SIGNAL; the next two are the program's */
 	uint64_t program_fs;
 	uint64_t program_sp;
 	uint64_t low, high;  /* our stack */
@@ -60,6 +73,11 @@ struct block {
 	bool bare;           /* a child in its parent's memory: its calls go to the kernel, not to the shim */
 	bool lends;          /* and its parent waits, so that the parent's connections can be spoken for */
 	uint64_t mask;       /* of signals, for a bare child's beginning */
+	struct frame *interrupted; /* the call that a signal has come into, as its handler is to see it */
+	struct frame *volatile diverted; /* a call that a handler has told to go on elsewhere, if it has done nothing yet: there */
+	int64_t diverted_to[NGREG];
+	uint32_t levels_len;
+	struct level levels[LEVELS_MAX];
 };
 static_assert(offsetof(struct block, top) == BLOCK_TOP && offsetof(struct block, fs) == BLOCK_FS &&
               offsetof(struct block, inside) == BLOCK_INSIDE && offsetof(struct block, program_fs) == BLOCK_PROGRAM_FS &&
@@ -96,9 +114,11 @@ static inline uint64_t thread_pointer(void)
 
 /* ---- loader_entry.S ---- */
 extern char loader_entry_zmm[], loader_entry_ymm[], loader_entry_xmm[], loader_signal_entry[], loader_restorer[];
+extern char loader_entry_zmm_inside[], loader_entry_ymm_inside[], loader_entry_xmm_inside[]; /* `inside` has just been set */
 void loader_enter(struct frame *frame, struct block *block); /* into the program; returns when its thread ends */
 void loader_leave(struct block *block) __attribute__((noreturn));
-void loader_handler(int sig, siginfo_t *info, void *context); /* what the shim takes for the program's handler */
+/* Calls the program's handler, on its own stack unless that is 0. */
+void loader_to_handler(uint64_t handler, int sig, siginfo_t *info, void *context, uint64_t stack);
 /* clone(2) without CLONE_THREAD, in our memory; the child goes to the program by `frame`, on the stack below it */
 long loader_clone(long flags, struct frame *frame, uint32_t *parent_tid, uint32_t *child_tid, struct block *block);
 
@@ -122,7 +142,9 @@ struct sites {
 	const uint8_t *left[LEFT_MAX];  /* the first of them */
 };
 extern uint8_t wanted[CALLS_MAX];
-extern const char *loader_entry;
+extern const char *loader_entry, *loader_inside; /* for this machine's registers */
+#define SITE(back) (((uint64_t *)(back))[-1]) /* of the call that goes back there */
+#define HOOKED_LENGTH 29 /* before there, the trampoline comes in */
 void sites_patch(const struct code *code, struct sites *sites); /* writes to it: to be writable, and not run yet */
 bool sites_finish(void); /* what has been written can be executed, and no more be written; false: it cannot */
 
@@ -147,14 +169,11 @@ void thread_block_init(struct block *block, uint64_t low, uint64_t high);
 /* ---- loader_signal.c ---- */
 long signal_action(int sig, const void *act, void *old, size_t size);
 int kernel_action(int sig, const struct sigaction *act, struct sigaction *old);
-extern const struct kernel_action {
-	uint64_t handler, flags, restorer, mask;
-} *program_actions; /* by number */
+void call_divert(struct frame *frame, struct block *block); /* its frame becomes what block.diverted_to says */
 
 /* ---- loader_calls.c ---- */
 extern const char *program_path; /* resolved */
 extern const struct loaded *shim;
-uint64_t loader_call(struct frame *frame);
 
 #endif
 #endif

@@ -153,7 +153,7 @@ static long bare_call(struct frame *frame)
 	return raw(number, a, b, c, (long)frame->r10, (long)frame->r8, (long)frame->r9);
 }
 
-uint64_t loader_call(struct frame *frame)
+static uint64_t call_make(struct frame *frame, const struct block *block)
 {
 	long a = (long)frame->rdi, b = (long)frame->rsi, c = (long)frame->rdx, number = (long)frame->rax;
 
@@ -166,7 +166,7 @@ uint64_t loader_call(struct frame *frame)
 	case SYS_open: return (uint64_t)raw(number, (long)path_meant((const char *)a), b, c, 0, 0, 0);
 	case SYS_openat: return (uint64_t)raw(number, a, (long)path_meant((const char *)b), c, (long)frame->r10, 0, 0);
 	}
-	if (this_block()->bare)
+	if (block->bare)
 		return (uint64_t)bare_call(frame);
 	switch (number) {
 	case SYS_read: BY_SHIM(read((int)a, (void *)b, (size_t)c));
@@ -184,4 +184,38 @@ uint64_t loader_call(struct frame *frame)
 	case SYS_execve: BY_SHIM(execve(path_meant((const char *)a), (char *const *)b, (char *const *)c));
 	}
 	BY_SHIM(syscall(number, a, b, c, frame->r10, frame->r8, frame->r9));
+}
+
+/* Handlers that never returned have ended the calls that they came into. */
+static bool levels_forget(struct block *block, uint64_t stack)
+{
+	const uint32_t before = block->levels_len;
+
+	for (; block->levels_len; block->levels_len--) {
+		const struct level *level = &block->levels[block->levels_len - 1];
+		if (stack >= level->low && stack <= level->high)
+			break;
+		block->top = level->top;
+		block->diverted = NULL;
+	}
+	return block->levels_len < before;
+}
+
+__attribute__((used, visibility("hidden"))) uint64_t loader_call(struct frame *frame)
+{
+	struct block *block = this_block();
+
+	if (__builtin_expect(block->levels_len, 0) && levels_forget(block, frame->rsp)) {
+		frame->back -= HOOKED_LENGTH; /* it is made again, from higher up on our stack */
+		return frame->rax;
+	}
+	uint64_t result = block->diverted == frame ? (uint64_t)-EINTR : call_make(frame, block);
+	block->inside = INSIDE_SIGNAL; /* no handler sees this call any more */
+	if (__builtin_expect(block->diverted != frame, 1))
+		return result;
+	block->diverted = NULL;
+	if (result != (uint64_t)-EINTR)
+		return result; /* too late: it has been made */
+	call_divert(frame, block);
+	return frame->rax;
 }

@@ -37,11 +37,11 @@
  * leaves it. Nothing is written to the program's stack, which may be a small one, or have a red zone. All vector registers
  * are kept, as by the kernel.
  *
- * A signal may come at any place: up to where `inside` is set the registers are the program's, but for the stack pointer, which
- * block.program_sp has.
+ * A signal may come at any place: up to where `inside` is set the registers are the program's, but for r11 and the stack pointer,
+ * which block.program_sp has.
  */
 	.macro ENTRY vector, size, room, numbers:vararg
-	.globl loader_entry_\vector
+	.globl loader_entry_\vector, loader_entry_\vector\()_inside
 	.p2align 6
 loader_entry_\vector:
 	movq %rsp, %gs:BLOCK_PROGRAM_SP
@@ -49,9 +49,9 @@ loader_entry_\vector:
 	movq %gs:BLOCK_TOP, %rsp
 	pushq %r11
 	pushq %rcx
-	rdfsbase %rcx
-	pushq %rcx
-	movq %rcx, %gs:BLOCK_PROGRAM_FS
+	rdfsbase %r11
+	pushq %r11
+	movq %r11, %gs:BLOCK_PROGRAM_FS
 	pushq %rax
 	pushq %rdi
 	pushq %rsi
@@ -65,7 +65,8 @@ loader_entry_\vector:
 	pushq %r13
 	pushq %r14
 	pushq %r15
-	movq $1, %gs:BLOCK_INSIDE
+	movq %rsp, %gs:BLOCK_INSIDE
+loader_entry_\vector\()_inside:
 	movq %gs:BLOCK_FS, %rcx
 	wrfsbase %rcx
 	movq %rsp, %rdi
@@ -196,10 +197,12 @@ loader_signal_entry:
 2:	testq %r13, %r13
 	jnz 3f
 	movq %rbx, %gs:BLOCK_PROGRAM_FS
-	movq $1, %gs:BLOCK_INSIDE
-3:	movq %gs:BLOCK_FS, %rax
+3:	movq $INSIDE_SIGNAL, %gs:BLOCK_INSIDE
+	movq %gs:BLOCK_FS, %rax
 	wrfsbase %rax
 	andq $-64, %rsp
+	movq %r12, %rcx
+	movq %r13, %r8
 	cld
 	call loader_signal
 	wrfsbase %rbx
@@ -223,50 +226,31 @@ loader_restorer:
 	movq $15, %rax
 	syscall
 
-/* void loader_handler(int, siginfo_t *, void *): into the program's own handler, which may be on our stack now, or never return */
-	.globl loader_handler
+/* void loader_to_handler(handler, sig, info, context, stack): it may never return */
+	.globl loader_to_handler
 	.p2align 4
-loader_handler:
+loader_to_handler:
 	pushq %rbp
 	movq %rsp, %rbp
-	pushq %rbx
-	pushq %r12
-	pushq %r13
-	pushq %r14
-	pushq %r15
-	movq %gs:BLOCK_TOP, %r12
-	movq %gs:BLOCK_INSIDE, %r13
-	movq %gs:BLOCK_PROGRAM_FS, %r14
-	movq %gs:BLOCK_PROGRAM_SP, %r15
-	movq program_actions@GOTPCREL(%rip), %rax
-	movq (%rax), %rax
-	movslq %edi, %rcx
-	shlq $5, %rcx
-	movq (%rax,%rcx), %rbx  /* struct kernel_action: 32 bytes, the handler first */
-	cmpq %gs:BLOCK_LOW, %rsp
-	jb 1f
-	cmpq %gs:BLOCK_HIGH, %rsp
-	ja 1f
-	leaq -1024(%rsp), %rcx
-	andq $-64, %rcx
-	movq %rcx, %gs:BLOCK_TOP
-	leaq -128(%r15), %rsp   /* below the program's red zone */
+	testq %r8, %r8
+	jz 1f
+	leaq -1024(%rsp), %rax  /* our stack is in use down to there */
+	andq $-64, %rax
+	movq %rax, %gs:BLOCK_TOP
+	movq %r8, %rsp
 1:	andq $-64, %rsp
-	wrfsbase %r14
+	movq %gs:BLOCK_PROGRAM_FS, %rax
+	wrfsbase %rax
 	movq $0, %gs:BLOCK_INSIDE
-	call *%rbx
-	movq %r15, %gs:BLOCK_PROGRAM_SP
-	movq %r14, %gs:BLOCK_PROGRAM_FS
-	movq %r13, %gs:BLOCK_INSIDE
-	movq %r12, %gs:BLOCK_TOP
+	movq %rdi, %rax
+	movl %esi, %edi
+	movq %rdx, %rsi
+	movq %rcx, %rdx
+	call *%rax
+	movq $INSIDE_SIGNAL, %gs:BLOCK_INSIDE
 	movq %gs:BLOCK_FS, %rax
 	wrfsbase %rax
-	leaq -40(%rbp), %rsp
-	popq %r15
-	popq %r14
-	popq %r13
-	popq %r12
-	popq %rbx
+	movq %rbp, %rsp
 	popq %rbp
 	ret
 

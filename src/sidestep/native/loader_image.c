@@ -13,7 +13,6 @@
 #define SECTIONS_MAX 128
 #define SIZE_MAX_MAPPED (1ul << 40)
 #define PAGE 4096ul
-#define SYSCALL_LENGTH 2
 #define DOWN(at) ((at) & ~(PAGE - 1))
 #define UP(at) DOWN((at) + PAGE - 1)
 

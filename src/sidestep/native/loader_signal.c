@@ -13,9 +13,13 @@
 
 #define SIGNALS 65
 #define RESTORER 0x04000000 /* SA_RESTORER */
+#define RED_ZONE 128        /* below its stack pointer, which a program may use (System V ABI, 3.2.2) */
+
+struct kernel_action {
+	uint64_t handler, flags, restorer, mask;
+};
 
 static struct kernel_action programs[SIGNALS];
-const struct kernel_action *program_actions = programs;
 static void (*_Atomic to_call[SIGNALS])(int, siginfo_t *, void *); /* what the shim has told the kernel to call */
 
 static bool is_function(uint64_t handler)
@@ -23,9 +27,110 @@ static bool is_function(uint64_t handler)
 	return handler != (uint64_t)SIG_DFL && handler != (uint64_t)SIG_IGN;
 }
 
-__attribute__((used, visibility("hidden"))) void loader_signal(int sig, siginfo_t *info, void *context)
+/* `top` and `interrupted` are block.top and block.inside as they were. */
+__attribute__((used, visibility("hidden"))) void loader_signal(int sig, siginfo_t *info, void *context, uint64_t top,
+                                                               struct frame *interrupted)
 {
+	struct block *block = this_block();
+	struct frame *before = block->interrupted;
+	const uint32_t levels = block->levels_len;
+	const stack_t *other = &((ucontext_t *)context)->uc_stack;
+	const uint64_t here = (uint64_t)__builtin_frame_address(0), low = (uint64_t)other->ss_sp, high = low + other->ss_size;
+
+	if (block->top != top && levels < LEVELS_MAX) {
+		bool on_other = here >= low && here < high;
+		block->levels[block->levels_len++] = (struct level){top, on_other ? low : 0, on_other ? high : block->program_sp - RED_ZONE};
+	}
+	block->interrupted = (uint64_t)interrupted > INSIDE_SIGNAL ? interrupted : NULL;
 	to_call[sig](sig, info, context);
+	block->interrupted = before;
+	block->levels_len = levels;
+}
+
+/* A fault is of our own code, then, and is told as it is. */
+static bool is_fault(int sig, const siginfo_t *info)
+{
+	return info->si_code > 0 && (sig == SIGSEGV || sig == SIGBUS || sig == SIGFPE || sig == SIGILL || sig == SIGTRAP);
+}
+
+/*
+ * What the kernel would show of a call that a signal came into: the program's registers, at its call, which begins again after
+ * a handler with SA_RESTART. Handlers look at them, to sample the program or, as musl's for pthread_cancel(3), to leave the call.
+ */
+static bool program_shown(const struct block *block, bool restarts, greg_t *now)
+{
+	const struct frame *frame = block->interrupted;
+
+	if (!frame && (now[REG_RIP] <= (greg_t)loader_entry || now[REG_RIP] >= (greg_t)loader_inside))
+		return false;
+	if (frame) {
+		const uint64_t values[][2] = {
+			{REG_R15, frame->r15}, {REG_R14, frame->r14}, {REG_R13, frame->r13}, {REG_R12, frame->r12}, {REG_RBP, frame->rbp},
+			{REG_RBX, frame->rbx}, {REG_R9, frame->r9},   {REG_R8, frame->r8},   {REG_R10, frame->r10}, {REG_RDX, frame->rdx},
+			{REG_RSI, frame->rsi}, {REG_RDI, frame->rdi}, {REG_RAX, frame->rax}, {REG_RCX, frame->back},
+		};
+		for (size_t i = 0; i < sizeof(values) / sizeof(*values); i++)
+			now[values[i][0]] = (greg_t)values[i][1];
+	}
+	now[REG_RSP] = (greg_t)(frame ? frame->rsp : block->program_sp);
+	now[REG_RIP] = (greg_t)SITE(now[REG_RCX]);
+	now[REG_R11] = now[REG_EFL];
+	if (!restarts) {
+		now[REG_RIP] += SYSCALL_LENGTH;
+		now[REG_RAX] = -EINTR;
+	}
+	return true;
+}
+
+/* The handler has changed where a call of ours goes on: the call is to end as soon as it can, if it has done nothing. */
+static void divert(struct block *block, greg_t *now, const greg_t *real)
+{
+	if (!block->interrupted)
+		return; /* it has not begun */
+	block->diverted = block->interrupted;
+	memcpy(block->diverted_to, now, sizeof(block->diverted_to));
+	memcpy(now, real, sizeof(block->diverted_to));
+	if (memcmp((const void *)now[REG_RIP], "\x0f\x05", SYSCALL_LENGTH) == 0) { /* which the kernel would begin again */
+		now[REG_RIP] += SYSCALL_LENGTH;
+		now[REG_RAX] = -EINTR;
+	}
+	shim->interrupt();
+}
+
+void call_divert(struct frame *frame, struct block *block)
+{
+	const int64_t *to = block->diverted_to;
+
+	*frame = (struct frame){
+		.r15 = (uint64_t)to[REG_R15], .r14 = (uint64_t)to[REG_R14], .r13 = (uint64_t)to[REG_R13], .r12 = (uint64_t)to[REG_R12],
+		.rbp = (uint64_t)to[REG_RBP], .rbx = (uint64_t)to[REG_RBX], .r9 = (uint64_t)to[REG_R9], .r8 = (uint64_t)to[REG_R8],
+		.r10 = (uint64_t)to[REG_R10], .rdx = (uint64_t)to[REG_RDX], .rsi = (uint64_t)to[REG_RSI], .rdi = (uint64_t)to[REG_RDI],
+		.rax = (uint64_t)to[REG_RAX], .fs = frame->fs, .back = (uint64_t)to[REG_RIP], .rsp = (uint64_t)to[REG_RSP],
+	};
+}
+
+/* What the shim takes for the program's handler, which may come back by siglongjmp. */
+static void loader_handler(int sig, siginfo_t *info, void *context)
+{
+	struct block *block = this_block();
+	greg_t *now = ((ucontext_t *)context)->uc_mcontext.gregs, real[NGREG];
+	const uint64_t top = block->top, inside = block->inside, fs = block->program_fs, sp = block->program_sp;
+	const uint64_t here = (uint64_t)__builtin_frame_address(0);
+	const struct kernel_action *action = &programs[sig];
+
+	memcpy(real, now, sizeof(real));
+	bool shown = !is_fault(sig, info) && program_shown(block, action->flags & SA_RESTART, now);
+	const greg_t at = now[REG_RIP];
+	loader_to_handler(action->handler, sig, info, context,
+	                  here >= block->low && here <= block->high ? sp - RED_ZONE : 0);
+	block->program_sp = sp;
+	block->program_fs = fs;
+	block->inside = inside;
+	block->top = top;
+	if (shown && now[REG_RIP] == at)
+		memcpy(now, real, sizeof(real));
+	else if (shown)
+		divert(block, now, real);
 }
 
 /* As the shim wants it: the sigaction(2) of our C library, but for the way in. */

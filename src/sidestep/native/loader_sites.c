@@ -26,13 +26,12 @@
 #define POOLS_MAX 64
 #define TRAMPOLINE_MAX 192
 #define REACH 0x7fff0000l /* of a jump with 32 bits, and some less */
-#define SYSCALL_LENGTH 2
 #define JUMP_LENGTH 5
 #define MOVED_MAX 32
 #define UNKNOWN -1
 
 uint8_t wanted[CALLS_MAX];
-const char *loader_entry;
+const char *loader_entry, *loader_inside;
 
 /* ---- room for trampolines, near the code ---- */
 static struct pool {
@@ -401,13 +400,15 @@ static bool put_moved_all(struct writer *writer, const uint8_t *from, const uint
 	return true;
 }
 
-static void put_hooked(struct writer *writer, uint8_t **back)
+/* HOOKED_LENGTH bytes */
+static void put_hooked(struct writer *writer, uint8_t *site, uint8_t **back)
 {
 	put(writer, "\x48\x8d\x0d", 3); /* lea back(%rip), %rcx */
 	*back = writer->at;
 	put32(writer, 0);
 	put(writer, "\xff\x25\0\0\0\0", 6); /* jmp *entry */
 	put(writer, &loader_entry, sizeof(loader_entry));
+	put(writer, &site, sizeof(site)); /* SITE() */
 }
 
 /*
@@ -439,10 +440,10 @@ static uint8_t *trampoline(const struct site *site, const uint8_t *begin, const 
 		put(&writer, "\x0f\x05\xeb", 3); /* plain: syscall; jmp behind */
 		uint8_t *behind = writer.at++;
 		*hooked = (uint8_t)(writer.at - (hooked + 1));
-		put_hooked(&writer, &lea);
+		put_hooked(&writer, site->at, &lea);
 		*behind = (uint8_t)(writer.at - (behind + 1));
 	} else {
-		put_hooked(&writer, &lea);
+		put_hooked(&writer, site->at, &lea);
 	}
 	int32_t back = (int32_t)(writer.at - (lea + 4));
 	memcpy(lea, &back, sizeof(back));

@@ -211,16 +211,31 @@ long thread_clone3(struct frame *frame, const void *arguments, uint64_t size)
 	                    (uint32_t *)parent_tid, (uint32_t *)with->child_tid, with->tls);
 }
 
-/* exit(2): of a thread that is not the first, by way of our C library, which frees what it has. */
+/* Whether the thread holds locks that the kernel is to hand on at its end: set_robust_list(2). */
+static bool holds_robust(void)
+{
+	const struct robust_list_head *head = NULL;
+	size_t length;
+
+	return raw(SYS_get_robust_list, 0, (long)&head, (long)&length, 0, 0, 0) == 0 && head &&
+	       (head->list.next != &head->list || head->list_op_pending);
+}
+
+/*
+ * exit(2): of a thread that is not the first, by way of our C library, which frees what it has. It does not where the kernel is to
+ * do more than to clear the thread's number.
+ */
 void thread_exit(long status)
 {
 	struct block *block = this_block();
 
-	if (!block->bare && block->exit_sp && raw(SYS_gettid, 0, 0, 0, 0, 0, 0) != raw(SYS_getpid, 0, 0, 0, 0, 0, 0)) {
+	if (!block->bare && block->exit_sp && !holds_robust() &&
+	    raw(SYS_gettid, 0, 0, 0, 0, 0, 0) != raw(SYS_getpid, 0, 0, 0, 0, 0, 0)) {
 		signals_set(ALL_SIGNALS);
+		raw(SYS_set_robust_list, 0, sizeof(struct robust_list_head), 0, 0, 0, 0); /* the program's, which it may free now */
 		loader_leave(block);
 	}
 	if (!block->bare)
-		tid_clear(block);
+		raw(SYS_set_tid_address, (long)block->clear_tid, 0, 0, 0, 0, 0);
 	raw(SYS_exit, status, 0, 0, 0, 0, 0);
 }

@@ -560,6 +560,8 @@ struct start {
 bool start_differs(struct start *start, int dir, const char *file, char *const argv[], char *const env[]);
 void start_make(struct start *start, const char *file, char *const **argv, char *const **env, void *room);
 
+bool preload_without_ours(char *to, const char *entry); /* LD_PRELOAD=…; `to` has as much room, and one byte */
+
 void demote_inherited(bool leaving); /* what a program inherits that is executed next */
 long execute_bare(int directory, const char *path, char *const argv[], char *const env[], int flags);
 
@@ -591,7 +593,9 @@ void fork_parent(void);
 void fork_child(void);
 
 /* ---- signals (shim_signal.c) ---- */
+int pselect_counting(int len, fd_set *r, fd_set *w, fd_set *e, struct timespec *timeout, const sigset_t *mask);
 void signals_init(void);
+void signal_interrupts(void); /* what this thread waits in ends, as by a handler without SA_RESTART */
 
 /* ---- a process that was started without the shim (shim_embed.c) ---- */
 int sidestep_adopt(int fd);

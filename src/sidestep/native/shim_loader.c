@@ -140,45 +140,52 @@ static bool is_variable(const char *entry, const char *name)
 	return strncmp(entry, name, strlen(name)) == 0;
 }
 
-/* The other libraries that are to be loaded first; an empty name is none. */
-static void without_ours(char *to, const char *list)
+/* The other libraries that are to be loaded first; an empty name is none. Whether ours was among them. */
+bool preload_without_ours(char *to, const char *entry)
 {
+	bool was_there = false;
+
 	to += sprintf(to, "%s", preload);
-	for (list += sizeof(preload) - 1; *list; list += strspn(list, " :")) {
-		size_t len = strcspn(list, " :"), name = sizeof(ours) - 1;
-		bool our = len >= name && memcmp(list + len - name, ours, name) == 0 && (len == name || list[len - name - 1] == '/');
+	for (entry += sizeof(preload) - 1; *entry; entry += strspn(entry, " :")) {
+		size_t len = strcspn(entry, " :"), name = sizeof(ours) - 1;
+		bool our = len >= name && memcmp(entry + len - name, ours, name) == 0 && (len == name || entry[len - name - 1] == '/');
 		if (!our)
-			to += sprintf(to, "%.*s:", (int)len, list);
-		list += len;
+			to += sprintf(to, "%.*s:", (int)len, entry);
+		was_there |= our;
+		entry += len;
 	}
+	return was_there;
 }
 
-/* One entry, as the program is to have it; `text` is room for more than it. */
-static char *env_entry(char *entry, enum start_how how, bool was_kept, char *text)
+/* What has been kept takes its place again, but for a program that was told otherwise. */
+static bool env_restores(char *const env[], enum start_how how, char *scratch)
 {
-	if (how == START_WITHOUT && is_variable(entry, preload)) {
-		without_ours(text, entry);
-		return text;
+	bool was_kept = false;
+
+	for (; how != START_WITHOUT && *env; env++) {
+		was_kept |= is_variable(*env, kept);
+		if (is_variable(*env, preload) && preload_without_ours(scratch, *env))
+			return false;
 	}
-	if (how == START_AS_IT_IS && was_kept && is_variable(entry, kept)) {
-		sprintf(text, "%s%s", preload, entry + sizeof(kept) - 1);
-		return text;
-	}
-	return entry;
+	return was_kept;
 }
 
 static char *const *env_make(char *const env[], const struct start *start, char **room)
 {
 	size_t count = 2, at = 0;
-	bool has_preload = false;
 
-	for (char *const *each = env; *each; each++, count++)
-		has_preload |= is_variable(*each, preload);
+	for (char *const *each = env; *each; each++)
+		count++;
 	char **made = (char **)(void *)*room, *text = (char *)(made + count);
+	const bool restores = env_restores(env, start->how, text);
 	for (; *env; env++) {
-		if (is_variable(*env, program))
+		if (is_variable(*env, program) || (restores && is_variable(*env, preload)))
 			continue;
-		made[at] = env_entry(*env, start->how, !has_preload, text);
+		made[at] = *env;
+		if (restores && is_variable(*env, kept))
+			sprintf(made[at] = text, "%s%s", preload, *env + sizeof(kept) - 1);
+		else if (start->how == START_WITHOUT && is_variable(*env, preload))
+			preload_without_ours(made[at] = text, *env);
 		if (made[at++] == text)
 			text += strlen(text) + 1;
 	}

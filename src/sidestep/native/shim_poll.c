@@ -566,33 +566,39 @@ static int select_by_poll(int len, fd_set *r, fd_set *w, fd_set *e, const struct
 	return result;
 }
 
-EXPORT int select(int len, fd_set *r, fd_set *w, fd_set *e, struct timeval *timeout)
-{
-	if (likely(!select_concerns(len, r, w, e)) || (timeout && (timeout->tv_sec < 0 || timeout->tv_usec < 0)))
-		return real.select(len, r, w, e, timeout);
-	struct timespec limit, *given = NULL;
-	int64_t start = 0;
-	if (timeout) {
-		limit = (struct timespec){timeout->tv_sec + timeout->tv_usec / 1000000, timeout->tv_usec % 1000000 * 1000};
-		given = &limit;
-		start = now_ns();
-	}
-	int result = select_by_poll(len, r, w, e, given, NULL);
-	if (timeout) { /* Linux tells what is left */
-		int64_t left = limit.tv_sec * 1000000000ll + limit.tv_nsec - (now_ns() - start);
-		if (left < 0)
-			left = 0;
-		timeout->tv_sec = left / 1000000000;
-		timeout->tv_usec = left % 1000000000 / 1000;
-	}
-	return result;
-}
-
 EXPORT int pselect(int len, fd_set *r, fd_set *w, fd_set *e, const struct timespec *timeout, const sigset_t *mask)
 {
 	if (likely(!select_concerns(len, r, w, e)))
 		return real.pselect(len, r, w, e, timeout, mask);
 	return select_by_poll(len, r, w, e, timeout, mask);
+}
+
+#define LONG_S 1000000000 /* longer than anybody waits */
+
+/* As the system call: what is left of the time is told. */
+int pselect_counting(int len, fd_set *r, fd_set *w, fd_set *e, struct timespec *timeout, const sigset_t *mask)
+{
+	if (!timeout || timeout->tv_sec > LONG_S)
+		return pselect(len, r, w, e, timeout, mask);
+	const int64_t start = now_ns(), limit = timeout->tv_sec * 1000000000ll + timeout->tv_nsec;
+	int result = pselect(len, r, w, e, timeout, mask);
+	if (result < 0 && errno == EINVAL)
+		return result;
+	int64_t left = limit - (now_ns() - start);
+	*timeout = (struct timespec){left > 0 ? left / 1000000000 : 0, left > 0 ? left % 1000000000 : 0};
+	return result;
+}
+
+EXPORT int select(int len, fd_set *r, fd_set *w, fd_set *e, struct timeval *timeout)
+{
+	if (likely(!select_concerns(len, r, w, e)) || (timeout && (timeout->tv_sec < 0 || timeout->tv_usec < 0)))
+		return real.select(len, r, w, e, timeout);
+	if (!timeout)
+		return select_by_poll(len, r, w, e, NULL, NULL);
+	struct timespec limit = {timeout->tv_sec + timeout->tv_usec / 1000000, timeout->tv_usec % 1000000 * 1000};
+	int result = pselect_counting(len, r, w, e, &limit, NULL);
+	*timeout = (struct timeval){limit.tv_sec, limit.tv_nsec / 1000};
+	return result;
 }
 
 /* libc's own names for some of these */

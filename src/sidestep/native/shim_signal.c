@@ -58,6 +58,13 @@ static void trampoline(int sig, siginfo_t *info, void *context)
 	self.critical = critical;
 }
 
+void signal_interrupts(void)
+{
+	self.signals++;
+	self.signals_interrupting++;
+	self.sleep = (struct timespec){0, 0};
+}
+
 EXPORT int sigaction(int sig, const struct sigaction *act, struct sigaction *old)
 {
 	struct sigaction mine, before;

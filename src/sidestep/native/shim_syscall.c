@@ -47,8 +47,8 @@ static long raw_moving(long number, const long a[6])
 	case SYS_splice:
 		return splice((int)a[0], (off_t *)a[1], (int)a[2], (off_t *)a[3], (size_t)a[4], (unsigned)a[5]);
 	case SYS_pselect6:
-		return pselect((int)a[0], (fd_set *)a[1], (fd_set *)a[2], (fd_set *)a[3], (const struct timespec *)a[4],
-		               a[5] ? *(const sigset_t *const *)a[5] : NULL); /* a mask, and its size */
+		return pselect_counting((int)a[0], (fd_set *)a[1], (fd_set *)a[2], (fd_set *)a[3], (struct timespec *)a[4],
+		                        a[5] ? *(const sigset_t *const *)a[5] : NULL); /* a mask, and its size */
 	case SYS_epoll_create1: return epoll_create1((int)a[0]);
 	case SYS_epoll_ctl: return epoll_ctl((int)a[0], (int)a[1], (int)a[2], (struct epoll_event *)a[3]);
 	case SYS_epoll_pwait:

@@ -35,7 +35,11 @@ def check_program(name: str) -> Iterator[Finding]:
         yield Finding(name, Level.FAIL, obstacle.verdict, obstacle.remedy)
     if program.obstacles:
         return
-    yield Finding(name, Level.OK, "the shim reaches it: " + " -> ".join(str(path) for path in program.chain))
+    chain = " -> ".join(str(path) for path in program.chain)
+    if program.loader:
+        yield Finding(name, Level.OK, f"sidestep's loader starts it, with all its system calls replaced: {chain}")
+        return
+    yield Finding(name, Level.OK, f"the shim reaches it: {chain}")
     try:
         loaded, missing = preload_check.libraries(program.chain[-1])
     except SidestepError as error:

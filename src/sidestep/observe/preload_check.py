@@ -13,7 +13,7 @@ import re
 import stat
 import struct
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import BinaryIO, Final, NamedTuple
 
@@ -62,7 +62,11 @@ class Program(NamedTuple):
     path: Path
     chain: tuple[Path, ...]  # the program and, for a script, its interpreters; the last one is what is loaded
     obstacles: tuple[PreloadObstacle, ...]
-    loaded: bool = False  # by our loader
+    loader: Path | None = None  # ours, which starts it
+
+    def argv(self, command: Sequence[str]) -> list[str]:
+        """What is to be executed for it to come under the shim."""
+        return [str(self.loader), "--run", str(self.path), *command] if self.loader else [*command]
 
 
 class Calls(NamedTuple):
@@ -140,10 +144,10 @@ def inspect(path: Path) -> Program:
                     return Program(path, tuple(chain), (_obstacle(_NO_SHEBANG, str(chain[-1])),))
                 if interpreter is None:
                     rights, found = tuple(_rights(chain[-1])), tuple(_elf(file))
-                    loaded = not rights and any(obstacle.code in _LOADABLE for obstacle in found)
-                    if loaded and (tool := loader()):
+                    loadable = not rights and any(obstacle.code in _LOADABLE for obstacle in found)
+                    if loadable and (tool := loader()):
                         found = tuple(_loading(tool, chain[-1]))
-                        return Program(path, tuple(chain), found, loaded=not found)
+                        return Program(path, tuple(chain), found, None if found else tool)
                     return Program(path, tuple(chain), (*rights, *found))
         except _NoInterpreter as missing:
             return Program(path, tuple(chain), (_obstacle(_NO_INTERPRETER, missing.shown),))

@@ -31,6 +31,7 @@ _SYSTEM: Final = tuple(map(Path, (
 _USER: Final = tuple(map(Path, ("/etc/systemd/user", "/run/systemd/user", "/usr/lib/systemd/user")))
 _HOMES: Final = (Path("/home"), Path("/root"), Path("/run/user"))  # what ProtectHome= is about
 _TEMPORARY: Final = (Path("/tmp"), Path("/var/tmp"))  # noqa: S108 - what PrivateTmp= is about
+_PREFIXES: Final = "@-:+!|"  # of a command line in ExecStart=
 _YES: Final = frozenset({"1", "yes", "true", "on"})
 # Calls that the shim makes: a program may have been let do without them.
 _CALLS: Final = (
@@ -181,10 +182,14 @@ class Wanted(NamedTuple):
 def wanted(units: Units, unit: Unit, socket: Path) -> Wanted:
     """The drop-in that brings the shim into a service, for the provider at `socket`; raises Unavailable if none can."""
     library = native_library()
-    _check_reached(units, unit, library)
+    starts = _starts(units, unit)
+    _check_reached(unit, library)
     mine = {"LD_PRELOAD": " ".join(preloaded)} if (preloaded := _preloaded(unit)) else {}
     variables = ShimSettings(socket).environment(mine) | ({} if units.user else {ENV_FROM_ROOT: "1"})
     lines = [f"Environment={_quoted(f'{name}={value}')}" for name, value in variables.items()]
+    if starts != unit.settings.get("ExecStart", []):
+        lines += ["# The library does not get into it by itself: sidestep's loader starts it.", "ExecStart="]
+        lines += [f"ExecStart={line}" for line in starts]
     allowed = list(_allowed(unit, library, socket))
     for why, line in allowed:
         lines += [f"# {why}", line]
@@ -194,16 +199,32 @@ def wanted(units: Units, unit: Unit, socket: Path) -> Wanted:
     return Wanted(text, tuple(_notes(unit, preloaded, [line for _, line in allowed])))
 
 
-def _check_reached(units: Units, unit: Unit, library: Path) -> None:
-    """Raises Unavailable if the shim would not get into it, whatever a drop-in says."""
+def _starts(units: Units, unit: Unit) -> list[str]:
+    """Its ExecStart= lines, with the loader where that starts the program; Unavailable if the shim does not get in."""
     root = units.root / unit.last("RootDirectory").lstrip("/")
+    lines = []
     for line in unit.settings.get("ExecStart", ()):
-        program = Path((_split(line.lstrip("@-:+!|")) or [""])[0])
+        command = line.lstrip(_PREFIXES)
+        program = Path((_split(command) or [""])[0])
         path = root / str(program).lstrip("/")
-        found = preload_check.obstacles(path) if program.is_absolute() and path.is_file() else ()
-        for obstacle in found:
+        found = preload_check.inspect(path) if program.is_absolute() and path.is_file() else None
+        for obstacle in found.obstacles if found else ():
             if obstacle.code != "unreadable":
                 raise Unavailable(f"{unit.name}: {program} {obstacle.verdict}", remedy=obstacle.remedy)
+        if found and found.loader:
+            if unit.enabled("MemoryDenyWriteExecute"):
+                raise Unavailable(f"{unit.name} has MemoryDenyWriteExecute=, and sidestep's loader changes {program}",
+                                  remedy=f"take it out: systemctl edit {unit.name}")  # fmt: skip
+            prefix = line[: len(line) - len(command)]
+            named = command.partition(" ")[2].lstrip() if "@" in prefix else command  # @: the next word is argv[0]
+            lines.append(f"{prefix.replace('@', '')}{_quoted(str(found.loader))} --run {_quoted(str(program))} {named}")
+        else:
+            lines.append(line)
+    return lines
+
+
+def _check_reached(unit: Unit, library: Path) -> None:
+    """Raises Unavailable if the shim would not get into it, whatever a drop-in says."""
     if "LD_PRELOAD" in unit.words("UnsetEnvironment"):
         raise Unavailable(
             f"{unit.name} has UnsetEnvironment=LD_PRELOAD", remedy=f"take it out: systemctl edit {unit.name}"

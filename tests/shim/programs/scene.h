@@ -47,6 +47,9 @@
 #include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
+#ifndef __GLIBC__
+#include "musl.h"
+#endif
 
 /* Exit code: the scene has both ends of a connection in one process, and two hosts were asked for. */
 enum { NOT_APART = 77 };

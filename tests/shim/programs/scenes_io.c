@@ -149,8 +149,8 @@ static void sendmsg_recvmsg(void)
 				 .msg_controllen = sizeof control,
 				 .msg_flags = -1};
 	say_bytes("recvmsg PEEK|TRUNC-free", pair, data, recvmsg(pair->fd, &header, 0));
-	say("namelen %u controllen %zu flags %#x iovlen %zu", header.msg_namelen, header.msg_controllen,
-	    header.msg_flags, header.msg_iovlen);
+	say("namelen %u controllen %zu flags %#x iovlen %zu", header.msg_namelen, (size_t)header.msg_controllen,
+	    header.msg_flags, (size_t)header.msg_iovlen);
 	say_ret("recvmsg of nothing", recvmsg(pair->fd, &header, MSG_DONTWAIT));
 	header = (struct msghdr){.msg_iov = NULL, .msg_iovlen = 0};
 	say_ret("sendmsg of no vectors", sendmsg(pair->fd, &header, 0));
@@ -740,9 +740,11 @@ static void kernel_asynchronous(void)
 	NEED(syscall(SYS_io_destroy, context) == 0);
 }
 
+#ifdef __GLIBC__
 extern int __poll(struct pollfd *fds, nfds_t len, int timeout);
 extern int __select(int len, fd_set *r, fd_set *w, fd_set *e, struct timeval *timeout);
 extern int __fcntl(int fd, int command, ...);
+#endif
 
 static void libc_aliases(void)
 {

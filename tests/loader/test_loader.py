@@ -1,0 +1,100 @@
+"""Static programs and those of musl, started by the loader: promoted, and in all else as without it."""
+
+from __future__ import annotations
+
+import json
+import os
+import struct
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from foreign_programs import KINDS, build
+
+from sidestep.testing import Sidestep, free_port
+
+pytestmark = pytest.mark.slow  # real programs
+
+ECHO = """
+import socket, sys, threading
+server = socket.create_server(("127.0.0.1", int(sys.argv[1])))
+print("ready", flush=True)
+def serve(one):
+    with one:
+        while data := one.recv(65536):
+            one.sendall(data)
+while True:
+    threading.Thread(target=serve, args=(server.accept()[0],), daemon=True).start()
+"""
+
+
+@pytest.fixture(scope="module")
+def provider() -> Iterator[Sidestep]:
+    with Sidestep(promote_after="0") as one:
+        yield one
+
+
+@pytest.fixture
+def echo(provider: Sidestep) -> int:
+    """The port of a server that a promoted connection leads to."""
+    port = free_port()
+    server = provider.popen([sys.executable, "-c", ECHO, str(port)], stdout=subprocess.PIPE)
+    assert server.stdout is not None
+    assert server.stdout.readline() == b"ready\n"
+    return port
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_all_registers_are_kept_while_signals_come(provider: Sidestep, echo: int, kind: str) -> None:
+    program = provider.popen([build("registers", kind), str(echo)])
+    ends = provider.wait_for(lambda found: len([one for one in found if one.promoted]) == 2)
+    assert program.pid in {one.pid for one in ends}
+    assert program.wait(60) == 0
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("place", ["stack", "other"])
+def test_calls_that_are_left_take_nothing_with_them(provider: Sidestep, kind: str, place: str) -> None:
+    program = provider.popen([build("leaving", kind), place])
+    provider.wait_for(lambda found: len([one for one in found if one.promoted and one.pid == program.pid]) == 6)
+    assert program.wait(60) == 0
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_program_is_told_what_it_is_told_without(provider: Sidestep, tmp_path: Path, kind: str) -> None:
+    argv = [build("told", kind), "one", "two words", ""]
+    env = {name: value for name, value in os.environ.items() if name != "LD_PRELOAD"}
+    native = subprocess.run(argv, env=env, stdout=subprocess.PIPE, cwd=tmp_path, timeout=60, check=False)
+    loaded = provider.run(argv, stdout=subprocess.PIPE, cwd=tmp_path, check=False)
+    assert (loaded.stdout.decode(), loaded.returncode) == (native.stdout.decode(), native.returncode)
+    assert native.returncode == 42
+
+
+# ---- what is refused ----
+
+
+def without_sections(program: Path) -> bytes:
+    data = bytearray(program.read_bytes())
+    struct.pack_into("=QxxxxHHHHHH", data, 40, 0, 64, 56, struct.unpack_from("=H", data, 56)[0], 64, 0, 0)
+    return bytes(data)
+
+
+def test_a_program_of_which_a_call_is_left_runs_as_without(provider: Sidestep, loader: Path) -> None:
+    program = build("uncovered", "static")
+    found = json.loads(subprocess.run([loader, "--check", program], stdout=subprocess.PIPE, check=False).stdout)
+    assert found["refused"]
+    assert len(found["left"]) == 1
+    ran = provider.run([loader, "--run", program, program], stdout=subprocess.PIPE, check=False)
+    assert (ran.stdout, ran.returncode) == (b"ran\n", 3)
+
+
+def test_so_does_one_that_does_not_say_what_is_code(provider: Sidestep, loader: Path, tmp_path: Path) -> None:
+    program = tmp_path / "program"
+    program.write_bytes(without_sections(build("told", "static")))
+    program.chmod(0o755)
+    found = json.loads(subprocess.run([loader, "--check", program], stdout=subprocess.PIPE, check=False).stdout)
+    assert "section" in found["refused"]
+    ran = provider.run([loader, "--run", program, program], stdout=subprocess.PIPE, check=False)
+    assert ran.returncode == 42
