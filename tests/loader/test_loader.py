@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import json
 import os
-import struct
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from foreign_programs import KINDS, build
+from foreign_programs import KINDS, build, put_out_of_reach
 
 from sidestep.testing import Sidestep, free_port
 
@@ -75,12 +75,6 @@ def test_a_program_is_told_what_it_is_told_without(provider: Sidestep, tmp_path:
 # ---- what is refused ----
 
 
-def without_sections(program: Path) -> bytes:
-    data = bytearray(program.read_bytes())
-    struct.pack_into("=QxxxxHHHHHH", data, 40, 0, 64, 56, struct.unpack_from("=H", data, 56)[0], 64, 0, 0)
-    return bytes(data)
-
-
 def test_a_program_of_which_a_call_is_left_runs_as_without(provider: Sidestep, loader: Path) -> None:
     program = build("uncovered", "static")
     found = json.loads(subprocess.run([loader, "--check", program], stdout=subprocess.PIPE, check=False).stdout)
@@ -91,9 +85,7 @@ def test_a_program_of_which_a_call_is_left_runs_as_without(provider: Sidestep, l
 
 
 def test_so_does_one_that_does_not_say_what_is_code(provider: Sidestep, loader: Path, tmp_path: Path) -> None:
-    program = tmp_path / "program"
-    program.write_bytes(without_sections(build("told", "static")))
-    program.chmod(0o755)
+    program = put_out_of_reach(Path(shutil.copy(build("told", "static"), tmp_path / "program")))
     found = json.loads(subprocess.run([loader, "--check", program], stdout=subprocess.PIPE, check=False).stdout)
     assert "section" in found["refused"]
     ran = provider.run([loader, "--run", program, program], stdout=subprocess.PIPE, check=False)

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from foreign_programs import put_out_of_reach
 
 from sidestep.observe.check import memory_limit
 from sidestep.testing import Sidestep
@@ -86,19 +87,25 @@ def test_an_ordinary_program_in_an_ordinary_place_is_fit(check: Check, build: Bu
     }
 
 
-def test_a_static_program_is_not(check: Check, build: Build) -> None:
-    found = check(build(EMPTY, "-static"))
-    assert found["verdict"] == "fail"
-    assert "linked statically" in str(found["findings"][0])
-    assert found["findings"][0]["remedy"] == "use a dynamically linked build"
-
-
-def test_a_program_of_musl_is_not_and_runs_without_the_shim(check: Check, build: Build, sidestep: Sidestep) -> None:
-    program = build('#include <stdio.h>\nint main(void) { return puts("well") < 0; }\n', compiler="musl-gcc")
+def test_a_static_program_is_if_the_loader_can_start_it(check: Check, build: Build) -> None:
+    program = build(EMPTY, "-static")
     found = check(program)
     (finding,) = by_subject(found, str(program))
+    assert (found["verdict"], finding["level"]) == ("ok", "ok")
+    assert "sidestep's loader starts it" in finding["text"]
+    found = check(put_out_of_reach(program))
+    (finding,) = by_subject(found, str(program))
     assert (found["verdict"], finding["level"]) == ("fail", "fail")
-    assert finding["text"] == "stays on TCP: its C library is not the one that the shim was built for (musl)"
+    assert "its system calls cannot be replaced: it has no section headers" in finding["text"]
+
+
+def test_a_program_of_musl_that_cannot_be_is_not(check: Check, build: Build, sidestep: Sidestep) -> None:
+    program = build('#include <stdio.h>\nint main(void) { return puts("well") < 0; }\n', compiler="musl-gcc")
+    assert check(program)["verdict"] == "ok"
+    found = check(put_out_of_reach(program))
+    (finding,) = by_subject(found, str(program))
+    assert (found["verdict"], finding["level"]) == ("fail", "fail")
+    assert "its system calls cannot be replaced" in finding["text"]
     argv = [sys.executable, "-m", "sidestep", "doctor", f"--socket={sidestep.socket}", "--json", str(program)]
     ended = subprocess.run(argv, capture_output=True, text=True, timeout=60, check=False)
     assert (ended.returncode, ended.stderr) == (1, "")
@@ -297,7 +304,7 @@ def test_the_verdict_is_the_last_line(build: Build, tmp_path: Path) -> None:
         "sidestep",
         "check",
         f"--socket={tmp_path}/none/provider",
-        str(build(EMPTY, "-static")),
+        str(put_out_of_reach(build(EMPTY, "-static"))),
     ]
     found = subprocess.run(argv, capture_output=True, text=True, timeout=60, check=False)
     assert found.returncode == 1

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from foreign_programs import put_out_of_reach
 
 from sidestep.errors import Unavailable
 from sidestep.observe import preload_check as reach
@@ -31,6 +32,12 @@ def build(tmp_path_factory: pytest.TempPathFactory) -> Build:
     return compile_with
 
 
+@pytest.fixture
+def no_loader(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As where ours does not work."""
+    monkeypatch.setattr(reach, "loader", lambda: None)
+
+
 def codes(path: Path) -> list[str]:
     return [obstacle.code for obstacle in reach.obstacles(path)]
 
@@ -41,10 +48,24 @@ def test_dynamic_programs_are_reached(build: Build, options: tuple[str, ...]) ->
 
 
 @pytest.mark.parametrize("options", [("-static",), ("-static-pie",)])
-def test_static_programs_are_not(build: Build, options: tuple[str, ...]) -> None:
+def test_static_programs_are_by_our_loader(build: Build, options: tuple[str, ...]) -> None:
+    found = reach.inspect(build(*options))
+    assert (found.obstacles, found.loader) == ((), reach.loader())
+
+
+@pytest.mark.usefixtures("no_loader")
+@pytest.mark.parametrize("options", [("-static",), ("-static-pie",)])
+def test_without_it_they_are_not(build: Build, options: tuple[str, ...]) -> None:
     assert codes(build(*options)) == ["static"]
 
 
+def test_what_the_loader_refuses_is_told(build: Build) -> None:
+    (obstacle,) = reach.obstacles(put_out_of_reach(build("-static")))
+    assert obstacle.code == "static"
+    assert "section" in obstacle.text
+
+
+@pytest.mark.usefixtures("no_loader")
 def test_another_c_library_is_told_by_the_loader(build: Build) -> None:
     assert codes(build("-Wl,--dynamic-linker=/lib/ld-musl-x86_64.so.1")) == ["libc"]
 
@@ -70,13 +91,15 @@ def test_a_go_program_is_told_by_its_sections(build: Build) -> None:
     assert codes(program) == ["go"]
 
 
-def test_a_script_is_judged_by_its_interpreter(build: Build, tmp_path: Path) -> None:
+def test_a_script_is_judged_by_its_interpreter(build: Build, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     static = build("-static")
     script = tmp_path / "script"
     script.write_text(f"#! {static} -x\n")
     wrapper = tmp_path / "wrapper"
     wrapper.write_text(f"#!{script}\n")
     script.chmod(0o755)
+    assert reach.inspect(script).loader == reach.inspect(wrapper).loader == reach.loader()
+    monkeypatch.setattr(reach, "loader", lambda: None)
     assert codes(script) == codes(wrapper) == ["static"]
     assert reach.inspect(wrapper).chain == (wrapper, script, static)
 

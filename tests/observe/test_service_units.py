@@ -7,10 +7,11 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from foreign_programs import put_out_of_reach
 
 from sidestep import config
 from sidestep.errors import Misuse, Unavailable
-from sidestep.installation import native_library
+from sidestep.installation import loader, native_library
 from sidestep.observe.units import Unit, Units, Wanted, wanted
 
 LIBRARY = native_library()
@@ -152,13 +153,22 @@ def test_the_user_of_a_service_is_told_who_is_paired_with_it(units: Units) -> No
 # ---- what no drop-in can help ----
 
 
-def test_a_static_program_is_refused(units: Units) -> None:
+def test_a_static_program_is_started_by_the_loader_or_refused(units: Units) -> None:
     program = units.root / "srv/usr/bin/static"
     program.parent.mkdir(parents=True)
     source = 'void _start(void) { __asm__("hlt"); }'
     subprocess.run(["cc", "-static", "-nostdlib", "-x", "c", "-", "-o", program], input=source, text=True, check=True)
     write(units, "it.service", "RootDirectory=/srv\nExecStart=\nExecStart=-/usr/bin/static --option")
-    with pytest.raises(Unavailable, match=r"it.service: /usr/bin/static stays on TCP: it is linked statically"):
+    text = wanted(units, units.find("it"), config.SYSTEM_SOCKET).text
+    assert f'\nExecStart=\nExecStart=-"{loader()}" --run "/usr/bin/static" /usr/bin/static --option\n' in text
+    write(units, "it.service", "RootDirectory=/srv\nExecStart=\nExecStart=@!/usr/bin/static  name --option")
+    text = wanted(units, units.find("it"), config.SYSTEM_SOCKET).text
+    assert f'\nExecStart=!"{loader()}" --run "/usr/bin/static" name --option\n' in text
+    write(units, "it.service", "RootDirectory=/srv\nExecStart=/usr/bin/static\nMemoryDenyWriteExecute=yes")
+    with pytest.raises(Unavailable, match="has MemoryDenyWriteExecute="):
+        wanted(units, units.find("it"), config.SYSTEM_SOCKET)
+    put_out_of_reach(program)
+    with pytest.raises(Unavailable, match=r"/usr/bin/static stays on TCP: its system calls cannot be replaced"):
         wanted(units, units.find("it"), config.SYSTEM_SOCKET)
 
 

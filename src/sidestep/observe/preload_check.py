@@ -7,7 +7,6 @@ that library. Others, static ones among them, are started by a loader of ours, i
 from __future__ import annotations
 
 import errno
-import json
 import os
 import re
 import stat
@@ -105,7 +104,7 @@ _NO_SHEBANG = (
     "run it by its shell: sidestep run -- sh {}",
 )
 _NOT_A_PROGRAM = ("format", "it is neither an ELF program nor a script", "name the program that is executed")
-_UNLOADABLE = ("loader", "its system calls cannot be replaced: {}", "use a dynamic build for this system's libc")
+_UNLOADABLE = ("its system calls cannot be replaced: {}", "use a dynamic build for this system's libc")
 _LOADABLE: Final = frozenset({_STATIC[0], _MUSL[0]})  # by our own loader
 _STOPPING: Final = frozenset({_NO_INTERPRETER[0], _NO_SHEBANG[0]})
 _UNREADABLE = ("unreadable", "it cannot be read ({})", "run as a user who may read it")
@@ -144,9 +143,9 @@ def inspect(path: Path) -> Program:
                     return Program(path, tuple(chain), (_obstacle(_NO_SHEBANG, str(chain[-1])),))
                 if interpreter is None:
                     rights, found = tuple(_rights(chain[-1])), tuple(_elf(file))
-                    loadable = not rights and any(obstacle.code in _LOADABLE for obstacle in found)
-                    if loadable and (tool := loader()):
-                        found = tuple(_loading(tool, chain[-1]))
+                    code = next((obstacle.code for obstacle in found if obstacle.code in _LOADABLE), None)
+                    if code and not rights and (tool := loader()):
+                        found = tuple(_loading(code, tool, chain[-1]))
                         return Program(path, tuple(chain), found, None if found else tool)
                     return Program(path, tuple(chain), (*rights, *found))
         except _NoInterpreter as missing:
@@ -296,9 +295,10 @@ def _elf(file: BinaryIO) -> Iterator[PreloadObstacle]:
         yield _obstacle(_GO)
 
 
-def _loading(tool: Path, program: Path) -> Iterator[PreloadObstacle]:
+def _loading(code: str, tool: Path, program: Path) -> Iterator[PreloadObstacle]:
     """Why our loader cannot start a program; it maps it to find out, and runs nothing."""
-    import subprocess  # not at the top: see `libraries`
+    import json  # not at the top: see `libraries`
+    import subprocess
 
     try:
         said = subprocess.run([tool, "--check", program], capture_output=True, timeout=_LOADER_TIMEOUT_S, check=False)
@@ -306,7 +306,7 @@ def _loading(tool: Path, program: Path) -> Iterator[PreloadObstacle]:
     except (OSError, subprocess.TimeoutExpired, ValueError) as error:
         refused = f"{tool.name} cannot look at it: {error}"
     if refused:
-        yield _obstacle(_UNLOADABLE, refused)
+        yield _obstacle((code, *_UNLOADABLE), refused)
 
 
 def _read_at(file: BinaryIO, offset: int, length: int) -> bytes:
