@@ -34,7 +34,8 @@ def test_the_wheel_holds_all_modules_and_the_shim_and_runs_with_little_else(tmp_
     names = {name for name in zipfile.ZipFile(wheel).namelist() if ".dist-info/" not in name}
     sources = {str(path.relative_to(ROOT / "src")) for path in (ROOT / "src").rglob("*.py")}
     extensions = (f"{name}.abi3.so" for name in ("_channel", "_engine", "_framing"))
-    native = {f"sidestep/native/{name}" for name in ("libsidestep.so", *extensions)}
+    loader = ("sidestep-loader",) if os.uname().machine == "x86_64" else ()
+    native = {f"sidestep/native/{name}" for name in ("libsidestep.so", *loader, *extensions)}
     units = {f"sidestep-{__version__}.data/data/sidestep/systemd/sidestep.{kind}" for kind in ("socket", "service")}
     assert names == sources | native | units | {"sidestep/py.typed", "sidestep/include/sidestep.h"}
 
