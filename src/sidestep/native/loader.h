@@ -134,6 +134,7 @@ bool decode(const uint8_t *at, const uint8_t *end, struct instruction *found); /
 /* ---- loader_sites.c ---- */
 struct code {
 	uint8_t *begin, *end; /* of code and nothing else */
+	bool padded;          /* its functions are aligned, and have int3 between them, as Go's */
 };
 #define LEFT_MAX 16
 struct sites {

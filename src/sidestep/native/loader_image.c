@@ -26,11 +26,25 @@ struct file {
 	Elf64_Ehdr header;
 	Elf64_Phdr segments[SEGMENTS_MAX];
 	uint64_t low, high; /* of its segments' addresses */
+	bool by_go;
 };
+
+/* Whether Go's linker has written this note: its build's. */
+static bool is_note_of_go(const struct file *file, const Elf64_Phdr *segment)
+{
+	struct {
+		Elf64_Nhdr header;
+		char name[4];
+	} note;
+
+	return segment->p_type == PT_NOTE && read_at(file->fd, &note, sizeof(note), segment->p_offset) &&
+	       note.header.n_namesz == sizeof(note.name) && memcmp(note.name, "Go\0", sizeof(note.name)) == 0;
+}
 
 static const char *file_read(struct file *file)
 {
 	const Elf64_Ehdr *header = &file->header;
+	struct stat st;
 
 	if (!read_at(file->fd, &file->header, sizeof(file->header), 0) || memcmp(header->e_ident, ELFMAG, SELFMAG) != 0 ||
 	    header->e_ident[EI_CLASS] != ELFCLASS64 || header->e_ident[EI_DATA] != ELFDATA2LSB)
@@ -40,11 +54,16 @@ static const char *file_read(struct file *file)
 	if (header->e_phentsize != sizeof(*file->segments) || !header->e_phnum || header->e_phnum > SEGMENTS_MAX ||
 	    !read_at(file->fd, file->segments, header->e_phnum * sizeof(*file->segments), header->e_phoff))
 		return "its program headers cannot be read";
+	if (fstat(file->fd, &st) < 0)
+		return "it cannot be read";
 	file->low = UINT64_MAX;
 	for (int i = 0; i < header->e_phnum; i++) {
 		const Elf64_Phdr *segment = &file->segments[i];
+		file->by_go |= is_note_of_go(file, segment);
 		if (segment->p_type != PT_LOAD)
 			continue;
+		if (segment->p_filesz > (uint64_t)st.st_size || segment->p_offset > (uint64_t)st.st_size - segment->p_filesz)
+			return "it is cut off";
 		if (segment->p_filesz > segment->p_memsz || segment->p_memsz > SIZE_MAX_MAPPED ||
 		    segment->p_vaddr > SIZE_MAX_MAPPED * 128 || (segment->p_vaddr - segment->p_offset) % PAGE)
 			return "a segment of it is malformed";
@@ -87,7 +106,7 @@ static bool segment_map(const struct file *file, const Elf64_Phdr *segment, uint
 }
 
 /* Patches the executable sections that lie in [begin, begin + length) of the file, which is mapped at `at`. */
-static const char *sections_patch(int fd, uint8_t *at, uint64_t begin, uint64_t length, struct sites *sites)
+static const char *sections_patch(int fd, uint8_t *at, uint64_t begin, uint64_t length, bool by_go, struct sites *sites)
 {
 	static Elf64_Shdr sections[SECTIONS_MAX];
 	Elf64_Ehdr header;
@@ -99,9 +118,10 @@ static const char *sections_patch(int fd, uint8_t *at, uint64_t begin, uint64_t 
 	for (int i = 0; i < header.e_shnum; i++) {
 		const Elf64_Shdr *section = &sections[i];
 		if (!(section->sh_flags & SHF_EXECINSTR) || section->sh_type != SHT_PROGBITS || section->sh_offset < begin ||
-		    section->sh_offset + section->sh_size > begin + length || section->sh_size > length)
+		    section->sh_size > length || section->sh_offset - begin > length - section->sh_size)
 			continue;
-		struct code code = {at + (section->sh_offset - begin), at + (section->sh_offset - begin) + section->sh_size};
+		uint8_t *code_at = at + (section->sh_offset - begin);
+		struct code code = {code_at, code_at + section->sh_size, by_go};
 		sites_patch(&code, sites);
 		any = true;
 	}
@@ -130,7 +150,7 @@ static const char *segments_map(struct image *image, const struct file *file, st
 			continue;
 		if (segment->p_flags & PF_W)
 			return "its code can be written";
-		const char *why = sections_patch(file->fd, (uint8_t *)at, segment->p_offset, segment->p_filesz, sites);
+		const char *why = sections_patch(file->fd, (uint8_t *)at, segment->p_offset, segment->p_filesz, file->by_go, sites);
 		if (why)
 			return why;
 		if (raw(SYS_mprotect, (long)DOWN(at), (long)(UP(at + segment->p_memsz) - DOWN(at)), protection(segment), 0, 0, 0))
@@ -183,7 +203,7 @@ void code_mapped(uint8_t *at, uint64_t length, int fd, uint64_t offset, int prot
 		shim->uncovered();
 		return;
 	}
-	const char *why = sections_patch(fd, at, offset, length, &sites);
+	const char *why = sections_patch(fd, at, offset, length, false, &sites);
 	if (why || sites.left_len || !sites_finish() || prot & PROT_WRITE)
 		shim->uncovered();
 	raw(SYS_mprotect, (long)at, (long)pages(length), prot, 0, 0, 0);

@@ -597,7 +597,7 @@ static void site_patch(struct sweep *sweep, struct site *site, struct sites *sit
 		leave(sites, site->at);
 }
 
-void sites_patch(const struct code *code, struct sites *sites)
+static void code_patch(const struct code *code, struct sites *sites)
 {
 	struct sweep sweep = {.code = code, .targets = calloc((size_t)(code->end - code->begin) / 8 + 1, 1)};
 
@@ -607,4 +607,48 @@ void sites_patch(const struct code *code, struct sites *sites)
 	free(sweep.targets);
 	free(sweep.sites);
 	free(sweep.holes);
+}
+
+static bool is_boundary(const uint8_t *at)
+{
+	static const uint8_t padding[] = {0xcc, 0xcc, 0xcc, 0xcc};
+
+	return !((uintptr_t)at & 15) && memcmp(at - sizeof(padding), padding, sizeof(padding)) == 0;
+}
+
+/* The bytes of a call at or behind `at`, which may be others'; or the end. */
+static uint8_t *call_bytes(uint8_t *at, const uint8_t *end)
+{
+	for (; at + SYSCALL_LENGTH <= end && (at = memchr(at, 0x0f, (size_t)(end - 1 - at))); at++)
+		if (at[1] == 0x05)
+			return at;
+	return NULL;
+}
+
+/* Where functions begin is known by the padding before them, and nothing jumps into another: most of the code need not be looked at. */
+static void functions_patch(const struct code *code, struct sites *sites)
+{
+	struct code part = {.end = code->begin};
+
+	for (uint8_t *at = code->begin; (at = call_bytes(at, code->end)); at = part.end) {
+		part.begin = (uint8_t *)((uintptr_t)at & ~(uintptr_t)15);
+		while (part.begin > part.end + 16 && !is_boundary(part.begin))
+			part.begin -= 16;
+		if (part.begin <= part.end + 16)
+			part.begin = part.end;
+		part.end = (uint8_t *)((uintptr_t)(at + 16) & ~(uintptr_t)15);
+		while (part.end < code->end && !is_boundary(part.end))
+			part.end += 16;
+		if (part.end > code->end)
+			part.end = code->end;
+		code_patch(&part, sites);
+	}
+}
+
+void sites_patch(const struct code *code, struct sites *sites)
+{
+	if (code->padded)
+		functions_patch(code, sites);
+	else
+		code_patch(code, sites);
 }
