@@ -83,11 +83,13 @@ def test_another_machine_or_word_size_is_told(build: Build) -> None:
     assert codes(program) == ["machine"]
 
 
-def test_a_go_program_is_told_by_its_sections(build: Build) -> None:
+def test_a_go_program_is_told_by_its_sections(build: Build, monkeypatch: pytest.MonkeyPatch) -> None:
     program = build()
-    section = program.with_suffix(".note")
+    section = program.with_suffix(".section")
     section.write_bytes(b"x")
-    subprocess.run(["objcopy", "--add-section", f".note.go.buildid={section}", program], check=True)
+    subprocess.run(["objcopy", "--add-section", f".go.buildinfo={section}", program], check=True)
+    assert reach.inspect(program).loader == reach.loader()
+    monkeypatch.setattr(reach, "loader", lambda: None)
     assert codes(program) == ["go"]
 
 

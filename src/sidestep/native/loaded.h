@@ -2,6 +2,7 @@
 #ifndef SIDESTEP_LOADED_H
 #define SIDESTEP_LOADED_H
 
+#include <elf.h>
 #include <signal.h>
 #include <stdbool.h>
 
@@ -17,6 +18,7 @@ struct loaded {
 	void (*interrupt)(void);    /* a call of this thread that waits is to end, as by a handler without SA_RESTART */
 	void (*uncovered)(void);    /* code may make calls that do not come by: no more connections leave TCP */
 	bool (*preload_without_ours)(char *to, const char *entry);
+	bool (*made_by_go)(int fd, const Elf64_Ehdr *header);
 };
 
 /* By what the shim installs handlers from now on. */

@@ -206,6 +206,7 @@ int main(int argc, char **argv, char **envp)
 	struct sites sites = {0};
 	const char *path = getenv(LOADED_PROGRAM);
 
+	shim = sidestep_loaded(kernel_action);
 	if (!path && argc == 3 && strcmp(argv[1], "--check") == 0)
 		return check(argv[2]);
 	if (!path && argc > 3 && strcmp(argv[1], "--run") == 0) { /* the shim knows how, and comes back to us if need be */
@@ -216,7 +217,6 @@ int main(int argc, char **argv, char **envp)
 		fprintf(stderr, "sidestep: this program is started by 'sidestep run'\n");
 		return 2;
 	}
-	shim = sidestep_loaded(kernel_action);
 	image.path = program_path = realpath(path, resolved) ? resolved : path;
 	const char *why = load(&image, &interpreter, &sites);
 	if (why) {

@@ -29,18 +29,6 @@ struct file {
 	bool by_go;
 };
 
-/* Whether Go's linker has written this note: its build's. */
-static bool is_note_of_go(const struct file *file, const Elf64_Phdr *segment)
-{
-	struct {
-		Elf64_Nhdr header;
-		char name[4];
-	} note;
-
-	return segment->p_type == PT_NOTE && read_at(file->fd, &note, sizeof(note), segment->p_offset) &&
-	       note.header.n_namesz == sizeof(note.name) && memcmp(note.name, "Go\0", sizeof(note.name)) == 0;
-}
-
 static const char *file_read(struct file *file)
 {
 	const Elf64_Ehdr *header = &file->header;
@@ -57,9 +45,9 @@ static const char *file_read(struct file *file)
 	if (fstat(file->fd, &st) < 0)
 		return "it cannot be read";
 	file->low = UINT64_MAX;
+	file->by_go = shim->made_by_go(file->fd, header);
 	for (int i = 0; i < header->e_phnum; i++) {
 		const Elf64_Phdr *segment = &file->segments[i];
-		file->by_go |= is_note_of_go(file, segment);
 		if (segment->p_type != PT_LOAD)
 			continue;
 		if (segment->p_filesz > (uint64_t)st.st_size || segment->p_offset > (uint64_t)st.st_size - segment->p_filesz)
@@ -101,7 +89,7 @@ static bool segment_map(const struct file *file, const Elf64_Phdr *segment, uint
 	else if (!map(page, segment->p_filesz + skew, first, 0, file->fd, segment->p_offset - skew))
 		return false;
 	if (segment->p_memsz > segment->p_filesz && segment->p_filesz && prot & PROT_WRITE)
-		memset((void *)file_end, 0, (zeros < at + segment->p_memsz ? zeros : at + segment->p_memsz) - file_end);
+		memset((void *)file_end, 0, zeros - file_end); /* to the page's end: glibc's loader counts on that */
 	return end <= zeros || map(zeros, end - zeros, first, MAP_ANONYMOUS, -1, 0);
 }
 

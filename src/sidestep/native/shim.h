@@ -16,6 +16,7 @@
 
 #include "shim_base.h" /* first: it asks libc for all it has */
 
+#include <elf.h>
 #include <limits.h>
 
 #include "channel.h"
@@ -561,6 +562,7 @@ bool start_differs(struct start *start, int dir, const char *file, char *const a
 void start_make(struct start *start, const char *file, char *const **argv, char *const **env, void *room);
 
 bool preload_without_ours(char *to, const char *entry); /* LD_PRELOAD=…; `to` has as much room, and one byte */
+bool made_by_go(int fd, const Elf64_Ehdr *header);
 
 void demote_inherited(bool leaving); /* what a program inherits that is executed next */
 long execute_bare(int directory, const char *path, char *const argv[], char *const env[], int flags);

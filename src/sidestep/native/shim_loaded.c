@@ -28,7 +28,7 @@ static void uncovered(void)
 EXPORT const struct loaded *sidestep_loaded(int (*action)(int, const struct sigaction *, struct sigaction *))
 {
 	static const struct loaded loaded = {execute_bare, lend_begin, lending_end, lend_number, signal_interrupts, uncovered,
-	                                     preload_without_ours};
+	                                     preload_without_ours, made_by_go};
 
 	real.sigaction = action;
 	return &loaded;

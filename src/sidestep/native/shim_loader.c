@@ -16,13 +16,14 @@
 
 #define LINE_LENGTH 256 /* BINPRM_BUF_SIZE */
 #define SEGMENTS_MAX 64
+#define NAMES_LENGTH 4096 /* of sections */
 #define HWCAP2_FSGSBASE 2 /* asm/hwcap2.h */
 
 static const char preload[] = "LD_PRELOAD=", kept[] = LOADED_PRELOAD "=", program[] = LOADED_PROGRAM "=";
 static const char ours[] = "libsidestep.so", loader[] = "sidestep-loader";
 
 /* What a file says of how it is loaded. */
-enum kind { KIND_OTHER, KIND_SCRIPT, KIND_STATIC, KIND_MUSL };
+enum kind { KIND_OTHER, KIND_SCRIPT, KIND_STATIC, KIND_MUSL, KIND_GO };
 
 static bool read_at(int fd, void *to, size_t n, uint64_t at)
 {
@@ -41,6 +42,20 @@ static bool is_static_pie(int fd, const Elf64_Phdr *dynamic)
 			return entry.d_un.d_val & DF_1_PIE;
 	}
 	return false;
+}
+
+/* By the names of its sections, which Go's linker keeps when it leaves out symbols, or its build's note. */
+bool made_by_go(int fd, const Elf64_Ehdr *header)
+{
+	static const char section[] = "\0.go.buildinfo";
+	char names[NAMES_LENGTH];
+	Elf64_Shdr table;
+
+	if (header->e_shentsize != sizeof(table) || header->e_shstrndx >= header->e_shnum ||
+	    !read_at(fd, &table, sizeof(table), header->e_shoff + header->e_shstrndx * sizeof(table)))
+		return false;
+	const size_t length = table.sh_size < sizeof(names) ? table.sh_size : sizeof(names);
+	return read_at(fd, names, length, table.sh_offset) && memmem(names, length, section, sizeof(section));
 }
 
 static enum kind kind_of_elf(int fd)
@@ -63,7 +78,9 @@ static enum kind kind_of_elf(int fd)
 		if (!segment.p_filesz || segment.p_filesz > sizeof(name) || !read_at(fd, name, segment.p_filesz - 1, segment.p_offset))
 			return KIND_OTHER;
 		const char *base = strrchr(name, '/');
-		return strncmp(base ? base + 1 : name, "ld-musl", 7) == 0 ? KIND_MUSL : KIND_OTHER;
+		if (strncmp(base ? base + 1 : name, "ld-musl", 7) == 0)
+			return KIND_MUSL;
+		return made_by_go(fd, &header) ? KIND_GO : KIND_OTHER;
 	}
 	return header.e_type == ET_EXEC || pie ? KIND_STATIC : KIND_OTHER;
 }
@@ -236,7 +253,7 @@ bool start_differs(struct start *start, int dir, const char *file, char *const a
 		file = start->scripts[start->scripts_len++].interpreter;
 		dir = AT_FDCWD;
 	}
-	if ((kind == KIND_STATIC || kind == KIND_MUSL) && *start->resolved == '/')
+	if ((kind == KIND_STATIC || kind == KIND_MUSL || kind == KIND_GO) && *start->resolved == '/')
 		start->loader = loader_find();
 	start->how = start->loader ? START_LOADED : kind == KIND_MUSL ? START_WITHOUT : START_AS_IT_IS;
 	start->room = room_needed(start, argv, env);

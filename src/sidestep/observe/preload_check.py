@@ -105,7 +105,7 @@ _NO_SHEBANG = (
 )
 _NOT_A_PROGRAM = ("format", "it is neither an ELF program nor a script", "name the program that is executed")
 _UNLOADABLE = ("its system calls cannot be replaced: {}", "use a dynamic build for this system's libc")
-_LOADABLE: Final = frozenset({_STATIC[0], _MUSL[0]})  # by our own loader
+_LOADABLE: Final = frozenset({_STATIC[0], _MUSL[0], _GO[0]})  # by our own loader
 _STOPPING: Final = frozenset({_NO_INTERPRETER[0], _NO_SHEBANG[0]})
 _UNREADABLE = ("unreadable", "it cannot be read ({})", "run as a user who may read it")
 
@@ -291,7 +291,7 @@ def _elf(file: BinaryIO) -> Iterator[PreloadObstacle]:
         yield _obstacle(_STATIC)
     elif "ld-linux" not in its_loader:
         yield _obstacle(_MUSL, "musl" if "musl" in its_loader else f"loaded by {its_loader}")
-    elif b".go.buildinfo" in sections or b".note.go.buildid" in sections:
+    elif b".go.buildinfo" in sections:
         yield _obstacle(_GO)
 
 
