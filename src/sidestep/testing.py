@@ -40,8 +40,8 @@ _PORT_FIRST: Final = 10_000  # of those that `free_port` tries; services of the 
 _PORT_TRIES: Final = 1000
 
 
-def _started(argv: Sequence[str | os.PathLike[str]]) -> list[str]:
-    """By the loader, where a program needs that."""
+def argv_under_shim(argv: Sequence[str | os.PathLike[str]]) -> list[str]:
+    """What is to be executed in `Sidestep.env`: programs without this C library are started by sidestep's loader."""
     command = [os.fspath(word) for word in argv]
     path = preload_check.which(command[0])
     return preload_check.inspect(path).argv(command) if path else command
@@ -148,7 +148,7 @@ class Sidestep:
     ) -> subprocess.Popen[Any]:
         """Starts a program under the shim; `options` as for subprocess.Popen."""
         program: subprocess.Popen[Any] = subprocess.Popen(
-            _started(argv), env=self.env() if env is None else env, **options
+            argv_under_shim(argv), env=self.env() if env is None else env, **options
         )
         self._programs.append(program)
         return program
@@ -163,7 +163,7 @@ class Sidestep:
     ) -> subprocess.CompletedProcess[Any]:
         """Runs a program under the shim to its end; `options` as for subprocess.run."""
         run: Callable[..., subprocess.CompletedProcess[Any]] = subprocess.run
-        return run(_started(argv), env=self.env() if env is None else env, timeout=timeout, **options)
+        return run(argv_under_shim(argv), env=self.env() if env is None else env, timeout=timeout, **options)
 
     # ---- looking ----
 

@@ -37,7 +37,8 @@ ECHO: Final = PROGRAMS / "echo"
 LOAD: Final = 8  # busy processes beside the programs
 DEADLINE_S: Final = 60.0  # for one exchange, on two processors with that load
 ENDS: Final = (
-    "threads", "asyncio", "uvloop", "gevent", "node", "java", "ruby", "perl", "php", "tcl", "erlang", "libevent",
+    "threads", "asyncio", "uvloop", "gevent", "node", "java", "ruby", "perl", "php", "tcl", "erlang", "libevent", "static",
+    "go", "cgo",
 )  # fmt: skip
 AFTERS: Final = ("default", "0")  # --promote-after
 SHAPES: Final = ((1, 4_000_000), (4, 3_000_000), (16, 600_000), (64, 150_000))  # connections at once, bytes of each
@@ -73,23 +74,30 @@ def prepare(name: str, built: Path) -> list[str]:
         erl, compiler = require("erl"), require("erlc")
         build(built / "echo.beam", [compiler, "-o", str(built), str(ECHO / "echo.erl")])
         return [erl, "-noinput", "-pa", str(built), "-run", "echo", "main", "-extra"]
-    if name == "libevent":
+    if name in ("go", "cgo"):  # without a C library, and with one beside Go's own system calls
+        program = built / f"echo_{name}"
+        go = {"CGO_ENABLED": str(int(name == "cgo")), "GOCACHE": str(built / "go")}
+        build(program, [require("go"), "build", "-o", str(program), str(ECHO / "echo.go")], **go)
+        return [str(program)]
+    if name in ("libevent", "static"):
         if not Path("/usr/include/event2/event.h").exists():
             missing("libevent-dev")
-        program = built / "echo_libevent"
+        program = built / f"echo_{name}"
         flags = ["-std=gnu11", "-O2", "-g", "-Wall", "-Wextra", "-Werror", "-o", str(program)]
+        if name == "static":
+            flags.append("-static")
         compiler = require(os.environ.get("CC", "cc"), "gcc")
         build(program, [compiler, *flags, str(ECHO / "echo_libevent.c"), "-levent"])
         return [str(program)]
     raise ValueError(f"no such end: {name}")
 
 
-def build(product: Path, command: Sequence[str]) -> None:
+def build(product: Path, command: Sequence[str], **env: str) -> None:
     """Run a compiler, if that was not done; several test workers may meet here."""
     with product.with_suffix(".lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not product.exists():
-            subprocess.run(command, check=True)
+            subprocess.run(command, check=True, env=os.environ | env)
 
 
 # --- one exchange -----------------------------------------------------------------------------------------------------
@@ -218,7 +226,8 @@ def exchange(stage: Stage, server: Server, argv: Sequence[str], cell: Cell, plac
     ended = False
     server.begin()
     begun = time.monotonic()
-    client = Program([*argv, "client", str(server.port), str(cell.connections), str(place)],
+    words = [*argv, "client", str(server.port), str(cell.connections), str(place)]
+    client = Program(stage.argv("client", words),
                      stage.env("client", SIDESTEP_LOG=str(log), **_settings(cell)), stage.workdir,
                      f"client {cell.client}", subprocess.DEVNULL, LOG, place / "client.log")  # fmt: skip
     try:

@@ -25,7 +25,7 @@ from typing import IO, Any, Final, TypeVar
 
 import pytest
 
-from sidestep.testing import Connection, Sidestep, free_port
+from sidestep.testing import Connection, Sidestep, argv_under_shim, free_port
 
 DEADLINE_S: Final = 30.0  # for one condition; only a broken run waits that long
 NUDGE_FIRST_S: Final = 0.05  # before the first nudge of a connection that is not yet where it should be
@@ -285,16 +285,22 @@ class Stage:
 
     # --- programs ---------------------------------------------------------------------------------------------------
 
-    def env(self, side: str, **extra: str) -> dict[str, str]:
-        """Environment of a program on `side` ("server" or "client")."""
-        shimmed = {
+    def _shimmed(self, side: str) -> bool:
+        return side in {
             Mode.NATIVE: (),
             Mode.BOTH: ("server", "client"),
             Mode.SERVER_ONLY: ("server",),
             Mode.CLIENT_ONLY: ("client",),
         }[self.mode]
+
+    def argv(self, side: str, argv: Sequence[str]) -> list[str]:
+        """What is executed for a program on `side` ("server" or "client")."""
+        return argv_under_shim(argv) if self._shimmed(side) else [*argv]
+
+    def env(self, side: str, **extra: str) -> dict[str, str]:
+        """Its environment."""
         base = dict(os.environ)
-        if side in shimmed:
+        if self._shimmed(side):
             assert self._sidestep is not None
             base = dict(self._sidestep.env())
         base["PATH"] = SEARCH_PATH
@@ -306,7 +312,7 @@ class Stage:
         """Start a program on `side`; its standard error, and its output unless piped, go to a log in the workdir."""
         label = f"{side} {Path(argv[0]).name}"
         log = self.workdir / f"{len(self._programs):02}-{label.replace(' ', '-')}.log"
-        program = Program(argv, self.env(side, **extra_env), self.workdir, label, stdin, stdout, log)
+        program = Program(self.argv(side, argv), self.env(side, **extra_env), self.workdir, label, stdin, stdout, log)
         self._programs.append(program)
         return program
 

@@ -6,7 +6,7 @@
     make soak SOAK_MINUTES=60                                       the long form: at random
     .venv/bin/python tests/apps/soak.py --server libevent --client node --connections 2 --bytes 5000000 --rounds 100
 
-Echo servers and clients in twelve languages or libraries, each with each (matrix.py): a warm exchange by one setting
+Echo servers and clients in many languages or libraries, each with each (matrix.py): a warm exchange by one setting
 of --promote-after, with 1, 4, 16 or 64 connections that are all promoted before it begins, and by the other setting a
 cold one that sends all at once. Chains of HTTP servers (web.py): downloads and uploads through two keep-alive
 proxies.
@@ -51,6 +51,8 @@ CHAINS: Final = (
     "haproxy/apache/nginx",
     "apache/nginx-unbuffered/nginx",
     "nginx/apache/haproxy/apache",
+    "caddy/nginx",
+    "nginx/caddy/caddy/nginx",
 )
 
 

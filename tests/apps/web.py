@@ -19,7 +19,7 @@ from matrix import Server, build
 from stage import PROGRAMS, Stage, payload, require
 
 ORIGINS: Final = ("nginx", "nginx-foreign", "apache")
-PROXIES: Final = ("nginx", "nginx-unbuffered", "nginx-foreign", "haproxy", "apache")
+PROXIES: Final = ("nginx", "nginx-unbuffered", "nginx-foreign", "haproxy", "apache", "caddy")
 CLIENTS: Final = ("curl", "python", "node", "java")
 SHAPES: Final = ((1, 6_000_000), (2, 3_000_000), (6, 1_000_000))  # connections at once, bytes that each uploads
 LARGE_SIZE: Final = 16 * 1024 * 1024
@@ -68,6 +68,18 @@ frontend front
     default_backend back
 backend back
     server one 127.0.0.1:{back}
+"""
+CADDY: Final = """
+{{
+    admin off
+    auto_https off
+    persist_config off
+    storage file_system {root}
+}}
+http://127.0.0.1:{port} {{
+    bind 127.0.0.1
+    reverse_proxy 127.0.0.1:{back}
+}}
 """
 APACHE: Final = """
 ServerRoot {root}
@@ -185,6 +197,9 @@ class Chain(Server):
         if kind == "haproxy":
             path.write_text(HAPROXY.format(**words))
             return [require("haproxy"), "-db", "-f", str(path)]
+        if kind == "caddy":
+            path.write_text(CADDY.format(**words))
+            return [require("caddy"), "run", "--adapter", "caddyfile", "--config", str(path)]
         if kind == "apache":
             words["user"] = "User www-data\nGroup www-data" if ROOT else ""
             words["place"] = (APACHE_PROXY if back else APACHE_FILES).format(**words)

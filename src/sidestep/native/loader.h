@@ -147,6 +147,7 @@ extern const char *loader_entry, *loader_inside; /* for this machine's registers
 #define SITE(back) (((uint64_t *)(back))[-1]) /* of the call that goes back there */
 #define HOOKED_LENGTH 29 /* before there, the trampoline comes in */
 void sites_patch(const struct code *code, struct sites *sites); /* writes to it: to be writable, and not run yet */
+uint64_t sites_find(uint64_t at);
 bool sites_finish(void); /* what has been written can be executed, and no more be written; false: it cannot */
 
 /* ---- loader_image.c ---- */

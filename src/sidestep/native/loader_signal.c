@@ -61,8 +61,12 @@ static bool program_shown(const struct block *block, bool restarts, greg_t *now)
 {
 	const struct frame *frame = block->interrupted;
 
-	if (!frame && (now[REG_RIP] <= (greg_t)loader_entry || now[REG_RIP] >= (greg_t)loader_inside))
-		return false;
+	if (!frame && (now[REG_RIP] <= (greg_t)loader_entry || now[REG_RIP] >= (greg_t)loader_inside)) {
+		greg_t at = (greg_t)sites_find((uint64_t)now[REG_RIP]);
+		if (at)
+			now[REG_RIP] = at; /* in a trampoline the registers are the program's */
+		return at;
+	}
 	if (frame) {
 		const uint64_t values[][2] = {
 			{REG_R15, frame->r15}, {REG_R14, frame->r14}, {REG_R13, frame->r13}, {REG_R12, frame->r12}, {REG_RBP, frame->rbp},

@@ -33,11 +33,22 @@
 uint8_t wanted[CALLS_MAX];
 const char *loader_entry, *loader_inside;
 
-/* ---- room for trampolines, near the code ---- */
+/* ---- room for trampolines, near the code; at its end is told what they stand for, from the last one on ---- */
+struct made {
+	const uint8_t *site;
+	const uint8_t *begin, *plain, *behind; /* the trampoline; in it what follows the call: one that is none of ours, and any */
+};
+
 static struct pool {
-	uint8_t *begin, *free, *end;
+	uint8_t *begin, *free;
+	struct made *made;
 } pools[POOLS_MAX];
 static size_t pools_len, pools_done;
+
+static bool pool_has_room(const struct pool *pool)
+{
+	return pool->free + TRAMPOLINE_MAX <= (const uint8_t *)(pool->made - 1);
+}
 
 static bool near_to(const uint8_t *a, const uint8_t *b)
 {
@@ -55,14 +66,14 @@ static struct pool *pool_at(uintptr_t hint)
 		raw(SYS_munmap, (long)at, POOL_SIZE, 0, 0, 0, 0);
 		return NULL;
 	}
-	pools[pools_len] = (struct pool){at, at, (uint8_t *)at + POOL_SIZE};
+	pools[pools_len] = (struct pool){at, at, (struct made *)((uint8_t *)at + POOL_SIZE)};
 	return &pools[pools_len++];
 }
 
 static struct pool *pool_near(const uint8_t *site)
 {
 	for (size_t i = pools_done; i < pools_len; i++)
-		if (near_to(pools[i].begin, site) && pools[i].free + TRAMPOLINE_MAX <= pools[i].end)
+		if (near_to(pools[i].begin, site) && pool_has_room(&pools[i]))
 			return &pools[i];
 	if (pools_len == POOLS_MAX)
 		return NULL;
@@ -75,6 +86,25 @@ static struct pool *pool_near(const uint8_t *site)
 				return pool;
 		}
 	return NULL;
+}
+
+/*
+ * Where a program seems to be that is in a trampoline: at its call, or behind that. Asked by signal handlers; 0: it is in none.
+ */
+uint64_t sites_find(uint64_t at)
+{
+	const uint8_t *here = (const uint8_t *)at;
+
+	for (size_t i = 0; i < pools_len; i++) {
+		const struct pool *pool = &pools[i];
+		if (here < pool->begin || here >= pool->free)
+			continue;
+		const struct made *made = pool->made;
+		while (here < made->begin)
+			made++;
+		return (uint64_t)made->site + (here == made->plain || here >= made->behind ? SYSCALL_LENGTH : 0);
+	}
+	return 0;
 }
 
 bool sites_finish(void)
@@ -324,7 +354,6 @@ static bool looks_at_result(const uint8_t *at, const struct instruction *is)
 /* ---- trampolines ---- */
 struct writer {
 	uint8_t *at;
-	const uint8_t *end;
 };
 
 static void put(struct writer *writer, const void *bytes, size_t length)
@@ -419,11 +448,11 @@ static uint8_t *trampoline(const struct site *site, const uint8_t *begin, const 
 {
 	static const uint8_t looks[] = {0x3d, 0, CALLS_MAX >> 8, 0, 0, 0x73, 0, 0x49, 0xbb};
 	struct pool *pool = pool_near(site->at);
-	uint8_t *lea, *wanted_at = wanted;
+	uint8_t *lea, *wanted_at = wanted, *plain = NULL;
 
 	if (!pool)
 		return NULL;
-	struct writer writer = {pool->free, pool->end};
+	struct writer writer = {pool->free};
 	if (!put_moved_all(&writer, begin, site->at))
 		return NULL;
 	if (set) {
@@ -432,27 +461,31 @@ static uint8_t *trampoline(const struct site *site, const uint8_t *begin, const 
 	}
 	if (site->number == UNKNOWN) {
 		put(&writer, looks, sizeof(looks)); /* cmp $CALLS_MAX, %eax; jae plain; movabs $wanted, %r11 */
-		uint8_t *over = writer.at - 3;
+		uint8_t *to_plain = writer.at - 3;
 		put(&writer, &wanted_at, sizeof(wanted_at));
 		put(&writer, "\x41\x80\x3c\x03\x00\x75", 6); /* cmpb $0, (%r11,%rax); jne hooked */
 		uint8_t *hooked = writer.at++;
-		*over = (uint8_t)(writer.at - (over + 1));
-		put(&writer, "\x0f\x05\xeb", 3); /* plain: syscall; jmp behind */
-		uint8_t *behind = writer.at++;
+		*to_plain = (uint8_t)(writer.at - (to_plain + 1));
+		put(&writer, "\x0f\x05", SYSCALL_LENGTH);
+		plain = writer.at;
+		put(&writer, "\xeb", 1); /* jmp behind */
+		uint8_t *over_hooked = writer.at++;
 		*hooked = (uint8_t)(writer.at - (hooked + 1));
 		put_hooked(&writer, site->at, &lea);
-		*behind = (uint8_t)(writer.at - (behind + 1));
+		*over_hooked = (uint8_t)(writer.at - (over_hooked + 1));
 	} else {
 		put_hooked(&writer, site->at, &lea);
 	}
 	int32_t back = (int32_t)(writer.at - (lea + 4));
 	memcpy(lea, &back, sizeof(back));
+	const uint8_t *behind = writer.at;
 	if (!put_moved_all(&writer, site->at + SYSCALL_LENGTH, end))
 		return NULL;
 	put_jump(&writer, end);
-	uint8_t *made = pool->free;
+	pool->made[-1] = (struct made){site->at, pool->free, plain, behind};
+	__atomic_store_n(&pool->made, pool->made - 1, __ATOMIC_RELEASE); /* handlers look at it */
 	pool->free = writer.at + (-(uintptr_t)writer.at & 15);
-	return made;
+	return (uint8_t *)pool->made->begin;
 }
 
 /* ---- the four ways ---- */

@@ -151,6 +151,20 @@ static const char *loader_find(void)
 	return found ? path : NULL;
 }
 
+/* A debugger's breakpoints are for the program that it starts, and whoever traces calls wants to see the program's. */
+static bool is_traced(void)
+{
+	char status[1024] = "";
+	int fd = (int)real.syscall(SYS_openat, AT_FDCWD, (long)"/proc/self/status", O_RDONLY | O_CLOEXEC, 0, 0, 0);
+
+	if (fd < 0)
+		return false;
+	ssize_t len = real.pread64(fd, status, sizeof(status) - 1, 0);
+	raw_close(fd);
+	const char *tracer = len > 0 ? strstr(status, "\nTracerPid:\t") : NULL;
+	return tracer && tracer[sizeof("\nTracerPid:\t") - 1] != '0';
+}
+
 /* ---- the environment ---- */
 static bool is_variable(const char *entry, const char *name)
 {
@@ -253,7 +267,7 @@ bool start_differs(struct start *start, int dir, const char *file, char *const a
 		file = start->scripts[start->scripts_len++].interpreter;
 		dir = AT_FDCWD;
 	}
-	if ((kind == KIND_STATIC || kind == KIND_MUSL || kind == KIND_GO) && *start->resolved == '/')
+	if ((kind == KIND_STATIC || kind == KIND_MUSL || kind == KIND_GO) && *start->resolved == '/' && !is_traced())
 		start->loader = loader_find();
 	start->how = start->loader ? START_LOADED : kind == KIND_MUSL ? START_WITHOUT : START_AS_IT_IS;
 	start->room = room_needed(start, argv, env);
