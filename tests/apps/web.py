@@ -73,10 +73,9 @@ CADDY: Final = """
 {{
     admin off
     auto_https off
-    persist_config off
     storage file_system {root}
 }}
-http://127.0.0.1:{port} {{
+http://:{port} {{
     bind 127.0.0.1
     reverse_proxy 127.0.0.1:{back}
 }}
