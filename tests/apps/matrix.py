@@ -37,8 +37,8 @@ ECHO: Final = PROGRAMS / "echo"
 LOAD: Final = 8  # busy processes beside the programs
 DEADLINE_S: Final = 60.0  # for one exchange, on two processors with that load
 ENDS: Final = (
-    "threads", "asyncio", "uvloop", "gevent", "node", "java", "ruby", "perl", "php", "tcl", "erlang", "libevent", "static",
-    "go", "cgo",
+    "threads", "asyncio", "uvloop", "gevent", "node", "java", "ruby", "perl", "php", "tcl", "erlang", "libevent",
+    "static", "go", "cgo",
 )  # fmt: skip
 AFTERS: Final = ("default", "0")  # --promote-after
 SHAPES: Final = ((1, 4_000_000), (4, 3_000_000), (16, 600_000), (64, 150_000))  # connections at once, bytes of each
@@ -87,7 +87,7 @@ def prepare(name: str, built: Path) -> list[str]:
         if name == "static":
             flags.append("-static")
         compiler = require(os.environ.get("CC", "cc"), "gcc")
-        build(program, [compiler, *flags, str(ECHO / "echo_libevent.c"), "-levent"])
+        build(program, [compiler, *flags, str(ECHO / "echo_libevent.c"), "-levent_core"])
         return [str(program)]
     raise ValueError(f"no such end: {name}")
 

@@ -286,12 +286,15 @@ class Stage:
     # --- programs ---------------------------------------------------------------------------------------------------
 
     def _shimmed(self, side: str) -> bool:
-        return side in {
-            Mode.NATIVE: (),
-            Mode.BOTH: ("server", "client"),
-            Mode.SERVER_ONLY: ("server",),
-            Mode.CLIENT_ONLY: ("client",),
-        }[self.mode]
+        return (
+            side
+            in {
+                Mode.NATIVE: (),
+                Mode.BOTH: ("server", "client"),
+                Mode.SERVER_ONLY: ("server",),
+                Mode.CLIENT_ONLY: ("client",),
+            }[self.mode]
+        )
 
     def argv(self, side: str, argv: Sequence[str]) -> list[str]:
         """What is executed for a program on `side` ("server" or "client")."""
