@@ -1,4 +1,5 @@
-"""What it costs to start the commands: `python bench/start.py`, in CPU time over that of bare Python.
+"""What it costs to start the commands: `python bench/start.py`, in CPU time over that of bare Python. And a
+Go program of 6 MB.
 
 The installed command runs with a private provider, as it does from the second program on; compiled files are there, as
 pip leaves them.
@@ -9,6 +10,7 @@ from __future__ import annotations
 import argparse
 import os
 import resource
+import shutil
 import statistics
 import subprocess
 import sys
@@ -19,6 +21,7 @@ from pathlib import Path
 from sidestep.demo.machine import Machine
 from sidestep.testing import Sidestep
 
+HERE = Path(__file__).parent
 COMMANDS = {
     "sidestep run -- true": ["run", "--", "true"],
     "sidestep run --spin-us 0 -- true": ["run", "--spin-us", "0", "--", "true"],
@@ -27,10 +30,10 @@ COMMANDS = {
 }
 
 
-def cpu_ms(argv: Sequence[str], env: Mapping[str, str]) -> float:
+def cpu_ms(argv: Sequence[str], env: Mapping[str, str], *, check: bool = True) -> float:
     """Of the process and those that it waited for."""
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
-    subprocess.run(argv, env=env, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, check=True)
+    subprocess.run(argv, env=env, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, check=check)
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
     return (after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime) * 1000
 
@@ -54,6 +57,20 @@ def main() -> None:
     for name, found in columns.items():
         median, over = statistics.median(found), statistics.median(found) - statistics.median(bare)
         print(f"{name:<34} {median:6.1f} ms of CPU, least {min(found):6.1f}   over Python {over:6.1f}")
+    if shutil.which("go"):
+        go_program(rounds)
+
+
+def go_program(rounds: int) -> None:
+    """Executed by a shell, which is under sidestep or not; it ends at once, as it is given no page."""
+    subprocess.run(["make", "-s", "-C", HERE], check=True)
+    argv = ["sh", "-c", f"exec {HERE}/build/httpd-go :0 /nonexistent"]
+    with Sidestep() as sidestep:
+        worlds = [dict(os.environ), dict(sidestep.env())]
+        costs = [[cpu_ms(argv, env, check=False) for env in worlds] for _ in range(rounds)]
+    plain, ours = (statistics.median(column) for column in zip(*costs, strict=True))
+    over = statistics.median(after - before for before, after in costs)
+    print(f"a Go program, from a shell: {plain:.1f} ms of CPU, under sidestep {ours:.1f}; {over:.1f} more")
 
 
 if __name__ == "__main__":

@@ -18,6 +18,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from harness.model import BenchError, Evidence, Sample, Settings
+from harness.talks import BUILD
 from harness.world import Program, World, wait_for_port
 from sidestep.testing import free_port
 
@@ -125,24 +126,43 @@ def nginx_static(connections: int) -> Measure:
                 NGINX_CONF.format(user=user, folder=folder, address=world.address, port=port)
             )
             argv = ["nginx", "-p", name, "-c", str(folder / "nginx.conf"), "-e", "stderr"]
-            server = world.serve(argv)
-            wait_for_port(world, server, port)
-            url = f"http://{world.address}:{port}/page.txt"
-            with world.beside(), urllib.request.urlopen(url, timeout=PATIENCE_S) as answer:
-                if answer.read() != FILE:
-                    raise BenchError("nginx served another page than the one it was given")
-            seconds = max(1, round(settings.seconds))
-            client = world.start(["wrk", "-t1", f"-c{connections}", f"-d{seconds}s", "--latency", url])
-            evidence = _watch(world, server, client, port, 2 * connections, 0.4 * seconds)
-            output = client.finish(PATIENCE_S)
-            server.stop()
-        rate = re.search(r"^Requests/sec:\s+([\d.]+)", output, re.M)
-        if not rate or "Socket errors" in output or "Non-2xx" in output:
-            raise BenchError(f"wrk gave no clean figures: {' | '.join(output.split())}")
-        times = {f"p{q}_us": float(t) * _WRK_SCALE[unit] for q, t, unit in _WRK_TIME.findall(output)}
-        return Sample(float(rate[1]), times, evidence)
+            return _wrk(world, settings, argv, port, connections)
 
     return measure
+
+
+def go_http(connections: int, program: str) -> Measure:
+    """The same of Go's net/http."""
+
+    def measure(world: World, settings: Settings) -> Sample:
+        port = free_port()
+        with tempfile.NamedTemporaryFile(prefix="bench-go-") as page:
+            page.write(FILE)
+            page.flush()
+            return _wrk(
+                world, settings, [str(BUILD / program), f"{world.address}:{port}", page.name], port, connections
+            )
+
+    return measure
+
+
+def _wrk(world: World, settings: Settings, argv: list[str], port: int, connections: int) -> Sample:
+    server = world.serve(argv)
+    wait_for_port(world, server, port)
+    url = f"http://{world.address}:{port}/page.txt"
+    with world.beside(), urllib.request.urlopen(url, timeout=PATIENCE_S) as answer:
+        if answer.read() != FILE:
+            raise BenchError(f"{server.name} served another page than the one it was given")
+    seconds = max(1, round(settings.seconds))
+    client = world.start(["wrk", "-t1", f"-c{connections}", f"-d{seconds}s", "--latency", url])
+    evidence = _watch(world, server, client, port, 2 * connections, 0.4 * seconds)
+    output = client.finish(PATIENCE_S)
+    server.stop()
+    rate = re.search(r"^Requests/sec:\s+([\d.]+)", output, re.M)
+    if not rate or "Socket errors" in output or "Non-2xx" in output:
+        raise BenchError(f"wrk gave no clean figures: {' | '.join(output.split())}")
+    times = {f"p{q}_us": float(t) * _WRK_SCALE[unit] for q, t, unit in _WRK_TIME.findall(output)}
+    return Sample(float(rate[1]), times, evidence)
 
 
 def postgres_folder() -> Path | None:

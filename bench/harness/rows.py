@@ -60,6 +60,28 @@ ROWS: Final[tuple[Row, ...]] = (
         "native-stream", "64 B stream to a program not under sidestep", "messages/s", 0.98, 1.0,
         talks.stream(64, as_bytes=False, stranger=True), promotes=False, as_placed=True, rounds_factor=2,
     ),
+    Row(
+        "static-pingpong", "64 B ping-pong of a static program, p50", "us", 4, 6.4,
+        talks.pingpong("blocking", program="pingpong-static"), lower_is_better=True,
+    ),
+    Row(
+        "static-untouched", "the call of a static program on no connection", "ns", 0.97, 1.0,
+        talks.untouched("untouched-static"), lower_is_better=True, promotes=False, rounds_factor=5,
+    ),
+    *(
+        Row(
+            f"{kind}-pingpong", f"64 B ping-pong of {kind}, p50", "us", 1.5, 4,
+            talks.pingpong("blocking", program=f"pingpong-{kind}"), lower_is_better=True, needs=("go",),
+        )
+        for kind in ("go", "cgo")
+    ),
+    *(
+        Row(
+            f"{kind}-http", f"net/http of {kind}, wrk keep-alive, 16 conn.", "requests/s", 1.5, 2,
+            apps.go_http(16, f"httpd-{kind}"), needs=("go", "wrk"),
+        )
+        for kind in ("go", "cgo")
+    ),
     Row("pairs", "8 busy pairs on 2 CPUs, total", "messages/s", 1.0, 3, talks.pairs(8), cpus=2),
     Row(
         "idle-cpu", "CPU time, 100 connections idle for 10 s", "ms", 0, 0, talks.idle_cpu(100),

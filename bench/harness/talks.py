@@ -77,12 +77,14 @@ def latency(result: dict[str, Any]) -> dict[str, float]:
     return {f"{name}_us": result[f"{name}_ns"] / 1e3 for name in ("p50", "p99", "p999") if f"{name}_ns" in result}
 
 
-def pingpong(mode: str, *, size: int = 64, edge: bool = False, stranger: bool = False) -> Measure:
+def pingpong(
+    mode: str, *, size: int = 64, edge: bool = False, stranger: bool = False, program: str = "pingpong"
+) -> Measure:
     """Median round trip of one connection, in us."""
 
     def measure(world: World, settings: Settings) -> Sample:
         how = ["-m", mode, "-s", str(size), *(["-e"] if edge else [])]
-        talk = Talk.start(world, *_c("pingpong", how, [*how, *_timing(settings)]), stranger=stranger)
+        talk = Talk.start(world, *_c(program, how, [*how, *_timing(settings)]), stranger=stranger)
         evidence = talk.held(world, _patience(settings), 2)
         result = talk.result()
         beside = latency(result)
@@ -145,11 +147,11 @@ def short() -> Measure:
     return measure
 
 
-def untouched() -> Measure:
+def untouched(program: str = "untouched") -> Measure:
     """Cost of a call on a file, a pipe or a datagram socket, in ns: the least of many, as the machine moves more."""
 
     def measure(world: World, settings: Settings) -> Sample:
-        alone = world.start([str(BUILD / "untouched"), "client", "-p", "1", *_timing(settings)])
+        alone = world.start([str(BUILD / program), "client", "-p", "1", *_timing(settings)])
         result = json.loads(alone.finish(_patience(settings)).strip().splitlines()[-1])
         return Sample(result["min_ns"], {"p50_ns": result["p50_ns"], "mean_ns": result["mean_ns"]})
 

@@ -126,6 +126,10 @@ class World:
         """The environment of the programs: this one's, without any trace of sidestep."""
         return {k: v for k, v in os.environ.items() if k != "LD_PRELOAD" and not k.startswith("SIDESTEP_")}
 
+    def argv(self, argv: list[str]) -> list[str]:
+        """What is executed in it."""
+        return argv
+
     def start(
         self, argv: list[str], *, lane: int = 0, cwd: Path | None = None, stop: signal.Signals = signal.SIGTERM,
         stranger: bool = False,
@@ -135,6 +139,7 @@ class World:
         `lane` spreads pairs over pinned CPUs; a `stranger` is not under sidestep in any world.
         """
         name = Path(argv[0]).name
+        argv = argv if stranger else self.argv(argv)
         if self._one_cpu:
             argv = ["taskset", "-c", str(self._cpus[lane % len(self._cpus)]), *argv]
         elif self._limited:
@@ -196,6 +201,12 @@ class SidestepWorld(World):
         """The environment `sidestep run` would give."""
         return self._running.env()
 
+    def argv(self, argv: list[str]) -> list[str]:
+        """As `sidestep run` starts it."""
+        from sidestep import testing
+
+        return testing.argv_under_shim(argv)
+
     def provider_pid(self) -> int | None:
         """The provider's process."""
         return self._running.provider_pid
@@ -243,7 +254,7 @@ def program_missing(name: str) -> str | None:
     """Why a program cannot be used, with the remedy; None when it is installed."""
     if shutil.which(name):
         return None
-    packages = {"redis-benchmark": "redis-tools", "taskset": "util-linux", "cc": "gcc"}
+    packages = {"redis-benchmark": "redis-tools", "taskset": "util-linux", "cc": "gcc", "go": "golang-go"}
     return f"{name} is not installed; apt-get install {packages.get(name, name)}"
 
 

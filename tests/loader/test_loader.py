@@ -54,6 +54,16 @@ def test_all_registers_are_kept_while_signals_come(provider: Sidestep, echo: int
     assert program.wait(60) == 0
 
 
+@pytest.mark.timeout(0)
+@pytest.mark.parametrize("kind", KINDS)
+def test_storms_of_signals_lose_nothing(provider: Sidestep, echo: int, kind: str) -> None:
+    """Long form: SIDESTEP_STORM_SECONDS=900."""
+    seconds = int(os.environ.get("SIDESTEP_STORM_SECONDS", "3"))
+    program = provider.popen([build("storm", kind), str(echo), str(seconds)])
+    provider.wait_for(lambda found: any(one.promoted and one.pid == program.pid for one in found))
+    assert program.wait(seconds + 60) == 0
+
+
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("place", ["stack", "other"])
 def test_calls_that_are_left_take_nothing_with_them(provider: Sidestep, kind: str, place: str) -> None:

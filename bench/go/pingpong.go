@@ -1,0 +1,99 @@
+// The ping-pong benchmark by Go's net: the words and the output of c/pingpong.c, for one connection.
+package main
+
+import (
+	"encoding/binary"
+	"encoding/json"
+	"flag"
+	"fmt"
+	"io"
+	"net"
+	"os"
+	"sort"
+	"time"
+)
+
+func check(err error) {
+	if err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		os.Exit(1)
+	}
+}
+
+func echo(conn net.Conn, size int) {
+	message := make([]byte, size)
+	for {
+		if _, err := io.ReadFull(conn, message); err == io.EOF {
+			conn.Close()
+			return
+		} else {
+			check(err)
+		}
+		_, err := conn.Write(message)
+		check(err)
+	}
+}
+
+func serve(size int) {
+	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	check(err)
+	fmt.Println("listening", listener.Addr().(*net.TCPAddr).Port)
+	for {
+		conn, err := listener.Accept()
+		check(err)
+		go echo(conn, size)
+	}
+}
+
+func ask(port int, size int, warmup time.Duration, measure time.Duration) []time.Duration {
+	conn, err := net.Dial("tcp", fmt.Sprintf("127.0.0.1:%d", port))
+	check(err)
+	message, answer := make([]byte, size), make([]byte, size)
+	var took []time.Duration
+	now := time.Now()
+	start := now.Add(warmup)
+	for number := uint64(0); now.Before(start.Add(measure)); number++ {
+		sent := now
+		binary.LittleEndian.PutUint64(message, number)
+		_, err := conn.Write(message)
+		check(err)
+		_, err = io.ReadFull(conn, answer)
+		check(err)
+		if found := binary.LittleEndian.Uint64(answer); found != number {
+			check(fmt.Errorf("the answer carries number %d, not %d", found, number))
+		}
+		now = time.Now()
+		if sent.After(start) {
+			took = append(took, now.Sub(sent))
+		}
+	}
+	fmt.Println("holding")
+	io.Copy(io.Discard, os.Stdin)
+	conn.Close()
+	return took
+}
+
+func main() {
+	words := flag.NewFlagSet(os.Args[1], flag.ExitOnError)
+	port := words.Int("p", 0, "")
+	size := words.Int("s", 64, "")
+	warmup := words.Float64("w", 0.2, "seconds")
+	measure := words.Float64("t", 1, "seconds")
+	words.String("m", "", "one way only: Go's")
+	words.Bool("H", true, "always")
+	words.Parse(os.Args[2:])
+	if os.Args[1] == "server" {
+		serve(*size)
+	}
+	seconds := func(count float64) time.Duration { return time.Duration(count * 1e9) }
+	took := ask(*port, *size, seconds(*warmup), seconds(*measure))
+	sum := time.Duration(0)
+	for _, one := range took {
+		sum += one
+	}
+	sort.Slice(took, func(a, b int) bool { return took[a] < took[b] })
+	at := func(share float64) int64 { return int64(took[int(share*float64(len(took)-1))]) }
+	json.NewEncoder(os.Stdout).Encode(map[string]any{
+		"rate": float64(len(took)) / sum.Seconds(), "p50_ns": at(0.5), "p99_ns": at(0.99), "p999_ns": at(0.999),
+	})
+}
