@@ -29,6 +29,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Final
 
+from foreign_programs import loader_missing
 from stage import LOG, PROGRAMS, SEARCH_PATH, Mode, Program, Stage, describe, missing, payload, port_of, require
 
 from sidestep.testing import Sidestep
@@ -38,7 +39,7 @@ LOAD: Final = 8  # busy processes beside the programs
 DEADLINE_S: Final = 60.0  # for one exchange, on two processors with that load
 ENDS: Final = (
     "threads", "asyncio", "uvloop", "gevent", "node", "java", "ruby", "perl", "php", "tcl", "erlang", "libevent",
-    "static", "go", "cgo",
+    *(() if loader_missing() else ("static", "go", "cgo")),
 )  # fmt: skip
 AFTERS: Final = ("default", "0")  # --promote-after
 SHAPES: Final = ((1, 4_000_000), (4, 3_000_000), (16, 600_000), (64, 150_000))  # connections at once, bytes of each

@@ -26,6 +26,7 @@ import matrix
 import pytest
 import web
 from busy import busy
+from foreign_programs import loader_missing
 from matrix import AFTERS, ENDS, SHAPES, Cell, Echo, Server
 from stage import Stage
 
@@ -51,8 +52,7 @@ CHAINS: Final = (
     "haproxy/apache/nginx",
     "apache/nginx-unbuffered/nginx",
     "nginx/apache/haproxy/apache",
-    "caddy/nginx",
-    "nginx/caddy/caddy/nginx",
+    *(() if loader_missing() else ("caddy/nginx", "nginx/caddy/caddy/nginx")),
 )
 
 

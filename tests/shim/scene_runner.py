@@ -106,9 +106,7 @@ class Sockets(StrEnum):
     DIRECT = "direct"
 
 
-_KERNEL_HEADERS: Final = (
-    f"-idirafter{place}" for place in ("/usr/include", f"/usr/include/{os.uname().machine}-linux-gnu")
-)
+LOADED: Final = (Build.STATIC, Build.MUSL)  # started by sidestep's loader
 _BUILD_FLAGS: Final = {
     Build.PLAIN: (),
     Build.FORTIFIED: ("-D_FORTIFY_SOURCE=2", "-D_FILE_OFFSET_BITS=64"),
@@ -335,7 +333,7 @@ def run(
         shaker.start()
     control = _Control(sidestep, shaker)
     more = apart.arguments(variant.family, carried=sidestep is not None) if apart else []
-    loaded = [LOADER, "--run", program] if sidestep and variant.build in (Build.STATIC, Build.MUSL) else []
+    loaded = [LOADER, "--run", program] if sidestep and variant.build in LOADED else []
     with ours, tempfile.TemporaryFile() as output:
         with theirs, apart.one.namespace.inside() if apart else nullcontext():
             child = subprocess.Popen(

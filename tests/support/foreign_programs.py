@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import struct
 from pathlib import Path
 from typing import Final
@@ -16,6 +17,19 @@ KINDS: Final[dict[str, tuple[str | None, tuple[str, ...]]]] = {  # compiler and 
     "musl-static": ("musl-gcc", ("-static", *KERNEL_HEADERS)),
     "musl": ("musl-gcc", KERNEL_HEADERS),
 }
+
+
+HWCAP2_FSGSBASE: Final = 2  # asm/hwcap2.h
+AT_HWCAP2: Final = 26
+
+
+def loader_missing() -> str | None:
+    """Why this machine cannot have the loader; None: it can."""
+    if os.uname().machine != "x86_64":
+        return "the loader is for x86-64"
+    auxiliary = memoryview(Path("/proc/self/auxv").read_bytes()).cast("N")
+    found = dict(zip(auxiliary[::2], auxiliary[1::2], strict=True))
+    return None if found.get(AT_HWCAP2, 0) & HWCAP2_FSGSBASE else "this machine lacks FSGSBASE"
 
 
 def build(name: str, kind: str) -> Path:
