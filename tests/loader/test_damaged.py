@@ -1,4 +1,7 @@
-"""Damaged ELF files: the loader refuses them or takes them, and never fails at that. Long form: SIDESTEP_FUZZ_MINUTES=60."""
+"""Damaged ELF files: the loader refuses them or takes them, and never fails at that.
+
+SIDESTEP_FUZZ_MINUTES=15 is the long form, for each kind of file.
+"""
 
 from __future__ import annotations
 
