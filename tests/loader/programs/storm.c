@@ -47,7 +47,7 @@ static void on_signal(int sig, siginfo_t *info, void *context)
 	errno = before;
 }
 
-static void on_other(int sig)
+static void on_inner(int sig)
 {
 	(void)sig;
 }
@@ -81,8 +81,9 @@ static void *work(void *argument)
 	_Atomic pid_t *self = argument;
 	uint8_t sent[LARGEST], got[LARGEST], *stack = malloc(65536);
 	unsigned seed = (unsigned)syscall(SYS_gettid);
+	const int on_other = seed % 2;
 
-	if (seed % 2)
+	if (on_other)
 		CHECK(sigaltstack(&(stack_t){.ss_sp = stack, .ss_size = 65536}, NULL) == 0);
 	*self = (pid_t)seed;
 	int fd = connected();
@@ -97,7 +98,7 @@ static void *work(void *argument)
 	}
 	*self = 0;
 	close(fd);
-	if (seed % 2)
+	if (on_other)
 		CHECK(sigaltstack(&(stack_t){.ss_flags = SS_DISABLE}, NULL) == 0);
 	free(stack);
 	return NULL;
@@ -136,15 +137,15 @@ static void have_child(unsigned number)
 int main(int argc, char **argv)
 {
 	pthread_t threads[WORKERS], pesterer;
-	struct sigaction other = {.sa_handler = on_other}, action = {.sa_sigaction = on_signal};
+	struct sigaction inner = {.sa_handler = on_inner}, action = {.sa_sigaction = on_signal};
 	struct itimerval each = {{0, 1000}, {0, 1000}};
 
 	CHECK(argc == 3);
 	port = (uint16_t)atoi(argv[1]);
 	const time_t end = time(NULL) + atoi(argv[2]);
 	action.sa_flags = SA_SIGINFO | SA_RESTART | SA_ONSTACK;
-	other.sa_flags = SA_RESTART;
-	CHECK(sigaction(SIGWINCH, &other, NULL) == 0);
+	inner.sa_flags = SA_RESTART;
+	CHECK(sigaction(SIGWINCH, &inner, NULL) == 0);
 	CHECK(sigaction(SIGURG, &action, NULL) == 0);
 	CHECK(sigaction(SIGALRM, &action, NULL) == 0);
 	CHECK(setitimer(ITIMER_REAL, &each, NULL) == 0);
