@@ -74,7 +74,7 @@ def test_calls_that_are_left_take_nothing_with_them(provider: Sidestep, kind: st
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_program_is_told_what_it_is_told_without(provider: Sidestep, tmp_path: Path, kind: str) -> None:
-    argv = [build("told", kind), "one", "two words", ""]
+    argv = [str(build("told", kind)), "one", "two words", ""]
     env = {name: value for name, value in os.environ.items() if name != "LD_PRELOAD"}
     native = subprocess.run(argv, env=env, stdout=subprocess.PIPE, cwd=tmp_path, timeout=60, check=False)
     loaded = provider.run(argv, stdout=subprocess.PIPE, cwd=tmp_path, check=False)

@@ -27,8 +27,7 @@ def loader_missing() -> str | None:
     """Why this machine cannot have the loader; None: it can."""
     if os.uname().machine != "x86_64":
         return "the loader is for x86-64"
-    auxiliary = memoryview(Path("/proc/self/auxv").read_bytes()).cast("N")
-    found = dict(zip(auxiliary[::2], auxiliary[1::2], strict=True))
+    found = dict(struct.iter_unpack("=QQ", Path("/proc/self/auxv").read_bytes()))
     return None if found.get(AT_HWCAP2, 0) & HWCAP2_FSGSBASE else "this machine lacks FSGSBASE"
 
 
