@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from foreign_programs import put_out_of_reach
 
+from sidestep import installation
 from sidestep.errors import Unavailable
 from sidestep.observe import preload_check as reach
 
@@ -50,7 +51,7 @@ def test_dynamic_programs_are_reached(build: Build, options: tuple[str, ...]) ->
 @pytest.mark.parametrize("options", [("-static",), ("-static-pie",)])
 def test_static_programs_are_by_our_loader(build: Build, options: tuple[str, ...]) -> None:
     found = reach.inspect(build(*options))
-    assert (found.obstacles, found.loader) == ((), reach.loader())
+    assert (found.obstacles, found.loader) == ((), installation.loader())
 
 
 @pytest.mark.usefixtures("no_loader")
@@ -88,7 +89,7 @@ def test_a_go_program_is_told_by_its_sections(build: Build, monkeypatch: pytest.
     section = program.with_suffix(".section")
     section.write_bytes(b"x")
     subprocess.run(["objcopy", "--add-section", f".go.buildinfo={section}", program], check=True)
-    assert reach.inspect(program).loader == reach.loader()
+    assert reach.inspect(program).loader == installation.loader()
     monkeypatch.setattr(reach, "loader", lambda: None)
     assert codes(program) == ["go"]
 
@@ -100,7 +101,7 @@ def test_a_script_is_judged_by_its_interpreter(build: Build, tmp_path: Path, mon
     wrapper = tmp_path / "wrapper"
     wrapper.write_text(f"#!{script}\n")
     script.chmod(0o755)
-    assert reach.inspect(script).loader == reach.inspect(wrapper).loader == reach.loader()
+    assert reach.inspect(script).loader == reach.inspect(wrapper).loader == installation.loader()
     monkeypatch.setattr(reach, "loader", lambda: None)
     assert codes(script) == codes(wrapper) == ["static"]
     assert reach.inspect(wrapper).chain == (wrapper, script, static)

@@ -333,7 +333,7 @@ def run(
         shaker.start()
     control = _Control(sidestep, shaker)
     more = apart.arguments(variant.family, carried=sidestep is not None) if apart else []
-    loaded = [LOADER, "--run", program] if sidestep and variant.build in LOADED else []
+    loaded: list[str | Path] = [LOADER, "--run", program] if sidestep and variant.build in LOADED else []
     with ours, tempfile.TemporaryFile() as output:
         with theirs, apart.one.namespace.inside() if apart else nullcontext():
             child = subprocess.Popen(
