@@ -15,6 +15,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     missing = loader_missing()
     for item in items:
         if missing and Path(__file__).parent in item.path.parents:
+            # the CPU, or the kernel, lacks what the loader is made of: programs run as without it there
             item.add_marker(pytest.mark.skip(reason=missing))
 
 

@@ -110,7 +110,7 @@ static void *pester(void *nothing)
 		pid_t worker = workers[i % WORKERS];
 		if (worker)
 			syscall(SYS_tgkill, getpid(), worker, SIGURG);
-		nanosleep(&(struct timespec){.tv_nsec = 1000000}, NULL);
+		nanosleep(&(struct timespec){.tv_nsec = 1000000}, NULL); /* the storm's clock, 1 kHz: nothing is waited for */
 	}
 	return nothing;
 }
