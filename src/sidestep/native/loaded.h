@@ -19,6 +19,8 @@ struct loaded {
 	void (*uncovered)(void);    /* code may make calls that do not come by: no more connections leave TCP */
 	bool (*preload_without_ours)(char *to, const char *entry);
 	bool (*made_by_go)(int fd, const Elf64_Ehdr *header);
+	const void *known; /* by descriptor: a pointer that is not NULL if it is of interest; `known_len` of them */
+	uint32_t known_len;
 };
 
 /* By what the shim installs handlers from now on. */

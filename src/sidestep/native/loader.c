@@ -28,10 +28,15 @@ static const uint16_t calls_wanted[] = {
 	SYS_dup, SYS_dup2, SYS_dup3, SYS_epoll_create, SYS_epoll_create1, SYS_epoll_ctl, SYS_epoll_pwait, SYS_epoll_pwait2,
 	SYS_epoll_wait, SYS_execve, SYS_execveat, SYS_exit, SYS_exit_group, SYS_fcntl, SYS_fork, SYS_getpeername, SYS_getsockname,
 	SYS_getsockopt, SYS_io_submit, SYS_io_uring_setup, SYS_ioctl, SYS_listen, SYS_mmap, SYS_mprotect, SYS_open, SYS_openat,
-	SYS_pkey_mprotect, SYS_poll, SYS_ppoll, SYS_prctl, SYS_preadv2, SYS_pselect6, SYS_pwritev2, SYS_read, SYS_readlink,
-	SYS_readlinkat, SYS_readv, SYS_recvfrom, SYS_recvmmsg, SYS_recvmsg, SYS_rt_sigaction, SYS_seccomp, SYS_select,
-	SYS_sendfile, SYS_sendmmsg, SYS_sendmsg, SYS_sendto, SYS_set_tid_address, SYS_setresuid, SYS_setreuid, SYS_setsockopt,
-	SYS_setuid, SYS_shutdown, SYS_socket, SYS_splice, SYS_vfork, SYS_write, SYS_writev,
+	SYS_pkey_mprotect, SYS_poll, SYS_ppoll, SYS_prctl, SYS_preadv2, SYS_pselect6, SYS_pwritev2, SYS_readlink,
+	SYS_readlinkat, SYS_rt_sigaction, SYS_seccomp, SYS_select,
+	SYS_sendfile, SYS_sendmmsg, SYS_sendmsg, SYS_set_tid_address, SYS_setresuid, SYS_setreuid, SYS_setsockopt,
+	SYS_setuid, SYS_shutdown, SYS_socket, SYS_splice, SYS_vfork,
+};
+
+/* What the shim, too, passes on at once if it does not know the descriptor. */
+static const uint16_t calls_moving[] = {
+	SYS_read, SYS_readv, SYS_recvfrom, SYS_recvmmsg, SYS_recvmsg, SYS_sendto, SYS_write, SYS_writev,
 };
 
 /* Starts the program without us: nothing of it has run yet. */
@@ -79,7 +84,9 @@ static const char *load(struct image *image, struct image *interpreter, struct s
 	const char *why = machine_missing();
 
 	for (size_t i = 0; i < sizeof(calls_wanted) / sizeof(*calls_wanted); i++)
-		wanted[calls_wanted[i]] = 1;
+		wanted[calls_wanted[i]] = WANTED_ALWAYS;
+	for (size_t i = 0; i < sizeof(calls_moving) / sizeof(*calls_moving); i++)
+		wanted[calls_moving[i]] = WANTED_OF_KNOWN;
 	if (!why)
 		why = image_load(image, sites);
 	if (!why && *image->interpreter) {

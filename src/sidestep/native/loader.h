@@ -142,6 +142,7 @@ struct sites {
 	uint32_t left_len;              /* and so many could not be replaced */
 	const uint8_t *left[LEFT_MAX];  /* the first of them */
 };
+enum { WANTED_OF_KNOWN = 1, WANTED_ALWAYS }; /* only if its first argument is a descriptor that the shim knows; 0: never */
 extern uint8_t wanted[CALLS_MAX];
 extern const char *loader_entry, *loader_inside; /* for this machine's registers */
 #define SITE(back) (((uint64_t *)(back))[-1]) /* of the call that goes back there */

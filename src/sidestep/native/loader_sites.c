@@ -11,7 +11,8 @@
  *      of a jump table, which we do not see.
  *
  * A call whose number is known and of no interest is left alone, and costs nothing. Where the number is known only when it
- * runs, the trampoline looks it up in `wanted`.
+ * runs, the trampoline looks it up in `wanted`. What moves bytes of a descriptor that the shim does not know goes to the kernel from
+ * there.
  */
 #include "loader.h"
 
@@ -440,15 +441,67 @@ static void put_hooked(struct writer *writer, uint8_t *site, uint8_t **back)
 	put(writer, &site, sizeof(site)); /* SITE() */
 }
 
+/* A short jump if `condition`, to be given its end by lands(). */
+static uint8_t *put_branch(struct writer *writer, uint8_t condition)
+{
+	put(writer, &condition, 1);
+	return writer->at++;
+}
+
+static void lands(uint8_t *branch, const uint8_t *at)
+{
+	*branch = (uint8_t)(at - (branch + 1));
+}
+
+/*
+ * The call itself, if it is none of ours: by its number, if that is `unknown`, and by its descriptor. Returns the branch over what
+ * follows, to which a call of ours comes. r11 and rcx are free, as the kernel leaves them.
+ */
+static uint8_t *put_looks(struct writer *writer, bool unknown, uint8_t **plain)
+{
+	enum { JMP = 0xeb, JB = 0x72, JAE = 0x73, JNE = 0x75 };
+	const uint8_t *wanted_at = wanted;
+	uint8_t *large = NULL, *unwanted = NULL, *always = NULL;
+
+	if (unknown) {
+		put(writer, "\x3d", 1); /* cmp $CALLS_MAX, %eax */
+		put32(writer, CALLS_MAX);
+		large = put_branch(writer, JAE);
+		put(writer, "\x49\xbb", 2); /* movabs $wanted, %r11 */
+		put(writer, &wanted_at, sizeof(wanted_at));
+		put(writer, (uint8_t[]){0x41, 0x80, 0x3c, 0x03, WANTED_OF_KNOWN}, 5); /* cmpb $WANTED_OF_KNOWN, (%r11,%rax) */
+		unwanted = put_branch(writer, JB);
+		always = put_branch(writer, JNE);
+	}
+	put(writer, "\x81\xff", 2); /* cmp $known_len, %edi */
+	put32(writer, shim->known_len);
+	uint8_t *beyond = put_branch(writer, JAE);
+	put(writer, "\x89\xf9\x49\xbb", 4); /* mov %edi, %ecx; movabs $known, %r11 */
+	put(writer, &shim->known, sizeof(shim->known));
+	put(writer, "\x49\x83\x3c\xcb\x00", 5); /* cmpq $0, (%r11,%rcx,8) */
+	uint8_t *known = put_branch(writer, JNE);
+	if (unknown) {
+		lands(large, writer->at);
+		lands(unwanted, writer->at);
+	}
+	lands(beyond, writer->at);
+	put(writer, "\x0f\x05", SYSCALL_LENGTH);
+	*plain = writer->at;
+	uint8_t *over = put_branch(writer, JMP);
+	if (unknown)
+		lands(always, writer->at);
+	lands(known, writer->at);
+	return over;
+}
+
 /*
  * What stands for one call: instructions from before it, the call, those from behind it, and the way back. `set` if the number's
  * instruction was replaced, too. NULL: no room, or they cannot be moved.
  */
 static uint8_t *trampoline(const struct site *site, const uint8_t *begin, const uint8_t *end, bool set)
 {
-	static const uint8_t looks[] = {0x3d, 0, CALLS_MAX >> 8, 0, 0, 0x73, 0, 0x49, 0xbb};
 	struct pool *pool = pool_near(site->at);
-	uint8_t *lea, *wanted_at = wanted, *plain = NULL;
+	uint8_t *lea, *plain = NULL;
 
 	if (!pool)
 		return NULL;
@@ -459,20 +512,10 @@ static uint8_t *trampoline(const struct site *site, const uint8_t *begin, const 
 		put(&writer, "\xb8", 1);
 		put32(&writer, site->number);
 	}
-	if (site->number == UNKNOWN) {
-		put(&writer, looks, sizeof(looks)); /* cmp $CALLS_MAX, %eax; jae plain; movabs $wanted, %r11 */
-		uint8_t *to_plain = writer.at - 3;
-		put(&writer, &wanted_at, sizeof(wanted_at));
-		put(&writer, "\x41\x80\x3c\x03\x00\x75", 6); /* cmpb $0, (%r11,%rax); jne hooked */
-		uint8_t *hooked = writer.at++;
-		*to_plain = (uint8_t)(writer.at - (to_plain + 1));
-		put(&writer, "\x0f\x05", SYSCALL_LENGTH);
-		plain = writer.at;
-		put(&writer, "\xeb", 1); /* jmp behind */
-		uint8_t *over_hooked = writer.at++;
-		*hooked = (uint8_t)(writer.at - (hooked + 1));
+	if (site->number == UNKNOWN || wanted[site->number] == WANTED_OF_KNOWN) {
+		uint8_t *over_hooked = put_looks(&writer, site->number == UNKNOWN, &plain);
 		put_hooked(&writer, site->at, &lea);
-		*over_hooked = (uint8_t)(writer.at - (over_hooked + 1));
+		lands(over_hooked, writer.at);
 	} else {
 		put_hooked(&writer, site->at, &lea);
 	}

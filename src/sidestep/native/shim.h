@@ -69,6 +69,7 @@ struct conn {
 	_Atomic uint64_t counted_msgs, counted_bytes, counted_turns; /* at the last look at what it gains */
 	uint32_t probe_countdown;
 	struct spin_budget budget; /* of blocking waits */
+	_Atomic uint32_t linger_skips, linger_pause; /* see conn_lingers() */
 	struct channel_end channel;
 	struct doorbell *doorbell;               /* ours: the peer rings it */
 	struct remote_doorbell *remote_doorbell; /* the peer's: we ring it */
@@ -430,6 +431,8 @@ void wait_clock_start(struct wait_clock *clock, int64_t timeout_ns);
  * among conn->waiters from its first wait until it returns: such a call outlives close(). Cancelled, it is taken out here.
  */
 int conn_wait(struct conn *conn, int fd, int want, size_t space, const struct wait_clock *clock, bool timed);
+/* Whether bytes have come to a call that would not wait for them, if a short look for them is likely to pay. */
+bool conn_lingers(struct conn *conn);
 /* ---- provider (shim_provider.c to shim_rpc.c; between them: shim_provider.h) ---- */
 extern _Atomic uint32_t rpc_pending;
 void rpc_poll(void);

@@ -27,9 +27,11 @@ static void uncovered(void)
 
 EXPORT const struct loaded *sidestep_loaded(int (*action)(int, const struct sigaction *, struct sigaction *))
 {
-	static const struct loaded loaded = {execute_bare, lend_begin, lending_end, lend_number, signal_interrupts, uncovered,
-	                                     preload_without_ours, made_by_go};
+	static struct loaded loaded = {execute_bare, lend_begin, lending_end, lend_number, signal_interrupts, uncovered,
+	                               preload_without_ours, made_by_go, NULL, 0};
 
+	loaded.known = (const void *)fd_table;
+	loaded.known_len = fd_table_len;
 	real.sigaction = action;
 	return &loaded;
 }

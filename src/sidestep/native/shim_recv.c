@@ -353,7 +353,7 @@ static enum turn recv_short(struct call *call, size_t target, size_t seen)
 		return call_over(call, has ? has : -1, has ? call->saved : EAGAIN);
 	conn_check(call->conn, call->fd);
 	if (would_not_block(call->fd, call->flags)) {
-		call->look = true;
+		call->look = call->flags || !rx_by_ring(call->conn->slot) || !conn_lingers(call->conn);
 		return TURN_AGAIN;
 	}
 	return call_wait(call, WAIT_RX, call->flags & MSG_PEEK ? target : 1);

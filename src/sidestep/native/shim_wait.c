@@ -3,6 +3,9 @@
 
 #define RESEND_EVERY_NS 1000000   /* recalled bytes are tried again this often while a call waits */
 #define NO_DOORBELL_POLL_NS 1000000   /* without descriptors for a doorbell, sleep by short naps */
+#define LINGER_NS 5000        /* what a goroutine's way from EAGAIN through the poller and back costs */
+#define LINGER_ALONE 16       /* answers of EAGAIN to one connection and no other, before it is looked at longer */
+#define LINGER_PAUSE_MAX 1024 /* answers without such a look after one in vain, at most */
 
 /* ---- the clock of one call ---- */
 void wait_clock_start(struct wait_clock *clock, int64_t timeout_ns)
@@ -52,6 +55,42 @@ static bool spin(struct conn *conn, int want, size_t space, uint64_t signals, bo
 	} while (!won && signals == self.signals && spin_on(&spin, peer_cpu, may_move));
 	*vain = !won && spin_was_vain(&spin);
 	word_add(*(won ? &conn->slot->spins_won : &conn->slot->spins_lost), 1);
+	return won;
+}
+
+/*
+ * A thread that is told EAGAIN has other work, or none. Then it comes back by a set, and where a scheduler stands between, as Go's,
+ * that takes longer than an answer from another CPU. Nobody tells us which; but with other work, other connections are told EAGAIN
+ * as well. Else a look of some microseconds is tried now and then, and goes on as long as it pays.
+ */
+bool conn_lingers(struct conn *conn)
+{
+	static _Atomic uint64_t told; /* which connection was told so last: its serial, and how often */
+	const uint64_t once = word_load(conn->serial) * (LINGER_ALONE + 1), times = word_load(told) - once;
+	const uint32_t skips = word_load(conn->linger_skips), pause = word_load(conn->linger_pause);
+	const uint64_t signals = self.signals;
+	struct spin spin;
+	bool won = false;
+
+	if (times < LINGER_ALONE || skips) {
+		word_store(told, times < LINGER_ALONE ? once + times + 1 : once + times);
+		word_store(conn->linger_skips, skips ? skips - 1 : 0);
+		return false;
+	}
+	if (times > LINGER_ALONE || !config.spin_ns || !spin_begin(&spin, LINGER_NS, word_load(conn->channel.rx_peer_line->cpu)) ||
+	    spin.shares) {
+		word_store(told, once);
+		return false;
+	}
+	do {
+		for (int i = 0; i < 8 && !won; i++) {
+			cpu_relax();
+			won = ready_now(conn, WAIT_RX, 1);
+		}
+	} while (!won && self.signals == signals && now_ns() < spin.end);
+	const uint32_t next = won ? pause / 2 : 2 * pause + 1;
+	word_store(conn->linger_pause, next < LINGER_PAUSE_MAX ? next : LINGER_PAUSE_MAX);
+	word_store(conn->linger_skips, won ? 0 : next);
 	return won;
 }
 
