@@ -22,6 +22,9 @@ WAITS = {
     "epoll": "watched.poll() and s.recv(1)",
 }
 
+REFUSED = 5000  # reads of nothing
+LOOKS_MAX = 16  # as each look in vain is followed by twice as many refusals without one, up to 1,024
+
 
 @contextmanager
 def on_cpus(cpus: set[int]) -> Iterator[None]:
@@ -50,12 +53,42 @@ def test_spins_that_are_always_lost_are_given_up(wait: str) -> None:
         promote(sidestep, a, b, count=2)
         a.ask("watch()")
 
-        def lost() -> int:
-            port = a.ask("s.getsockname()[1]")
-            return sum(c.spins_lost for c in sidestep.connections() if c.local.endswith(f":{port}"))
-
-        before = lost()
+        before = lost(sidestep, a)
         # the pause is the answer's lateness, which is what is tried; nothing waits for luck in it
         b.ask(f"Later.of(lambda: [s.recv(1) and time.sleep({LATE_S}) or s.sendall(b'x') for _ in range({ROUNDS})])")
         a.ask(f"[s.sendall(b'x') or {WAITS[wait]} for _ in range({ROUNDS})]")
-        assert lost() - before <= LOST_MAX
+        assert lost(sidestep, a) - before <= LOST_MAX
+
+
+def lost(sidestep: Sidestep, end: End) -> int:
+    """Spins of the connection `s`, at one end."""
+    port = end.ask("s.getsockname()[1]")
+    return sum(c.spins_lost for c in sidestep.connections() if c.local.endswith(f":{port}"))
+
+
+def refused(calls: str, stage: Sidestep) -> int:
+    """How often a program that reads nothing, without waiting, was kept by a look for it."""
+    a, b = End(stage), End(stage)
+    for name in "s", "near":
+        join(a, b, name)
+    promote(stage, a, b, count=2)
+    promote(stage, a, b, "near", count=4)
+    a.ask("[each.setblocking(False) for each in (s, near)]")
+    before = lost(stage, a)
+    assert a.ask(f"{{told for _ in range({REFUSED}) for told in ({calls})}}") == "{'EAGAIN'}"
+    kept = lost(stage, a) - before
+    b.ask("s.sendall(b'y')")
+    a.ask("s.setblocking(True)")
+    assert a.ask("s.recv(2)") == b"y"
+    return kept
+
+
+def test_reads_of_nothing_are_hardly_ever_kept() -> None:
+    with Sidestep() as stage:
+        assert refused("tried(lambda: s.recv(1)),", stage) <= LOOKS_MAX
+
+
+def test_reads_of_nothing_of_several_connections_are_never_kept() -> None:
+    """The program has other work."""
+    with Sidestep() as stage:
+        assert refused("tried(lambda: s.recv(1)), tried(lambda: near.recv(1))", stage) == 0

@@ -95,7 +95,7 @@ static const char *load(struct image *image, struct image *interpreter, struct s
 	}
 	if (!why && sites->left_len)
 		why = "a system call in its code cannot be replaced";
-	if (!why && !sites_finish())
+	if (!why && !trampolines_finish())
 		why = "memory that was written to cannot be made executable here";
 	return why;
 }

@@ -130,6 +130,9 @@ struct instruction {
 	bool relative;  /* to its own address, by the four bytes behind modrm */
 };
 bool decode(const uint8_t *at, const uint8_t *end, struct instruction *found); /* false: it is none */
+enum flow { FLOW_ON, FLOW_BRANCH, FLOW_CALL, FLOW_END };
+/* What an instruction does to the flow, and where it goes; NULL: that is not known, or nowhere. */
+enum flow flow_of(const uint8_t *at, const struct instruction *is, const uint8_t **to);
 
 /* ---- loader_sites.c ---- */
 struct code {
@@ -144,12 +147,22 @@ struct sites {
 };
 enum { WANTED_OF_KNOWN = 1, WANTED_ALWAYS }; /* only if its first argument is a descriptor that the shim knows; 0: never */
 extern uint8_t wanted[CALLS_MAX];
+void sites_patch(const struct code *code, struct sites *sites); /* writes to it: to be writable, and not run yet */
+
+/* ---- loader_trampoline.c ---- */
 extern const char *loader_entry, *loader_inside; /* for this machine's registers */
+#define UNKNOWN -1 /* the number of a call */
 #define SITE(back) (((uint64_t *)(back))[-1]) /* of the call that goes back there */
 #define HOOKED_LENGTH 29 /* before there, the trampoline comes in */
-void sites_patch(const struct code *code, struct sites *sites); /* writes to it: to be writable, and not run yet */
-uint64_t sites_find(uint64_t at);
-bool sites_finish(void); /* what has been written can be executed, and no more be written; false: it cannot */
+void jump_write(uint8_t *at, const uint8_t *to);
+/*
+ * What stands for the call at `site`: instructions from `begin` to it, the call, those from behind it up to `end`, and the
+ * way back. With `set` it brings the number, too, whose instruction was replaced. NULL: no room, or they cannot be moved.
+ */
+uint8_t *trampoline(uint8_t *site, long number, const uint8_t *begin, const uint8_t *end, bool set);
+/* For handlers: the call that a program seems to be in while it is in a trampoline, or what is behind that; 0: it is in none. */
+uint64_t trampoline_site(uint64_t at);
+bool trampolines_finish(void); /* what has been written can be executed, and no more be written; false: it cannot */
 
 /* ---- loader_image.c ---- */
 struct image {

@@ -1,6 +1,8 @@
 /* loader_decode.c - how long an x86-64 instruction is, and where its parts lie (Intel SDM, volume 2, appendix A). */
 #include "loader.h"
 
+#include <string.h>
+
 /*
  * What follows an opcode. '.': nothing; m: ModRM; M, D: ModRM and an immediate of 1, or of 2 or 4 bytes; b, w, d, e: an immediate
  * of 1, 2, 2 or 4, 3 bytes; o: an address; q: an immediate of 2, 4 or 8 bytes; p: a prefix; R: REX; x: no instruction; the rest
@@ -131,4 +133,41 @@ bool decode(const uint8_t *start, const uint8_t *end, struct instruction *found)
 		return false;
 	found->length = (uint8_t)(reader.at - start);
 	return true;
+}
+
+/* ---- where it goes on ---- */
+static const uint8_t *displaced(const uint8_t *next, const uint8_t *displacement, bool wide)
+{
+	int32_t by;
+
+	if (!wide)
+		return next + (int8_t)*displacement;
+	memcpy(&by, displacement, sizeof(by));
+	return next + by;
+}
+
+enum flow flow_of(const uint8_t *at, const struct instruction *is, const uint8_t **to)
+{
+	const uint8_t *opcode = at + is->opcode, *next = at + is->length;
+
+	*to = NULL;
+	if (*opcode == 0xe8 || *opcode == 0xe9) {
+		*to = displaced(next, opcode + 1, true);
+		return *opcode == 0xe8 ? FLOW_CALL : FLOW_END;
+	}
+	if (*opcode == 0xeb || (*opcode >= 0x70 && *opcode <= 0x7f) || (*opcode >= 0xe0 && *opcode <= 0xe3)) {
+		*to = displaced(next, opcode + 1, false);
+		return *opcode == 0xeb ? FLOW_END : FLOW_BRANCH;
+	}
+	if (*opcode == 0x0f && opcode[1] >= 0x80 && opcode[1] <= 0x8f) {
+		*to = displaced(next, opcode + 2, true);
+		return FLOW_BRANCH;
+	}
+	if (*opcode == 0xc3 || *opcode == 0xc2 || *opcode == 0xf4 || *opcode == 0xcc || (*opcode == 0x0f && opcode[1] == 0x0b))
+		return FLOW_END;
+	if (*opcode == 0xff && (at[is->modrm] >> 3 & 7) >= 4 && (at[is->modrm] >> 3 & 7) <= 5)
+		return FLOW_END; /* jmp *…: by a table, maybe */
+	if (*opcode == 0xff && (at[is->modrm] >> 3 & 7) >= 2 && (at[is->modrm] >> 3 & 7) <= 3)
+		return FLOW_CALL;
+	return FLOW_ON;
 }

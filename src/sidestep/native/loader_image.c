@@ -192,7 +192,7 @@ void code_mapped(uint8_t *at, uint64_t length, int fd, uint64_t offset, int prot
 		return;
 	}
 	const char *why = sections_patch(fd, at, offset, length, false, &sites);
-	if (why || sites.left_len || !sites_finish() || prot & PROT_WRITE)
+	if (why || sites.left_len || !trampolines_finish() || prot & PROT_WRITE)
 		shim->uncovered();
 	raw(SYS_mprotect, (long)at, (long)pages(length), prot, 0, 0, 0);
 }

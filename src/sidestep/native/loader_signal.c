@@ -62,7 +62,7 @@ static bool program_shown(const struct block *block, bool restarts, greg_t *now)
 	const struct frame *frame = block->interrupted;
 
 	if (!frame && (now[REG_RIP] <= (greg_t)loader_entry || now[REG_RIP] >= (greg_t)loader_inside)) {
-		greg_t at = (greg_t)sites_find((uint64_t)now[REG_RIP]);
+		greg_t at = (greg_t)trampoline_site((uint64_t)now[REG_RIP]);
 		if (at)
 			now[REG_RIP] = at; /* in a trampoline the registers are the program's */
 		return at;

@@ -65,21 +65,23 @@ static bool spin(struct conn *conn, int want, size_t space, uint64_t signals, bo
  */
 bool conn_lingers(struct conn *conn)
 {
-	static _Atomic uint64_t told; /* which connection was told so last: its serial, and how often */
-	const uint64_t once = word_load(conn->serial) * (LINGER_ALONE + 1), times = word_load(told) - once;
+	static _Atomic uint64_t told; /* which connection was told so last, and how often: its serial, in steps of their number */
+	const uint64_t first = word_load(conn->serial) * (LINGER_ALONE + 1), times = word_load(told) - first;
 	const uint32_t skips = word_load(conn->linger_skips), pause = word_load(conn->linger_pause);
 	const uint64_t signals = self.signals;
 	struct spin spin;
 	bool won = false;
 
-	if (times < LINGER_ALONE || skips) {
-		word_store(told, times < LINGER_ALONE ? once + times + 1 : once + times);
-		word_store(conn->linger_skips, skips ? skips - 1 : 0);
+	if (times != LINGER_ALONE) {
+		word_store(told, times < LINGER_ALONE ? first + times + 1 : first);
 		return false;
 	}
-	if (times > LINGER_ALONE || !config.spin_ns || !spin_begin(&spin, LINGER_NS, word_load(conn->channel.rx_peer_line->cpu)) ||
-	    spin.shares) {
-		word_store(told, once);
+	if (skips) {
+		word_store(conn->linger_skips, skips - 1);
+		return false;
+	}
+	if (!config.spin_ns || !spin_begin(&spin, LINGER_NS, word_load(conn->channel.rx_peer_line->cpu)) || spin.shares) {
+		word_store(told, first);
 		return false;
 	}
 	do {
@@ -88,6 +90,7 @@ bool conn_lingers(struct conn *conn)
 			won = ready_now(conn, WAIT_RX, 1);
 		}
 	} while (!won && self.signals == signals && now_ns() < spin.end);
+	word_add(*(won ? &conn->slot->spins_won : &conn->slot->spins_lost), 1);
 	const uint32_t next = won ? pause / 2 : 2 * pause + 1;
 	word_store(conn->linger_pause, next < LINGER_PAUSE_MAX ? next : LINGER_PAUSE_MAX);
 	word_store(conn->linger_skips, won ? 0 : next);
