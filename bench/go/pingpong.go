@@ -3,22 +3,13 @@ package main
 
 import (
 	"encoding/binary"
-	"encoding/json"
 	"flag"
 	"fmt"
 	"io"
 	"net"
 	"os"
-	"sort"
 	"time"
 )
-
-func check(err error) {
-	if err != nil {
-		fmt.Fprintln(os.Stderr, err)
-		os.Exit(1)
-	}
-}
 
 func echo(conn net.Conn, size int) {
 	message := make([]byte, size)
@@ -67,8 +58,7 @@ func ask(port int, size int, warmup time.Duration, measure time.Duration) []time
 			took = append(took, now.Sub(sent))
 		}
 	}
-	fmt.Println("holding")
-	io.Copy(io.Discard, os.Stdin)
+	hold()
 	conn.Close()
 	return took
 }
@@ -85,15 +75,6 @@ func main() {
 	if os.Args[1] == "server" {
 		serve(*size)
 	}
-	seconds := func(count float64) time.Duration { return time.Duration(count * 1e9) }
 	took := ask(*port, *size, seconds(*warmup), seconds(*measure))
-	sum := time.Duration(0)
-	for _, one := range took {
-		sum += one
-	}
-	sort.Slice(took, func(a, b int) bool { return took[a] < took[b] })
-	at := func(share float64) int64 { return int64(took[int(share*float64(len(took)-1))]) }
-	json.NewEncoder(os.Stdout).Encode(map[string]any{
-		"rate": float64(len(took)) / sum.Seconds(), "p50_ns": at(0.5), "p99_ns": at(0.99), "p999_ns": at(0.999),
-	})
+	report(took)
 }

@@ -18,8 +18,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 from harness.model import BenchError, Evidence, Sample, Settings
-from harness.talks import BUILD
-from harness.world import Program, World, wait_for_port
+from harness.talks import BUILD, Talk, latency
+from harness.world import Program, World, program_missing, wait_for_port
 from sidestep.testing import free_port
 
 PATIENCE_S = 40.0
@@ -46,6 +46,11 @@ def _watch(world: World, server: Program, client: Program, port: int, ends: int,
 _redis_rates: dict[tuple[str, int, int], float] = {}
 
 
+def _redis_server(world: World, port: int) -> list[str]:
+    argv = ["redis-server", "--port", str(port), "--bind", world.address, "--save", "", "--appendonly", "no"]
+    return [*argv, "--protected-mode", "no"]
+
+
 def redis_get(connections: int) -> Measure:
     """Requests a second of redis-benchmark GET."""
 
@@ -64,8 +69,7 @@ def redis_get(connections: int) -> Measure:
     def measure(world: World, settings: Settings) -> Sample:
         port = free_port()
         with tempfile.TemporaryDirectory(prefix="bench-redis-") as folder:
-            argv = ["redis-server", "--port", str(port), "--bind", world.address, "--save", "", "--appendonly", "no"]
-            server = world.serve([*argv, "--dir", folder, "--protected-mode", "no"])
+            server = world.serve([*_redis_server(world, port), "--dir", folder])
             wait_for_port(world, server, port)
             with world.beside(), socket.create_connection((world.address, port)) as sock:
                 # the key that redis-benchmark -t get asks for
@@ -83,6 +87,29 @@ def redis_get(connections: int) -> Measure:
         return Sample(rate, {f"{q}_us": 1e3 * float(row[f"{q}_latency_ms"]) for q in ("p50", "p99")}, evidence)
 
     return measure
+
+
+def go_redis(world: World, settings: Settings) -> Sample:
+    """Median time of a GET by go-redis, one after the other, in us."""
+    port = free_port()
+    with tempfile.TemporaryDirectory(prefix="bench-redis-") as folder:
+        server = world.serve([*_redis_server(world, port), "--dir", folder])
+        wait_for_port(world, server, port)
+        argv = [str(BUILD / "redis-go"), "client", "-p", str(port)]
+        client = world.start([*argv, "-w", str(settings.warmup_s), "-t", str(settings.seconds)])
+        talk = Talk(server, client, port)
+        evidence = talk.held(world, PATIENCE_S, 2)
+        result = talk.result()
+    beside = latency(result)
+    return Sample(beside["p50_us"], {**beside, "rate": result["rate"]}, evidence)
+
+
+def go_redis_missing() -> str | None:
+    """Why its client cannot be built, with the remedy; None when it can."""
+    found = program_missing("go")
+    if not found and not Path("/usr/share/gocode/src/gopkg.in/redis.v5").is_dir():
+        found = "go-redis is not installed; apt-get install golang-gopkg-redis.v5-dev"
+    return found
 
 
 NGINX_CONF = """

@@ -82,6 +82,10 @@ ROWS: Final[tuple[Row, ...]] = (
         )
         for kind in ("go", "cgo")
     ),
+    Row(
+        "go-redis", "redis GET by go-redis, 1 connection, p50", "us", 1.3, 2, apps.go_redis,
+        lower_is_better=True, needs=("redis-server", "go-redis"),
+    ),
     Row("pairs", "8 busy pairs on 2 CPUs, total", "messages/s", 1.0, 3, talks.pairs(8), cpus=2),
     Row(
         "idle-cpu", "CPU time, 100 connections idle for 10 s", "ms", 0, 0, talks.idle_cpu(100),
@@ -93,7 +97,10 @@ ROWS: Final[tuple[Row, ...]] = (
     ),
 )  # fmt: skip
 
-_SPECIAL: Final[dict[str, Callable[[], str | None]]] = {"postgres": apps.postgres_missing}
+_SPECIAL: Final[dict[str, Callable[[], str | None]]] = {
+    "postgres": apps.postgres_missing,
+    "go-redis": apps.go_redis_missing,
+}
 
 
 def missing(row: Row) -> list[str]:
