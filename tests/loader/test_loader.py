@@ -82,6 +82,16 @@ def test_a_program_is_told_what_it_is_told_without(provider: Sidestep, tmp_path:
     assert native.returncode == 42
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_children_are_made_as_only_clone3_can(provider: Sidestep, kind: str) -> None:
+    program = build("children", kind)
+    env = {name: value for name, value in os.environ.items() if name != "LD_PRELOAD"}
+    native = subprocess.run([program], env=env, stdout=subprocess.PIPE, timeout=60, check=True).stdout.decode()
+    loaded = provider.run([program], stdout=subprocess.PIPE).stdout.decode()
+    assert loaded == native
+    assert "both: exit 7, pidfd 1, number 1\n" in native
+
+
 # ---- what is refused ----
 
 

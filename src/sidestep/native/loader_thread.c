@@ -7,6 +7,7 @@
 #include <pthread.h>
 #include <sched.h>
 #include <stdlib.h>
+#include <string.h>
 #include <sys/mman.h>
 #include <sys/syscall.h>
 #include <unistd.h>
@@ -118,12 +119,39 @@ __attribute__((used, visibility("hidden"))) void loader_bare_start(struct block 
 	signals_set(block->mask);
 }
 
+/* Where a child of clone3_bare() begins. */
+__attribute__((used, visibility("hidden"))) void loader_bare_run(struct block *block)
+{
+	__asm__ volatile("wrgsbase %0" : : "r"(block) : "memory");
+	signals_set(block->mask);
+	loader_enter((struct frame *)block - 1, block);
+}
+
+static long clone3_bare(struct clone_args *with, struct block *block)
+{
+	long result;
+
+	with->flags &= ~(uint64_t)CLONE_SETTLS;
+	with->stack = block->low;
+	with->stack_size = (block->high & ~63ul) - block->low;
+	__asm__ volatile("syscall\n\t"
+	                 "testq %%rax, %%rax\n\t"
+	                 "jnz 1f\n\t"
+	                 "movq %%rbx, %%rdi\n\t"
+	                 "call loader_bare_run\n"
+	                 "1:"
+	                 : "=a"(result)
+	                 : "a"(SYS_clone3), "D"(with), "S"(sizeof(*with)), "b"(block)
+	                 : "rcx", "r11", "memory");
+	return result;
+}
+
 /*
  * A child in our memory that is no thread, as vfork(2) and posix_spawn(3) make: on a stack of its own, as the parent may go on.
  * It must not touch what the shim knows of its parent's descriptors: its own are other ones. It executes a program soon.
  */
 static long bare_make(const struct frame *frame, uint64_t flags, uint64_t stack, uint32_t *parent_tid, uint32_t *child_tid,
-                      uint64_t tls)
+                      uint64_t tls, struct clone_args *with)
 {
 	char *low = mmap(NULL, BARE_STACK_SIZE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
 
@@ -146,7 +174,8 @@ static long bare_make(const struct frame *frame, uint64_t flags, uint64_t stack,
 	if (block->lends)
 		shim->lend();
 	block->mask = signals_set(ALL_SIGNALS);
-	long result = loader_clone((long)(flags & ~(uint64_t)CLONE_SETTLS), child, parent_tid, child_tid, block);
+	long result = with ? clone3_bare(with, block)
+	                   : loader_clone((long)(flags & ~(uint64_t)CLONE_SETTLS), child, parent_tid, child_tid, block);
 	signals_set(block->mask);
 	if (block->lends)
 		shim->lend_over();
@@ -155,13 +184,22 @@ static long bare_make(const struct frame *frame, uint64_t flags, uint64_t stack,
 	return result;
 }
 
+static long clone3_fork(struct clone_args *with)
+{
+	with->flags &= ~(uint64_t)(CLONE_SETTLS | CLONE_CHILD_SETTID | CLONE_CHILD_CLEARTID);
+	with->stack = with->stack_size = 0;
+	return syscall(SYS_clone3, with, sizeof(*with));
+}
+
 static long fork_make(struct frame *frame, uint64_t flags, uint64_t stack, uint32_t *parent_tid, uint32_t *child_tid,
-                      uint64_t tls)
+                      uint64_t tls, struct clone_args *with)
 {
 	struct block *block = this_block();
 	pid_t child;
 
-	if (!(flags & ~(uint64_t)FORK_FLAGS) && (flags & CSIGNAL) == SIGCHLD)
+	if (with)
+		child = (pid_t)clone3_fork(with);
+	else if (!(flags & ~(uint64_t)FORK_FLAGS) && (flags & CSIGNAL) == SIGCHLD)
 		child = fork();
 	else /* with namespaces and the like */
 		child = (pid_t)syscall(SYS_clone, flags & ~(uint64_t)(CLONE_SETTLS | CLONE_CHILD_SETTID | CLONE_CHILD_CLEARTID |
@@ -185,30 +223,57 @@ static long fork_make(struct frame *frame, uint64_t flags, uint64_t stack, uint3
 	return 0;
 }
 
+static long child_make(struct frame *frame, uint64_t flags, uint64_t stack, uint32_t *parent_tid, uint32_t *child_tid,
+                       uint64_t tls, struct clone_args *with)
+{
+	if (flags & CLONE_VM)
+		return bare_make(frame, flags, stack, parent_tid, child_tid, tls, with);
+	return fork_make(frame, flags, stack, parent_tid, child_tid, tls, with);
+}
+
 long thread_clone(struct frame *frame, uint64_t flags, uint64_t stack, uint32_t *parent_tid, uint32_t *child_tid, uint64_t tls)
 {
 	if (flags & CLONE_THREAD)
 		return thread_make(frame, flags, stack, parent_tid, child_tid, tls);
-	if (flags & CLONE_VM)
-		return bare_make(frame, flags, stack, parent_tid, child_tid, tls);
-	return fork_make(frame, flags, stack, parent_tid, child_tid, tls);
+	return child_make(frame, flags, stack, parent_tid, child_tid, tls, NULL);
 }
 
-/* As clone(2), if that can say it; else the caller is to try that, as on a kernel that has no clone3(2). */
-long thread_clone3(struct frame *frame, const void *arguments, uint64_t size)
+/* As the kernel takes it from a program that knows more, or less, of it than we do. */
+static long clone_args_take(struct clone_args *with, const void *arguments, uint64_t size)
 {
-	const struct clone_args *with = arguments;
+	const uint8_t *each = arguments;
 
 	if (size < CLONE_ARGS_SIZE_VER0)
 		return -EINVAL;
-	if (with->exit_signal & ~(uint64_t)CSIGNAL)
-		return -EINVAL;
-	if (with->flags >> 32 || with->flags & (CSIGNAL | CLONE_NEWTIME) || (size >= CLONE_ARGS_SIZE_VER1 && with->set_tid_size) ||
-	    (with->flags & CLONE_PIDFD && with->flags & CLONE_PARENT_SETTID))
+	for (uint64_t i = sizeof(*with); i < size; i++)
+		if (each[i])
+			return -E2BIG;
+	*with = (struct clone_args){0};
+	memcpy(with, arguments, size < sizeof(*with) ? size : sizeof(*with));
+	return with->exit_signal & ~(uint64_t)CSIGNAL ? -EINVAL : 0;
+}
+
+/*
+ * As clone(2), if that can say it. A thread is ours to make, and handlers are not the kernel's to reset: there the caller is to try
+ * clone(2), as on a kernel that has no clone3(2).
+ */
+long thread_clone3(struct frame *frame, const void *arguments, uint64_t size)
+{
+	struct clone_args with;
+	const long error = clone_args_take(&with, arguments, size);
+
+	if (error)
+		return error;
+	const uint64_t flags = with.flags, stack = with.stack ? with.stack + with.stack_size : 0;
+	uint32_t *parent_tid = (uint32_t *)with.parent_tid, *child_tid = (uint32_t *)with.child_tid;
+	const bool more = flags >> 32 || flags & CSIGNAL || with.set_tid_size ||
+	                  (flags & CLONE_PIDFD && flags & CLONE_PARENT_SETTID);
+	if (more && (flags & (CLONE_THREAD | CLONE_CLEAR_SIGHAND)))
 		return -ENOSYS;
-	uint64_t *parent_tid = (uint64_t *)(with->flags & CLONE_PIDFD ? with->pidfd : with->parent_tid);
-	return thread_clone(frame, with->flags | with->exit_signal, with->stack ? with->stack + with->stack_size : 0,
-	                    (uint32_t *)parent_tid, (uint32_t *)with->child_tid, with->tls);
+	if (more)
+		return child_make(frame, flags, stack, parent_tid, child_tid, with.tls, &with);
+	return thread_clone(frame, flags | with.exit_signal, stack, flags & CLONE_PIDFD ? (uint32_t *)with.pidfd : parent_tid,
+	                    child_tid, with.tls);
 }
 
 /* Whether the thread holds locks that the kernel is to hand on at its end: set_robust_list(2). */
