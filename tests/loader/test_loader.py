@@ -83,6 +83,16 @@ def test_a_program_is_told_what_it_is_told_without(provider: Sidestep, tmp_path:
 
 
 @pytest.mark.parametrize("kind", KINDS)
+def test_a_handler_finds_the_kernels_frame(provider: Sidestep, kind: str) -> None:
+    program = build("frames", kind)
+    env = {name: value for name, value in os.environ.items() if name != "LD_PRELOAD"}
+    native = subprocess.run([program], env=env, stdout=subprocess.PIPE, timeout=60, check=False)
+    loaded = provider.run([program], stdout=subprocess.PIPE, check=False)
+    assert (loaded.stdout.decode(), loaded.returncode) == (native.stdout.decode(), native.returncode)
+    assert native.returncode == 5
+
+
+@pytest.mark.parametrize("kind", KINDS)
 def test_children_are_made_as_only_clone3_can(provider: Sidestep, kind: str) -> None:
     program = build("children", kind)
     env = {name: value for name, value in os.environ.items() if name != "LD_PRELOAD"}

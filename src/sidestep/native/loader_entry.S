@@ -177,6 +177,9 @@ loader_signal_entry:
 	pushq %r13
 	pushq %r14
 	pushq %r15
+	pushq %rdi
+	pushq %rsi
+	pushq %rdx
 	rdfsbase %rbx
 	movq %gs:BLOCK_TOP, %r12
 	movq %gs:BLOCK_INSIDE, %r13
@@ -210,14 +213,22 @@ loader_signal_entry:
 	movq %r15, %gs:BLOCK_PROGRAM_SP
 	movq %r14, %gs:BLOCK_PROGRAM_FS
 	movq %r12, %gs:BLOCK_TOP
-	leaq -40(%rbp), %rsp
+	leaq -64(%rbp), %rsp
+	popq %rdx
+	popq %rsi
+	popq %rdi
 	popq %r15
 	popq %r14
 	popq %r13
 	popq %r12
 	popq %rbx
 	popq %rbp
-	ret
+	movq %rax, %rcx
+	xorl %eax, %eax
+	testq %rcx, %rcx
+	jz 4f
+	jmp *%rcx
+4:	ret
 
 /* By these bytes debuggers and unwinders know a signal's frame. */
 	.p2align 4

@@ -3,7 +3,8 @@
  *
  *     kernel ─► loader_signal_entry ─► loader_signal ─► the shim's trampoline ─► loader_handler ─► the program's handler
  *
- * The first two make the thread pointer ours, the last one makes it the program's again.
+ * The first two make the thread pointer ours, the last one makes it the program's again. A signal that comes while the program's
+ * own code runs goes from the first to the program's handler, on the kernel's frame: by it unwinders know what it came into.
  */
 #include "loader.h"
 
@@ -22,15 +23,34 @@ struct kernel_action {
 static struct kernel_action programs[SIGNALS];
 static void (*_Atomic to_call[SIGNALS])(int, siginfo_t *, void *); /* what the shim has told the kernel to call */
 
+static _Atomic uint64_t straight[SIGNALS]; /* the program's handler, once the kernel has been told */
+
 static bool is_function(uint64_t handler)
 {
 	return handler != (uint64_t)SIG_DFL && handler != (uint64_t)SIG_IGN;
 }
 
-/* `top` and `interrupted` are block.top and block.inside as they were. */
-__attribute__((used, visibility("hidden"))) void loader_signal(int sig, siginfo_t *info, void *context, uint64_t top,
-                                                               struct frame *interrupted)
+static bool in_programs_code(uint64_t at)
 {
+	extern const char __executable_start[], etext[];
+
+	return (at < (uint64_t)__executable_start || at >= (uint64_t)etext) && !trampoline_site(at);
+}
+
+/*
+ * `top` and `interrupted` are block.top and block.inside as they were. Returns 0, or the handler that is to be called as by the
+ * kernel.
+ */
+__attribute__((used, visibility("hidden"))) uint64_t loader_signal(int sig, siginfo_t *info, void *context, uint64_t top,
+                                                                   struct frame *interrupted)
+{
+	const uint64_t handler = straight[sig];
+
+	if (!interrupted && handler && in_programs_code((uint64_t)((ucontext_t *)context)->uc_mcontext.gregs[REG_RIP])) {
+		if (programs[sig].flags & SA_RESETHAND) /* of which the shim does not tell the kernel */
+			kernel_action(sig, &(struct sigaction){.sa_handler = SIG_DFL}, NULL);
+		return handler;
+	}
 	struct block *block = this_block();
 	struct frame *before = block->interrupted;
 	const uint32_t levels = block->levels_len;
@@ -45,6 +65,7 @@ __attribute__((used, visibility("hidden"))) void loader_signal(int sig, siginfo_
 	to_call[sig](sig, info, context);
 	block->interrupted = before;
 	block->levels_len = levels;
+	return 0;
 }
 
 /* A fault is of our own code, then, and is told as it is. */
@@ -148,6 +169,7 @@ int kernel_action(int sig, const struct sigaction *act, struct sigaction *old)
 	}
 	void (*was)(int, siginfo_t *, void *) = to_call[sig];
 	if (act) {
+		straight[sig] = 0;
 		mine.handler = (uint64_t)act->sa_handler;
 		mine.flags = (uint64_t)(unsigned)act->sa_flags | RESTORER;
 		mine.restorer = (uint64_t)loader_restorer;
@@ -199,6 +221,8 @@ long signal_action(int sig, const void *act, void *old, size_t size)
 		programs[sig] = was;
 		return -errno;
 	}
+	if (act && is_function(wants.handler))
+		straight[sig] = wants.handler;
 	if (old && before.sa_sigaction == loader_handler && (before.sa_flags & SA_SIGINFO)) {
 		memcpy(old, &was, sizeof(was));
 	} else if (old) {
