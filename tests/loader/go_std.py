@@ -161,6 +161,8 @@ def main() -> int:
     given.go, given.keep = given.go.resolve(), given.keep.resolve()
     given.keep.mkdir(parents=True, exist_ok=True)
     os.environ["SIDESTEP_CHECKED"] = "1"
+    for number in (signal.SIGINT, signal.SIGQUIT):  # a shell's background jobs ignore them, and tests send them
+        signal.signal(number, signal.SIG_DFL)
     env = {
         "GOROOT": str(given.go),
         "GOTOOLCHAIN": "local",
