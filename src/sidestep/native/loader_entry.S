@@ -3,6 +3,8 @@
 
 	.text
 
+#define HIGHER 16, 17, 18, 19, 20, 21, 22, 23, 24, 25, 26, 27, 28, 29, 30, 31
+
 	.macro EACH operation, vector, size, numbers:vararg
 	.irp number, \numbers
 	.ifc \operation, save
@@ -20,6 +22,32 @@
 	.endm
 	.macro MOVE_xmm from, to
 	movups \from, \to
+	.endm
+
+/*
+ * Whether all is zero above xmm0 to xmm15, which are saved by now: ZF. Then vzeroupper is to leave it so: zeros that are loaded
+ * are values to the CPU, and each instruction of SSE waits for them, as Go's AES and SHA are made of (Intel's optimization manual,
+ * "Mixing AVX Code with SSE Code").
+ */
+	.macro UPPER_zmm
+	.irp number, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15
+	vporq %zmm\number, %zmm0, %zmm0
+	.endr
+	vextracti64x4 $1, %zmm0, %ymm1
+	vextracti128 $1, %ymm0, %xmm0
+	vpor %ymm1, %ymm0, %ymm0
+	vptest %ymm0, %ymm0
+	.endm
+	.macro UPPER_ymm
+	.irp number, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15
+	vorps %ymm\number, %ymm0, %ymm0
+	.endr
+	vextractf128 $1, %ymm0, %xmm0
+	vptest %xmm0, %xmm0
+	.endm
+
+	.macro LOWER operation, vector, size
+	EACH \operation, \vector, \size, 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15
 	.endm
 
 	.macro MASKS operation
@@ -40,7 +68,7 @@
  * A signal may come at any place: up to where `inside` is set the registers are the program's, but for r11 and the stack pointer,
  * which block.program_sp has.
  */
-	.macro ENTRY vector, size, room, numbers:vararg
+	.macro ENTRY vector, size, room
 	.globl loader_entry_\vector, loader_entry_\vector\()_inside
 	.p2align 6
 loader_entry_\vector:
@@ -73,24 +101,37 @@ loader_entry_\vector\()_inside:
 	movq %rsp, %rbp
 	subq $\room, %rsp
 	andq $-64, %rsp
-	EACH save, \vector, \size, \numbers
+	LOWER save, \vector, \size
 	.ifc \vector, zmm
+	EACH save, zmm, 64, HIGHER
 	MASKS save
+	.endif
+	.ifnc \vector, xmm
+	UPPER_\vector
+	setnz %bl
+	vzeroupper
 	.endif
 	cld
 	call loader_call
 	movq %rax, FRAME_RAX(%rbp)
-	EACH restore, \vector, \size, \numbers
 	.ifc \vector, zmm
+	EACH restore, zmm, 64, HIGHER
 	MASKS restore
 	.endif
+	.ifnc \vector, xmm
+	vzeroupper
+	testb %bl, %bl
+	jz 1f
+	LOWER restore, \vector, \size
+	jmp to_program
+	.endif
+1:	LOWER restore, xmm, \size
 	jmp to_program
 	.endm
 
-#define LOWER 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15
-	ENTRY zmm, 64, 2112, LOWER, 16, 17, 18, 19, 20, 21, 22, 23, 24, 25, 26, 27, 28, 29, 30, 31
-	ENTRY ymm, 32, 512, LOWER
-	ENTRY xmm, 16, 256, LOWER
+	ENTRY zmm, 64, 2112
+	ENTRY ymm, 32, 512
+	ENTRY xmm, 16, 256
 
 	.p2align 4
 to_program:                     /* rbp: the frame */

@@ -1,4 +1,5 @@
 /* Tells all that a program can know of how it was started, and what it gets when it asks: the same with the loader as without. */
+#include <cpuid.h>
 #include <elf.h>
 #include <errno.h>
 #include <fcntl.h>
@@ -58,6 +59,23 @@ static void tell_signals(void)
 			printf("signal %d: %s%s\n", i, act.sa_handler == SIG_IGN ? "ignored" : "handled", sigismember(&mask, i) ? " blocked" : "");
 }
 
+/* Whether the CPU knows that registers are empty above what SSE sees, as vzeroupper leaves them: else SSE is slow. */
+static void tell_vectors(void)
+{
+	unsigned a = 0, b, c, d, before, after;
+
+	__builtin_cpu_init();
+	if (!__builtin_cpu_supports("avx") || !__get_cpuid_count(0xd, 1, &a, &b, &c, &d) || !(a & 4)) /* XGETBV of XINUSE */
+		return;
+	__asm__ volatile("vzeroupper\n\txgetbv" : "=a"(before), "=d"(d) : "c"(1));
+	__asm__ volatile("vzeroupper\n\txorl %%edi, %%edi\n\txorl %%esi, %%esi\n\txorl %%edx, %%edx\n\tmovl %2, %%eax\n\tsyscall\n\t"
+	                 "testq %%rax, %%rax\n\tmovl $1, %%ecx\n\txgetbv"
+	                 : "=a"(after), "=&d"(d)
+	                 : "i"(SYS_read)
+	                 : "rcx", "rdi", "rsi", "r11", "memory", "cc");
+	printf("upper halves %d %d\n", !(before & 0x44), !(after & 0x44)); /* of AVX, and of AVX-512 */
+}
+
 static void tell_children(void)
 {
 	int status;
@@ -107,6 +125,7 @@ int main(int argc, char **argv)
 	tell_heap();
 	tell_limits();
 	tell_signals();
+	tell_vectors();
 	printf("bad call %ld %d\n", syscall(-1), errno);
 	printf("bad address %ld %d\n", syscall(SYS_getcwd, 8, 100), errno);
 	fflush(stdout);
