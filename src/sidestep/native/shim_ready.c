@@ -222,6 +222,9 @@ int translate(struct set *set, const struct epoll_event *told, int len, uint32_t
 			atomic_fetch_add(set->doorbells[i].doorbell->word, 1u << 16);
 		full_fence();
 	}
+	/* It may have been for a thread that waits in the kernel since before any member was managed: peers do not ring for that. */
+	if (rung && atomic_load(&set->kernel_waiters))
+		wake_set(set);
 	return n;
 }
 
