@@ -6,6 +6,7 @@ usage: go_std.py --go GOROOT [--variant static|cgo]... [--native N] [--rounds N]
 A package such as net/http is built as its variant, and run in its directory with -test.short: N times natively, N times
 under sidestep, with promotion at once. What a test came to under sidestep but never natively is printed at each round,
 and the output of such a round stays in DIRECTORY; the table in the end counts all rounds. Exits 1 if anything differs.
+A round that took far longer than the others has stood still, and is to be looked into.
 """
 
 from __future__ import annotations
@@ -38,6 +39,7 @@ class Side:
 
     rounds: int = 0
     seconds: float = 0.0
+    longest: float = 0.0
     promoted: int = 0
     ends: defaultdict[str, Counter[str]] = field(default_factory=lambda: defaultdict(Counter))  # of each test
 
@@ -111,7 +113,9 @@ def round_of(
             side.promoted += sidestep.status()["counters"].get("claim_matched", 0)
     else:
         ends = run(given, package, program, {**os.environ, **env}, log)
-    side.seconds += time.monotonic() - begun
+    took = time.monotonic() - begun
+    side.seconds += took
+    side.longest = max(side.longest, took)
     side.rounds += 1
     for name, end in ends.items():
         side.ends[name][end] += 1
@@ -150,7 +154,7 @@ def compare(given: argparse.Namespace, package: str, variant: str, env: Mapping[
     row = (
         f"{package:10} {variant:7} {native.rounds:6} {shimmed.rounds:8} {len(native.ends) - 1:6} {failed:6}"
         f" {native.seconds / max(native.rounds, 1):8.1f} {shimmed.seconds / max(shimmed.rounds, 1):8.1f}"
-        f" {shimmed.promoted:8}  {len(found) or 'equal'}"
+        f" {shimmed.longest:8.1f} {shimmed.promoted:8}  {len(found) or 'equal'}"
     )
     lines = [f"\n  {name}: {counted(native, name)}; under sidestep {counted(shimmed, name)}" for name in found]
     return row + "".join(lines), not found
@@ -177,7 +181,7 @@ def main() -> int:
             rows.append(row)
             equal &= same
     print(f"\n{'package':10} {'variant':7} {'native':>6} {'sidestep':>8} {'tests':>6} {'failed':>6}", end="")
-    print(f" {'seconds':>8} {'sidestep':>8} {'promoted':>8}  differ")
+    print(f" {'seconds':>8} {'sidestep':>8} {'longest':>8} {'promoted':>8}  differ")
     print("\n".join(rows))
     return not equal
 
