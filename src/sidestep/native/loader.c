@@ -206,6 +206,25 @@ static int check(const char *path)
 	return why ? 1 : 0;
 }
 
+/* The shim knows how to start a program, and comes back to us if need be. Returns only if it could not. */
+static int run(int argc, char **argv, char **envp)
+{
+	const char *name = argc > 1 ? argv[1] : "-";
+
+	if (*name != '-') { /* in a bundle, as `sidestep run` elsewhere */
+		execvp(name, argv + 1);
+	} else if (argc > 3 && strcmp(name, "--run") == 0) {
+		name = argv[2];
+		execve(name, argv + 3, envp);
+	} else {
+		fprintf(stderr, "usage: %s PROGRAM [ARGUMENT]...\n", argv[0]);
+		return 2;
+	}
+	const int result = errno == ENOENT ? 127 : 126;
+	fprintf(stderr, "sidestep: %s: %s\n", name, strerror(errno));
+	return result;
+}
+
 int main(int argc, char **argv, char **envp)
 {
 	static struct image image, interpreter;
@@ -216,14 +235,8 @@ int main(int argc, char **argv, char **envp)
 	shim = sidestep_loaded(kernel_action);
 	if (!path && argc == 3 && strcmp(argv[1], "--check") == 0)
 		return check(argv[2]);
-	if (!path && argc > 3 && strcmp(argv[1], "--run") == 0) { /* the shim knows how, and comes back to us if need be */
-		execve(argv[2], argv + 3, envp);
-		return errno == ENOENT ? 127 : 126;
-	}
-	if (!path) {
-		fprintf(stderr, "sidestep: this program is started by 'sidestep run'\n");
-		return 2;
-	}
+	if (!path)
+		return run(argc, argv, envp);
 	image.path = program_path = realpath(path, resolved) ? resolved : path;
 	const char *why = load(&image, &interpreter, &sites);
 	if (why) {
