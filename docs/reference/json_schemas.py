@@ -112,6 +112,7 @@ DOCUMENTS: Final[dict[str, Any]] = {
         }],
         "slower": dict[str, str], "skipped": dict[str, str], "good": bool,
     },
+    "bundle": {"directory": str, "at": str, "files": list[str], "bytes": int},
     "service.list": {"services": [{"unit": str, "file": str, "state": str}]},
     "provider.start": {"pid": int, "started": bool, "socket": str},
     "provider.stop": {"pid": int, "stopped": bool},

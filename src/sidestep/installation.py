@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 from sidestep.errors import Unavailable
@@ -36,3 +37,17 @@ def loader() -> Path | None:
     """Path of the program that starts static programs, and those of another C library; None where there is none."""
     path = Path(__file__).with_name("native") / "sidestep-loader"
     return path if path.is_file() else None
+
+
+def loader_needed() -> Path:
+    """The same path, where nothing can be done without it.
+
+    Raises:
+        Unavailable: This machine has none, or it was not built for this installation.
+    """
+    if found := loader():
+        return found
+    if (machine := os.uname().machine) != "x86_64":
+        raise Unavailable(f"sidestep-loader is for x86-64, and this is {machine}", remedy="do this on such a machine")
+    path = Path(__file__).with_name("native") / "sidestep-loader"
+    raise Unavailable(f"{path} is missing", remedy="install sidestep with pip, or run 'make build' in a checkout")

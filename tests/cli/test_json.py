@@ -20,7 +20,7 @@ from chatting import ended, promoted_chat
 from hosts import need_namespaces
 from jsonschema import Draft202012Validator
 
-from sidestep import config
+from sidestep import config, installation
 from sidestep.cli.group import cli
 from sidestep.testing import Sidestep
 
@@ -122,6 +122,8 @@ def test_what_tells_of_this_place(run: Callable[..., str], tmp_path: Path) -> No
         check("policy test", run("policy", "test", "--file", rules, *words, "--json"))
     check("doctor", run("doctor", "sh", "--json"))
     check("check", run("check", "--json", "sh"))
+    if installation.loader():
+        check("bundle", run("bundle", "--json", tmp_path / "bundle"))
 
 
 def test_what_tells_of_sdp(run: Callable[..., str], tmp_path: Path) -> None:

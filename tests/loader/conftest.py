@@ -2,12 +2,28 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from foreign_programs import loader_missing
 
 from sidestep import installation
+from sidestep.testing import Sidestep, free_port
+
+ECHO = """
+import socket, sys, threading
+server = socket.create_server(("127.0.0.1", int(sys.argv[1])))
+print("ready", flush=True)
+def serve(one):
+    with one:
+        while data := one.recv(65536):
+            one.sendall(data)
+while True:
+    threading.Thread(target=serve, args=(server.accept()[0],), daemon=True).start()
+"""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -24,3 +40,19 @@ def loader() -> Path:
     found = installation.loader()
     assert found is not None, "run 'make build'"
     return found
+
+
+@pytest.fixture(scope="module")
+def provider() -> Iterator[Sidestep]:
+    with Sidestep(promote_after="0") as one:
+        yield one
+
+
+@pytest.fixture
+def echo(provider: Sidestep) -> int:
+    """The port of a server that a promoted connection leads to."""
+    port = free_port()
+    server = provider.popen([sys.executable, "-c", ECHO, str(port)], stdout=subprocess.PIPE)
+    assert server.stdout is not None
+    assert server.stdout.readline() == b"ready\n"
+    return port

@@ -6,44 +6,14 @@ import json
 import os
 import shutil
 import subprocess
-import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from foreign_programs import KINDS, build, put_out_of_reach
 
-from sidestep.testing import Sidestep, free_port
+from sidestep.testing import Sidestep
 
 pytestmark = pytest.mark.slow  # real programs
-
-ECHO = """
-import socket, sys, threading
-server = socket.create_server(("127.0.0.1", int(sys.argv[1])))
-print("ready", flush=True)
-def serve(one):
-    with one:
-        while data := one.recv(65536):
-            one.sendall(data)
-while True:
-    threading.Thread(target=serve, args=(server.accept()[0],), daemon=True).start()
-"""
-
-
-@pytest.fixture(scope="module")
-def provider() -> Iterator[Sidestep]:
-    with Sidestep(promote_after="0") as one:
-        yield one
-
-
-@pytest.fixture
-def echo(provider: Sidestep) -> int:
-    """The port of a server that a promoted connection leads to."""
-    port = free_port()
-    server = provider.popen([sys.executable, "-c", ECHO, str(port)], stdout=subprocess.PIPE)
-    assert server.stdout is not None
-    assert server.stdout.readline() == b"ready\n"
-    return port
 
 
 @pytest.mark.parametrize("kind", KINDS)

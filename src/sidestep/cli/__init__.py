@@ -19,6 +19,7 @@ SECTIONS = {
     "Programs and their connections": {
         "run": ("Run a program under sidestep.", "sidestep.cli.run"),
         "service": ("Run services of systemd under sidestep.", "sidestep.cli.service"),
+        "bundle": ("Write what programs need in a root without glibc.", "sidestep.cli.bundle"),
         "ss": ("List the connections: state, why, and what went which way.", "sidestep.cli.ss"),
         "explain": ("Explain what carries a connection, or what keeps it on TCP.", "sidestep.cli.explain"),
         "top": ("Watch the connections: rates, how much by ring, at what cost.", "sidestep.cli.top"),
