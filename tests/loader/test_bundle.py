@@ -90,10 +90,11 @@ def test_a_program_is_promoted_with_one_of_glibc(root: BareRoot, echo: int, kind
         exchanged(root.provider, program, echo)
 
 
+@pytest.mark.parametrize("how", ["serve", "inetd"])
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_server_is_promoted_with_clients_there_and_outside(root: BareRoot, kind: str) -> None:
+def test_a_server_is_promoted_with_clients_there_and_outside(root: BareRoot, kind: str, how: str) -> None:
     port = free_port()
-    with running(root.popen(RUN, NAMES[kind], "serve", str(port), **PIPES)) as server:
+    with running(root.popen(RUN, NAMES[kind], how, str(port), **PIPES)) as server:
         assert said(server) == b"ready\n"
         talk = ("talk", str(port), str(BYTES))
         for other in KINDS:

@@ -138,6 +138,8 @@ EXPORT void closefrom(int first)
 }
 
 /* ---- duplicating ---- */
+bool program_loaded;
+
 static void duplicated(int from, int to)
 {
 	struct file *file = file_get(from);
@@ -146,7 +148,7 @@ static void duplicated(int from, int to)
 		return;
 	if (file->kind == FILE_CONN) {
 		conn_dup(from, to);
-		if (to <= STDERR_FILENO) /* libc's stdin, stdout and stderr read and write inside libc */
+		if (to <= STDERR_FILENO && !program_loaded) /* libc's stdin, stdout and stderr read and write inside libc */
 			conn_demote((struct conn *)file, from, REASON_STDIO, true);
 	} else if (file->kind == FILE_SET) {
 		set_dup(from, to);

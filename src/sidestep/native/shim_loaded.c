@@ -2,6 +2,7 @@
 #include "shim.h"
 
 #include "loaded.h"
+#include "shim_fd.h"
 
 static void lend_begin(void)
 {
@@ -66,5 +67,6 @@ EXPORT const struct loaded *sidestep_loaded(int (*action)(int, const struct siga
 	real.poll = uncancelled_poll;
 	real.epoll_wait = uncancelled_epoll_wait;
 #endif
+	program_loaded = true;
 	return &loaded;
 }

@@ -3,6 +3,7 @@
  * exchange talk [SCRIPT] PORT BYTES  sends a pattern while it reads the same: again and again a little, once stdin has a
  *                                    line that many bytes; says "equal"; ends its half once stdin has ended
  * exchange serve PORT                says "ready", then returns to each client what it sends, until that one's half has ended
+ * exchange inetd PORT                the same by a process for each, in which the connection is stdin and stdout
  * exchange fork|vfork|spawn PROGRAM [ARGUMENT]...  ends as that does
  */
 #include <arpa/inet.h>
@@ -112,22 +113,40 @@ static int talk(const char *port, const char *bytes)
 	return 0;
 }
 
-static void *answer(void *argument)
+static void echo(int from, int to)
 {
-	int fd = (int)(intptr_t)argument;
 	uint8_t *piece = malloc(PIECE_MAX);
 	ssize_t n;
 
-	while ((n = read(fd, piece, PIECE_MAX)) > 0)
+	while ((n = read(from, piece, PIECE_MAX)) > 0)
 		for (ssize_t sent = 0, more; sent < n; sent += more)
-			need((more = write(fd, piece + sent, (size_t)(n - sent))) > 0, "write");
+			need((more = write(to, piece + sent, (size_t)(n - sent))) > 0, "write");
 	need(n == 0, "read");
-	close(fd);
 	free(piece);
+}
+
+static void *answer(void *argument)
+{
+	int fd = (int)(intptr_t)argument;
+
+	echo(fd, fd);
+	close(fd);
 	return NULL;
 }
 
-static int serve(const char *port)
+static void answer_as_inetd(int fd)
+{
+	if (fork() == 0) {
+		dup2(fd, STDIN_FILENO);
+		dup2(fd, STDOUT_FILENO);
+		close(fd);
+		echo(STDIN_FILENO, STDOUT_FILENO);
+		exit(0);
+	}
+	close(fd);
+}
+
+static int serve(const char *port, int inetd)
 {
 	struct sockaddr_in at;
 	int listener = tcp(port, &at), on = 1;
@@ -138,6 +157,10 @@ static int serve(const char *port)
 	fflush(stdout);
 	for (int fd; (fd = accept(listener, NULL, NULL)) >= 0;) {
 		pthread_t thread;
+		if (inetd) {
+			answer_as_inetd(fd);
+			continue;
+		}
 		need(pthread_create(&thread, NULL, answer, (void *)(intptr_t)fd) == 0, "pthread_create");
 		pthread_detach(thread);
 	}
@@ -166,7 +189,7 @@ int main(int argc, char **argv)
 {
 	if (argc > 3 && strcmp(argv[1], "talk") == 0)
 		return talk(argv[argc - 2], argv[argc - 1]);
-	if (argc == 3 && strcmp(argv[1], "serve") == 0)
-		return serve(argv[2]);
+	if (argc == 3 && (strcmp(argv[1], "serve") == 0 || strcmp(argv[1], "inetd") == 0))
+		return serve(argv[2], *argv[1] == 'i');
 	return argc > 2 ? execute(argv[1], argv + 2) : 2;
 }
