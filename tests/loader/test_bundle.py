@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 import toolchain
-from bare_root import MUSL, PLACE, RUN, BareRoot, need_mounts
+from bare_root import MUSL, PLACE, RUN, BareRoot, entered, need_mounts
 from common import run_command
 from foreign_programs import KINDS, PROGRAMS, build
 
@@ -135,6 +135,24 @@ def test_what_cannot_be_executed_there_is_named(root: BareRoot, name: str, code:
     assert program.returncode == code
     assert told.startswith(f"sidestep: {name}: ")
     assert words in told
+
+
+CHROOT = """
+import os, sys
+root, outside, inside, *argv = sys.argv[1:]
+os.waitpid(os.posix_spawn(outside, [outside], os.environ), 0)
+os.chroot(root)
+os.execv(inside, [inside, *argv])
+"""
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_where_the_loader_is_not_there_any_more_programs_run_as_without(root: BareRoot, kind: str) -> None:
+    """A program has started one by the loader, and leaves for a root without it."""
+    inside = f"/bin/{NAMES[kind]}"
+    mounted = [*entered(), "sh", "-ec", 'mount --rbind /proc "$0/proc"; exec "$@"', str(root.path)]
+    moved = [sys.executable, "-c", CHROOT, str(root.path), str(build("exchange", kind)), inside, "fork", inside, "fork"]
+    assert root.provider.run([*mounted, *moved], check=False).returncode == 2  # the innermost has too few arguments
 
 
 # ---- what is refused when it is made ----

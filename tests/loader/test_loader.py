@@ -90,3 +90,12 @@ def test_so_does_one_that_does_not_say_what_is_code(provider: Sidestep, loader: 
     assert "section" in found["refused"]
     ran = provider.run([loader, "--run", program, program], stdout=subprocess.PIPE, check=False)
     assert ran.returncode == 42
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_so_does_one_with_more_rights_than_its_caller_s(provider: Sidestep, tmp_path: Path, kind: str) -> None:
+    """Also where it is executed by its owner, to whom it gives none."""
+    program = Path(shutil.copy(build("told", kind), tmp_path / "program"))
+    program.chmod(0o4755)
+    for argv in ([program], ["sh", "-c", str(program)], [build("exchange", "musl"), "fork", program]):
+        assert provider.run(argv, stdout=subprocess.PIPE, check=False).returncode == 42

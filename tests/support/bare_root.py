@@ -29,12 +29,12 @@ exec chroot "$root" "$@"
 
 def need_mounts() -> None:
     """Skips the test where nobody may mount anything."""
-    argv = [*_entered(), "mount", "--rbind", "/proc", "/proc"]
+    argv = [*entered(), "mount", "--rbind", "/proc", "/proc"]
     if why := subprocess.run(argv, capture_output=True, text=True, check=False).stderr.strip():
         pytest.skip(f"it takes root, or a user namespace, to mount something: {why}")
 
 
-def _entered() -> list[str]:
+def entered() -> list[str]:
     return ["unshare", "--mount", *([] if os.geteuid() == 0 else ["--user", "--map-root-user"])]
 
 
@@ -54,7 +54,7 @@ class BareRoot:
 
     def argv(self, argv: Sequence[str]) -> list[str]:
         """What runs a program there."""
-        return [*_entered(), "sh", "-ec", _ENTER, "sh", str(self.bundle), str(self.provider.socket.parent),
+        return [*entered(), "sh", "-ec", _ENTER, "sh", str(self.bundle), str(self.provider.socket.parent),
                 str(self.path), *argv]  # fmt: skip
 
     def env(self, **more: str) -> dict[str, str]:

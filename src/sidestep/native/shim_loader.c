@@ -23,7 +23,7 @@ static const char preload[] = "LD_PRELOAD=", kept[] = LOADED_PRELOAD "=", progra
 static const char ours[] = "libsidestep.so", loader[] = "sidestep-loader";
 
 /* What a file says of how it is loaded. */
-enum kind { KIND_OTHER, KIND_SCRIPT, KIND_STATIC, KIND_MUSL, KIND_GO };
+enum kind { KIND_OTHER, KIND_SCRIPT, KIND_STATIC, KIND_MUSL, KIND_MUSL_RAISED, KIND_GO };
 
 static bool read_at(int fd, void *to, size_t n, uint64_t at)
 {
@@ -118,8 +118,8 @@ static enum kind look(int dir, const char *file, char line[LINE_LENGTH], char re
 	line[len > 0 ? len : 0] = '\0';
 	if (strncmp(line, "#!", 2) == 0)
 		kind = KIND_SCRIPT;
-	else if (!raises_rights(fd))
-		kind = kind_of_elf(fd);
+	else if ((kind = kind_of_elf(fd)) != KIND_OTHER && raises_rights(fd))
+		kind = kind == KIND_MUSL ? KIND_MUSL_RAISED : KIND_OTHER; /* to its owner musl's loader minds LD_PRELOAD, too */
 	snprintf(link, sizeof(link), "/proc/self/fd/%d", fd);
 	len = (ssize_t)real.syscall(SYS_readlinkat, AT_FDCWD, (long)link, (long)resolved, PATH_MAX - 1, 0, 0);
 	resolved[len > 0 ? len : 0] = '\0';
@@ -127,28 +127,27 @@ static enum kind look(int dir, const char *file, char line[LINE_LENGTH], char re
 	return kind;
 }
 
-/* The loader's path, or NULL: there is none for this machine. */
+/* The loader's path, or NULL: there is none for this machine, or not in this root (chroot). */
 static const char *loader_find(void)
 {
+#if defined(__x86_64__)
 	static char path[PATH_MAX];
-	static _Atomic int known; /* 1: there is one; -1: there is none */
+	static _Atomic bool known;
 	Dl_info info;
 
-	if (known)
-		return known > 0 ? path : NULL;
-	bool found = false;
-#if defined(__x86_64__)
-	if (getauxval(AT_HWCAP2) & HWCAP2_FSGSBASE && dladdr((void *)loader_find, &info) && info.dli_fname) {
+	if (!known) {
+		if (!(getauxval(AT_HWCAP2) & HWCAP2_FSGSBASE) || !dladdr((void *)loader_find, &info) || !info.dli_fname)
+			return NULL;
 		const char *slash = strrchr(info.dli_fname, '/');
 		int directory = slash ? (int)(slash + 1 - info.dli_fname) : 0;
-		found = snprintf(path, sizeof(path), "%.*s%s", directory, info.dli_fname, loader) < (int)sizeof(path) &&
-		        access(path, X_OK) == 0;
+		if (snprintf(path, sizeof(path), "%.*s%s", directory, info.dli_fname, loader) >= (int)sizeof(path))
+			return NULL;
+		known = true;
 	}
-#else
-	(void)info;
+	if (access(path, X_OK) == 0)
+		return path;
 #endif
-	known = found ? 1 : -1;
-	return found ? path : NULL;
+	return NULL;
 }
 
 /* A debugger's breakpoints are for the program that it starts, and whoever traces calls wants to see the program's. */
@@ -269,7 +268,8 @@ bool start_differs(struct start *start, int dir, const char *file, char *const a
 	}
 	if ((kind == KIND_STATIC || kind == KIND_MUSL || kind == KIND_GO) && *start->resolved == '/' && !is_traced())
 		start->loader = loader_find();
-	start->how = start->loader ? START_LOADED : kind == KIND_MUSL ? START_WITHOUT : START_AS_IT_IS;
+	const bool by_musl = kind == KIND_MUSL || kind == KIND_MUSL_RAISED;
+	start->how = start->loader ? START_LOADED : by_musl ? START_WITHOUT : START_AS_IT_IS;
 	start->room = room_needed(start, argv, env);
 	return start->how != START_AS_IT_IS || env_has(env, kept) || env_has(env, program);
 }
