@@ -97,5 +97,6 @@ def test_so_does_one_with_more_rights_than_its_caller_s(provider: Sidestep, tmp_
     """Also where it is executed by its owner, to whom it gives none."""
     program = Path(shutil.copy(build("told", kind), tmp_path / "program"))
     program.chmod(0o4755)
-    for argv in ([program], ["sh", "-c", str(program)], [build("exchange", "musl"), "fork", program]):
+    ordinary, musl = ["sh", "-c", str(program)], [str(build("exchange", "musl")), "fork", str(program)]
+    for argv in ([str(program)], ordinary, musl):
         assert provider.run(argv, stdout=subprocess.PIPE, check=False).returncode == 42
