@@ -41,7 +41,7 @@ def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def root(tmp_path_factory: pytest.TempPathFactory, bundle: Path, provider: Sidestep) -> BareRoot:
-    need_mounts()
+    need_mounts(entered(), "--rbind", "/proc")
     made = BareRoot(tmp_path_factory.mktemp("root"), bundle, provider)
     for kind, name in NAMES.items():
         made.add(build("exchange", kind), name)
@@ -112,6 +112,31 @@ def test_so_are_programs_that_it_executes(root: BareRoot, echo: int, how: str, p
     argv = [RUN, NAMES[parent], how, NAMES[child], "talk", str(echo), str(BYTES)]
     with running(root.popen(*argv, **PIPES)) as program:
         exchanged(root.provider, program, echo)
+
+
+CONTAINER = """
+bundle=$1 provider=$2 root=$3 server=$4 client=$5 port=$6 bytes=$7
+mount -t proc proc "$root/proc"
+mount --bind "$bundle" "$root/opt/sidestep"
+mount -o bind,remount,ro "$root/opt/sidestep"
+mount --bind "$provider" "$root/run/sidestep"
+ip link set lo up
+exec 3<&0
+setpriv --no-new-privs chroot "$root" /opt/sidestep/run "$server" serve "$port" >"$root/tmp/said" &
+read ready <"$root/tmp/said"
+exec setpriv --no-new-privs chroot "$root" /opt/sidestep/run "$client" talk "$port" "$bytes" <&3
+"""
+
+
+def test_so_are_two_with_namespaces_of_their_own(root: BareRoot) -> None:
+    """Of users, mounts, processes and the network, as containers have them; the second is process 1."""
+    argv = ["unshare", "--user", "--map-root-user", "--mount", "--pid", "--net", "--fork", "--kill-child"]
+    need_mounts(argv, "-t", "proc", "proc")
+    os.mkfifo(root.path / "tmp/said")
+    places = [root.bundle, root.provider.socket.parent, root.path]
+    argv += ["sh", "-ec", CONTAINER, "sh", *map(str, places), NAMES["musl"], NAMES["static-pie"], "7000", str(BYTES)]
+    with running(subprocess.Popen(argv, env=root.env(), **PIPES)) as program:
+        exchanged(root.provider, program, 7000)
 
 
 def test_so_is_a_script_by_its_interpreter(root: BareRoot, echo: int) -> None:

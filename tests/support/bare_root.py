@@ -27,11 +27,10 @@ exec chroot "$root" "$@"
 """
 
 
-def need_mounts() -> None:
-    """Skips the test where nobody may mount anything."""
-    argv = [*entered(), "mount", "--rbind", "/proc", "/proc"]
-    if why := subprocess.run(argv, capture_output=True, text=True, check=False).stderr.strip():
-        pytest.skip(f"it takes root, or a user namespace, to mount something: {why}")
+def need_mounts(argv: Sequence[str], *kind: str) -> None:
+    """Skips the test where nobody may mount /proc in what is so entered."""
+    if why := subprocess.run([*argv, "mount", *kind, "/proc"], capture_output=True, text=True).stderr.strip():
+        pytest.skip(f"it takes root, or namespaces of users, to mount something: {why}")
 
 
 def entered() -> list[str]:
