@@ -20,7 +20,7 @@
 #define HWCAP2_FSGSBASE 2 /* asm/hwcap2.h */
 
 static const char preload[] = "LD_PRELOAD=", kept[] = LOADED_PRELOAD "=", program[] = LOADED_PROGRAM "=";
-static const char ours[] = "libsidestep.so", loader[] = "sidestep-loader";
+static const char ours[] = "libsidestep.so";
 
 /* What a file says of how it is loaded. */
 enum kind { KIND_OTHER, KIND_SCRIPT, KIND_STATIC, KIND_MUSL, KIND_MUSL_RAISED, KIND_GO };
@@ -131,6 +131,7 @@ static enum kind look(int dir, const char *file, char line[LINE_LENGTH], char re
 static const char *loader_find(void)
 {
 #if defined(__x86_64__)
+	static const char loader[] = "sidestep-loader";
 	static char path[PATH_MAX];
 	static _Atomic bool known;
 	Dl_info info;
