@@ -30,6 +30,7 @@ exec chroot "$root" "$@"
 def need_mounts(argv: Sequence[str], *kind: str) -> None:
     """Skips the test where nobody may mount /proc in what is so entered."""
     if why := subprocess.run([*argv, "mount", *kind, "/proc"], capture_output=True, text=True).stderr.strip():
+        # no root can be made there, in which glibc is not: the CI's machine is root and runs these tests
         pytest.skip(f"it takes root, or namespaces of users, to mount something: {why}")
 
 
