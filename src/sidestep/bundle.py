@@ -21,7 +21,10 @@ ENTRY: Final = "run"  # what is executed there: the loader, which looks for a pr
 _PATH_LEN_MAX: Final = 4095  # bytes, of the kernel's PATH_MAX without the final zero
 _HEADER: Final = struct.Struct("=32xQ14xHH")  # Elf64_Ehdr: e_phoff, e_phentsize, e_phnum
 _SEGMENT: Final = struct.Struct("=IIQQQQQQ")  # Elf64_Phdr
+_PT_DYNAMIC: Final = 2
 _PT_INTERP: Final = 3
+_DYNAMIC: Final = struct.Struct("=qQ")  # Elf64_Dyn
+_DT_NULL, _DT_RPATH, _DT_RUNPATH = 0, 15, 29
 
 
 def write(directory: Path, place: PurePosixPath, loader: Path, libraries: Sequence[Path]) -> list[Path]:
@@ -42,7 +45,7 @@ def write(directory: Path, place: PurePosixPath, loader: Path, libraries: Sequen
         if any(directory.iterdir()):
             raise Misuse(f"{directory} is not empty", remedy="name a new one: programs may be using what is there")
         directory.chmod(0o755)  # of whatever user a container is
-        made = [_put(directory / loader.name, _interpreted(loader.read_bytes(), interpreter))]
+        made = [_put(directory / loader.name, _moved(loader.read_bytes(), interpreter))]
         made += [_put(directory / library.name, library.read_bytes()) for library in libraries]
         (entry := directory / ENTRY).symlink_to(loader.name)
     except OSError as error:
@@ -63,18 +66,29 @@ def _put(path: Path, data: bytes) -> Path:
     return path
 
 
-def _interpreted(program: bytes, interpreter: str) -> bytes:
-    """A dynamic program that the kernel starts by another interpreter: its name comes behind all that is there.
+def _moved(program: bytes, interpreter: str) -> bytes:
+    """A dynamic program that the kernel starts by another interpreter, and whose libraries' own are also beside it.
 
-    Only the kernel reads the name by its offset in the file. glibc's loader reads it where it is mapped, to know itself
-    by it, and finds the old one: it also knows itself by its soname.
+    The name of the interpreter comes behind all that is there, and only the kernel reads it by its offset in the file.
+    glibc's loader reads it where it is mapped, to know itself by it, and finds the old one: it also knows itself by its
+    soname. Of a program's two search paths only DT_RPATH counts for what its libraries need (ld.so(8)).
     """
     name = os.fsencode(interpreter) + b"\0"
     made = bytearray(program + name)
     table, size, count = _HEADER.unpack_from(program)
+    interpreted = False
     for at in range(table, table + size * count, size):
-        kind, flags, _, *addresses, _, length, align = _SEGMENT.unpack_from(program, at)
+        kind, flags, offset, *addresses, length, memory, align = _SEGMENT.unpack_from(program, at)
         if kind == _PT_INTERP:
-            _SEGMENT.pack_into(made, at, kind, flags, len(program), *addresses, len(name), length, align)
-            return bytes(made)
-    raise Unavailable("sidestep-loader names no interpreter", remedy="install sidestep again")
+            _SEGMENT.pack_into(made, at, kind, flags, len(program), *addresses, len(name), memory, align)
+            interpreted = True
+        elif kind == _PT_DYNAMIC:
+            for entry in range(offset, offset + length, _DYNAMIC.size):
+                tag, value = _DYNAMIC.unpack_from(program, entry)
+                if tag == _DT_NULL:
+                    break
+                if tag == _DT_RUNPATH:
+                    _DYNAMIC.pack_into(made, entry, _DT_RPATH, value)
+    if not interpreted:
+        raise Unavailable("sidestep-loader names no interpreter", remedy="install sidestep again")
+    return bytes(made)
