@@ -105,13 +105,6 @@ class LoopbackQueuePair(OrderedQueuePair):
         self.peer, peer.peer = peer, self
         self.link = peer.link = LoopbackLink(self, peer)
 
-    def ready_to_receive(self) -> None:
-        self.state = RTR
-
-    def ready_to_send(self) -> None:
-        if self.state is RTR:
-            self.state = RTS
-
     def connection_reset(self) -> None:
         if self.hears:
             self.end()

@@ -10,7 +10,7 @@ from abc import abstractmethod
 from collections import deque
 from typing import TYPE_CHECKING
 
-from sidestep.rdma.soft.qp import LOCAL_KINDS, SUCCESS, SoftQueuePair, length_of
+from sidestep.rdma.soft.qp import LOCAL_KINDS, RTR, RTS, SUCCESS, SoftQueuePair, length_of
 from sidestep.rdma.work import LocalInvalidate, RdmaRead, Status
 
 if TYPE_CHECKING:
@@ -59,6 +59,17 @@ class OrderedQueuePair(SoftQueuePair):
         if self.check_post(request, self.sends_outstanding):
             self._waiting.append(request)
             self._go_on()
+
+    # The connection manager's side.
+
+    def ready_to_receive(self) -> None:
+        self.state = RTR
+
+    def ready_to_send(self) -> None:
+        if self.state is RTR:
+            self.state = RTS
+
+    # Sending.
 
     def _go_on(self) -> None:
         while self._waiting and self._may_leave(self._waiting[0]):
