@@ -13,7 +13,7 @@ what is beneath. Rules that hold for every device:
 - **Nothing is placed before everything was checked**: key (all 32 bits), protection domain, rights, bounds, wrap.
 
 What a device can do is in its `DeviceAttributes`; what it cannot, it refuses with `Misuse` or `LimitReached` at the
-call. Not offered: atomics, immediate data, unreliable datagrams.
+call. Not offered: atomics, unreliable datagrams, sending immediate data; what another stack sends of it is told.
 """
 
 from __future__ import annotations
