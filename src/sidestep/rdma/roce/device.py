@@ -6,7 +6,7 @@ This is all of it but the socket: datagrams go in and come out, and time is told
     while (datagram := device.poll_datagram(now)) is not None: ...
     device.handle_timeout(now)     # when device.next_deadline() has come
 
-`udp_link` drives it with a socket, `wire` in virtual time. A user's call says by `wake` that there is something to send.
+`udp_link` drives it with a socket, `wire` in virtual time. A user's call says by `wake` that something is to be sent.
 """
 
 from __future__ import annotations

@@ -100,9 +100,9 @@ class CmMad:
 class Req(
     CmMad, attribute=0x0010, private_offset=140, fields=
         "local_comm_id:32 :32 service_id:64 ca_guid:64 :64 qpn:24 responder_resources:8 :24 initiator_depth:8 :24 "
-        "remote_timeout:5 transport:2 flow_control:1 starting_psn:24 local_timeout:5 retry_count:3 pkey:16 mtu_code:4 :1 "
-        "rnr_retry:3 cm_retries:4 srq:1 extended_transport:3 local_lid:16 remote_lid:16 local_gid:128 remote_gid:128 flow_label:20 "
-        ":12 traffic_class:8 hop_limit:8 :8 ack_timeout:5 :3"
+        "remote_timeout:5 transport:2 flow_control:1 starting_psn:24 local_timeout:5 retry_count:3 pkey:16 mtu_code:4 "
+        ":1 rnr_retry:3 cm_retries:4 srq:1 extended_transport:3 local_lid:16 remote_lid:16 local_gid:128 "
+        "remote_gid:128 flow_label:20 :12 traffic_class:8 hop_limit:8 :8 ack_timeout:5 :3"
 ):  # fmt: skip
     """Asks for a connection."""
 

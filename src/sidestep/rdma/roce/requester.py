@@ -132,7 +132,9 @@ class Requester:
         while self._asked and ahead(self._acknowledged, self._asked[0]) >= 0:
             self._asked.popleft()
         done = ahead(self._cursor, flight.first)
-        count = min(flight.count - done, max(1, self._path.window // 2))
+        part = max(1, self._path.window // 2)
+        # Asked for again it is a part of one request, never of two: only that may be repeated (IBTA 9.7.5.1.6).
+        count = min(flight.count - done, part - done % part)
         if len(self._asked) >= self.depth or (outstanding and outstanding + count > self._path.window):
             return None
         assert flight.read is not None
