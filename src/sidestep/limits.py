@@ -219,6 +219,7 @@ ROCE_ANSWERS_MAX: Final = 64  # answers of a queue pair that wait to be sent; th
 ROCE_TURN_PACKETS: Final = 16  # that one queue pair sends before the others have their turn
 ROCE_TURN_DATAGRAMS: Final = 256  # of one turn, each way; then other sockets and users have theirs
 ROCE_MADS_MAX: Final = 1024  # messages of the connection manager that wait to be sent; the next is dropped, and counted
+ROCE_ANSWERED_MAX: Final = 1024  # connection requests done with that a device remembers; the oldest are forgotten
 ROCE_RECEIVE_BUFFER: Final = 4 << 20  # bytes asked of the kernel for what came and was not read; it gives less, often
 
 # iWARP (docs/wire/iwarp.md has the clauses).

@@ -86,6 +86,7 @@ class RoceConnection(HandshakeConnection[RoceQueuePair, CmHeard]):
         self._timeout_code = device.settings.cm_timeout_code
         self._retries = device.settings.cm_retries
         self._patient = False  # the other end was given the time that it has asked for
+        self.asked_as = 0  # transaction of the other end's REQ
         self.stale_key: tuple[str, int, int] | None = None  # the other end's queue pair
 
     def patience(self) -> tuple[float, int]:
@@ -97,7 +98,9 @@ class RoceConnection(HandshakeConnection[RoceQueuePair, CmHeard]):
     def joined(self, req: CmHeard) -> None:
         message = req.message
         assert isinstance(message, Req)
-        self.transaction_id = req.transaction_id  # IBTA 12.6.5: that of the REQ, through all of the handshake
+        self.transaction_id = self.asked_as = (
+            req.transaction_id
+        )  # IBTA 12.6.5: that of the REQ, through all of the handshake
         self.mtu_code = message.mtu_code
         self._timeout_code = _bounded(message.local_timeout, *_TIMEOUT_CODES)
         self._retries = message.cm_retries
@@ -155,6 +158,9 @@ class RoceManager(HandshakeManager[RoceQueuePair, CmHeard]):
         self._comm_id = device.rng.getrandbits(32)
         self._psn = 0  # of datagrams; nobody looks at it
         self._unsent: deque[tuple[str, Mad]] = deque()
+        self._over: dict[
+            tuple[str, int, int], Mad | None
+        ] = {}  # answers to requests that are no more, the oldest first
 
     # --- the user's side ---
 
@@ -231,6 +237,8 @@ class RoceManager(HandshakeManager[RoceQueuePair, CmHeard]):
 
     def no_longer(self, connection: RoceConnection) -> None:
         """It has ended."""
+        if connection.asked_as:
+            self._remember(connection.remote_address, connection.remote_id, connection.asked_as, None)
         key = connection.stale_key
         if key is not None and self.by_queue_pair.get(key) is connection:
             del self.by_queue_pair[key]
@@ -270,10 +278,11 @@ class RoceManager(HandshakeManager[RoceQueuePair, CmHeard]):
     def reject(self, message: CmHeard, reason: int, private_data: bytes = b"") -> None:
         self.device.events.add("request_rejected", str(reason))
         about = {CmKind.REQ: _ABOUT_REQ, CmKind.REP: _ABOUT_REP}.get(message.kind, _ABOUT_OTHER)
-        self.send(
-            CmKind.REJ, message.source, message.remote_id, message.local_id, reason=reason, private_data=private_data,
-            rejected=about, transaction_id=message.transaction_id,
-        )  # fmt: skip
+        rej = Rej(message.remote_id, message.local_id, reason, about, private_data)
+        answer = Mad(message.transaction_id, rej)
+        if message.kind is CmKind.REQ:
+            self._remember(message.source, message.local_id, message.transaction_id, answer)
+        self._queue(message.source, answer)
 
     def give_up_request(self, connection: HandshakeConnection[RoceQueuePair, CmHeard]) -> None:
         """The other end's id is not known: it knows the attempt by ours, and our GUID (IBTA 12.6.7.2, reason 4)."""
@@ -287,6 +296,12 @@ class RoceManager(HandshakeManager[RoceQueuePair, CmHeard]):
         if request is not None:
             mra = Mra(0, message.local_id, _ABOUT_REQ, self.device.settings.patience_code)
             self._queue(message.source, Mad(message.transaction_id, mra))
+
+    def _remember(self, source: str, comm_id: int, transaction_id: int, answer: Mad | None) -> None:
+        """A REQ that comes again although it is done with: late, or since its answer was lost, which is repeated."""
+        while len(self._over) >= limits.ROCE_ANSWERED_MAX:
+            del self._over[next(iter(self._over))]
+        self._over[source, comm_id, transaction_id] = answer
 
     def _request(self, connection: RoceConnection, **fields: Any) -> Req:
         settings, device = self.device.settings, self.device
@@ -337,6 +352,11 @@ class RoceManager(HandshakeManager[RoceQueuePair, CmHeard]):
     def _on_request(self, message: CmHeard) -> None:
         req = message.message
         assert isinstance(req, Req)
+        key = message.source, message.local_id, message.transaction_id
+        if key in self._over:
+            if (answer := self._over[key]) is not None:
+                self._queue(message.source, answer)
+            return
         reason = self._unacceptable(message, req)
         if reason is not None:
             self.reject(message, reason)
@@ -365,6 +385,10 @@ class RoceManager(HandshakeManager[RoceQueuePair, CmHeard]):
         if not 1 <= req.mtu_code <= self.device.mtu_code_to(message.source):
             return REJECT_MTU
         return None
+
+    def _on_withdrawal(self, message: CmHeard) -> None:
+        super()._on_withdrawal(message)
+        self._remember(message.source, message.local_id, message.transaction_id, None)
 
     def _beside(self, address: str, mad: Mad) -> None:
         message = mad.message
