@@ -32,7 +32,7 @@ from collections.abc import Iterator, Sequence
 from itertools import count
 from pathlib import Path
 from struct import Struct
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from sidestep import config, limits
 from sidestep.accepting import Acceptor
@@ -42,13 +42,28 @@ from sidestep.rdma.iwarp.tap import Seen, SeenKind, WireEnds
 
 if TYPE_CHECKING:
     from sidestep.loop import Loop
-    from sidestep.rdma.iwarp.device import IwarpDevice
+    from sidestep.rdma.iwarp.tap import Taps
 
 _HEADER: Final = Struct("!BBQQQQ")  # what, outbound, wire, time, offset, acknowledged
 _HEADER_AT_MOST: Final = _HEADER.size + 4096
 PACKET_MAX: Final = limits.RDMA_PIECE_MAX + _HEADER_AT_MOST
 _PATH_MAX: Final = 107  # bytes of struct sockaddr_un, but for the final zero
 _numbers = count(1)
+
+
+class Observed(Protocol):
+    """A device that others may look at."""
+
+    name: str
+    address: str
+
+    @property
+    def taps(self) -> Taps | None:
+        """What goes over its connections; None if it cannot be captured."""
+
+    def counters(self) -> dict[str, int]: ...
+    def queue_pairs(self) -> list[dict[str, object]]: ...
+    def listening(self) -> list[int]: ...
 
 
 # ---- what a capture is told ----
@@ -91,7 +106,7 @@ def in_pieces(seen: Seen) -> Iterator[Seen]:
 class CaptureFilter:
     """Which connections a capture is about."""
 
-    def __init__(self, address: str | None, port: int | None, devices: Sequence[IwarpDevice]) -> None:
+    def __init__(self, address: str | None, port: int | None, devices: Sequence[Observed]) -> None:
         self._address, self._port = address, port
         self._devices = devices
         self._left_out_max = limits.RDMA_LEFT_OUT_MAX
@@ -108,7 +123,8 @@ class CaptureFilter:
             self._forget_closed()
 
     def _forget_closed(self) -> None:
-        self.left_out &= {wire.number for device in self._devices for wire in device.taps.wires}
+        taps = [device.taps for device in self._devices if device.taps is not None]
+        self.left_out &= {wire.number for each in taps for wire in each.wires}
         self._left_out_max = max(limits.RDMA_LEFT_OUT_MAX, 2 * len(self.left_out))
 
     def _fits(self, ends: WireEnds) -> bool:
@@ -126,7 +142,7 @@ class CaptureFilter:
 class Control:
     """The socket of this process, for some of its devices."""
 
-    def __init__(self, loop: Loop, devices: Sequence[IwarpDevice], title: str, directory: Path | None = None) -> None:
+    def __init__(self, loop: Loop, devices: Sequence[Observed], title: str, directory: Path | None = None) -> None:
         """Listens.
 
         Raises:
@@ -196,7 +212,7 @@ class _Client:
         self._lost = 0  # things of a capture that had no room
         self._asked_all = False  # by his own word
         self._wanted: CaptureFilter | None = None
-        self._tapped: list[IwarpDevice] = []
+        self._tapped: list[Taps] = []
         self._watched = 0
         self._watch()
 
@@ -208,8 +224,8 @@ class _Client:
         self._control.forget(self)
 
     def _untap(self) -> None:
-        for device in self._tapped:
-            device.taps.remove(self._see)
+        for taps in self._tapped:
+            taps.remove(self._see)
         self._tapped.clear()
 
     # --- questions ---
@@ -257,15 +273,17 @@ class _Client:
 
     def _capture(self, asked: dict[str, Any]) -> None:
         name, address, port = asked.get("device"), asked.get("address"), asked.get("port")
-        devices = [device for device in self._control.devices if name in (None, device.name)]
+        seen = [device for device in self._control.devices if device.taps is not None]
+        devices = [device for device in seen if name in (None, device.name)]
         self._tell({"devices": [device.name for device in devices], "pid": os.getpid()})
         if self._tapped or not (isinstance(address, str | None) and isinstance(port, int | None)):
             self.close()
             return
         self._wanted = CaptureFilter(address, port, devices)
         for device in devices:
-            self._tapped.append(device)
-            device.taps.add(self._see)
+            if device.taps is not None:
+                self._tapped.append(device.taps)
+                device.taps.add(self._see)
 
     def _leave_out(self, asked: dict[str, Any]) -> None:
         wire = asked.get("wire")

@@ -12,13 +12,14 @@ This is all of it but the socket: datagrams go in and come out, and time is told
 from __future__ import annotations
 
 from abc import abstractmethod
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, ClassVar, Final, NamedTuple
 
 from sidestep import limits
 from sidestep.counters import Counters
 from sidestep.errors import Misuse, PeerViolation
 from sidestep.rdma.roce.counting import EVENTS
 from sidestep.rdma.roce.datagram import is_intact, known_address, seal
+from sidestep.rdma.roce.ip_cm import has_header
 from sidestep.rdma.roce.manager import RoceManager
 from sidestep.rdma.roce.packet import ICRC_LEN, MTU_CODES, PKEY_DEFAULT, QP_GSI, Bth, Op, Packet
 from sidestep.rdma.roce.qp import RoceQueuePair
@@ -65,6 +66,7 @@ class RoceDevice(SoftDevice):
     """
 
     cm: RoceManager
+    taps: ClassVar[None] = None  # packets of UDP are captured by others
 
     def __init__(
         self,
@@ -80,6 +82,8 @@ class RoceDevice(SoftDevice):
             self.ip: IpAddress = known_address(address)
         except ValueError as why:
             raise Misuse(f"{address!r} is not an IP address") from why
+        if self.ip.is_unspecified or self.ip.is_multicast:
+            raise Misuse(f"{address} is not the address of one host", remedy="give one that this host has")
         super().__init__(name, address, attributes, notices, rng)
         self.settings = settings or RoceSettings()
         self.rng = rng
@@ -183,6 +187,10 @@ class RoceDevice(SoftDevice):
         }
         return self.events.as_json() | present
 
+    def listening(self) -> list[int]:
+        """Ports of rdma_cm's TCP port space, and the numbers of other services."""
+        return sorted({_port(each.service_id) for each in self.cm.listeners})
+
     def queue_pairs(self) -> list[dict[str, object]]:
         """Each as it is, by number."""
         return [qp.details() for _, qp in sorted(self.queue_pairs_by_number.items())]
@@ -229,3 +237,7 @@ class RoceDevice(SoftDevice):
     def _sealed(self, address: str, packet: Packet) -> Datagram:
         self.events.add("packets_sent")
         return Datagram(address, seal(packet.encode(), self.ip, known_address(address)))
+
+
+def _port(service_id: int) -> int:
+    return service_id & 0xFFFF if has_header(service_id) else service_id

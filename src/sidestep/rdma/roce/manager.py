@@ -19,7 +19,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
 
 from sidestep import limits
-from sidestep.errors import Misuse, PeerViolation
+from sidestep.errors import LimitReached, Misuse, PeerViolation
 from sidestep.rdma.cm import REJECT_CONSUMER, REJECT_TIMEOUT, CmState, Established
 from sidestep.rdma.roce import ip_cm
 from sidestep.rdma.roce.datagram import known_address
@@ -188,6 +188,17 @@ class RoceManager(HandshakeManager[RoceQueuePair, CmHeard]):
         connection = super().connect(address, service_id, qp, private_data, handler, check_reply=check_reply)
         assert isinstance(connection, RoceConnection)
         return connection
+
+    def open_service(self, service_id: int) -> int:
+        """Port 0 of rdma_cm's port spaces is any that is free here."""
+        self.device.check_open()
+        if not ip_cm.has_header(service_id) or service_id & 0xFFFF:
+            return service_id
+        taken = {each.service_id for each in self.listeners}
+        for port in range(_EPHEMERAL, 1 << 16):
+            if service_id + port not in taken:
+                return service_id + port
+        raise LimitReached("all ports are taken")
 
     # --- the device's side ---
 

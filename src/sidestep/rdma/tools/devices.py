@@ -14,13 +14,16 @@ from sidestep.loop import READ, Loop
 from sidestep.rdma.iwarp.device import IwarpDevice
 from sidestep.rdma.iwarp.settings import IwarpSettings
 from sidestep.rdma.iwarp.startup.terms import MpaSettings
+from sidestep.rdma.roce.udp_link import UdpRoceDevice
 
 if TYPE_CHECKING:
     from types import FrameType
 
 
 _PORT_DIGITS_MAX: Final = 5
-ToolDevice: TypeAlias = IwarpDevice  # what tools can open: a `verbs.Device` that `control` can be asked about
+ToolDevice: TypeAlias = (
+    IwarpDevice | UdpRoceDevice
+)  # what tools can open: a `verbs.Device` that `control` can be asked about
 
 
 def _iwarp(address: str, loop: Loop, *, crc: bool, markers: bool, name: str) -> IwarpDevice:
@@ -28,7 +31,13 @@ def _iwarp(address: str, loop: Loop, *, crc: bool, markers: bool, name: str) -> 
     return IwarpDevice(address, loop, IwarpSettings(startup=startup), name=name)
 
 
-DEVICES: Final = {"iwarp": _iwarp}
+def _roce(address: str, loop: Loop, *, crc: bool, markers: bool, name: str) -> UdpRoceDevice:
+    if markers or not crc:
+        raise Misuse("RoCE has a checksum always, and no markers", remedy="leave out --no-crc and --markers")
+    return UdpRoceDevice(address, loop, name=name)
+
+
+DEVICES: Final[dict[str, Callable[..., ToolDevice]]] = {"iwarp": _iwarp, "roce": _roce}
 
 
 @dataclass(frozen=True, slots=True)
