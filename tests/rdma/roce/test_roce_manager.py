@@ -356,3 +356,11 @@ def test_the_table_is_whole() -> None:
     open_states = set(CmState) - {CmState.CLOSED}
     assert {state for state, _ in TRANSITIONS} == open_states
     assert {kind for _, kind in TRANSITIONS} == set(CmKind) - {CmKind.REQ}
+
+
+def test_an_address_may_be_written_in_many_ways() -> None:
+    wire, active, passive, _ = asked()
+    active.connection = active.device.cm.connect("FD00:0::0002", SERVICE, active.qp, b"", active.on_cm)
+    wire.run()
+    assert (active.kinds, passive.kinds) == (["Established"], ["Established"])
+    assert active.connection.remote_address == RIGHT

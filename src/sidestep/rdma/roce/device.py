@@ -11,6 +11,7 @@ This is all of it but the socket: datagrams go in and come out, and time is told
 
 from __future__ import annotations
 
+import logging
 from abc import abstractmethod
 from typing import TYPE_CHECKING, ClassVar, Final, NamedTuple
 
@@ -26,7 +27,7 @@ from sidestep.rdma.roce.qp import RoceQueuePair
 from sidestep.rdma.roce.schedule import Deadlines, Delays
 from sidestep.rdma.roce.settings import RoceSettings
 from sidestep.rdma.soft.device import SoftDevice
-from sidestep.rdma.verbs import DeviceAttributes
+from sidestep.rdma.verbs import DeviceAttributes, EventKind
 
 if TYPE_CHECKING:
     from collections import deque
@@ -41,6 +42,7 @@ _PKEY_PARTITION: Final = 0x7FFF
 _OVERHEAD: Final = 80  # bytes of a packet beside its payload, as Linux's rxe counts them
 _QP_FIRST: Final = 17  # as Linux's rxe; the lower ones are special (IBTA 3.9.4), or may be taken for it
 _QP_MASK: Final = 0xFF_FFFF
+_log: Final = logging.getLogger(__name__)
 
 
 class Datagram(NamedTuple):
@@ -141,7 +143,7 @@ class RoceDevice(SoftDevice):
             return self._sealed(*packet_to)
         while self._busy:
             qp = next(iter(self._busy))
-            packet = qp.poll_packet(now)
+            packet = self._polled(qp, now)
             if packet is not None:
                 self._left -= 1
             if packet is None or not self._left:
@@ -154,6 +156,15 @@ class RoceDevice(SoftDevice):
             assert qp.path is not None
             return self._sealed(qp.path.address, packet)
         return None
+
+    def _polled(self, qp: RoceQueuePair, now: float) -> Packet | None:
+        """A fault of ours ends one connection, not the loop that serves others."""
+        try:
+            return qp.poll_packet(now)
+        except Exception as fault:
+            _log.exception("queue pair %d is broken by a fault of sidestep", qp.number)
+            qp.break_off(EventKind.QP_FATAL, f"{type(fault).__name__}: {fault}")
+            return None
 
     def next_deadline(self) -> float | None:
         """When `handle_timeout` is to be called next."""

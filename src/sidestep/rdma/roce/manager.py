@@ -101,9 +101,8 @@ class RoceConnection(HandshakeConnection[RoceQueuePair, CmHeard]):
     def joined(self, req: CmHeard) -> None:
         message = req.message
         assert isinstance(message, Req)
-        self.transaction_id = self.asked_as = (
-            req.transaction_id
-        )  # IBTA 12.6.5: that of the REQ, through all of the handshake
+        # IBTA 12.6.5: that of the REQ, through all of the handshake.
+        self.transaction_id = self.asked_as = req.transaction_id
         self.mtu_code = message.mtu_code
         self._timeout_code = _bounded(message.local_timeout, *_TIMEOUT_CODES)
         self._retries = message.cm_retries
@@ -181,6 +180,7 @@ class RoceManager(HandshakeManager[RoceQueuePair, CmHeard]):
             raise Misuse(f"{address} is of another version of IP than {device.address}")
         if not 0 <= service_id < 1 << 64:
             raise Misuse("a service id has 64 bits")
+        address = str(remote) + address[len(address.partition("%")[0]) :]  # as sockets will tell it
         if ip_cm.has_header(service_id):
             most = device.attributes.request_private_data_max - ip_cm.HEADER_LEN
             self.check_private_data(private_data, most)
