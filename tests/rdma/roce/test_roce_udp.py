@@ -78,6 +78,7 @@ def test_a_device_of_its_own_loop() -> None:
     right.close()
 
 
+@pytest.mark.slow
 def test_a_burst_is_not_lost_for_good() -> None:
     """More than a socket holds: what is dropped is asked for again."""
     dut = UdpUnderTest()

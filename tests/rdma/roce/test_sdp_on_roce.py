@@ -37,6 +37,7 @@ def stack_on(device: WireDevice, strategy: Callable[[], Strategy]) -> Stack:
     return stack
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("strategy", [eager, read_zcopy, pipelined])
 @pytest.mark.parametrize("faults", [None, WireFaults(loss=0.01, duplicate=0.01, late=0.01)], ids=["perfect", "rough"])
 def test_bytes_both_ways(strategy: Callable[[], Strategy], faults: WireFaults | None) -> None:

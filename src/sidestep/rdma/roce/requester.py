@@ -78,7 +78,7 @@ class _Flight:
 class Requester:
     """Of one queue pair.
 
-    When the status of requests has changed `poll`, `handle` and `handle_timeout` return so, or set `changed`.
+    `handle` and `handle_timeout` tell whether the status of a request has changed; `poll` sets `changed`.
     """
 
     def __init__(self, path: Path, memory: Memory, *, depth: int) -> None:
