@@ -294,8 +294,7 @@ class RoceManager(HandshakeManager[RoceQueuePair, CmHeard]):
         about = {CmKind.REQ: _ABOUT_REQ, CmKind.REP: _ABOUT_REP}.get(message.kind, _ABOUT_OTHER)
         rej = Rej(message.remote_id, message.local_id, reason, about, private_data)
         answer = Mad(message.transaction_id, rej)
-        if message.kind is CmKind.REQ:
-            self._remember(message.source, message.local_id, message.transaction_id, answer)
+        self._remember(message.source, message.local_id, message.transaction_id, answer)
         self._queue(message.source, answer)
 
     def give_up_request(self, connection: HandshakeConnection[RoceQueuePair, CmHeard]) -> None:
@@ -312,7 +311,7 @@ class RoceManager(HandshakeManager[RoceQueuePair, CmHeard]):
             self._queue(message.source, Mad(message.transaction_id, mra))
 
     def _remember(self, source: str, comm_id: int, transaction_id: int, answer: Mad | None) -> None:
-        """A REQ that comes again although it is done with: late, or since its answer was lost, which is repeated."""
+        """A REQ or REP may come again although it is done with: late, or since its answer was lost, then repeated."""
         while len(self._over) >= limits.ROCE_ANSWERED_MAX:
             del self._over[next(iter(self._over))]
         self._over[source, comm_id, transaction_id] = answer
@@ -366,10 +365,7 @@ class RoceManager(HandshakeManager[RoceQueuePair, CmHeard]):
     def _on_request(self, message: CmHeard) -> None:
         req = message.message
         assert isinstance(req, Req)
-        key = message.source, message.local_id, message.transaction_id
-        if key in self._over:
-            if (answer := self._over[key]) is not None:
-                self._queue(message.source, answer)
+        if self._repeats(message):
             return
         reason = self._unacceptable(message, req)
         if reason is not None:
@@ -417,7 +413,18 @@ class RoceManager(HandshakeManager[RoceQueuePair, CmHeard]):
             assert isinstance(connection, RoceConnection)
             connection.ask_patience(message)
 
+    def _repeats(self, message: CmHeard) -> bool:
+        """Whether it is done with; the answer, if there was one, is given again."""
+        key = message.source, message.local_id, message.transaction_id
+        if key not in self._over:
+            return False
+        if (answer := self._over[key]) is not None:
+            self._queue(message.source, answer)
+        return True
+
     def _stray(self, message: CmHeard) -> None:
+        if message.kind is CmKind.REP and self._repeats(message):
+            return
         if message.kind is CmKind.DREQ:
             drep = Drep(message.remote_id, message.local_id)
             self._queue(message.source, Mad(message.transaction_id, drep))
