@@ -81,7 +81,17 @@ class Wire(OffloadTransport):
     """A transport."""
 
     name: ClassVar[str] = "wire"
-    capabilities: ClassVar[Capabilities] = Capabilities(rdma=True, remote=True)
+    wire: ClassVar[str] = "copper"
+    capabilities: ClassVar[Capabilities] = Capabilities(rdma=True, remote=True, self_routing=True)
+    why: ClassVar[str | None] = None
+
+    def refusal(self, request: Request) -> str | None:
+        if self.why == "raise":
+            raise LookupError("lost the thread")
+        return self.why
+
+    def open(self, local: Address, loop: Loop) -> Device:
+        raise LookupError("no device")
 
 
 def world(*classes: type[OffloadProtocol]) -> World:

@@ -35,6 +35,11 @@ class Decision:
     target: str  # `both`, `tcp`, or the name of an offload protocol
     rule: Rule | None  # the rule that says so; None: no rule matched
 
+    @property
+    def over(self) -> str:
+        """The transport that the rule names; empty: any."""
+        return self.rule.over if self.rule is not None else ""
+
     def candidates(self, installed: Iterable[str]) -> list[str]:
         """Which of the offload protocols `installed`, given in order of preference, may be tried; none: TCP."""
         if self.target == TCP:

@@ -31,6 +31,8 @@ from sidestep.loop import nothing
 from sidestep.native.layout import IPPROTO_SDP
 from sidestep.rdma.cm import ConnectionRequest
 from sidestep.rdma.control import Control
+from sidestep.rdma.iwarp.device import IwarpDevice
+from sidestep.rdma.verbs import Device
 from sidestep.remote.inbound import settings_for
 from sidestep.remote.link import SdpLink
 from sidestep.remote.node import Node
@@ -68,6 +70,7 @@ LINK_SETTINGS: Final = SdpSettings(
     receive_size_max=limits.REMOTE_RECEIVE_SIZE_MAX,
     remote_size=limits.REMOTE_RECEIVE_SIZE,
 )
+_MAPPED_WIRE: Final = "iwarp"  # what the port mapper tells ports of
 HELLO_LEN: Final = BSDH_LEN + Hello.LENGTH
 
 
@@ -83,8 +86,8 @@ class Sdp(OffloadProtocol):
     def start(self, services: Services) -> None:
         """Listens for other hosts, if there are any to be believed."""
         super().start(services)
-        self._stacks: dict[Address, _At] = {}
-        self._carried: set[Carried] = set()
+        self._devices: dict[tuple[str, Address], _At] = {}  # by transport
+        self._carried: dict[Carried, _At] = {}
         self._askers: set[Resync] = set()
         self.key: bytes | None = None  # what both providers know
         self._peers: PortMapper
@@ -100,7 +103,7 @@ class Sdp(OffloadProtocol):
         else:
             self._peers = peers = Peers(self.loop, self._port_for, services.log)
             self._workers = services.start_workers(self, peers)
-            self._connects = SdpConnects(self, peers, lambda local: self._at(local).stack)
+            self._connects = SdpConnects(self, peers, lambda local: self._told_at(local).stack)
 
     def stop(self) -> None:
         if self.services.remote is None:
@@ -112,13 +115,13 @@ class Sdp(OffloadProtocol):
         self._peers.close()
         for resync in self._askers:
             resync.close()
-        for at in self._stacks.values():
+        for at in self._devices.values():
             at.close()
         for far in list(self._carried):  # nobody will find out any more what has arrived
             far.handle_arrived(None)
 
     def refusal(self, request: Request) -> str | None:
-        """Whether the other host is one to carry connections with."""
+        """Whether the other host is one to carry connections with, and what would carry them."""
         remote = self.services.remote
         if remote is None:
             return "connections with other hosts are not asked for: sidestep provider start --remote NETWORKS"
@@ -126,7 +129,17 @@ class Sdp(OffloadProtocol):
             return None
         if not remote.trusts(request.remote.address):
             return f"{request.remote.address} is none of the hosts given with --remote: name it there, on both hosts"
+        try:
+            self.services.transports.choose(request)
+        except Unavailable as why:
+            return why.message
         return None
+
+    def handle_transport_stopped(self, name: str) -> None:
+        """What goes over its devices goes back to TCP, if it can."""
+        for (transport, _), at in list(self._devices.items()):
+            if transport == name:
+                self._retire(at)
 
     def join(self, pair: Pair) -> None:
         """Both ends are on this host."""
@@ -139,7 +152,7 @@ class Sdp(OffloadProtocol):
 
     def port_at(self, local: Address) -> int:
         """Where other providers call."""
-        return self._at(local).port
+        return self._told_at(local).port
 
     def open(self, asked: PendingConnect) -> None:
         """Begins with SDP."""
@@ -150,7 +163,7 @@ class Sdp(OffloadProtocol):
         """Of connections that began with SDP."""
         if self._connects is not None:
             yield from self._connects.links()
-        for at in self._stacks.values():
+        for at in self._devices.values():
             yield from at.serving.links()
 
     def reach(self, outgoing: Outgoing, vain: int | None) -> None:
@@ -164,13 +177,19 @@ class Sdp(OffloadProtocol):
         request = outgoing.request
         assert request.local is not None
         local = request.local
+        try:
+            transport = self.services.transports.choose(request)
+        except Unavailable as why:
+            outgoing.refuse(why.message)
+            return
 
         def answered(port: int | None) -> None:
             if port is None or port == vain:
                 outgoing.refuse(absent if port is None else unreached)
             elif outgoing.wanted:
                 try:
-                    _Reaching(self, self._at(local.address), outgoing, port, again=vain is not None).begin()
+                    at = self._at(transport.name, local.address)
+                    _Reaching(self, at, outgoing, port, again=vain is not None).begin()
                 except SidestepError as why:  # nobody who waits for the same answer is to miss it
                     outgoing.refuse(why.message)
 
@@ -181,14 +200,16 @@ class Sdp(OffloadProtocol):
 
     # ---- for connections ----
 
-    def carried(self, far: Carried, on_over: Callable[[], None]) -> None:
-        """A connection has its link; `on_over` is called once it is over."""
+    def carried(self, far: Carried, at: _At, on_over: Callable[[], None]) -> None:
+        """A connection has its link over that device; `on_over` is called once it is over."""
 
         def over() -> None:
-            self._carried.discard(far)
+            del self._carried[far]
+            if at.retired and at not in self._carried.values():
+                at.close()
             on_over()
 
-        self._carried.add(far)
+        self._carried[far] = at
         far.on_over = over
 
     def settle(self, route: Route, promotion: Promotion, far: Carried) -> None:
@@ -198,14 +219,31 @@ class Sdp(OffloadProtocol):
     def trusts(self, host: Address) -> bool:
         return self.services.remote is not None and self.services.remote.trusts(host)
 
-    def _at(self, local: Address) -> _At:
-        """The device at an address of this host; raises Unavailable."""
-        at = self._stacks.get(local)
+    def _at(self, transport: str, local: Address) -> _At:
+        """That transport's device at an address of this host; raises Unavailable."""
+        at = self._devices.get((transport, local))
         if at is None:
-            if len(self._stacks) >= limits.REMOTE_ADDRESSES_MAX:
+            if len(self._devices) >= limits.REMOTE_ADDRESSES_MAX:
                 raise Unavailable(f"{limits.REMOTE_ADDRESSES_MAX} addresses are in use")
-            self._stacks[local] = at = _At(self, local)
+            at = _At(self, transport, self.services.transports.device(transport, local, self.loop), local)
+            self._devices[transport, local] = at
         return at
+
+    def _told_at(self, local: Address) -> _At:
+        """The device whose port the port mapper tells; raises Unavailable."""
+        anywhere = Endpoint(local, 0)
+        transport = self.services.transports.choose(Request(anywhere, anywhere, None), wire=_MAPPED_WIRE)
+        return self._at(transport.name, local)
+
+    def _retire(self, at: _At) -> None:
+        """Nothing new goes over that device, and it is closed once nothing does."""
+        del self._devices[at.transport, at.address]
+        at.retire()
+        there = [far for far, over in self._carried.items() if over is at]
+        for far in there:
+            far.leave()
+        if not there:
+            at.close()
 
     def _port_for(self, local: Address, host: Address, service: int) -> tuple[int, float] | None:
         if not self.trusts(host):
@@ -215,7 +253,7 @@ class Sdp(OffloadProtocol):
             if port is not None:
                 return port, 0.0  # for one connection: the next one may be another worker's
         try:
-            at = self._at(local)
+            at = self._told_at(local)
             if service not in (PROVIDER_PORT, PROVIDER_ITSELF):
                 return at.serving.port_for(service)
             lasts = self._workers is None or service == PROVIDER_ITSELF
@@ -225,13 +263,15 @@ class Sdp(OffloadProtocol):
             return None
 
 
-class _At(Node):
+class _At(Node[Device]):
     """The device at one address of this host, and all that goes over it."""
 
-    def __init__(self, sdp: Sdp, address: Address) -> None:
-        super().__init__(sdp.loop, address, LINK_SETTINGS, private_bytes_max=limits.REMOTE_PRIVATE_BYTES)
+    def __init__(self, sdp: Sdp, transport: str, device: Device, address: Address) -> None:
+        super().__init__(sdp.loop, device, LINK_SETTINGS, private_bytes_max=limits.REMOTE_PRIVATE_BYTES)
         self.sdp = sdp
+        self.transport = transport
         self.address = address
+        self.retired = False
         try:
             self._listener = self.stack.take_requests(0, self._requested, backlog=limits.REMOTE_SOUGHT_MAX)
             self._control = self._observed()
@@ -239,11 +279,17 @@ class _At(Node):
             self.device.close()
             raise
         self.answers = ResyncResponder(sdp.loop)
-        self.serving = Serving(sdp, self.stack, address)
+        self.serving = Serving(sdp, transport, self.stack, address)
 
     @property
     def port(self) -> int:
         return self._listener.service_id & 0xFFFF
+
+    def retire(self) -> None:
+        """Takes no more connections."""
+        self.retired = True
+        self._listener.close()
+        self.serving.close()
 
     def close(self) -> None:
         self.serving.close()
@@ -253,6 +299,8 @@ class _At(Node):
 
     def _observed(self) -> Control | None:
         """What `sidestep rdma list` and `capture` ask; None: without it the rest goes on."""
+        if not isinstance(self.device, IwarpDevice):
+            return None
         try:
             return Control(self.sdp.loop, [self.device], "sidestep provider")
         except SidestepError as why:
@@ -316,7 +364,8 @@ class _At(Node):
             else:
                 self.stack.serve(request, accepted, self.port, beside_hello=SIZE)
 
-        self.sdp.services.await_end(self.sdp, local, remote, found_end, partial(self._decline, request))
+        declined = partial(self._decline, request)
+        self.sdp.services.await_end(self.sdp, self.transport, local, remote, found_end, declined)
 
     def _accepted(self, stream: SdpStream, incoming: Incoming, found: Promotion, hello: bytes) -> None:
         def broken(_relay: Carried) -> None:
@@ -331,7 +380,7 @@ class _At(Node):
             return
         link.carry(far)
         self.answers.add(found.name, hello, link, far)
-        self.sdp.carried(far, lambda: self.answers.remove(found.name))
+        self.sdp.carried(far, self, lambda: self.answers.remove(found.name))
 
 
 class _Reaching:
@@ -370,7 +419,7 @@ class _Reaching:
                 self._outgoing.refuse(why.message)
             else:
                 link.carry(far)
-                self._sdp.carried(far, nothing)
+                self._sdp.carried(far, self._at, nothing)
                 link.handle_established()
         elif event.kind is SdpEventKind.BROKEN:
             host = self._outgoing.request.remote.address

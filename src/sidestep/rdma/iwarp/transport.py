@@ -1,0 +1,24 @@
+"""The software RNICs, as a transport of the switch: one at each address, and nothing that they need."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, ClassVar
+
+from sidestep.rdma.iwarp.device import IwarpDevice
+from sidestep.switch.protocol import Capabilities, OffloadTransport
+
+if TYPE_CHECKING:
+    from sidestep.loop import Loop
+    from sidestep.routing import Address
+
+
+class Iwarp(OffloadTransport):
+    """Found by TCP, whose routes it takes."""
+
+    name: ClassVar[str] = "iwarp"
+    wire: ClassVar[str] = "iwarp"
+    capabilities: ClassVar[Capabilities] = Capabilities(rdma=True, local=False, remote=True, self_routing=True)
+
+    def open(self, local: Address, loop: Loop) -> IwarpDevice:
+        """Its connections come from that address, and it listens there."""
+        return IwarpDevice(str(local), loop, name=f"iwarp@{local}")
