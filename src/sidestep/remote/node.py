@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
-from sidestep import limits
 from sidestep.loop import Loop, Timer
 from sidestep.rdma.verbs import Device
 from sidestep.sdp.settings import SdpSettings
@@ -14,22 +13,25 @@ DeviceT = TypeVar("DeviceT", bound=Device)
 
 
 class Node(Generic[DeviceT]):
-    """One device, driven by a loop that it shares with others, and ended with it."""
+    """One device, driven by a loop that it shares with others, and ended with it; `options` go to `Stack`."""
 
     def __init__(
         self,
         loop: Loop,
         device: DeviceT,
         settings: SdpSettings | None = None,
-        *,
-        private_bytes_max: int = limits.SDP_PRIVATE_BYTES_MAX,
+        **options: Any,
     ) -> None:
         self._loop = loop
         self._timer: Timer | None = None
         self.device = device
         try:
             self.stack = Stack(
-                self.device, lambda: loop.now, settings, wake_at=self._wake_at, private_bytes_max=private_bytes_max
+                self.device,
+                lambda: loop.now,
+                settings,
+                wake_at=self._wake_at,
+                **options,
             )
         except BaseException:
             self.device.close()

@@ -33,6 +33,9 @@ from sidestep.rdma.cm import ConnectionRequest
 from sidestep.rdma.control import Control
 from sidestep.rdma.iwarp.device import IwarpDevice
 from sidestep.rdma.verbs import Device
+from sidestep.remote.control_link import PRIVATE_DATA_MAX
+from sidestep.remote.control_links import ControlLinks
+from sidestep.remote.control_manager import ControlManager
 from sidestep.remote.inbound import settings_for
 from sidestep.remote.link import SdpLink
 from sidestep.remote.node import Node
@@ -48,6 +51,7 @@ from sidestep.sdp.hello import Hello
 from sidestep.sdp.portmapper import UDP_PORT
 from sidestep.sdp.requests import SdpEvent, SdpEventKind, Told
 from sidestep.sdp.settings import Addresses, SdpSettings
+from sidestep.sdp.stack import Stack
 from sidestep.switch.link import Carried
 from sidestep.switch.protocol import (
     Capabilities,
@@ -70,7 +74,7 @@ LINK_SETTINGS: Final = SdpSettings(
     receive_size_max=limits.REMOTE_RECEIVE_SIZE_MAX,
     remote_size=limits.REMOTE_RECEIVE_SIZE,
 )
-_MAPPED_WIRE: Final = "iwarp"  # what the port mapper tells ports of
+MAPPED_WIRE: Final = "iwarp"  # what the port mapper tells ports of
 HELLO_LEN: Final = BSDH_LEN + Hello.LENGTH
 
 
@@ -93,6 +97,7 @@ class Sdp(OffloadProtocol):
         self._peers: PortMapper
         self._workers: Workers | None = None
         self._connects: SdpConnects | None = None
+        self.controls: ControlLinks | None = None  # None: a worker
         if services.remote is None:
             return
         if services.remote.key_file is not None:
@@ -102,8 +107,9 @@ class Sdp(OffloadProtocol):
             self._peers = services.port_mapper
         else:
             self._peers = peers = Peers(self.loop, self._port_for, services.log)
+            self.controls = ControlLinks(self, peers)
             self._workers = services.start_workers(self, peers)
-            self._connects = SdpConnects(self, peers, lambda local: self._told_at(local).stack)
+            self._connects = SdpConnects(self, peers, self.mapped_stack)
 
     def stop(self) -> None:
         if self.services.remote is None:
@@ -113,6 +119,8 @@ class Sdp(OffloadProtocol):
         if self._connects is not None:
             self._connects.close()
         self._peers.close()
+        if self.controls is not None:
+            self.controls.close()
         for resync in self._askers:
             resync.close()
         for at in self._devices.values():
@@ -147,12 +155,13 @@ class Sdp(OffloadProtocol):
 
     def connect(self, outgoing: Outgoing) -> None:
         """Reaches out for the other end, or has a worker do that."""
-        if self._workers is None or not self._workers.hand_over(outgoing):
+        mapped = self._workers is not None and self.services.transports.choose(outgoing.request).wire == MAPPED_WIRE
+        if not mapped or self._workers is None or not self._workers.hand_over(outgoing):
             self.reach(outgoing, None)
 
     def port_at(self, local: Address) -> int:
         """Where other providers call."""
-        return self._told_at(local).port
+        return self._mapped(local).port
 
     def open(self, asked: PendingConnect) -> None:
         """Begins with SDP."""
@@ -166,8 +175,11 @@ class Sdp(OffloadProtocol):
         for at in self._devices.values():
             yield from at.serving.links()
 
-    def reach(self, outgoing: Outgoing, vain: int | None) -> None:
-        """Asks for the other provider's port and calls there; `vain`: where nobody answered."""
+    def reach(self, outgoing: Outgoing, vain: int | None, without: tuple[str, ...] = ()) -> None:
+        """Asks for the other provider's port and calls there, or by the control link.
+
+        `vain`: where nobody answered; `without`: the transports that the other host has none of.
+        """
         host = outgoing.request.remote.address
         absent = (
             f"no provider answers at {host}: start one there with 'sidestep provider start --remote', which names this "
@@ -178,8 +190,12 @@ class Sdp(OffloadProtocol):
         assert request.local is not None
         local = request.local
         try:
-            transport = self.services.transports.choose(request)
-        except Unavailable as why:
+            transport = self.services.transports.choose(request, without=without)
+            if transport.wire != MAPPED_WIRE:
+                at = self._at(transport.name, local.address)
+                _Reaching(self, at, outgoing, 0, again=True, without=(*without, transport.name)).begin()
+                return
+        except SidestepError as why:
             outgoing.refuse(why.message)
             return
 
@@ -189,7 +205,7 @@ class Sdp(OffloadProtocol):
             elif outgoing.wanted:
                 try:
                     at = self._at(transport.name, local.address)
-                    _Reaching(self, at, outgoing, port, again=vain is not None).begin()
+                    _Reaching(self, at, outgoing, port, again=vain is not None, without=without).begin()
                 except SidestepError as why:  # nobody who waits for the same answer is to miss it
                     outgoing.refuse(why.message)
 
@@ -225,15 +241,35 @@ class Sdp(OffloadProtocol):
         if at is None:
             if len(self._devices) >= limits.REMOTE_ADDRESSES_MAX:
                 raise Unavailable(f"{limits.REMOTE_ADDRESSES_MAX} addresses are in use")
-            at = _At(self, transport, self.services.transports.device(transport, local, self.loop), local)
+            transports = self.services.transports
+            wire, device = transports[transport].wire, transports.device(transport, local, self.loop)
+            manager = None
+            if wire != MAPPED_WIRE and self.controls is not None:
+                manager = ControlManager(self.loop, wire, partial(self.controls.reach, local))
+            at = _At(self, transport, device, local, manager)
             self._devices[transport, local] = at
         return at
 
-    def _told_at(self, local: Address) -> _At:
+    def _mapped(self, local: Address) -> _At:
         """The device whose port the port mapper tells; raises Unavailable."""
         anywhere = Endpoint(local, 0)
-        transport = self.services.transports.choose(Request(anywhere, anywhere, None), wire=_MAPPED_WIRE)
+        transport = self.services.transports.choose(Request(anywhere, anywhere, None), wire=MAPPED_WIRE)
         return self._at(transport.name, local)
+
+    def mapped_stack(self, local: Address) -> Stack:
+        """Raises Unavailable."""
+        return self._mapped(local).stack
+
+    def manager_for(self, wire: str, local: Address, remote: Address) -> ControlManager | None:
+        """What answers at an address of this host who speaks that wire; None: there is no such device."""
+        try:
+            transport = self.services.transports.choose(
+                Request(Endpoint(local, 0), Endpoint(remote, 0), None), wire=wire
+            )
+            return self._at(transport.name, local).manager
+        except SidestepError as why:
+            self.services.log(f"{remote} asks for {wire} in vain: {why}")
+            return None
 
     def _retire(self, at: _At) -> None:
         """Nothing new goes over that device, and it is closed once nothing does."""
@@ -253,7 +289,7 @@ class Sdp(OffloadProtocol):
             if port is not None:
                 return port, 0.0  # for one connection: the next one may be another worker's
         try:
-            at = self._told_at(local)
+            at = self._mapped(local)
             if service not in (PROVIDER_PORT, PROVIDER_ITSELF):
                 return at.serving.port_for(service)
             lasts = self._workers is None or service == PROVIDER_ITSELF
@@ -266,8 +302,14 @@ class Sdp(OffloadProtocol):
 class _At(Node[Device]):
     """The device at one address of this host, and all that goes over it."""
 
-    def __init__(self, sdp: Sdp, transport: str, device: Device, address: Address) -> None:
-        super().__init__(sdp.loop, device, LINK_SETTINGS, private_bytes_max=limits.REMOTE_PRIVATE_BYTES)
+    def __init__(
+        self, sdp: Sdp, transport: str, device: Device, address: Address, manager: ControlManager | None
+    ) -> None:
+        super().__init__(
+            sdp.loop, device, LINK_SETTINGS, private_bytes_max=limits.REMOTE_PRIVATE_BYTES, manager=manager,
+            private_data_max=PRIVATE_DATA_MAX if manager is not None else 0,
+        )  # fmt: skip
+        self.manager = manager
         self.sdp = sdp
         self.transport = transport
         self.address = address
@@ -295,6 +337,8 @@ class _At(Node[Device]):
         self.serving.close()
         if self._control is not None:
             self._control.close()
+        if self.manager is not None:
+            self.manager.close()
         super().close()
 
     def _observed(self) -> Control | None:
@@ -347,6 +391,9 @@ class _At(Node[Device]):
             client = Endpoint(host, hello.local_port)
             self.serving.take(request, found.port, client, settings_for(told, host, self.address), beside_hello=SIZE)
             return
+        if found.purpose is Purpose.CONTROL:
+            self._take_control(request, found, host)
+            return
         if found.purpose is not Purpose.CARRY:
             self.answers.answer(request, found, told, self.sdp.key)
             return
@@ -367,6 +414,16 @@ class _At(Node[Device]):
         declined = partial(self._decline, request)
         self.sdp.services.await_end(self.sdp, self.transport, local, remote, found_end, declined)
 
+    def _take_control(self, request: ConnectionRequest, found: Promotion, host: Address) -> None:
+        controls = self.sdp.controls
+        if controls is None:
+            raise Unavailable("a worker has no control links", remedy="PROVIDER_ITSELF has")
+        controls.check_room()
+        self.answers.note_inbound(found.name)
+        self.stack.serve(
+            request, lambda stream: controls.take(stream, self.address, host), self.port, beside_hello=SIZE
+        )
+
     def _accepted(self, stream: SdpStream, incoming: Incoming, found: Promotion, hello: bytes) -> None:
         def broken(_relay: Carried) -> None:
             self.answers.handle_broken(found.name)
@@ -386,9 +443,12 @@ class _At(Node[Device]):
 class _Reaching:
     """One connection on its way to the other host."""
 
-    def __init__(self, sdp: Sdp, at: _At, outgoing: Outgoing, port: int, *, again: bool) -> None:
+    def __init__(
+        self, sdp: Sdp, at: _At, outgoing: Outgoing, port: int, *, again: bool, without: tuple[str, ...]
+    ) -> None:
         self._sdp = sdp
         self._again = again  # its port is not what was remembered
+        self._without = without  # transports that are not to be tried after this one
         self._at = at
         self._outgoing = outgoing
         self._port = port
@@ -425,6 +485,8 @@ class _Reaching:
             host = self._outgoing.request.remote.address
             if said := why_not_in(stream.refused_with):
                 self._outgoing.refuse(f"the provider at {host} refuses: {said}")
+            elif self._at.manager is not None and self._outgoing.wanted:
+                self._sdp.reach(self._outgoing, None, self._without)
             elif not self._again and isinstance(event.error, Unavailable) and self._outgoing.wanted:
                 self._sdp.reach(self._outgoing, self._port)  # its provider may have been started anew, at another port
             else:

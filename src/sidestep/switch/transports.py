@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from importlib.metadata import EntryPoint
 from typing import TYPE_CHECKING, Final
@@ -47,18 +47,19 @@ class Transports(Modules[OffloadTransport]):
         self._route = route
         self._on_stopped = on_stopped
 
-    def choose(self, request: Request, *, wire: str = "") -> OffloadTransport:
-        """What carries a connection, if it has to be over that wire.
+    def choose(self, request: Request, *, wire: str = "", without: Collection[str] = ()) -> OffloadTransport:
+        """What carries a connection, if it has to be over that wire, and not by those that have been tried.
 
         Raises:
             Unavailable: Nothing does; each that was asked has its reason in the message.
         """
-        wanted = (request.over,) if request.over else self._order
+        wanted = [name for name in ((request.over,) if request.over else self._order) if name not in without]
         reasons = []
+        why: str | None
         for name in wanted:
             transport = self.get(name)
             if transport is None:
-                why: str | None = "it is not installed, or does not work"
+                why = "it is not installed, or does not work"
             elif wire and transport.wire != wire:
                 why = f"it does not speak {wire}"
             else:
@@ -66,7 +67,16 @@ class Transports(Modules[OffloadTransport]):
             if transport is not None and why is None:
                 return transport
             reasons.append(f"{name}: {why}")
-        raise Unavailable("; ".join(reasons) or "no transport is given", remedy="'sidestep modules' shows what there is")
+        raise Unavailable(
+            "; ".join(reasons) or "no transport is given", remedy="'sidestep modules' shows what there is"
+        )
+
+    def __getitem__(self, name: str) -> OffloadTransport:
+        """Raises Unavailable."""
+        transport = self.get(name)
+        if transport is None:
+            raise Unavailable(f"{name} is not installed, or does not work", remedy="'sidestep modules' says why")
+        return transport
 
     def device(self, name: str, local: Address, loop: Loop) -> Device:
         """One of that transport's.
@@ -74,9 +84,7 @@ class Transports(Modules[OffloadTransport]):
         Raises:
             Unavailable: There is none at that address.
         """
-        transport = self.get(name)
-        if transport is None:
-            raise Unavailable(f"{name} is not installed, or does not work", remedy="'sidestep modules' says why")
+        transport = self[name]
         try:
             return transport.open(local, loop)
         except SidestepError:

@@ -66,7 +66,7 @@ class LoopbackRequest(SoftRequest):
             return connection
         peer = manager.device.fabric.queue_pairs.get(req.qp_number)
         if peer is not None:
-            own.join(peer)
+            own.pair_with(peer)
         own.initiator_depth = min(own.capabilities.initiator_depth, req.responder_resources)
         own.ready_to_receive()
         manager.by_remote[req.source, req.local_id] = connection

@@ -138,7 +138,7 @@ class LoopbackQueuePair(SoftQueuePair):
 
     # The connection manager's side.
 
-    def join(self, peer: LoopbackQueuePair) -> None:
+    def pair_with(self, peer: LoopbackQueuePair) -> None:
         self.peer, peer.peer = peer, self
         self.link = peer.link = LoopbackLink(self, peer)
 
