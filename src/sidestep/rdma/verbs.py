@@ -295,6 +295,7 @@ class QueuePair(ABC):
     number: int  # 24 bits
     state: QpState
     capabilities: QpCapabilities
+    device: Device
     domain: ProtectionDomain
     send_cq: CompletionQueue
     recv_cq: CompletionQueue

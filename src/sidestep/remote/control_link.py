@@ -25,7 +25,7 @@ from sidestep.sdp.endpoint import unheard
 from sidestep.sdp.requests import SdpEvent, SdpEventKind, StreamReceive, StreamSend, Told
 
 if TYPE_CHECKING:
-    from sidestep.loop import Loop
+    from sidestep.rdma.cm import Driver
     from sidestep.sdp.endpoint import SdpStream
 
 _HEADER: Final = Struct(">BxHI")
@@ -122,7 +122,7 @@ class ControlLink:
 
     Args:
         stream: Of an established SDP connection, or one that is about to be; its `tell` is this one's from now on.
-        loop: What calls `on_lost`.
+        driver: What calls `on_lost`.
         asked: Takes a request of the other end, with the number that it goes by, and gives who hears what follows, if
             anything may; None: that end only answers.
         on_lost: Called once when the link is no more.
@@ -132,13 +132,13 @@ class ControlLink:
     def __init__(
         self,
         stream: SdpStream,
-        loop: Loop,
+        driver: Driver,
         asked: Callable[[ControlLink, int, Req], Talker | None] | None,
         on_lost: Callable[[], object],
         log: Callable[[str], None],
     ) -> None:
         self._stream = stream
-        self._loop = loop
+        self._driver = driver
         self._asked = asked
         self._on_lost = on_lost
         self._log = log
@@ -197,7 +197,7 @@ class ControlLink:
 
     def _break(self, why: PeerViolation) -> None:
         self._log(f"the control link with {self.address or 'another host'} is closed: {why}")
-        self._loop.soon(self.close)  # not in the midst of what the stream tells
+        self._driver.notices.append(self.close)  # not in the midst of what the stream tells
 
     # ---- in ----
 
@@ -215,11 +215,11 @@ class ControlLink:
             if event.kind is SdpEventKind.ESTABLISHED:
                 self.begin()
             else:
-                self._loop.soon(self.close)
+                self._driver.notices.append(self.close)
 
     def _received(self, receive: StreamReceive) -> None:
         if receive.filled < receive.length:
-            self._loop.soon(self.close)
+            self._driver.notices.append(self.close)
             return
         kind, length, number = _HEADER.unpack(self._header)
         if self._body is None and length:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import secrets
 from collections.abc import Callable
 from functools import partial
+from ipaddress import ip_address
 from typing import TYPE_CHECKING, Final
 
 from sidestep import limits
@@ -43,9 +44,9 @@ class ControlLinks:
         for link in (*self._made.values(), *self._taken):
             link.close()
 
-    def reach(self, local: Address, remote: Address, reached: Reached) -> None:
+    def reach(self, local: Address, host: str, reached: Reached) -> None:
         """Calls `reached`, now or later, with the link to the provider of that host; None: there is none."""
-        way = local, remote
+        way = local, ip_address(host)
         if (link := self._made.get(way)) is not None:
             reached(link)
         elif (waiting := self._making.get(way)) is not None:

@@ -13,13 +13,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from ipaddress import ip_address
 from typing import TYPE_CHECKING, Final
 
 from sidestep import limits
-from sidestep.errors import PeerViolation, SidestepError
+from sidestep.errors import Misuse, PeerViolation, SidestepError
 from sidestep.rdma.cm import (
     REJECT_CONSUMER,
+    REJECT_INVALID_SERVICE_ID,
     REJECT_TIMEOUT,
     CmState,
     Connection,
@@ -34,11 +34,9 @@ from sidestep.rdma.verbs import QpState
 from sidestep.remote.control_link import PRIVATE_DATA_MAX, Kind, Rej, Rep, Req
 
 if TYPE_CHECKING:
-    from sidestep.loop import Loop
-    from sidestep.rdma.cm import ConnectionEvent, ConnectionHandler
-    from sidestep.rdma.verbs import QueuePair
+    from sidestep.rdma.cm import ConnectionEvent, ConnectionHandler, Driver
+    from sidestep.rdma.verbs import Device, QueuePair
     from sidestep.remote.control_link import ControlLink, Talker
-    from sidestep.routing import Address
 
 _PATH_FAILED: Final = 24  # IBTA 12.6.7.2: invalid path
 
@@ -65,12 +63,14 @@ class ControlRequest(SoftRequest):
             self._refuse(listener)
             return False
         self._enter_backlog(listener)
-        self._manager.loop.soon(self.deliver)
+        self._manager.requests.add(self)
+        self._manager.driver.notices.append(self.deliver)
         return True
 
     def accept(self, qp: QueuePair, private_data: bytes, handler: ConnectionHandler) -> ControlConnection:
         manager, req = self._manager, self._req
         manager.check_private_data(private_data, PRIVATE_DATA_MAX)
+        manager.check_qp(qp)
         self._answer()
         made = self._made = ControlConnection(manager, qp, self.remote_address, handler)
         if self.withdrawn:
@@ -101,7 +101,7 @@ class ControlRequest(SoftRequest):
         self._link.remove(self._number)
 
     def forget(self) -> None:
-        """Nobody but the link has it."""
+        self._manager.requests.discard(self)
 
     # ---- what the link says ----
 
@@ -140,7 +140,7 @@ class ControlConnection(Connection):
         self._link: ControlLink | None = None
         self._number = 0
         self.state = CmState.REQUEST_SENT
-        manager.connections.add(self)
+        manager.connections[qp.number] = self
 
     def adopt(self, link: ControlLink, number: int) -> None:
         self._link, self._number = link, number
@@ -261,14 +261,15 @@ class ControlConnection(Connection):
         self.state = CmState.TIMEWAIT
         self._forget()
         self._tell(event)
-        self._manager.loop.call_later(limits.CONTROL_TIMEWAIT_S, partial(self.end, TimewaitExit()))
+        self._manager.driver.call_later(limits.CONTROL_TIMEWAIT_S, partial(self.end, TimewaitExit()))
 
     def _fail_qp(self) -> None:
         if self.qp.state not in (QpState.RESET, QpState.ERROR):
             self.qp.modify_to_error()
 
     def _forget(self) -> None:
-        self._manager.connections.discard(self)
+        if self._manager.connections.get(self.qp.number) is self:
+            del self._manager.connections[self.qp.number]
         if self._link is not None:
             self._link.remove(self._number)
             self._link = None
@@ -278,35 +279,50 @@ class ControlConnection(Connection):
             self._link.send(kind, self._number, body)
 
     def _tell(self, event: ConnectionEvent) -> None:
-        self._manager.loop.soon(partial(self._handler, self, event))
+        self._manager.driver.notices.append(partial(self._handler, self, event))
 
 
 class ControlManager(ListeningManager):
     """That of one device at one address of this host.
 
     Args:
-        loop: What calls handlers.
+        device: Whose queue pairs it connects.
+        driver: The device's.
         wire: What the device speaks: the other host's has to speak the same.
         reach: Gives, now or later, the link with the host at an address; None: there is none.
     """
 
     def __init__(
-        self, loop: Loop, wire: str, reach: Callable[[Address, Callable[[ControlLink | None], None]], None]
+        self,
+        device: Device,
+        driver: Driver,
+        wire: str,
+        reach: Callable[[str, Callable[[ControlLink | None], None]], None],
     ) -> None:
         super().__init__()
-        self.loop = loop
+        self.device = device
+        self.driver = driver
         self.wire = wire
         self._reach = reach
-        self.connections: set[ControlConnection] = set()
+        self.connections: dict[int, ControlConnection] = {}  # by queue pair
+        self.requests: set[ControlRequest] = set()  # not answered yet
 
     def connect(
         self, address: str, service_id: int, qp: QueuePair, private_data: bytes, handler: ConnectionHandler, *,
         check_reply: Callable[[bytes], bool] | None = None,
     ) -> ControlConnection:  # fmt: skip
         self.check_private_data(private_data, PRIVATE_DATA_MAX)
+        self.check_qp(qp)
         made = ControlConnection(self, qp, address, handler, check_reply)
-        self._reach(ip_address(address), lambda link: made.request(link, service_id, private_data))
+        self._reach(address, lambda link: made.request(link, service_id, private_data))
         return made
+
+    def check_qp(self, qp: QueuePair) -> None:
+        """Raises Misuse for a queue pair of another device, or one that is, or has been, connected."""
+        if qp.device is not self.device:
+            raise Misuse("a queue pair of another device")
+        if qp.state is not QpState.INIT or qp.number in self.connections:
+            raise Misuse(f"a queue pair in {qp.state.name} that was used before cannot be connected")
 
     def take(self, link: ControlLink, number: int, req: Req) -> Talker | None:
         """Somebody asks; he is answered by whoever listens. None: he has been answered already."""
@@ -317,7 +333,9 @@ class ControlManager(ListeningManager):
         """Ends everything, without waiting for anybody."""
         for listener in list(self.listeners):
             listener.close()
-        for connection in list(self.connections):
+        for request in list(self.requests):
+            request.reject(REJECT_INVALID_SERVICE_ID)
+        for connection in list(self.connections.values()):
             if connection.state is CmState.ESTABLISHED:
                 connection.disconnect()
             connection.end(None)

@@ -245,7 +245,7 @@ class Sdp(OffloadProtocol):
             wire, device = transports[transport].wire, transports.device(transport, local, self.loop)
             manager = None
             if wire != MAPPED_WIRE and self.controls is not None:
-                manager = ControlManager(self.loop, wire, partial(self.controls.reach, local))
+                manager = ControlManager(device, self.loop, wire, partial(self.controls.reach, local))
             at = _At(self, transport, device, local, manager)
             self._devices[transport, local] = at
         return at
