@@ -406,6 +406,7 @@ class RemoteSettings(NamedTuple):
         for name in order:
             if not re.fullmatch("[a-z][a-z0-9-]{0,31}", name):
                 raise Misuse(f"{name!r} is no name of a transport", remedy="give names with commas, as in verbs,iwarp")
+        order += () if TRANSPORTS[-1] in order else TRANSPORTS[-1:]  # by which the providers talk to each other
         return cls(networks, key, engine, engine_cpus, profile, order)
 
     def arguments(self) -> list[str]:

@@ -52,7 +52,7 @@ class Decision:
         return f"{self.rule.origin} says: {self.rule.text}"
 
     def as_json(self) -> dict[str, Any]:
-        return {"target": self.target, "rule": rule_as_json(self.rule)}
+        return {"target": self.target, "over": self.over or None, "rule": rule_as_json(self.rule)}
 
 
 def rule_as_json(rule: Rule | Pair | None) -> dict[str, Any] | None:

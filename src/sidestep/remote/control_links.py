@@ -16,7 +16,7 @@ from sidestep.remote.peers import PROVIDER_ITSELF
 from sidestep.remote.promotion import Promotion, Purpose
 from sidestep.sdp.requests import SdpEvent, SdpEventKind, Told
 from sidestep.sdp.settings import Addresses
-from sidestep.switch.protocol import Endpoint
+from sidestep.switch.protocol import Endpoint, Request
 
 if TYPE_CHECKING:
     from sidestep.remote.protocol import Sdp
@@ -90,7 +90,7 @@ class ControlLinks:
             return
         promotion = Promotion(Purpose.CONTROL, 0, secrets.token_bytes(16))
         try:
-            self._sdp.mapped_stack(local).connect(
+            self._sdp.mapped_stack(Request(Endpoint(local, 0), Endpoint(remote, 0), None)).connect(
                 str(remote), Addresses(local, 0, remote, port), partial(self._told, way, vain is not None, port),
                 beside_hello=lambda hello: promotion.encode(hello, self._sdp.key),
             )  # fmt: skip

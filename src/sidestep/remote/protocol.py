@@ -161,7 +161,7 @@ class Sdp(OffloadProtocol):
 
     def port_at(self, local: Address) -> int:
         """Where other providers call."""
-        return self._mapped(local).port
+        return self._mapped(local, local).port
 
     def open(self, asked: PendingConnect) -> None:
         """Begins with SDP."""
@@ -250,23 +250,22 @@ class Sdp(OffloadProtocol):
             self._devices[transport, local] = at
         return at
 
-    def _mapped(self, local: Address) -> _At:
-        """The device whose port the port mapper tells; raises Unavailable."""
-        anywhere = Endpoint(local, 0)
-        transport = self.services.transports.choose(Request(anywhere, anywhere, None), wire=MAPPED_WIRE)
-        return self._at(transport.name, local)
+    def _mapped(self, local: Address, remote: Address) -> _At:
+        """The device whose port the port mapper tells to another host; raises Unavailable."""
+        return self._speaking(MAPPED_WIRE, Request(Endpoint(local, 0), Endpoint(remote, 0), None))
 
-    def mapped_stack(self, local: Address) -> Stack:
-        """Raises Unavailable."""
-        return self._mapped(local).stack
+    def _speaking(self, wire: str, request: Request) -> _At:
+        assert request.local is not None
+        return self._at(self.services.transports.choose(request, wire=wire).name, request.local.address)
+
+    def mapped_stack(self, request: Request) -> Stack:
+        """By which a port that the port mapper tells is reached; raises Unavailable."""
+        return self._speaking(MAPPED_WIRE, request).stack
 
     def manager_for(self, wire: str, local: Address, remote: Address) -> ControlManager | None:
         """What answers at an address of this host who speaks that wire; None: there is no such device."""
         try:
-            transport = self.services.transports.choose(
-                Request(Endpoint(local, 0), Endpoint(remote, 0), None), wire=wire
-            )
-            return self._at(transport.name, local).manager
+            return self._speaking(wire, Request(Endpoint(local, 0), Endpoint(remote, 0), None)).manager
         except SidestepError as why:
             self.services.log(f"{remote} asks for {wire} in vain: {why}")
             return None
@@ -289,7 +288,7 @@ class Sdp(OffloadProtocol):
             if port is not None:
                 return port, 0.0  # for one connection: the next one may be another worker's
         try:
-            at = self._mapped(local)
+            at = self._mapped(local, host)
             if service not in (PROVIDER_PORT, PROVIDER_ITSELF):
                 return at.serving.port_for(service)
             lasts = self._workers is None or service == PROVIDER_ITSELF

@@ -1,0 +1,108 @@
+"""Which transport carries a connection: by the user's order, by the policy, and by what a transport says to it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from hosts import ENGINE, NETWORK, Host, Make
+from installed_examples import on_the_path
+from talking import ends_well, promoted, serving, talking
+
+from sidestep.config import RemoteSettings
+from sidestep.provider.control import ControlConnection
+
+pytestmark = pytest.mark.slow
+
+
+def remote(transports: str) -> RemoteSettings:
+    return RemoteSettings.parse(NETWORK, engine=ENGINE, transports=transports)
+
+
+@pytest.fixture
+def fabric(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """The example of examples/sidestep-fabric is installed, and may use the hosts' interface."""
+    monkeypatch.setenv("FABRIC_INTERFACES", "eth0")
+    with on_the_path("sidestep-fabric"):
+        yield
+
+
+def devices(host: Host) -> list[str]:
+    with host.namespace.inside(), ControlConnection(host.sidestep.socket) as connection:
+        return [str(link["device"]) for link in connection.links()]
+
+
+@pytest.mark.usefixtures("fabric")
+def test_an_installed_transport_carries_what_its_interface_leads_to(make_hosts: Make) -> None:
+    one, other = make_hosts(2, remote=remote("fabric,iwarp"))
+    serving(other)
+    client = talking(one, other.address)
+    promoted(one, other)
+    assert (devices(one), devices(other)) == ([f"fabric@{one.address}"], [f"fabric@{other.address}"])
+    ends_well(client)
+
+
+@pytest.mark.usefixtures("fabric")
+def test_one_that_says_no_leaves_it_to_the_next(make_hosts: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FABRIC_INTERFACES", "ib0 ib1")
+    one, other = make_hosts(2, remote=remote("fabric,iwarp"))
+    serving(other)
+    client = talking(one, other.address)
+    promoted(one, other)
+    assert devices(one) == [f"iwarp@{one.address}"]
+    ends_well(client)
+
+
+@pytest.mark.usefixtures("fabric")
+def test_a_rule_names_a_transport_that_is_not_in_the_order(make_hosts: Make, tmp_path: Path) -> None:
+    rules = tmp_path / "rules"
+    rules.write_text("use sdp over fabric connect * *:7000\n")
+    one, other = make_hosts(2, remote=remote("iwarp"), policy=rules)
+    serving(other)
+    client = talking(one, other.address)
+    wanted = [f"fabric@{one.address}"], [f"iwarp@{other.address}"]
+    one.wait_for(lambda: (devices(one), devices(other)) == wanted)  # it begins with SDP, as the rule says
+    ends_well(client)
+
+
+def test_a_rule_that_names_none_that_is_there_says_why(make_hosts: Make, tmp_path: Path) -> None:
+    rules = tmp_path / "rules"
+    rules.write_text("use sdp over fabric connect * *:7000\n")
+    one, other = make_hosts(2, remote=remote("iwarp"), policy=rules)
+    serving(other)
+    client = talking(one, other.address, seconds=1)
+    ends_well(client)
+    assert not one.counter("relay_opened")
+    with one.namespace.inside(), ControlConnection(one.sidestep.socket) as connection:
+        found = connection.document("decide", role="connect", program="x", address=other.address, port=7000)
+    assert "sdp: fabric: it is not installed" in found["why"]
+    assert found["over"] == "fabric"
+
+
+def test_a_listener_can_insist_on_a_transport(make_hosts: Make, tmp_path: Path) -> None:
+    rules = tmp_path / "rules"
+    rules.write_text("use sdp over fabric listen * *:7000\n")
+    one, other = make_hosts(2, remote=remote("iwarp"), policy=rules)
+    serving(other)
+    client = talking(one, other.address, seconds=1)
+    ends_well(client)
+    assert not one.counter("relay_opened") + other.counter("relay_opened")
+
+
+@pytest.mark.parametrize("whose", ["connecting", "accepting"])
+def test_what_a_transport_carries_goes_back_to_tcp_when_it_is_removed(two: tuple[Host, Host], whose: str) -> None:
+    one, other = two
+    server = serving(other)
+    client = talking(one, other.address, seconds=4)
+    promoted(one, other)
+    host = one if whose == "connecting" else other
+    with host.namespace.inside(), ControlConnection(host.sidestep.socket) as connection:
+        connection.document("module_remove", name="iwarp", kind="transport")
+    host.wait_for(lambda: not devices(host))
+    ends_well(client)
+    assert not one.counter("relay_reset") + other.counter("relay_reset")
+    assert server.poll() is None
+    again = talking(one, other.address, seconds=1)
+    ends_well(again)
+    assert host.counter("relay_opened") == 1, "without a device what comes later stays on TCP"
