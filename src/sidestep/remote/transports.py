@@ -1,4 +1,4 @@
-"""The software RNICs, as a transport of the switch: one at each address, and nothing that they need."""
+"""The devices that come with sidestep, as transports of the switch."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 class Iwarp(OffloadTransport):
-    """Found by TCP, whose routes it takes."""
+    """The software RNIC: reached by TCP, whose routes it takes, at any address."""
 
     name: ClassVar[str] = "iwarp"
     wire: ClassVar[str] = "iwarp"
