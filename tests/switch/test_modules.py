@@ -9,7 +9,9 @@ from typing import Any, ClassVar
 import pytest
 from modules_world import Point, Told, World, no_services
 
-from sidestep.routing import Change, NetworkEvent, RouteEvent
+from sidestep.loop import Loop
+from sidestep.rdma.verbs import Device
+from sidestep.routing import Address, Change, NetworkEvent, RouteEvent
 from sidestep.switch.local import Local
 from sidestep.switch.modules import Modules
 from sidestep.switch.protocol import (
@@ -82,13 +84,7 @@ class Wire(OffloadTransport):
 
     name: ClassVar[str] = "wire"
     wire: ClassVar[str] = "copper"
-    capabilities: ClassVar[Capabilities] = Capabilities(rdma=True, remote=True, self_routing=True)
-    why: ClassVar[str | None] = None
-
-    def refusal(self, request: Request) -> str | None:
-        if self.why == "raise":
-            raise LookupError("lost the thread")
-        return self.why
+    capabilities: ClassVar[Capabilities] = Capabilities(rdma=True, remote=True)
 
     def open(self, local: Address, loop: Loop) -> Device:
         raise LookupError("no device")

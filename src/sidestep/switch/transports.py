@@ -68,7 +68,7 @@ class Transports(Modules[OffloadTransport]):
                 return transport
             reasons.append(f"{name}: {why}")
         raise Unavailable(
-            "; ".join(reasons) or "no transport is given", remedy="'sidestep modules' shows what there is"
+            "; ".join(reasons) or "no transport is left", remedy="'sidestep modules' shows what there is"
         )
 
     def __getitem__(self, name: str) -> OffloadTransport:
