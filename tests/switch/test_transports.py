@@ -91,14 +91,14 @@ def test_only_what_is_wanted_is_loaded() -> None:
 
 def test_a_rule_names_one_and_no_other_is_tried() -> None:
     here = transports("glass", interface="eth0")
-    with pytest.raises(Unavailable, match="^copper: eth0 is no fabric"):
+    with pytest.raises(Unavailable, match=r"^copper: eth0 is no fabric"):
         here.choose(Request(LOCAL, REMOTE, None, over="copper"))
-    with pytest.raises(Unavailable, match="^smoke: it is not installed, or does not work"):
+    with pytest.raises(Unavailable, match=r"^smoke: it is not installed, or does not work"):
         here.choose(Request(LOCAL, REMOTE, None, over="smoke"))
 
 
 def test_each_that_was_asked_says_why_not() -> None:
-    with pytest.raises(Unavailable, match="^copper: eth0 is no fabric; smoke: it is not installed"):
+    with pytest.raises(Unavailable, match=r"^copper: eth0 is no fabric; smoke: it is not installed"):
         transports("copper", "smoke", interface="eth0").choose(REQUEST)
 
 
