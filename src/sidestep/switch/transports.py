@@ -67,9 +67,7 @@ class Transports(Modules[OffloadTransport]):
             if transport is not None and why is None:
                 return transport
             reasons.append(f"{name}: {why}")
-        raise Unavailable(
-            "; ".join(reasons) or "no transport is left", remedy="'sidestep modules' shows what there is"
-        )
+        raise Unavailable("; ".join(reasons) or "no transport is left", remedy="'sidestep modules' shows what there is")
 
     def __getitem__(self, name: str) -> OffloadTransport:
         """Raises Unavailable."""
