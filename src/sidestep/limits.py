@@ -217,6 +217,15 @@ RDMA_POOL_BYTES_MAX: Final = 1 << 30  # of them: pinned memory on a hardware dev
 KEYS_MAX: Final = 1 << 22  # of a software device at a time, of 2^24: a guess seldom hits; the next one: LimitReached
 FABRIC_EVENTS_PER_RUN: Final = 10_000_000  # of a loopback fabric; beyond it two ends never come to rest: LimitReached
 
+# InfiniBand's reliable connections over UDP (the software HCA).
+ROCE_WINDOW: Final = 64  # packets of a queue pair not acknowledged, Reads' answers too; more wait: sockets drop bursts
+ROCE_ANSWERS_MAX: Final = 64  # answers of a queue pair that wait to be sent; the next is left out, and asked for again
+ROCE_TURN_PACKETS: Final = 16  # that one queue pair sends before the others have their turn
+ROCE_TURN_DATAGRAMS: Final = 256  # of one turn, each way; then other sockets and users have theirs
+ROCE_MADS_MAX: Final = 1024  # messages of the connection manager that wait to be sent; the next is dropped, and counted
+ROCE_ANSWERED_MAX: Final = 1024  # connection requests done with that a device remembers; the oldest are forgotten
+ROCE_RECEIVE_BUFFER: Final = 4 << 20  # bytes asked of the kernel for what came and was not read; it gives less, often
+
 # iWARP (docs/wire/iwarp.md has the clauses).
 IWARP_READS_MAX: Final = 128  # RDMA Reads of a peer held at a time, as Linux siw; a peer that wants more gets these
 MPA_REPLY_S: Final = 10.0  # seconds an initiator waits for the Reply, as Linux siw; then the attempt has failed

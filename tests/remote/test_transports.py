@@ -28,6 +28,21 @@ def fabric(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         yield
 
 
+@pytest.mark.parametrize("how", ["order", "rule"])
+def test_the_software_hca_carries_promoted_connections(make_hosts: Make, tmp_path: Path, how: str) -> None:
+    rules = tmp_path / "rules"
+    rules.write_text("use sdp over roce listen * *:7000\n" if how == "rule" else "")
+    one, other = make_hosts(2, remote=remote("roce"), policy=rules)
+    serving(other)
+    for size in (1, 3000, 300_000):
+        client = talking(one, other.address, seconds=1, size=size)
+        promoted(one, other)
+        assert (devices(one), devices(other)) == ([f"roce@{one.address}"], [f"roce@{other.address}"])
+        ends_well(client)
+        one.wait_for(lambda: not devices(one) + devices(other))
+    assert not one.counter("relay_reset") + other.counter("relay_reset")
+
+
 def devices(host: Host) -> list[str]:
     with host.namespace.inside(), ControlConnection(host.sidestep.socket) as connection:
         return [str(link["device"]) for link in connection.links()]

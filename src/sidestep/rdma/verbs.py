@@ -13,7 +13,7 @@ what is beneath. Rules that hold for every device:
 - **Nothing is placed before everything was checked**: key (all 32 bits), protection domain, rights, bounds, wrap.
 
 What a device can do is in its `DeviceAttributes`; what it cannot, it refuses with `Misuse` or `LimitReached` at the
-call. Not offered: atomics, immediate data, unreliable datagrams.
+call. Not offered: atomics, unreliable datagrams, sending immediate data; what another stack sends of it is told.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
     from sidestep.errors import SidestepError
     from sidestep.native._framing import Inbound, Outbound
-    from sidestep.rdma.cm import ConnectionManager
+    from sidestep.rdma.cm import CmState, ConnectionManager
     from sidestep.rdma.work import Access, Completion, LKey, Receive, RKey, SendRequest
 
 # What handlers return is of no meaning.
@@ -273,12 +273,15 @@ class QpEndpoint:
 
     gid: bytes  # 16 of them: of the port
     number: int  # 24 bits
-    psn: int  # 24 bits: that its first packet will have
+    psn: int  # 24 bits: that the first packet to it is to have
     mtu: int  # bytes: the largest path MTU that it takes
 
 
 class JoinedBy(Protocol):
     """Who has joined a queue pair with another one."""
+
+    remote_address: str
+    state: CmState
 
     def communication_established(self) -> None:
         """The first message has come, before the handler of completions hears of it."""
@@ -320,8 +323,8 @@ class QueuePair(ABC):
         """
         return None
 
-    def endpoint(self) -> QpEndpoint:
-        """Who it is, for `join` of the other end.
+    def endpoint(self, address: str) -> QpEndpoint:
+        """Who it is, for `join` of the other end, which is at that address.
 
         Raises:
             Misuse: Only the device's connection manager can connect it.

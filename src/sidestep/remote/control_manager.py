@@ -80,8 +80,8 @@ class ControlRequest(SoftRequest):
         depth = min(qp.capabilities.initiator_depth, req.responder_resources)
         resources = min(qp.capabilities.responder_resources, req.initiator_depth)
         try:
-            own = qp.endpoint()
             qp.join(req.endpoint, made, initiator_depth=depth, responder_resources=resources)
+            own = qp.endpoint(self.remote_address)  # with the MTU of both
         except SidestepError:
             self._refuse(_PATH_FAILED)
             made.end(Unreachable())
@@ -155,8 +155,8 @@ class ControlConnection(Connection):
         able = self.qp.capabilities
         try:
             req = Req(
-                self._manager.wire, service_id, able.responder_resources, able.initiator_depth, self.qp.endpoint(),
-                private_data,
+                self._manager.wire, service_id, able.responder_resources, able.initiator_depth,
+                self.qp.endpoint(self.remote_address), private_data,
             )  # fmt: skip
         except SidestepError:
             self.end(Unreachable())
