@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from hosts import ENGINE, NETWORK, Host, Make
 from installed_examples import on_the_path
-from talking import ends_well, promoted, serving, talking
+from talking import PORT, ends_well, on_tcp, promoted, serving, talking
 
 from sidestep.config import RemoteSettings
 from sidestep.provider.control import ControlConnection
@@ -41,6 +42,54 @@ def test_the_software_hca_carries_promoted_connections(make_hosts: Make, tmp_pat
         ends_well(client)
         one.wait_for(lambda: not devices(one) + devices(other))
     assert not one.counter("relay_reset") + other.counter("relay_reset")
+
+
+def test_the_software_hca_is_cut_off_and_tcp_goes_on(make_hosts: Make) -> None:
+    one, other = make_hosts(2, remote=remote("roce"))
+    serving(other)
+    client = talking(one, other.address, seconds=5, size=50_000)
+    promoted(one, other)
+    with other.losing("udp dport 4791"):
+        on_tcp(one, other)
+    ends_well(client, more_than=100)
+    assert not one.counter("relay_reset") + other.counter("relay_reset")
+
+
+def test_the_control_link_is_cut_and_tcp_goes_on(make_hosts: Make) -> None:
+    one, other = make_hosts(2, remote=remote("roce"))
+    serving(other)
+    clients = [talking(one, other.address, seconds=5, size=20_000) for _ in range(4)]
+    promoted(one, other, ends=4)
+    one.cut_rdma(spared_port=PORT)
+    for client in clients:
+        ends_well(client, more_than=100)
+    assert not one.counter("relay_reset") + other.counter("relay_reset")
+    again = talking(one, other.address, seconds=1)
+    promoted(one, other)
+    ends_well(again)
+
+
+def test_the_software_hca_loses_packets_and_no_byte_is_missing(make_hosts: Make) -> None:
+    one, other = make_hosts(2, remote=remote("roce"))
+    serving(other)
+    with one.losing("udp dport 4791 numgen random mod 50 0"), other.losing("udp dport 4791 numgen random mod 50 0"):
+        client = talking(one, other.address, seconds=4, size=100_000)
+        promoted(one, other)
+        ends_well(client, more_than=10)
+    assert not one.counter("relay_reset") + other.counter("relay_reset")
+
+
+def test_a_host_without_the_device_takes_the_next(make_hosts: Make) -> None:
+    one, other = make_hosts(2, remote=remote("roce,iwarp"))
+    with other.namespace.inside():
+        taken = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+        taken.bind(("", 4791))
+    with taken:
+        serving(other)
+        client = talking(one, other.address)
+        promoted(one, other)
+        assert (devices(one), devices(other)) == ([f"iwarp@{one.address}"], [f"iwarp@{other.address}"])
+        ends_well(client)
 
 
 def devices(host: Host) -> list[str]:
