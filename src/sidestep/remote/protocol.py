@@ -103,6 +103,8 @@ class Sdp(OffloadProtocol):
         if services.remote.key_file is not None:
             self.key = read_key(services.remote.key_file)
         self.loop = services.loop
+        for name in services.remote.transports:
+            services.transports.get(name)  # now: it takes a while, and who asks waits for a second only
         if services.port_mapper is not None:
             self._peers = services.port_mapper
         else:

@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, ClassVar
 
 from sidestep.rdma.iwarp.device import IwarpDevice
-from sidestep.rdma.roce.udp_link import UdpRoceDevice
 from sidestep.switch.protocol import Capabilities, OffloadTransport
 
 if TYPE_CHECKING:
     from sidestep.loop import Loop
+    from sidestep.rdma.roce.udp_link import UdpRoceDevice
     from sidestep.routing import Address
 
 
@@ -34,4 +34,6 @@ class Roce(OffloadTransport):
 
     def open(self, local: Address, loop: Loop) -> UdpRoceDevice:
         """Its packets come from that address, and go there."""
+        from sidestep.rdma.roce.udp_link import UdpRoceDevice  # few use it
+
         return UdpRoceDevice(str(local), loop, name=f"roce@{local}")
