@@ -11,13 +11,16 @@ from sidestep.rdma.conformance import CHECKS, Check, DeviceUnderTest, run
 from sidestep.rdma.roce.settings import RoceSettings
 from sidestep.rdma.roce.wire import WireFaults
 
-ROUGH = {"loss": 0.01, "duplicate": 0.02, "late": 0.02}
+
+def rough() -> WireFaults:
+    return WireFaults(loss=0.01, duplicate=0.02, late=0.02)
+
 
 MODES: dict[str, Callable[[], DeviceUnderTest]] = {
     "perfect": lambda: WireUnderTest(1),
     "small": lambda: WireUnderTest(2, settings=RoceSettings(mtu=256, window=8)),
     "lossy": lambda: WireUnderTest(3, WireFaults(loss=0.01)),
-    "rough": lambda: WireUnderTest(4, WireFaults(**ROUGH), RoceSettings(mtu=256)),
+    "rough": lambda: WireUnderTest(4, rough(), RoceSettings(mtu=256)),
 }
 
 

@@ -311,15 +311,18 @@ class Responder:
     def _take_read(self, packet: Packet) -> Outcome:
         psn, reth = packet.bth.psn, packet.find(Reth)
         assert reth is not None  # the opcode has one
-        waiting = sum(isinstance(each, _Read) for each in self._answers)
-        if not self._host.remote_access & REMOTE_READ or waiting >= self._resources or reth.length > _LENGTH_MAX:
-            why = f"an RDMA Read of {reth.length} bytes, where {self._resources} may wait and {waiting} do"
+        if not self._host.remote_access & REMOTE_READ or not self._resources or reth.length > _LENGTH_MAX:
+            why = f"an RDMA Read of {reth.length} bytes, which the other end may not make on this queue pair"
             return self._refuse(psn, Nak.INVALID_REQUEST, why, EventKind.QP_REQUEST_ERROR)
         granted = self._host.grant(reth.rkey, reth.va, reth.length, REMOTE_READ)
         if isinstance(granted, AccessRefusal):
             why = f"the other end named memory that it may not use so: {granted.name}"
             return self._refuse(psn, Nak.REMOTE_ACCESS, why, EventKind.QP_ACCESS_ERROR)
         read = _Read(psn, reth.va, reth.rkey, reth.length, packets_of(reth.length, self._path.mtu))
+        waiting = [each for each in self._answers if isinstance(each, _Read)]
+        if len(waiting) >= self._resources:
+            # Who keeps to the depth that was agreed has the oldest answer already, and it is a repeated one.
+            self._answers.remove(waiting[0])
         self._reads.append(read)
         self._queue(read)
         self._expected = after(psn, read.count)
