@@ -213,6 +213,18 @@ RDMA_POOL_BYTES_MAX: Final = 1 << 30  # of them: pinned memory on a hardware dev
 KEYS_MAX: Final = 1 << 22  # of a software device at a time, of 2^24: a guess seldom hits; the next one: LimitReached
 FABRIC_EVENTS_PER_RUN: Final = 10_000_000  # of a loopback fabric; beyond it two ends never come to rest: LimitReached
 
+# Devices of the kernel (verbs).
+VERBS_RESOLVE_S: Final = 5.0  # seconds for rdma_cm to find an address or a route; then Unreachable
+VERBS_CONNECT_S: Final = 20.0  # seconds from `connect` to the answer; then Unreachable
+VERBS_INLINE_MAX: Final = 256  # inline bytes of a request: copied here where the device copies fewer; more: Misuse
+VERBS_INLINE_ASKED: Final = 220  # bytes asked of a device, as most offer them; what it refuses is asked for in halves
+VERBS_GATHER_MAX: Final = 32  # entries of a request, where a device takes more: more is Misuse
+VERBS_QUEUE_MIN: Final = 4096  # completions that the device's own queue holds at least; it grows with its queue pairs
+VERBS_BATCH: Final = 32  # completions taken from a device at a time
+VERBS_BACKLOG: Final = 256  # connection requests that the kernel holds for a listener; it drops the next one
+VERBS_DRAIN_TICK_S: Final = 0.005  # seconds until a queue pair in error is looked at again, while work is posted
+VERBS_DRAIN_S: Final = 2.0  # seconds for the device to flush; then what is left is flushed here
+
 # iWARP (docs/wire/iwarp.md has the clauses).
 IWARP_READS_MAX: Final = 128  # RDMA Reads of a peer held at a time, as Linux siw; a peer that wants more gets these
 MPA_REPLY_S: Final = 10.0  # seconds an initiator waits for the Reply, as Linux siw; then the attempt has failed

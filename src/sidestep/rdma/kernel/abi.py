@@ -10,6 +10,7 @@ test compares every offset with the headers.
   device's context, `ContextOps`, as the header does it. Its entries named `_compat_*` are never called.
 """
 
+# ruff: noqa: D101 - C_NAME says what each is
 from __future__ import annotations
 
 from ctypes import (
