@@ -30,7 +30,7 @@ from sidestep.rdma.cm import (
     TimewaitExit,
     Unreachable,
 )
-from sidestep.rdma.kernel import abi
+from sidestep.rdma.kernel import abi, quirks
 from sidestep.rdma.kernel.abi import CmKind
 from sidestep.rdma.kernel.notes import address_in, address_of, sockaddr
 from sidestep.rdma.soft.manager import SoftRequest
@@ -158,7 +158,7 @@ class KernelConnection(Connection):
                 self._manager.reject(self._id, b"")
             self.end(Rejected(REJECT_CONSUMER))
             return
-        qp.initiator_depth = min(qp.capabilities.initiator_depth, note.initiator_depth)
+        qp.initiator_depth = min(qp.capabilities.initiator_depth, self._depth_taken(note))
         if not self._iwarp:
             try:
                 self._make_ready(qp.capabilities.responder_resources)
@@ -166,9 +166,17 @@ class KernelConnection(Connection):
             except OSError as error:
                 self._manager.device.log.debug("the connection could not be completed: %s", error)
                 self._manager.reject(self._id, b"")
-                self.end(Unreachable())
+                self.end(Rejected(REJECT_TIMEOUT))  # the other end has given up since it said yes
                 return
         self.established(note.private_data)
+
+    def _depth_taken(self, note: CmNote) -> int:
+        """RDMA Reads that the other end takes. Drivers of iWARP do not agree which of the two numbers says so."""
+        if not self._iwarp:
+            return note.initiator_depth
+        if quirks.is_siw(self._manager.device.kernel_name):
+            return note.responder_resources
+        return min(note.initiator_depth, note.responder_resources)
 
     # ---- being asked ----
 
@@ -252,8 +260,8 @@ class KernelConnection(Connection):
 
     def _over(self, *, by_remote: bool, confirmed: bool) -> None:
         self.state = CmState.TIMEWAIT
-        if by_remote:
-            self._disconnect()  # the answer
+        if by_remote or not self._iwarp:
+            self._disconnect()  # the answer; where both ends have asked, each waits for that of the other
         self.qp.to_error()
         self.qp.when_quiet(partial(self._tell, Disconnected(by_remote=by_remote, confirmed=confirmed)))
         if self._iwarp:  # TCP keeps its own TIME-WAIT

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, Final
 from sidestep import limits
 from sidestep.errors import LimitReached, Misuse
 from sidestep.loop import Loop
-from sidestep.rdma.kernel import abi, gids
+from sidestep.rdma.kernel import abi, gids, quirks
 from sidestep.rdma.kernel.libraries import libraries, told
 from sidestep.rdma.kernel.manager import KernelManager
 from sidestep.rdma.kernel.memory import KernelDomain
@@ -110,6 +110,9 @@ class KernelDevice(Device):
         self._async_fd: int = found.async_fd
         self._completion_fd: int = self.channel.contents.fd
         self._cq_address, self._cq_context = c_void_p(), c_void_p()
+        self._filler: int | None = None
+        if quirks.is_siw(self.kernel_name):
+            self._filler = self.libraries.ibv_create_cq(self.context, quirks.SIW_FILLER, None, None, 0)
         self._read_attributes()
         for fd, handler in ((self._async_fd, self._read_events), (self._completion_fd, self._read_completions)):
             os.set_blocking(fd, False)
@@ -162,6 +165,8 @@ class KernelDevice(Device):
         self.cm.close()
         for fd in (self._async_fd, self._completion_fd):
             self.loop.forget(fd)
+        if self._filler is not None:
+            self.libraries.ibv_destroy_cq(self._filler)
         self.libraries.ibv_destroy_comp_channel(self.channel)
         self.libraries.ibv_close_device(self.context)
         if self._owns_loop:
@@ -315,7 +320,9 @@ def _attributes(device: abi.DeviceAttr, port: abi.PortAttr, *, iwarp: bool, driv
         acknowledged=not iwarp,
         error_disconnects=iwarp,
         # RFC 5040 5.2 has the sink's key on the wire; siw asks for local rights of it, adapters for remote ones.
-        read_sink_remote_write=iwarp and not driver.startswith("siw"),
+        read_sink_remote_write=iwarp and not quirks.is_siw(driver),
+        access_errors_told=not quirks.is_rxe(driver),
+        solicited_told=False,  # ibv_wc does not say so
     )
 
 

@@ -154,8 +154,7 @@ def _bound(library: ctypes.CDLL, calls: dict[str, tuple[Any, ...]], name: str) -
 def _raise_minus_one(result: int, function: Any, arguments: Any) -> int:
     del function, arguments
     if result:
-        number = ctypes.get_errno()
-        raise OSError(number, os.strerror(number))
+        raise _error(0)
     return result
 
 
@@ -163,17 +162,22 @@ def _raise_result(result: int, function: Any, arguments: Any) -> int:
     del function, arguments
     if result:
         # Most return the errno, some -1, and some the negative errno (a library and its drivers are not of one mind).
-        number = ctypes.get_errno() if result == -1 else abs(result)
-        raise OSError(number, os.strerror(number))
+        raise _error(0 if result == -1 else abs(result))
     return result
 
 
 def _raise_null(result: Any, function: Any, arguments: Any) -> Any:
     del function, arguments
     if not result:
-        number = ctypes.get_errno()
-        raise OSError(number, os.strerror(number))
+        raise _error(0)
     return result
+
+
+def _error(number: int) -> OSError:
+    """The error of this number, or of errno, which is cleared: some drivers leave what was there before."""
+    number = number or ctypes.get_errno()
+    ctypes.set_errno(0)
+    return OSError(number, os.strerror(number) if number else "the driver does not say why")
 
 
 __all__ = ["PACKAGES", "Libraries", "libraries", "told"]

@@ -38,8 +38,8 @@ from sidestep.rdma.work import (
 )
 
 if TYPE_CHECKING:
-    from sidestep.rdma.kernel.device import KernelDevice
     from sidestep.rdma.kernel.connection import KernelConnection
+    from sidestep.rdma.kernel.device import KernelDevice
     from sidestep.rdma.kernel.memory import KernelDomain, KernelWindow
     from sidestep.rdma.kernel.queues import KernelQueue
     from sidestep.rdma.kernel.receives import KernelSharedReceives

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from sidestep.rdma.work import RKey
 
 REMOTE: Final = Access.REMOTE_READ | Access.REMOTE_WRITE
-_EINVAL_KINDS: Final = (LocalInvalidate, BindWindow)  # what a device may refuse because it has none
+_OPTIONAL: Final = (LocalInvalidate, BindWindow)  # what a device may refuse because it has none
 
 
 class Posted:
@@ -86,6 +86,10 @@ class Writer:
         wr.send_flags = (SendFlags.SIGNALED if request.signaled else 0) | (SendFlags.FENCE if request.fence else 0)
         wr.num_sge = 0
         if isinstance(request, LocalInvalidate):
+            memory = self._domain.device.memory_by_index.get(request.rkey >> 8)
+            if memory is None or memory.domain is not self._domain:
+                posted.verdict = Status.LOCAL_PROTECTION_ERROR  # see quirks: rxe must not see it
+                return
             wr.opcode, wr.invalidate_rkey = WrOpcode.LOCAL_INV, request.rkey
             wr.send_flags |= SendFlags.SIGNALED  # whether it has succeeded is to be known
         elif isinstance(request, BindWindow):
@@ -197,6 +201,8 @@ class Writer:
     def _refused(self, request: SendRequest, number: int) -> None:
         if number == errno.ENOMEM:
             raise LimitReached("the device has no room for a request")
-        if number in (errno.EINVAL, errno.EOPNOTSUPP) and isinstance(request, _EINVAL_KINDS):
-            raise Misuse(f"the device does not offer {type(request).__name__}")
+        if isinstance(request, _OPTIONAL) or (isinstance(request, Send) and request.invalidate is not None):
+            raise Misuse(
+                f"the device does not offer a {type(request).__name__} of this kind"
+            )  # whatever number it gives
         raise Unavailable(f"the device took no {type(request).__name__}: error {number}")
