@@ -41,9 +41,9 @@ if TYPE_CHECKING:
     from sidestep.rdma.verbs import CompletionHandler, CompletionQueue, EventHandler, QpCapabilities
 
 # Private data with rdma_cm: the TCP port space of InfiniBand begins with 36 bytes of the IP addressing annex (A11), and
-# rdma_conn_param counts in 8 bits.
+# rdma_conn_param counts in 8 bits, and Linux takes 256 of iWARP, with the 4 of RFC 6581 (siw_cm.h: MPA_MAX_PRIVDATA).
 _IB_REQUEST: Final = 92 - 36
-_IWARP_PRIVATE: Final = 255
+_IWARP_PRIVATE: Final = 252
 _DEPTH_MAX: Final = 255  # RDMA Reads: of 8 bits
 _KINDS: Final = {int(kind) for kind in EventKind}
 _OF_SRQ: Final = (EventKind.SRQ_LIMIT_REACHED,)

@@ -3,7 +3,8 @@
 The device does the work; what is kept here is what was posted, so that completions can say what they are of (a failed
 one names only its number), and what users are promised beyond verbs:
 
-- A completion takes along all unsignaled requests before it: they have succeeded (IBTA 10.8.5).
+- A completion takes along the unsignaled requests before it: they have succeeded (IBTA 10.8.5). Completions are told in
+  the order of posting also where a driver does not keep it.
 - The state is what was told of the queue pair. Once it is ERROR here nothing more is given to the device; what is
   posted then is flushed in its turn, behind what the device flushes.
 - `when_quiet` tells when the device has given everything back: it looks by a timer, as nobody may be woken.
@@ -81,6 +82,7 @@ class KernelQueuePair(QueuePair):
         self._state = QpState.INIT
         self._sends: deque[Posted] = deque()
         self._first = 0  # number of the oldest one there
+        self._last = -1  # of the last one that the device has completed
         self._receives: dict[int, Receive] = {}
         self._quiet: list[Callable[[], object]] = []  # who waits until nothing is posted any more
         self._told_last = False
@@ -201,7 +203,7 @@ class KernelQueuePair(QueuePair):
         self._sends.append(Posted(request, verdict))
         if not waits:
             self._settle()
-        elif self._state is QpState.RTS and self._sends[-2].verdict is None and not self._sends[-2].request.signaled:
+        elif self._state is QpState.RTS and self._sends[-2].verdict is None and not self._sends[-2].tells:
             # Nothing would tell that its turn has come. What is flushed with it could have succeeded: nobody asked.
             self.to_error()
 
@@ -331,11 +333,10 @@ class KernelQueuePair(QueuePair):
         """A request is done, and so are those before it."""
         if not self._first <= number < self._first + len(self._sends):
             return  # of a time before it was flushed here
-        while self._first < number:
-            self._done(self._next(), _SUCCESS, 0, quiet=True)
         status = _status(wc.status)
-        posted = self._next()
-        self._done(posted, status, wc.byte_len if isinstance(posted.request, RdmaRead) else 0)
+        posted = self._sends[number - self._first]
+        posted.outcome = status, wc.byte_len if isinstance(posted.request, RdmaRead) else 0
+        self._last = max(self._last, number)
         self._settle()
         if status is not _SUCCESS:
             self.failed()
@@ -344,12 +345,12 @@ class KernelQueuePair(QueuePair):
         self._first += 1
         return self._sends.popleft()
 
-    def _done(self, posted: Posted, status: Status, byte_len: int, *, quiet: bool = False) -> None:
+    def _done(self, posted: Posted, status: Status, byte_len: int = 0) -> None:
         self._writer.release(posted)
         request = posted.request
         if status is _SUCCESS:
             self._take_effect(posted)
-        if status is not _SUCCESS or (request.signaled and not quiet):
+        if status is not _SUCCESS or request.signaled:
             self.send_cq.add(Completion(request.wr_id, status, OPCODES[type(request)], byte_len, self.number))
 
     def _take_effect(self, posted: Posted) -> None:
@@ -364,12 +365,19 @@ class KernelQueuePair(QueuePair):
             window.bound(posted.key, self, region, request.access, span)
 
     def _settle(self) -> None:
-        """Ends those whose turn has come and that the device does not have."""
-        while self._sends and (verdict := self._sends[0].verdict) is not None:
-            posted = self._next()
-            self._done(posted, verdict, 0)
-            if verdict is not Status.FLUSHED:
-                self.failed()
+        """Ends those whose turn has come."""
+        while self._sends:
+            head = self._sends[0]
+            if head.outcome is not None:
+                self._done(self._next(), *head.outcome)
+            elif head.verdict is not None:
+                self._done(self._next(), head.verdict)
+                if head.verdict is not Status.FLUSHED:
+                    self.failed()
+            elif not head.tells and self._first < self._last:
+                self._done(self._next(), _SUCCESS)
+            else:
+                return
 
     def receive_completed(self, receive: Receive, wc: abi.Wc) -> None:
         """A message is here, or a receive came back."""

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 from sidestep import limits
 from sidestep.errors import LimitReached, Misuse, Unavailable
 from sidestep.rdma.address import buffer_address
-from sidestep.rdma.kernel import abi
+from sidestep.rdma.kernel import abi, quirks
 from sidestep.rdma.kernel.abi import SendFlags, WrOpcode
 from sidestep.rdma.soft.qp import entries_of
 from sidestep.rdma.work import (
@@ -33,17 +33,21 @@ if TYPE_CHECKING:
     from sidestep.rdma.work import RKey
 
 REMOTE: Final = Access.REMOTE_READ | Access.REMOTE_WRITE
+_TELLING: Final = (RdmaRead, LocalInvalidate, BindWindow)
 _OPTIONAL: Final = (LocalInvalidate, BindWindow)  # what a device may refuse because it has none
 
 
 class Posted:
     """A request in the send queue. With a verdict the device does not have it: it ends so when its turn comes."""
 
-    __slots__ = ("key", "request", "slot", "verdict")
+    __slots__ = ("key", "outcome", "request", "slot", "tells", "verdict")
 
     def __init__(self, request: SendRequest, verdict: Status | None = None) -> None:
         self.request = request
         self.verdict = verdict
+        # What is to be known of it by itself: an effect, or that of a Read, which siw completes behind later requests.
+        self.tells = request.signaled or isinstance(request, _TELLING)
+        self.outcome: tuple[Status, int] | None = None  # what the device said, and how many bytes
         self.slot: int | None = None
         self.key: RKey | None = None  # of a bind
 
@@ -67,7 +71,7 @@ class Slab:
 class Writer:
     """Fills in what the device is told of a request; one for each queue pair."""
 
-    __slots__ = ("_bad", "_domain", "_entries", "_inline_max", "_slots", "_wr", "slab")
+    __slots__ = ("_bad", "_domain", "_entries", "_inline_max", "_no_read_fence", "_slots", "_wr", "slab")
 
     def __init__(self, domain: KernelDomain, entries_max: int, inline_max: int, slots: int) -> None:
         self._domain = domain
@@ -75,6 +79,7 @@ class Writer:
         self._wr = abi.SendWr(sg_list=self._entries)
         self._bad = c_void_p()
         self._inline_max = inline_max
+        self._no_read_fence = quirks.is_siw(domain.device.kernel_name)
         self._slots = slots
         self.slab: Slab | None = None
 
@@ -83,7 +88,8 @@ class Writer:
         request = posted.request
         wr = self._wr
         wr.wr_id = wr_id
-        wr.send_flags = (SendFlags.SIGNALED if request.signaled else 0) | (SendFlags.FENCE if request.fence else 0)
+        fence = request.fence and not (self._no_read_fence and isinstance(request, RdmaRead))
+        wr.send_flags = (SendFlags.SIGNALED if posted.tells else 0) | (SendFlags.FENCE if fence else 0)
         wr.num_sge = 0
         if isinstance(request, LocalInvalidate):
             memory = self._domain.device.memory_by_index.get(request.rkey >> 8)
@@ -91,7 +97,6 @@ class Writer:
                 posted.verdict = Status.LOCAL_PROTECTION_ERROR  # see quirks: rxe must not see it
                 return
             wr.opcode, wr.invalidate_rkey = WrOpcode.LOCAL_INV, request.rkey
-            wr.send_flags |= SendFlags.SIGNALED  # whether it has succeeded is to be known
         elif isinstance(request, BindWindow):
             self._bind(request, posted)
         else:
@@ -190,7 +195,6 @@ class Writer:
         posted.key = window.key(part)
         wr = self._wr
         wr.opcode = WrOpcode.BIND_MW
-        wr.send_flags |= SendFlags.SIGNALED
         bind = wr.bind_mw
         bind.mw, bind.rkey = window.handle, posted.key
         info = bind.bind_info
