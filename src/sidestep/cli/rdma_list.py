@@ -18,8 +18,8 @@ from sidestep.observe.rdma_kernel import KernelDeviceView, kernel_devices
 def list_(verbose: bool, as_json: bool) -> None:
     """List the RDMA devices of the kernel, and of running processes: addresses, connections and counters.
 
-    Of the kernel's each port is shown with its state and addresses. Processes tell of devices made of software; those of
-    this user are seen, and root sees those of all users. Counters are explained in docs/internals/iwarp.md.
+    Of the kernel's each port is shown with its state and addresses. Of processes those of this user are seen, and root
+    sees those of all users. Counters are explained in docs/internals/iwarp.md.
 
     Exit code 0 also if there is none.
     """

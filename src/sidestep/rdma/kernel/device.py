@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, Final
 from sidestep import limits
 from sidestep.errors import LimitReached, Misuse
 from sidestep.loop import Loop
+from sidestep.rdma.iwarp.tap import Taps
 from sidestep.rdma.kernel import abi, gids, quirks
 from sidestep.rdma.kernel.libraries import libraries, told
 from sidestep.rdma.kernel.manager import KernelManager
@@ -43,7 +44,7 @@ if TYPE_CHECKING:
 # Private data with rdma_cm: the TCP port space of InfiniBand begins with 36 bytes of the IP addressing annex (A11), and
 # rdma_conn_param counts in 8 bits, and Linux takes 256 of iWARP, with the 4 of RFC 6581 (siw_cm.h: MPA_MAX_PRIVDATA).
 _IB_REQUEST: Final = 92 - 36
-_IWARP_PRIVATE: Final = 252
+_IWARP_PRIVATE: Final = 248  # bytes; with 252 Linux 6.1 makes no connection
 _DEPTH_MAX: Final = 255  # RDMA Reads: of 8 bits
 _KINDS: Final = {int(kind) for kind in EventKind}
 _OF_SRQ: Final = (EventKind.SRQ_LIMIT_REACHED,)
@@ -77,10 +78,11 @@ class KernelDevice(Device):
         self.on_event: EventHandler | None = None
         self.log = logging.getLogger(__name__)
         self.closed = False
+        self.taps = Taps(name)  # nothing comes by there: what is on the wire the kernel keeps to itself
         self.domains: list[KernelDomain] = []
         self.queues: dict[int, KernelQueue] = {}  # by address
         self.shared: dict[int | None, KernelSharedReceives] = {}
-        self.queue_pairs: dict[int, KernelQueuePair] = {}  # by number
+        self.by_number: dict[int, KernelQueuePair] = {}
         self.by_address: dict[int, KernelQueuePair] = {}
         self.receives: dict[int, KernelQueuePair | KernelSharedReceives] = {}  # whose, by number
         self.memory_by_index: dict[int, KernelRegion | KernelWindow] = {}  # by the upper 24 bits of the key
@@ -195,7 +197,7 @@ class KernelDevice(Device):
         for depth in (capabilities.initiator_depth, capabilities.responder_resources):
             if not 0 <= depth <= attributes.read_depth_max:
                 raise Misuse(f"a depth of {depth} RDMA Reads; the device offers {attributes.read_depth_max}")
-        if len(self.queue_pairs) >= attributes.queue_pairs_max:
+        if len(self.by_number) >= attributes.queue_pairs_max:
             raise LimitReached(f"the device has {attributes.queue_pairs_max} queue pairs already")
 
     def next_receive(self) -> int:
@@ -216,7 +218,7 @@ class KernelDevice(Device):
     def completed(self, wc: abi.Wc) -> None:
         """Finds what a completion is of: the lowest bit of its number tells receives, the rest which."""
         number = wc.wr_id >> 1
-        qp = self.queue_pairs.get(wc.qp_num)
+        qp = self.by_number.get(wc.qp_num)
         if not wc.wr_id & 1:
             if qp is not None:
                 qp.send_completed(number, wc)
@@ -232,12 +234,19 @@ class KernelDevice(Device):
         if qp is not None and receive is not None:
             qp.receive_completed(receive, wc)
 
+    def queue_pairs(self) -> list[dict[str, object]]:
+        """Each as it is, by number."""
+        return [qp.details() for _, qp in sorted(self.by_number.items())]
+
+    def listening(self) -> list[int]:
+        return self.cm.ports
+
     def counters(self) -> dict[str, int]:
         """What there is now."""
         return {
             "connections": len(self.cm.connections),
             "listeners": len(self.cm.listeners),
-            "queue_pairs": len(self.queue_pairs),
+            "queue_pairs": len(self.by_number),
             "regions": sum(len(domain.regions) for domain in self.domains),
             "windows": sum(len(domain.windows) for domain in self.domains),
         }
@@ -288,7 +297,7 @@ class KernelDevice(Device):
 
     def fail(self) -> None:
         """The device is gone: everything on it is over."""
-        for qp in list(self.queue_pairs.values()):
+        for qp in list(self.by_number.values()):
             qp.failed()
 
 

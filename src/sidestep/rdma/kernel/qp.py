@@ -92,7 +92,7 @@ class KernelQueuePair(QueuePair):
         domain.queue_pairs.add(self)
         if srq is not None:
             srq.users.add(self)
-        self.device.queue_pairs[self.number] = self
+        self.device.by_number[self.number] = self
 
     def _make(self) -> None:
         device, wanted = self.device, self.capabilities
@@ -244,7 +244,7 @@ class KernelQueuePair(QueuePair):
         except OSError as error:
             raise told(error, "the queue pair could not be destroyed") from error
         self._state = QpState.RESET
-        del device.queue_pairs[self.number], device.by_address[self.address]
+        del device.by_number[self.number], device.by_address[self.address]
         self._look()  # what is there of it is taken out, and comes to nothing
         for number in self._receives:
             device.receives.pop(number, None)
