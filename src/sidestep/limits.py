@@ -226,6 +226,18 @@ ROCE_MADS_MAX: Final = 1024  # messages of the connection manager that wait to b
 ROCE_ANSWERED_MAX: Final = 1024  # connection requests done with that a device remembers; the oldest are forgotten
 ROCE_RECEIVE_BUFFER: Final = 4 << 20  # bytes asked of the kernel for what came and was not read; it gives less, often
 
+# Devices of the kernel (verbs).
+VERBS_RESOLVE_S: Final = 5.0  # seconds for rdma_cm to find an address or a route; then Unreachable
+VERBS_CONNECT_S: Final = 20.0  # seconds from `connect` to the answer; then Unreachable
+VERBS_INLINE_MAX: Final = 256  # inline bytes of a request: copied here where the device copies fewer; more: Misuse
+VERBS_INLINE_ASKED: Final = 220  # bytes asked of a device, as most offer them; what it refuses is asked for in halves
+VERBS_GATHER_MAX: Final = 32  # entries of a request, where a device takes more: more is Misuse
+VERBS_QUEUE_MIN: Final = 4096  # completions that the device's own queue holds at least; it grows with its queue pairs
+VERBS_BATCH: Final = 32  # completions taken from a device at a time
+VERBS_BACKLOG: Final = 256  # connection requests that the kernel holds for a listener; it drops the next one
+VERBS_DRAIN_TICK_S: Final = 0.005  # seconds until a queue pair in error is looked at again, while work is posted
+VERBS_DRAIN_S: Final = 2.0  # seconds for the device to flush; then what is left is flushed here
+
 # iWARP (docs/wire/iwarp.md has the clauses).
 IWARP_READS_MAX: Final = 128  # RDMA Reads of a peer held at a time, as Linux siw; a peer that wants more gets these
 MPA_REPLY_S: Final = 10.0  # seconds an initiator waits for the Reply, as Linux siw; then the attempt has failed

@@ -29,7 +29,7 @@ from sidestep.rdma.cm import (
     TimewaitExit,
     Unreachable,
 )
-from sidestep.rdma.soft.manager import ListeningManager, SoftRequest
+from sidestep.rdma.soft.manager import ListenerTable, SoftRequest
 from sidestep.rdma.verbs import QpState
 from sidestep.remote.control_link import PRIVATE_DATA_MAX, Kind, Rej, Rep, Req
 
@@ -282,7 +282,7 @@ class ControlConnection(Connection):
         self._manager.driver.notices.append(partial(self._handler, self, event))
 
 
-class ControlManager(ListeningManager):
+class ControlManager(ListenerTable):
     """That of one device at one address of this host.
 
     Args:

@@ -34,7 +34,7 @@ def seal(transport: bytes, source: IpAddress, destination: IpAddress, source_por
     return transport + _checksum(transport, source, destination, source_port)
 
 
-def is_intact(payload: bytes | bytearray | memoryview, source: IpAddress, destination: IpAddress, source_port: int) -> bool:
+def is_intact(payload: bytes | memoryview, source: IpAddress, destination: IpAddress, source_port: int) -> bool:
     """Whether the last four bytes of a datagram's payload are the checksum of what is before them."""
     transport = payload[:-ICRC_LEN]
     made = int.from_bytes(_checksum(transport, source, destination, source_port), "little")

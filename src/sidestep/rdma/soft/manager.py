@@ -102,8 +102,8 @@ class SoftRequest(ConnectionRequest):
         """Takes it out of what its manager has to be answered."""
 
 
-class ListeningManager(ConnectionManager):
-    """One whose listeners are kept here."""
+class ListenerTable(ConnectionManager):
+    """The part of a connection manager that keeps listeners and finds the one a request is for."""
 
     def __init__(self) -> None:
         self.listeners: list[SoftListener] = []
@@ -150,7 +150,7 @@ class ListeningManager(ConnectionManager):
             raise Misuse(f"{len(private_data)} bytes of private data; {most} have room")
 
 
-class SoftManager(ListeningManager, Generic[_Q]):
+class SoftManager(ListenerTable, Generic[_Q]):
     """The connection manager of one device, whose queue pairs are of one class."""
 
     device: SoftDevice
