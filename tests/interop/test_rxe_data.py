@@ -169,10 +169,10 @@ def test_what_rxe_may_not(rxe_bench: RxeBench, asks: str, verb: str) -> None:
 @pytest.mark.parametrize("asks", ASKS)
 def test_what_we_may_not(rxe_bench: RxeBench, asks: str) -> None:
     kinds: tuple[type[RdmaWrite | RdmaRead], ...] = (RdmaWrite, RdmaRead)
-    for port, request in enumerate(kinds, _PORTS):
+    for port, kind in enumerate(kinds, _PORTS):
         ours, guest = rxe_bench.pair(asks, port=port)
         theirs, memory = rxe_bench.remote(guest, 64), ours.memory(8)
-        ours.qp.post_send(request(1, (memory.view,), theirs.address, RKey(theirs.key ^ 0x10)))
+        ours.qp.post_send(kind(1, (memory.view,), theirs.address, RKey(theirs.key ^ 0x10)))
         assert ours.sent(1) == [Status.REMOTE_ACCESS_ERROR]
         assert ours.qp.state is QpState.ERROR
 

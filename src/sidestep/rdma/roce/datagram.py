@@ -34,7 +34,9 @@ def seal(transport: bytes, source: IpAddress, destination: IpAddress, source_por
     return transport + _checksum(transport, source, destination, source_port)
 
 
-def is_intact(payload: bytes | memoryview, source: IpAddress, destination: IpAddress, source_port: int) -> bool:
+def is_intact(
+    payload: bytes | bytearray | memoryview, source: IpAddress, destination: IpAddress, source_port: int
+) -> bool:
     """Whether the last four bytes of a datagram's payload are the checksum of what is before them."""
     transport = payload[:-ICRC_LEN]
     made = int.from_bytes(_checksum(transport, source, destination, source_port), "little")
@@ -54,7 +56,9 @@ def known_address(text: str) -> IpAddress:
     return getattr(address, "ipv4_mapped", None) or address
 
 
-def _checksum(transport: bytes | memoryview, source: IpAddress, destination: IpAddress, source_port: int) -> bytes:
+def _checksum(
+    transport: bytes | bytearray | memoryview, source: IpAddress, destination: IpAddress, source_port: int
+) -> bytes:
     udp_len = _UDP.size + len(transport) + ICRC_LEN
     udp = _UDP.pack(source_port, UDP_PORT, udp_len, 0)
     return icrc(network_header(source, destination, _PROTOCOL_UDP, udp_len) + udp + transport)

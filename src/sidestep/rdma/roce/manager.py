@@ -90,6 +90,9 @@ class RoceConnection(HandshakeConnection[RoceQueuePair, CmHeard]):
         self.stale_key: tuple[str, int, int] | None = None  # the other end's queue pair
 
     def patience(self) -> tuple[float, int]:
+        if self.state is CmState.DISCONNECT_SENT:  # which nobody but this end has an interest in
+            settings = self._manager.device.settings
+            return timeout_s(settings.cm_timeout_code), settings.cm_retries
         return timeout_s(self._timeout_code), self._retries
 
     def timewait_s(self) -> float:
