@@ -21,7 +21,7 @@ from struct import Struct
 from typing import Final
 
 from sidestep.rdma.frames import IpAddress, network_header
-from sidestep.rdma.roce.packet import ICRC_LEN, UDP_PORT, icrc
+from sidestep.rdma.roce.packet import ICRC_LEN, UDP_PORT, begin_icrc, finish_icrc
 
 _UDP: Final = Struct(">HHHH")
 _PROTOCOL_UDP: Final = 17
@@ -59,9 +59,15 @@ def known_address(text: str) -> IpAddress:
 def _checksum(
     transport: bytes | bytearray | memoryview, source: IpAddress, destination: IpAddress, source_port: int
 ) -> bytes:
-    udp_len = _UDP.size + len(transport) + ICRC_LEN
+    return finish_icrc(_begun(len(transport), source, destination, source_port), transport)
+
+
+@lru_cache(maxsize=4096)  # of each connection few lengths are frequent
+def _begun(transport_len: int, source: IpAddress, destination: IpAddress, source_port: int) -> int:
+    """The checksum over the headers in front of a packet, which are the same for all of this length."""
+    udp_len = _UDP.size + transport_len + ICRC_LEN
     udp = _UDP.pack(source_port, UDP_PORT, udp_len, 0)
-    return icrc(network_header(source, destination, _PROTOCOL_UDP, udp_len) + udp + transport)
+    return begin_icrc(network_header(source, destination, _PROTOCOL_UDP, udp_len) + udp)
 
 
 @lru_cache(maxsize=2048)  # lengths are multiples of 4, up to the largest MTU and its headers
