@@ -36,7 +36,7 @@ class RoceQueuePair(OrderedQueuePair):
     def __init__(self, device: RoceDevice, init: QpInit) -> None:
         super().__init__(device.next_qp_number(), device, init)
         self.path: Path | None = None  # once the two ends have agreed on one
-        self._psn = device.rng.getrandbits(24)  # of the first packet to it, where `join` connects it
+        self._psn: int | None = None  # of the first packet to it, where `join` connects it
         self._requester: Requester | None = None
         self._responder: Responder | None = None
         device.queue_pairs_by_number[self.number] = self
@@ -79,7 +79,13 @@ class RoceQueuePair(OrderedQueuePair):
 
     def endpoint(self, address: str) -> QpEndpoint:
         mtu = self.path.mtu if self.path is not None else MTU_CODES[self.device.mtu_code_to(address)]
-        return QpEndpoint(gid(self.device.ip), self.number, self._psn, mtu)
+        return QpEndpoint(gid(self.device.ip), self.number, self._first_psn, mtu)
+
+    @property
+    def _first_psn(self) -> int:
+        if self._psn is None:
+            self._psn = self.device.rng.getrandbits(24)
+        return self._psn
 
     def join(self, other: QpEndpoint, owner: JoinedBy, *, initiator_depth: int, responder_resources: int) -> None:
         if self.state is not INIT or self.connection is not None:
@@ -93,7 +99,7 @@ class RoceQueuePair(OrderedQueuePair):
             Path(
                 address=str(remote), remote=remote, remote_qp=other.number,
                 mtu=min(other.mtu, MTU_CODES[device.mtu_code_to(str(remote))]), send_psn=other.psn,
-                receive_psn=self._psn, timeout_s=timeout_s(settings.ack_timeout_code),
+                receive_psn=self._first_psn, timeout_s=timeout_s(settings.ack_timeout_code),
                 retry_count=settings.retry_count, rnr_retry=settings.rnr_retry,
                 rnr_timer_code=settings.rnr_timer_code, window=settings.window,
             ),
