@@ -87,6 +87,7 @@ def test_what_is_installed_while_the_provider_runs(tmp_path: Path, monkeypatch: 
             ("protocol", "local"): "installed",
             ("protocol", "sdp"): "installed",
             ("transport", "iwarp"): "installed",
+            ("transport", "roce"): "installed",
         }
         assert "carrier is not installed" in asked()
         install(tmp_path)
@@ -102,6 +103,7 @@ def test_what_is_installed_while_the_provider_runs(tmp_path: Path, monkeypatch: 
             ("protocol", "local"): "installed",
             ("protocol", "sdp"): "installed",
             ("transport", "iwarp"): "installed",
+            ("transport", "roce"): "installed",
             ("transport", "wire"): "started",
         }
         connection.document("module_remove", name="wire", kind="transport")
