@@ -51,21 +51,6 @@ _PATH_MAX: Final = 107  # bytes of struct sockaddr_un, but for the final zero
 _numbers = count(1)
 
 
-class Observed(Protocol):
-    """A device that others may look at."""
-
-    name: str
-    address: str
-
-    @property
-    def taps(self) -> Taps | None:
-        """What goes over its connections; None if it cannot be captured."""
-
-    def counters(self) -> dict[str, int]: ...
-    def queue_pairs(self) -> list[dict[str, object]]: ...
-    def listening(self) -> list[int]: ...
-
-
 # ---- what a capture is told ----
 
 
@@ -103,6 +88,18 @@ def in_pieces(seen: Seen) -> Iterator[Seen]:
         yield Seen(seen.what, seen.wire, seen.time_ns, seen.outbound, seen.offset + at, seen.acknowledged, piece)
 
 
+class Observed(Protocol):
+    """A device, as far as others may ask about it."""
+
+    name: str
+    address: str
+    taps: Taps
+
+    def listening(self) -> list[int]: ...
+    def counters(self) -> dict[str, int]: ...
+    def queue_pairs(self) -> list[dict[str, object]]: ...
+
+
 class CaptureFilter:
     """Which connections a capture is about."""
 
@@ -123,8 +120,7 @@ class CaptureFilter:
             self._forget_closed()
 
     def _forget_closed(self) -> None:
-        taps = [device.taps for device in self._devices if device.taps is not None]
-        self.left_out &= {wire.number for each in taps for wire in each.wires}
+        self.left_out &= {wire.number for device in self._devices for wire in device.taps.wires}
         self._left_out_max = max(limits.RDMA_LEFT_OUT_MAX, 2 * len(self.left_out))
 
     def _fits(self, ends: WireEnds) -> bool:
@@ -212,7 +208,7 @@ class _Client:
         self._lost = 0  # things of a capture that had no room
         self._asked_all = False  # by his own word
         self._wanted: CaptureFilter | None = None
-        self._tapped: list[Taps] = []
+        self._tapped: list[Observed] = []
         self._watched = 0
         self._watch()
 
@@ -224,8 +220,8 @@ class _Client:
         self._control.forget(self)
 
     def _untap(self) -> None:
-        for taps in self._tapped:
-            taps.remove(self._see)
+        for device in self._tapped:
+            device.taps.remove(self._see)
         self._tapped.clear()
 
     # --- questions ---
@@ -273,17 +269,15 @@ class _Client:
 
     def _capture(self, asked: dict[str, Any]) -> None:
         name, address, port = asked.get("device"), asked.get("address"), asked.get("port")
-        seen = [device for device in self._control.devices if device.taps is not None]
-        devices = [device for device in seen if name in (None, device.name)]
+        devices = [device for device in self._control.devices if name in (None, device.name)]
         self._tell({"devices": [device.name for device in devices], "pid": os.getpid()})
         if self._tapped or not (isinstance(address, str | None) and isinstance(port, int | None)):
             self.close()
             return
         self._wanted = CaptureFilter(address, port, devices)
         for device in devices:
-            if device.taps is not None:
-                self._tapped.append(device.taps)
-                device.taps.add(self._see)
+            self._tapped.append(device)
+            device.taps.add(self._see)
 
     def _leave_out(self, asked: dict[str, Any]) -> None:
         wire = asked.get("wire")

@@ -37,7 +37,7 @@ class LoopbackConnection(HandshakeConnection[LoopbackQueuePair, CmMessage]):
     def joined(self, req: CmMessage) -> None:
         peer = self._manager.device.fabric.queue_pairs.get(req.qp_number)
         if peer is not None:
-            self.qp.join(peer)
+            self.qp.pair_with(peer)
 
     def patience(self) -> tuple[float, int]:
         timing = self._manager.device.fabric.timing

@@ -21,12 +21,14 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
+from sidestep.errors import Misuse, Unavailable
 from sidestep.rdma.address import buffer_address
 from sidestep.rdma.loopback.observer import Kind, Placed, QpMessage
 from sidestep.rdma.soft.memory import AccessRefusal
 from sidestep.rdma.soft.ordered import OrderedQueuePair, Sent
 from sidestep.rdma.soft.qp import (
     FLUSHED,
+    INIT,
     LOCAL_KINDS,
     OP_RECEIVE,
     OPCODES,
@@ -37,7 +39,7 @@ from sidestep.rdma.soft.qp import (
     RTS,
     SUCCESS,
 )
-from sidestep.rdma.verbs import EventKind
+from sidestep.rdma.verbs import EventKind, JoinedBy, QpEndpoint
 from sidestep.rdma.work import Completion, RdmaRead, RdmaWrite, Send, Status
 
 if TYPE_CHECKING:
@@ -45,7 +47,6 @@ if TYPE_CHECKING:
 
     from sidestep.rdma.loopback.device import LoopbackDevice
     from sidestep.rdma.loopback.fabric import Timer
-    from sidestep.rdma.loopback.manager import LoopbackConnection
     from sidestep.rdma.soft.memory import QpInit
     from sidestep.rdma.work import Gather, SendRequest
 
@@ -61,6 +62,9 @@ class LoopbackLink:
         self.cut = False  # nothing arrives any more
 
 
+_MTU: Final = 4096  # bytes: of no meaning here
+
+
 class LoopbackQueuePair(OrderedQueuePair):
     """One end, whose requests and answers travel."""
 
@@ -70,7 +74,7 @@ class LoopbackQueuePair(OrderedQueuePair):
     )  # fmt: skip
 
     device: LoopbackDevice
-    connection: LoopbackConnection | None
+    connection: JoinedBy | None
 
     def __init__(self, device: LoopbackDevice, init: QpInit) -> None:
         super().__init__(device.fabric.next_qp_number(), device, init)
@@ -101,7 +105,23 @@ class LoopbackQueuePair(OrderedQueuePair):
 
     # The connection manager's side.
 
-    def join(self, peer: LoopbackQueuePair) -> None:
+    def endpoint(self, address: str) -> QpEndpoint:
+        del address
+        return QpEndpoint(bytes(16), self.number, 0, _MTU)
+
+    def join(self, other: QpEndpoint, owner: JoinedBy, *, initiator_depth: int, responder_resources: int) -> None:
+        if self.state is not INIT or self.connection is not None:
+            raise Misuse(f"a queue pair in {self.state.name} that was used before cannot be joined")
+        peer = self.fabric.queue_pairs.get(other.number)
+        if peer is None:
+            raise Unavailable(f"there is no queue pair {other.number:#x}")
+        self.connection = owner
+        if peer.peer is not self:
+            self.pair_with(peer)
+        self.initiator_depth = initiator_depth
+        self.ready_to_receive()
+
+    def pair_with(self, peer: LoopbackQueuePair) -> None:
         self.peer, peer.peer = peer, self
         self.link = peer.link = LoopbackLink(self, peer)
 

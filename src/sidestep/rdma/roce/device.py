@@ -13,11 +13,12 @@ from __future__ import annotations
 
 import logging
 from abc import abstractmethod
-from typing import TYPE_CHECKING, ClassVar, Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from sidestep import limits
 from sidestep.counters import Counters
 from sidestep.errors import Misuse, PeerViolation
+from sidestep.rdma.iwarp.tap import Taps
 from sidestep.rdma.roce.counting import EVENTS
 from sidestep.rdma.roce.datagram import is_intact, known_address, seal
 from sidestep.rdma.roce.ip_cm import has_header
@@ -68,7 +69,6 @@ class RoceDevice(SoftDevice):
     """
 
     cm: RoceManager
-    taps: ClassVar[None] = None  # packets of UDP are captured by others
 
     def __init__(
         self,
@@ -92,6 +92,7 @@ class RoceDevice(SoftDevice):
         self.guid = rng.getrandbits(64) | 1
         self.queue_pairs_by_number: dict[int, RoceQueuePair] = {}
         self.events = Counters(EVENTS)
+        self.taps = Taps(name)  # nothing comes by there: packets of UDP are captured by others
         self.delays = Delays()
         self._deadlines: Deadlines[RoceQueuePair] = Deadlines()
         self._busy: dict[RoceQueuePair, None] = {}  # those that may have something to send

@@ -4,18 +4,20 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from sidestep.rdma.roce.packet import READ_RESPONSES, Op, Packet
+from sidestep.errors import Misuse, Unavailable
+from sidestep.rdma.roce.mad import address_of, gid
+from sidestep.rdma.roce.numbers import timeout_s
+from sidestep.rdma.roce.packet import MTU_CODES, READ_RESPONSES, Op, Packet
+from sidestep.rdma.roce.path import Path
 from sidestep.rdma.roce.requester import Requester
 from sidestep.rdma.roce.responder import Delivered, Refused, Responder
 from sidestep.rdma.soft.ordered import OrderedQueuePair
-from sidestep.rdma.soft.qp import ERROR, FLUSHED, OP_RECEIVE, RESET, RTR, RTS, SUCCESS
-from sidestep.rdma.verbs import EventKind
+from sidestep.rdma.soft.qp import ERROR, FLUSHED, INIT, OP_RECEIVE, RESET, RTR, RTS, SUCCESS
+from sidestep.rdma.verbs import EventKind, JoinedBy, QpEndpoint
 from sidestep.rdma.work import Completion
 
 if TYPE_CHECKING:
     from sidestep.rdma.roce.device import RoceDevice
-    from sidestep.rdma.roce.manager import RoceConnection
-    from sidestep.rdma.roce.path import Path
     from sidestep.rdma.soft.keys import Memory
     from sidestep.rdma.soft.memory import AccessRefusal, QpInit
     from sidestep.rdma.soft.ordered import Sent
@@ -26,14 +28,15 @@ _RESPONSES: Final = READ_RESPONSES | {Op.ACK, Op.ATOMIC_ACK}
 class RoceQueuePair(OrderedQueuePair):
     """One end of a reliable connection."""
 
-    __slots__ = ("_requester", "_responder", "path")
+    __slots__ = ("_psn", "_requester", "_responder", "path")
 
     device: RoceDevice
-    connection: RoceConnection | None
+    connection: JoinedBy | None
 
     def __init__(self, device: RoceDevice, init: QpInit) -> None:
         super().__init__(device.next_qp_number(), device, init)
         self.path: Path | None = None  # once the two ends have agreed on one
+        self._psn: int | None = None  # of the first packet to it, where `join` connects it
         self._requester: Requester | None = None
         self._responder: Responder | None = None
         device.queue_pairs_by_number[self.number] = self
@@ -74,11 +77,42 @@ class RoceQueuePair(OrderedQueuePair):
 
     # --- the connection manager's side ---
 
-    def follow(self, path: Path) -> None:
+    def endpoint(self, address: str) -> QpEndpoint:
+        mtu = self.path.mtu if self.path is not None else MTU_CODES[self.device.mtu_code_to(address)]
+        return QpEndpoint(gid(self.device.ip), self.number, self._first_psn, mtu)
+
+    @property
+    def _first_psn(self) -> int:
+        if self._psn is None:
+            self._psn = self.device.rng.getrandbits(24)
+        return self._psn
+
+    def join(self, other: QpEndpoint, owner: JoinedBy, *, initiator_depth: int, responder_resources: int) -> None:
+        if self.state is not INIT or self.connection is not None:
+            raise Misuse(f"a queue pair in {self.state.name} that was used before cannot be joined")
+        remote, device, settings = address_of(other.gid), self.device, self.device.settings
+        if remote.version != device.ip.version:
+            raise Unavailable(f"{remote} is not reached from {device.ip}")
+        self.connection = owner
+        self.initiator_depth = initiator_depth
+        self.follow(
+            Path(
+                address=str(remote), remote=remote, remote_qp=other.number,
+                mtu=min(other.mtu, MTU_CODES[device.mtu_code_to(str(remote))]), send_psn=other.psn,
+                receive_psn=self._first_psn, timeout_s=timeout_s(settings.ack_timeout_code),
+                retry_count=settings.retry_count, rnr_retry=settings.rnr_retry,
+                rnr_timer_code=settings.rnr_timer_code, window=settings.window,
+            ),
+            responder_resources,
+        )  # fmt: skip
+        self.ready_to_receive()
+
+    def follow(self, path: Path, responder_resources: int | None = None) -> None:
         """The way is known; what may be sent and taken the state says."""
         self.path = path
         self._requester = Requester(path, self, depth=0)
-        self._responder = Responder(path, self, resources=self.capabilities.responder_resources)
+        resources = self.capabilities.responder_resources if responder_resources is None else responder_resources
+        self._responder = Responder(path, self, resources=resources)
 
     def ready_to_send(self) -> None:
         super().ready_to_send()

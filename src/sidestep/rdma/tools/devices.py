@@ -14,6 +14,7 @@ from sidestep.loop import READ, Loop
 from sidestep.rdma.iwarp.device import IwarpDevice
 from sidestep.rdma.iwarp.settings import IwarpSettings
 from sidestep.rdma.iwarp.startup.terms import MpaSettings
+from sidestep.rdma.kernel.device import KernelDevice
 from sidestep.rdma.roce.udp_link import UdpRoceDevice
 
 if TYPE_CHECKING:
@@ -21,9 +22,8 @@ if TYPE_CHECKING:
 
 
 _PORT_DIGITS_MAX: Final = 5
-ToolDevice: TypeAlias = (
-    IwarpDevice | UdpRoceDevice
-)  # what tools can open: a `verbs.Device` that `control` can be asked about
+# What tools can open: a `verbs.Device` that `control` can be asked about.
+ToolDevice: TypeAlias = IwarpDevice | UdpRoceDevice | KernelDevice
 
 
 def _iwarp(address: str, loop: Loop, *, crc: bool, markers: bool, name: str) -> IwarpDevice:
@@ -37,7 +37,13 @@ def _roce(address: str, loop: Loop, *, crc: bool, markers: bool, name: str) -> U
     return UdpRoceDevice(address, loop, name=name)
 
 
-DEVICES: Final[dict[str, Callable[..., ToolDevice]]] = {"iwarp": _iwarp, "roce": _roce}
+def _verbs(address: str, loop: Loop, *, crc: bool, markers: bool, name: str) -> KernelDevice:
+    if not crc or markers:
+        raise Misuse("checksums and markers are the business of the adapter", remedy="leave the option out")
+    return KernelDevice(address, loop, name=name)
+
+
+DEVICES: Final[dict[str, Callable[..., ToolDevice]]] = {"iwarp": _iwarp, "roce": _roce, "verbs": _verbs}
 
 
 @dataclass(frozen=True, slots=True)
