@@ -57,6 +57,7 @@ def test_we_ping_over_ipv6(lab: Lab) -> None:
     server.kill()
 
 
+# Who has the lab may not have Wireshark, and all else here needs none.
 @pytest.mark.skipif(shutil.which("tshark") is None, reason="no tshark")
 @pytest.mark.usefixtures("rping")
 def test_tshark_finds_nothing_wrong(rxe_bench: RxeBench, lab: Lab, tmp_path: Path) -> None:
