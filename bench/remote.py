@@ -1,4 +1,4 @@
-"""Two hosts: a program's TCP connection, and the same carried by SDP over the software RNIC: `python bench/remote.py`.
+"""Two hosts: a program's TCP connection, and the same carried by SDP over a software device: `python bench/remote.py`.
 
 As root, for namespaces. Two hosts joined by a bridge; the clients and servers of `bench/c`, over kernel
 TCP and under `sidestep run` in turns, round after round. Printed are the medians, their ratio (the median of those of
@@ -13,6 +13,7 @@ with the others.
     --workers N   processes of each provider that carry connections
     --connections N   at once (4)
     --engine off  the providers carry all in Python
+    --transport NAME  what carries SDP: iwarp, the software RNIC, or roce, the software HCA (iwarp)
     --works TEXT  only works whose names have this in them
     --save FILE   the figures as JSON
 """
@@ -101,16 +102,17 @@ def main() -> None:
     parser.add_argument("--workers", type=int, default=0)
     parser.add_argument("--connections", type=int, default=4)
     parser.add_argument("--engine", choices=("on", "off"), default="on")
+    parser.add_argument("--transport", default="iwarp")
     parser.add_argument("--works", default="")
     parser.add_argument("--save", type=Path)
     given = parser.parse_args()
     subprocess.run(["make", "-s", "-C", HERE], check=True)
     machine = Machine.now()
     print(machine, flush=True)
-    remote = RemoteSettings.parse(f"{NETWORK},{NETWORK6}", engine=given.engine == "on")
+    remote = RemoteSettings.parse(f"{NETWORK},{NETWORK6}", engine=given.engine == "on", transports=given.transport)
     works = [work for work in WORKS if given.works in work]
     saved: dict[str, object] = {"machine": machine.as_json()} | {
-        name: getattr(given, name) for name in ("engine", "workers", "connections", "seconds")
+        name: getattr(given, name) for name in ("engine", "transport", "workers", "connections", "seconds")
     }
     with ExitStack() as stack:
         plain = stack.enter_context(hosts(2, remote=remote))

@@ -219,6 +219,7 @@ FABRIC_EVENTS_PER_RUN: Final = 10_000_000  # of a loopback fabric; beyond it two
 
 # InfiniBand's reliable connections over UDP (the software HCA).
 ROCE_WINDOW: Final = 64  # packets of a queue pair not acknowledged, Reads' answers too; more wait: sockets drop bursts
+ROCE_ENGINE_WINDOW: Final = 128  # the same where the engine has it, which answers sooner; at most ROCE_RECEIVE_BUFFER's
 ROCE_ANSWERS_MAX: Final = 64  # answers of a queue pair that wait to be sent; the next is left out, and asked for again
 ROCE_TURN_PACKETS: Final = 16  # that one queue pair sends before the others have their turn
 ROCE_TURN_DATAGRAMS: Final = 256  # of one turn, each way; then other sockets and users have theirs

@@ -21,6 +21,7 @@
 #define AWAY_NS 100000
 #define SHARED_NS 20000
 #define SPIN_REST_FACTOR 64
+#define DUE_MIN_NS 1000000
 #define NEWS_MAX 1024u /* numbers that wait for Python; more: it looks at all */
 #define FEEDS_MAX 4096u
 #define LOANS 4096u    /* places for numbers of channels; a power of two, and more than there can be relays */
@@ -44,8 +45,7 @@ struct engine {
 	struct engine_loan *by_number[LOANS]; /* chains */
 	struct engine_loan *ready, **ready_end; /* to be served */
 	struct engine_loan *returned, **returned_end;
-	uint32_t starved; /* loans that wait for credit */
-	int64_t starved_seen; /* when they were looked at last */
+	int64_t due_ns; /* no loan has a deadline before this; 0: none has one */
 	uint32_t news[NEWS_MAX];
 	size_t news_len;
 	bool news_all;
@@ -134,6 +134,32 @@ static void unlink_ready(struct engine *engine, struct engine_loan *loan)
 	loan->ready = false;
 }
 
+/* ---- what the set watches of a wire ---- */
+static void forget(struct engine *engine, const struct wire *wire)
+{
+	epoll_ctl(engine->epfd, EPOLL_CTL_DEL, wire->receive_fd, NULL);
+	if (wire->send_fd != wire->receive_fd)
+		epoll_ctl(engine->epfd, EPOLL_CTL_DEL, wire->send_fd, NULL);
+}
+
+/* 0 or -errno */
+static int watch(struct engine *engine, const struct wire *wire, uint32_t number)
+{
+	bool one = wire->send_fd == wire->receive_fd;
+	struct epoll_event in = {.events = EPOLLIN | EPOLLRDHUP | EPOLLET, .data.u64 = TOLD_LOANS + number};
+	struct epoll_event out = {.events = EPOLLOUT | EPOLLET, .data.u64 = TOLD_LOANS + number};
+
+	if (one)
+		in.events |= EPOLLOUT;
+	if (epoll_ctl(engine->epfd, EPOLL_CTL_ADD, wire->receive_fd, &in) < 0)
+		return -errno;
+	if (one || epoll_ctl(engine->epfd, EPOLL_CTL_ADD, wire->send_fd, &out) == 0)
+		return 0;
+	int failed = errno;
+	epoll_ctl(engine->epfd, EPOLL_CTL_DEL, wire->receive_fd, NULL);
+	return -failed;
+}
+
 /* It is Python's from now on, though nobody has looked yet. */
 static void give_back(struct engine *engine, struct engine_loan *loan, enum engine_reason reason)
 {
@@ -141,13 +167,11 @@ static void give_back(struct engine *engine, struct engine_loan *loan, enum engi
 
 	if (loan->reason)
 		return;
-	epoll_ctl(engine->epfd, EPOLL_CTL_DEL, loan->fd, NULL);
+	forget(engine, &loan->by.wire);
 	while (*at != loan)
 		at = &(*at)->next_number;
 	*at = loan->next_number;
 	unlink_ready(engine, loan);
-	if (loan->starved_ns)
-		engine->starved--;
 	loan->reason = loan_end(loan) ? reason : ENGINE_BROKEN;
 }
 
@@ -407,21 +431,20 @@ size_t engine_news(struct engine *engine, uint32_t *numbers, size_t len, bool *a
 
 /* ---- lending ---- */
 struct engine_loan *engine_lend(struct engine *engine, const struct engine_record *record, struct channel_end *end,
-                                const struct channel_side *words, const struct engine_bell *bell, uint32_t number, struct framing_in *in,
-                                struct framing_out *out, int fd, void *user)
+                                const struct channel_side *words, const struct engine_bell *bell, uint32_t number,
+                                const struct engine_way *way, void *user)
 {
 	struct engine_loan *loan = calloc(1, sizeof(*loan));
-	struct epoll_event event = {.events = EPOLLIN | EPOLLOUT | EPOLLRDHUP | EPOLLET, .data.u64 = TOLD_LOANS + number};
 
 	if (!loan)
 		return NULL;
-	loan_begin(loan, record, end, words, bell, number, in, out, fd, user);
+	loan_begin(loan, record, end, words, bell, number, way, user);
 	engine_lock(engine);
-	if (epoll_ctl(engine->epfd, EPOLL_CTL_ADD, fd, &event) < 0) {
-		int failed = errno;
+	int failed = watch(engine, &loan->by.wire, number);
+	if (failed) {
 		engine_unlock(engine);
 		free(loan);
-		errno = failed;
+		errno = -failed;
 		return NULL;
 	}
 	loan->next_number = *place_of(engine, number);
@@ -446,7 +469,7 @@ enum engine_reason engine_take(struct engine *engine, struct engine_loan *loan, 
 	engine_unlock(engine);
 	enum engine_reason reason = loan->reason;
 	*record = loan->record;
-	*error = loan->stream.wire.error;
+	*error = loan->by.wire.error;
 	free(loan);
 	return reason;
 }
@@ -497,37 +520,61 @@ static void told(struct engine *engine, const struct epoll_event *event)
 		struct engine_loan *loan = loan_of(engine, (uint32_t)(event->data.u64 - TOLD_LOANS));
 		if (!loan)
 			return;
-		loan->stream.wire.readable |= (event->events & (EPOLLIN | EPOLLRDHUP | EPOLLHUP | EPOLLERR)) != 0;
-		loan->stream.wire.ended |= (event->events & (EPOLLRDHUP | EPOLLHUP | EPOLLERR)) != 0;
-		loan->stream.wire.blocked &= !(event->events & (EPOLLOUT | EPOLLHUP | EPOLLERR));
+		loan->by.wire.readable |= (event->events & (EPOLLIN | EPOLLRDHUP | EPOLLHUP | EPOLLERR)) != 0;
+		loan->by.wire.ended |= (event->events & (EPOLLRDHUP | EPOLLHUP | EPOLLERR)) != 0;
+		loan->by.wire.blocked &= !(event->events & (EPOLLOUT | EPOLLHUP | EPOLLERR));
 		make_ready(engine, loan);
 	}
+}
+
+static void comes_due(struct engine *engine, const struct engine_loan *loan, int64_t now)
+{
+	int64_t due = loan_deadline(loan);
+
+	if (due && due < now + DUE_MIN_NS) /* who cannot do what was due is asked again, but not at once */
+		due = now + DUE_MIN_NS;
+	if (due && (!engine->due_ns || due < engine->due_ns))
+		engine->due_ns = due;
 }
 
 static void serve(struct engine *engine, struct engine_loan *loan, int64_t now)
 {
-	bool starved = loan->starved_ns != 0;
 	enum engine_reason reason = loan_turn(loan, now);
 
-	if (!starved && loan->starved_ns)
-		engine->starved++;
-	if (starved && !loan->starved_ns)
-		engine->starved--;
 	if (reason) {
 		give_back(engine, loan, reason);
 		tell_returned(engine, loan);
-	} else if (loan->more) {
-		make_ready(engine, loan);
+		return;
 	}
+	if (loan->more)
+		make_ready(engine, loan);
+	comes_due(engine, loan, now);
 }
 
-/* Those that wait for credit are looked at anew: it may be time to give up. */
-static void look_at_starved(struct engine *engine)
+/* Those whose time has come are looked at anew. */
+static void look_at_due(struct engine *engine, int64_t now)
 {
+	if (!engine->due_ns || now < engine->due_ns)
+		return;
+	engine->due_ns = 0;
 	for (size_t i = 0; i < LOANS; i++)
-		for (struct engine_loan *loan = engine->by_number[i]; loan; loan = loan->next_number)
-			if (loan->starved_ns)
+		for (struct engine_loan *loan = engine->by_number[i]; loan; loan = loan->next_number) {
+			int64_t due = loan_deadline(loan);
+			if (due && due <= now)
 				make_ready(engine, loan);
+			else
+				comes_due(engine, loan, now);
+		}
+}
+
+/* For how long it may wait, in milliseconds, of at most so many. */
+static int may_wait(const struct engine *engine, int timeout_ms)
+{
+	if (!engine->due_ns || !timeout_ms)
+		return timeout_ms;
+	int64_t left = engine->due_ns - loan_clock(), left_ms = left > 0 ? left / 1000000 + 1 : 0;
+
+	return timeout_ms < 0 || left_ms < timeout_ms ? (int)left_ms : timeout_ms;
 }
 
 bool engine_step(struct engine *engine, int timeout_ms)
@@ -535,7 +582,7 @@ bool engine_step(struct engine *engine, int timeout_ms)
 	struct epoll_event events[EVENTS];
 
 	engine_lock(engine);
-	int most = engine->starved && (timeout_ms < 0 || timeout_ms > LOAN_STARVED_MS) ? LOAN_STARVED_MS : timeout_ms;
+	int most = may_wait(engine, timeout_ms);
 	feeds_look(engine);
 	bool busy = engine->ready != NULL;
 	_Atomic uint64_t *asleep = !busy && timeout_ms ? engine->bell_word : NULL;
@@ -551,10 +598,7 @@ bool engine_step(struct engine *engine, int timeout_ms)
 	for (int i = 0; i < count; i++)
 		told(engine, events + i);
 	int64_t now = loan_clock();
-	if (engine->starved && now - engine->starved_seen >= LOAN_STARVED_MS * 1000000ll) {
-		engine->starved_seen = now;
-		look_at_starved(engine);
-	}
+	look_at_due(engine, now);
 	/* those that are ready now, once each: what they make ready comes with the next turn */
 	bool any = engine->ready != NULL;
 	size_t turns = 0;

@@ -36,12 +36,24 @@ enum engine_reason {
 	ENGINE_CREDIT,  /* it waits for credit that does not come */
 	ENGINE_SMALL,   /* the other host's buffers are small for what there is to send */
 	ENGINE_MEMORY,  /* there is none */
+	ENGINE_SILENT,  /* the other host acknowledges nothing */
 };
 
 /* Whom to wake when something has been put into a channel, or taken out. */
 struct engine_bell {
 	const _Atomic uint64_t *word;
 	_Atomic uint64_t *rung;
+	int fd;
+};
+
+struct rc;
+
+/* What carries messages: one of the two. */
+struct engine_way {
+	struct rc *rc; /* RoCEv2 by these sockets, NULL: iWARP by TCP */
+	int receive_fd, send_fd;
+	struct framing_in *in;
+	struct framing_out *out;
 	int fd;
 };
 
@@ -70,8 +82,8 @@ size_t engine_news(struct engine *engine, uint32_t *numbers, size_t len, bool *a
  * they differ, it is given back. NULL with errno.
  */
 struct engine_loan *engine_lend(struct engine *engine, const struct engine_record *record, struct channel_end *end,
-                                const struct channel_side *words, const struct engine_bell *bell, uint32_t number, struct framing_in *in,
-                                struct framing_out *out, int fd, void *user);
+                                const struct channel_side *words, const struct engine_bell *bell, uint32_t number,
+                                const struct engine_way *way, void *user);
 
 /* Takes it back, if it is not given back yet, and frees it. Why it was; *error is that of ENGINE_BROKEN. */
 enum engine_reason engine_take(struct engine *engine, struct engine_loan *loan, struct engine_record *record, int *error);

@@ -14,7 +14,6 @@
 #include <time.h>
 
 #define SHARE (256u << 10)   /* bytes each way that a connection moves in a turn */
-#define QUEUED_MAX (256u << 10) /* bytes on the wire's queue, after which nothing is added */
 #define BSDH_LEN ((uint32_t)sizeof(struct sdp_bsdh))
 #define WORD_LEN 16u          /* remote/link.py: number, and count */
 #define PAYLOAD_CREDIT 3u    /* CA4-81: what a message with payload needs */
@@ -53,25 +52,29 @@ static bool words_changed(const struct engine_loan *loan)
 
 /* ---- beginning and end ---- */
 void loan_begin(struct engine_loan *loan, const struct engine_record *record, struct channel_end *end,
-                const struct channel_side *words, const struct engine_bell *bell, uint32_t number, struct framing_in *in, struct framing_out *out, int fd,
-                void *user)
+                const struct channel_side *words, const struct engine_bell *bell, uint32_t number, const struct engine_way *way, void *user)
 {
 	loan->record = *record;
 	loan->end = end;
 	loan->bell = *bell;
 	loan->number = number;
-	loan->fd = fd;
 	loan->user = user;
 	loan->words = *words;
-	wire_stream_init(&loan->stream, in, out, fd, record->tx_msn, record->rx_msn);
+	loan->streams = !way->rc;
+	if (way->rc)
+		wire_datagram_init(&loan->by.datagram, way->rc, way->receive_fd, way->send_fd);
+	else
+		wire_stream_init(&loan->by.stream, way->in, way->out, way->fd, record->tx_msn, record->rx_msn);
 }
 
 bool loan_end(struct engine_loan *loan)
 {
-	struct wire *wire = &loan->stream.wire;
+	struct wire *wire = &loan->by.wire;
 
-	loan->record.tx_msn = loan->stream.tx_msn;
-	loan->record.rx_msn = loan->stream.rx_msn;
+	if (loan->streams) {
+		loan->record.tx_msn = loan->by.stream.tx_msn;
+		loan->record.rx_msn = loan->by.stream.rx_msn;
+	}
 	return wire->ops->give_back(wire) == 0;
 }
 
@@ -115,7 +118,7 @@ static int send_data(struct engine_loan *loan, const uint8_t *words, uint32_t wo
                      int pieces_len, uint32_t payload)
 {
 	struct engine_record *record = &loan->record;
-	struct wire *wire = &loan->stream.wire;
+	struct wire *wire = &loan->by.wire;
 	uint8_t header[WIRE_HEADER_MAX];
 	uint32_t bufs = record->posted < 0xffff ? record->posted : 0xffff;
 	struct sdp_bsdh bsdh = {
@@ -193,20 +196,20 @@ static int64_t sendable(struct engine_loan *loan)
 }
 
 /* Bytes of `count` that the next message may take; 0: the other host's buffers are small for them. */
-static uint32_t data_max(const struct engine_record *record, uint64_t count)
+static uint32_t data_max(const struct engine_record *record, const struct wire *wire, uint64_t count)
 {
 	if (record->remote_size < BSDH_LEN + 2 * WORD_LEN + PAYLOAD_MIN ||
 	    (record->grows && count > LARGE * record->remote_size))
 		return 0;
 	uint32_t most = record->remote_size - BSDH_LEN - 2 * WORD_LEN;
 
-	return most < QUEUED_MAX / 2 ? most : QUEUED_MAX / 2; /* within FRAMING_CALL_MAX and, with what waits, FRAMING_WAITING_MAX */
+	return most < wire->message_max ? most : wire->message_max;
 }
 
 static int send_some(struct engine_loan *loan, int64_t now)
 {
 	struct engine_record *record = &loan->record;
-	struct wire *wire = &loan->stream.wire;
+	struct wire *wire = &loan->by.wire;
 	uint64_t moved = 0;
 
 	for (;;) {
@@ -217,7 +220,7 @@ static int send_some(struct engine_loan *loan, int64_t now)
 		int64_t count = result < 0 ? result : sendable(loan);
 		if (count < 0)
 			return (int)count;
-		if (wire->ops->waiting(wire) >= QUEUED_MAX)
+		if (wire->ops->waiting(wire) >= wire->queue_max)
 			return 0; /* the wire tells when it takes more */
 		if ((count || read) && record->credit < PAYLOAD_CREDIT) { /* words of the link are payload, too */
 			if (!loan->starved_ns)
@@ -239,7 +242,7 @@ static int send_some(struct engine_loan *loan, int64_t now)
 			return 0;
 		if (update && !may_send_bare(record))
 			return 0; /* what comes brings credit */
-		uint32_t most = data_max(record, (uint64_t)count);
+		uint32_t most = data_max(record, wire, (uint64_t)count);
 		if (!most)
 			return -ENGINE_SMALL;
 		uint32_t len = (uint64_t)count < most ? (uint32_t)count : most;
@@ -262,7 +265,7 @@ static int send_some(struct engine_loan *loan, int64_t now)
 		record->sent += len;
 		record->bytes_sent += len;
 		moved += len;
-		if (!wire->blocked && wire->ops->waiting(wire) >= QUEUED_MAX && (result = wire->ops->flush(wire)) < 0)
+		if (!wire->blocked && wire->ops->waiting(wire) >= wire->queue_max && (result = wire->ops->flush(wire)) < 0)
 			return result;
 	}
 }
@@ -279,7 +282,7 @@ struct effect {
 static bool walk(struct engine_loan *loan, uint32_t len, bool place, struct effect *effect)
 {
 	struct engine_record *record = &loan->record;
-	struct wire *wire = &loan->stream.wire;
+	struct wire *wire = &loan->by.wire;
 	uint64_t left = record->data_left, room = loan->end->tx.spill_size;
 	uint64_t head = atomic_load_explicit(loan->end->own.head, memory_order_relaxed);
 
@@ -342,7 +345,7 @@ static bool room_for(struct engine_loan *loan, uint64_t bytes)
 static enum engine_reason take_message(struct engine_loan *loan, uint32_t len, bool *shown, bool *freed)
 {
 	struct engine_record *record = &loan->record;
-	struct wire *wire = &loan->stream.wire;
+	struct wire *wire = &loan->by.wire;
 	struct sdp_bsdh bsdh;
 	struct effect effect;
 
@@ -381,7 +384,7 @@ static enum engine_reason take_message(struct engine_loan *loan, uint32_t len, b
 
 static enum engine_reason receive_some(struct engine_loan *loan)
 {
-	struct wire *wire = &loan->stream.wire;
+	struct wire *wire = &loan->by.wire;
 	enum engine_reason reason = ENGINE_KEPT;
 	bool shown = false, freed = false;
 	uint64_t before = loan->record.wire_received;
@@ -390,8 +393,10 @@ static enum engine_reason receive_some(struct engine_loan *loan)
 		int found = wire->ops->next(wire, loan->record.local_size);
 		if (found < 0)
 			reason = (enum engine_reason)-found;
-		if (found <= 0)
+		if (found <= 0) {
+			loan->more |= !found && wire->readable;
 			break;
+		}
 		reason = take_message(loan, wire->len, &shown, &freed);
 		if (loan->record.wire_received - before >= SHARE) {
 			loan->more = true;
@@ -411,15 +416,24 @@ static enum engine_reason receive_some(struct engine_loan *loan)
 
 enum engine_reason loan_turn(struct engine_loan *loan, int64_t now_ns)
 {
-	struct wire *wire = &loan->stream.wire;
+	struct wire *wire = &loan->by.wire;
 
 	loan->more = false;
+	wire->now_ns = now_ns;
 	if (words_changed(loan))
 		return ENGINE_WORDS; /* before the counts are read: who finds that it has ended finds all that it sent */
 	enum engine_reason reason = receive_some(loan);
 	int result = reason ? 0 : send_some(loan, now_ns);
 	if (result < 0)
 		reason = (enum engine_reason)-result;
-	result = reason == ENGINE_BROKEN || wire->blocked ? 0 : wire->ops->flush(wire);
+	result = reason == ENGINE_BROKEN ? 0 : wire->ops->flush(wire);
 	return result < 0 ? (enum engine_reason)-result : reason;
+}
+
+int64_t loan_deadline(const struct engine_loan *loan)
+{
+	int64_t wire = loan->by.wire.deadline_ns;
+	int64_t starved = loan->starved_ns ? loan->starved_ns + LOAN_STARVED_MS * 1000000ll + 1 : 0;
+
+	return !starved || (wire && wire < starved) ? wire : starved;
 }

@@ -10,12 +10,16 @@
 struct engine_loan {
 	struct engine_loan *next_ready, *next_returned, *next_number;
 	struct engine_record record;
-	struct wire_stream stream;
+	union {
+		struct wire wire;
+		struct wire_stream stream;
+		struct wire_datagram datagram;
+	} by;
+	bool streams; /* which of them */
 	struct channel_end *end;
 	struct channel_side words; /* the application's, as Python has read them */
 	struct engine_bell bell;
 	uint32_t number; /* of its channel, in the hint rings */
-	int fd;
 	void *user;
 	enum engine_reason reason; /* ENGINE_KEPT while the engine has it */
 	bool ready, more;          /* more: it has had its share of the turn */
@@ -23,13 +27,15 @@ struct engine_loan {
 };
 
 void loan_begin(struct engine_loan *loan, const struct engine_record *record, struct channel_end *end,
-                const struct channel_side *words, const struct engine_bell *bell, uint32_t number, struct framing_in *in, struct framing_out *out, int fd,
-                void *user);
+                const struct channel_side *words, const struct engine_bell *bell, uint32_t number, const struct engine_way *way, void *user);
 /* False: there was no memory for what waits on the wire, which is broken now. */
 bool loan_end(struct engine_loan *loan);
 
 /* What there is to do, up to its share of a turn. ENGINE_KEPT, or why it has to be given back. */
 enum engine_reason loan_turn(struct engine_loan *loan, int64_t now_ns);
+
+/* When it has to have a turn in any case; 0: never. */
+int64_t loan_deadline(const struct engine_loan *loan);
 
 int64_t loan_clock(void);
 

@@ -7,11 +7,12 @@
 
 #include "crc32c.h"
 #include "engine.h"
+#include "engine_datagrams.h"
 #include "framing_module.h"
 
 struct state {
 	PyTypeObject *channel, *doorbell, *remote_doorbell, *inbound, *outbound; /* of the other modules */
-	PyTypeObject *loan;
+	PyTypeObject *loan, *datagrams;
 };
 
 struct engine_object {
@@ -26,8 +27,9 @@ struct loan_object {
 	struct engine_object *owner;
 	struct engine_loan *loan; /* NULL: it was taken back */
 	PyObject *channel, *bell;
-	struct inbound *inbound;
+	struct inbound *inbound; /* NULL: it is by datagrams */
 	struct outbound *outbound;
+	struct datagrams *datagrams;
 };
 
 #define NEWS_MAX 1024
@@ -57,7 +59,10 @@ static void loan_lets_go(struct loan_object *object)
 	struct channel *channel = (struct channel *)object->channel;
 
 	object->loan = NULL;
-	object->inbound->busy = object->outbound->busy = false;
+	if (object->datagrams)
+		object->datagrams->busy = object->datagrams->ready = false;
+	else
+		object->inbound->busy = object->outbound->busy = false;
 	if (--channel->pieces == 0 && channel->closed)
 		channel_unmap(&channel->end);
 }
@@ -105,6 +110,7 @@ static void loan_dealloc(PyObject *self)
 	Py_XDECREF(object->bell);
 	Py_XDECREF((PyObject *)object->inbound);
 	Py_XDECREF((PyObject *)object->outbound);
+	Py_XDECREF((PyObject *)object->datagrams);
 	object_free(self);
 }
 
@@ -150,9 +156,9 @@ static PyObject *engine_object_new(PyTypeObject *type, PyObject *args, PyObject 
 	return memory ? NULL : raise_errno(-failed);
 }
 
-PyDoc_STRVAR(lend_doc, "lend($self, record, channel, words, doorbell, number, inbound, outbound, fd, /)\n--\n\n"
+PyDoc_STRVAR(lend_doc, "lend($self, record, channel, words, doorbell, number, /, *wire)\n--\n\n"
                        "Gives a connection to the engine, as `layout.pack('engine_record', ...)`; `words` is what was read last by\n"
-                       "Channel.remote(). A Loan.");
+                       "Channel.remote(); the wire is an Inbound, an Outbound and a descriptor, or Datagrams. A Loan.");
 
 /* Words of an application as channel_remote() in channel_type.c has read them. */
 static int words_of(PyObject *tuple, struct channel_side *words)
@@ -169,30 +175,58 @@ static int words_of(PyObject *tuple, struct channel_side *words)
 	return 0;
 }
 
+/* The wire of a loan, of these objects; they are kept in it. False with an exception. */
+static bool way_of(const struct state *state, struct loan_object *loan, PyObject *first, PyObject *second, int fd,
+                   struct engine_way *way)
+{
+	bool fit;
+
+	if (PyObject_TypeCheck(first, state->datagrams)) {
+		struct datagrams *datagrams = (struct datagrams *)first;
+		fit = !second && datagrams->ready && !datagrams->busy;
+		if (fit)
+			loan->datagrams = (struct datagrams *)Py_NewRef(first);
+		*way = (struct engine_way){
+			.rc = &datagrams->rc, .receive_fd = datagrams->receive_fd, .send_fd = datagrams->send_fd};
+	} else {
+		if (!is_a(first, state->inbound, "inbound") || !is_a(second ? second : Py_None, state->outbound, "outbound"))
+			return false;
+		struct inbound *inbound = (struct inbound *)first;
+		struct outbound *outbound = (struct outbound *)second;
+		fit = !inbound->busy && !outbound->busy && !inbound->in.markers && !outbound->out.markers &&
+		      !framing_out_waiting(&outbound->out);
+		if (fit) {
+			loan->inbound = (struct inbound *)Py_NewRef(first);
+			loan->outbound = (struct outbound *)Py_NewRef(second);
+		}
+		*way = (struct engine_way){.in = &inbound->in, .out = &outbound->out, .fd = fd};
+	}
+	if (!fit)
+		PyErr_SetString(PyExc_ValueError, "it cannot be lent as it is");
+	return fit;
+}
+
 static PyObject *engine_object_lend(PyObject *self, PyObject *args)
 {
 	struct engine_object *object = open_engine(self);
 	const char *bytes;
 	Py_ssize_t len;
-	PyObject *channel, *told, *bell, *in, *out;
+	PyObject *channel, *told, *bell, *first, *second = NULL;
 	unsigned int number;
-	int fd;
+	int fd = -1;
 	struct engine_record record;
 	struct channel_side words;
+	struct engine_way way;
 
-	if (!object || !PyArg_ParseTuple(args, "y#OO!OIOOi:lend", &bytes, &len, &channel, &PyTuple_Type, &told, &bell, &number, &in, &out, &fd) ||
+	if (!object || !PyArg_ParseTuple(args, "y#OO!OIO|Oi:lend", &bytes, &len, &channel, &PyTuple_Type, &told, &bell, &number, &first, &second, &fd) ||
 	    words_of(told, &words) < 0)
 		return NULL;
 	struct state *state = object->state;
-	if (!is_a(channel, state->channel, "channel") || !is_a(bell, state->remote_doorbell, "doorbell") ||
-	    !is_a(in, state->inbound, "inbound") || !is_a(out, state->outbound, "outbound"))
+	if (!is_a(channel, state->channel, "channel") || !is_a(bell, state->remote_doorbell, "doorbell"))
 		return NULL;
 	struct channel *ring = (struct channel *)channel;
 	struct remote_doorbell *doorbell = (struct remote_doorbell *)bell;
-	struct inbound *inbound = (struct inbound *)in;
-	struct outbound *outbound = (struct outbound *)out;
-	if (len != sizeof(record) || ring->closed || !doorbell->page || inbound->busy || outbound->busy ||
-	    inbound->in.markers || outbound->out.markers || framing_out_waiting(&outbound->out)) {
+	if (len != sizeof(record) || ring->closed || !doorbell->page) {
 		PyErr_SetString(PyExc_ValueError, "it cannot be lent as it is");
 		return NULL;
 	}
@@ -200,26 +234,26 @@ static PyObject *engine_object_lend(PyObject *self, PyObject *args)
 	struct loan_object *loan = object_new(state->loan);
 	if (!loan)
 		return NULL;
+	if (!way_of(state, loan, first, second, fd, &way)) {
+		Py_DECREF(loan);
+		return NULL;
+	}
 	struct engine_bell to = {.word = doorbell->word, .rung = &doorbell->rung, .fd = doorbell->fd};
 	ring->room_shown = false;
-	loan->loan = engine_lend(object->engine, &record, &ring->end, &words, &to, number, &inbound->in, &outbound->out, fd, loan);
+	loan->loan = engine_lend(object->engine, &record, &ring->end, &words, &to, number, &way, loan);
 	if (!loan->loan) {
 		int failed = errno;
 		Py_DECREF(loan);
 		return raise_errno(-failed);
 	}
-	inbound->busy = outbound->busy = true;
+	if (loan->datagrams)
+		loan->datagrams->busy = true;
+	else
+		loan->inbound->busy = loan->outbound->busy = true;
 	ring->pieces++;
-	Py_INCREF(self);
-	loan->owner = object;
-	Py_INCREF(channel);
-	loan->channel = channel;
-	Py_INCREF(bell);
-	loan->bell = bell;
-	Py_INCREF(in);
-	loan->inbound = inbound;
-	Py_INCREF(out);
-	loan->outbound = outbound;
+	loan->owner = (struct engine_object *)Py_NewRef(self);
+	loan->channel = Py_NewRef(channel);
+	loan->bell = Py_NewRef(bell);
 	return (PyObject *)loan;
 }
 
@@ -419,6 +453,9 @@ static int module_exec(PyObject *module)
 	state->outbound = state->inbound ? type_of("sidestep.native._framing", "Outbound") : NULL;
 	if (!state->outbound || add_type(module, &engine_spec) < 0)
 		return -1;
+	state->datagrams = (PyTypeObject *)PyType_FromModuleAndSpec(module, &datagrams_spec, NULL);
+	if (!state->datagrams || PyModule_AddType(module, state->datagrams) < 0)
+		return -1;
 	state->loan = (PyTypeObject *)PyType_FromModuleAndSpec(module, &loan_spec, NULL);
 	return state->loan ? PyModule_AddType(module, state->loan) : -1;
 }
@@ -434,6 +471,7 @@ static int module_traverse(PyObject *module, visitproc visit, void *arg)
 		Py_VISIT(state->inbound);
 		Py_VISIT(state->outbound);
 		Py_VISIT(state->loan);
+		Py_VISIT(state->datagrams);
 	}
 	return 0;
 }
@@ -449,6 +487,7 @@ static int module_clear(PyObject *module)
 		Py_CLEAR(state->inbound);
 		Py_CLEAR(state->outbound);
 		Py_CLEAR(state->loan);
+		Py_CLEAR(state->datagrams);
 	}
 	return 0;
 }

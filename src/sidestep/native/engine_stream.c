@@ -9,6 +9,8 @@
 #define DDP_VERSION 1u
 #define QUEUE_SEND 0u    /* RFC 5040 5.1 */
 #define WRITE_PIECES 256
+#define QUEUE_MAX (256u << 10)
+#define MESSAGE_MAX (QUEUE_MAX / 2) /* within FRAMING_CALL_MAX and, with what waits, FRAMING_WAITING_MAX */
 
 static struct wire_stream *stream_of(struct wire *wire)
 {
@@ -182,7 +184,8 @@ void wire_stream_init(struct wire_stream *stream, struct framing_in *in, struct 
 	const struct framing_run *runs;
 
 	*stream = (struct wire_stream){
-		.wire = {.ops = &stream_ops, .readable = true},
+		.wire = {.ops = &stream_ops, .readable = true, .receive_fd = fd, .send_fd = fd, .queue_max = QUEUE_MAX,
+	                 .message_max = MESSAGE_MAX},
 		.in = in,
 		.out = out,
 		.fd = fd,

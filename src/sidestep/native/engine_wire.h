@@ -3,11 +3,17 @@
 #define SIDESTEP_ENGINE_WIRE_H
 
 #include "engine.h"
+#include "rc.h"
 
 #define WIRE_HEADER_MAX 64u /* bytes of a message that are the engine's own, and copied */
 
 struct wire {
 	const struct wire_ops *ops;
+	int receive_fd, send_fd; /* one that tells what has come, and one that tells of room; they may be the same */
+	uint32_t queue_max;   /* bytes waiting, after which nothing is added */
+	uint32_t message_max; /* bytes of a message of ours, beside its header */
+	int64_t now_ns;
+	int64_t deadline_ns; /* when it wants a turn in any case; 0: never */
 	uint32_t len;  /* bytes of the message that `next` found */
 	int error;     /* errno of what broke it */
 	bool readable; /* something may have come */
@@ -41,6 +47,16 @@ struct wire_stream {
 	int fd;
 	size_t at; /* of the run that `next` found */
 };
+
+/* RoCEv2 over UDP: a message is a Send of a reliable connection. */
+struct wire_datagram {
+	struct wire wire;
+	struct rc *rc;
+	int receive_fd, send_fd;
+	uint32_t train; /* packets that may go by one call */
+};
+
+void wire_datagram_init(struct wire_datagram *datagram, struct rc *rc, int receive_fd, int send_fd);
 
 void wire_stream_init(struct wire_stream *stream, struct framing_in *in, struct framing_out *out, int fd, uint32_t tx_msn,
                       uint32_t rx_msn);

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from typing_extensions import Buffer
 
     from sidestep.errors import SidestepError
+    from sidestep.native._engine import Datagrams
     from sidestep.native._framing import Inbound, Outbound
     from sidestep.rdma.cm import CmState, ConnectionManager
     from sidestep.rdma.work import Access, Completion, LKey, Receive, RKey, SendRequest
@@ -261,12 +262,21 @@ class SharedReceiveQueue(ABC):
         """Gives it back; what is posted never completes. Misuse while a queue pair uses it."""
 
 
-class Lent(NamedTuple):
-    """The wire of a queue pair, for the engine."""
+class LentStream(NamedTuple):
+    """The wire of a queue pair, for the engine: a TCP connection."""
 
     inbound: Inbound
     outbound: Outbound
     fd: int
+
+
+class LentDatagrams(NamedTuple):
+    """The same by UDP sockets."""
+
+    datagrams: Datagrams
+
+
+Lent: TypeAlias = LentStream | LentDatagrams
 
 
 @dataclass(frozen=True, slots=True)

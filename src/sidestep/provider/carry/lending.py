@@ -50,6 +50,7 @@ class Reason(IntEnum):
     CREDIT = 7  # it waits for credit that does not come
     SMALL = 8  # the other host's buffers are small for what there is to send
     MEMORY = 9  # there is none
+    SILENT = 10  # the other host acknowledges nothing
 
 
 @dataclass(slots=True)
@@ -150,8 +151,7 @@ class Lending:
         record |= {"read_told": relay.read_told, "asking": side.asking}  # what had come in part was shown just now
         try:
             loan = self.engine.lend(
-                layout.pack(_RECORD, **record), side.channel, side.peer, side.doorbell, side.number, lent.inbound,
-                lent.outbound, lent.fd,
+                layout.pack(_RECORD, **record), side.channel, side.peer, side.doorbell, side.number, *lent
             )  # fmt: skip
         except OSError:  # no memory, or epoll(7) watches no more: Python goes on
             relay.link.take_back(record, 0)

@@ -27,7 +27,7 @@ from sidestep.rdma.iwarp.ddp import QUEUE_TERMINATE, RdmapOp
 from sidestep.rdma.iwarp.receiver import Receiver
 from sidestep.rdma.iwarp.sender import Sender
 from sidestep.rdma.iwarp.terminate import Condition, Terminate
-from sidestep.rdma.verbs import Lent
+from sidestep.rdma.verbs import LentStream
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -176,7 +176,7 @@ class RdmapStream:
 
     # --- lending it to the engine ---
 
-    def lend(self, record: dict[str, int], reclaim: Callable[[], object]) -> Lent | None:
+    def lend(self, record: dict[str, int], reclaim: Callable[[], object]) -> LentStream | None:
         """Its wire, if nothing is under way here; nobody looks at it then until `take_back`, which `reclaim` brings."""
         if (
             self._phase is not _Phase.OPEN
@@ -194,7 +194,7 @@ class RdmapStream:
             return None
         self._tcp.watch(read=False)
         self._reclaim = reclaim
-        return Lent(self._inbound, self._outbound, self._tcp.fileno())
+        return LentStream(self._inbound, self._outbound, self._tcp.fileno())
 
     def take_back(self, record: dict[str, int], error: int) -> None:
         """What has come and was not taken is looked at in this turn; `error`: the errno that broke the connection."""

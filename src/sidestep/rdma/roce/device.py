@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import logging
 from abc import abstractmethod
+from collections import Counter
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from sidestep import limits
@@ -23,7 +24,7 @@ from sidestep.rdma.roce.counting import EVENTS
 from sidestep.rdma.roce.datagram import is_intact, known_address, seal
 from sidestep.rdma.roce.ip_cm import has_header
 from sidestep.rdma.roce.manager import RoceManager
-from sidestep.rdma.roce.packet import ICRC_LEN, MTU_CODES, PKEY_DEFAULT, QP_GSI, Bth, Op, Packet
+from sidestep.rdma.roce.packet import ICRC_LEN, MTU_CODES, PKEY_DEFAULT, QP_GSI, UDP_PORT, Bth, Op, Packet
 from sidestep.rdma.roce.qp import RoceQueuePair
 from sidestep.rdma.roce.schedule import Deadlines, Delays
 from sidestep.rdma.roce.settings import RoceSettings
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from random import Random
 
+    from sidestep.native._engine import Datagrams
     from sidestep.rdma.frames import IpAddress
     from sidestep.rdma.soft.memory import QpInit
 
@@ -51,6 +53,7 @@ class Datagram(NamedTuple):
 
     address: str
     payload: bytes
+    source_port: int = UDP_PORT
 
 
 class RoceDevice(SoftDevice):
@@ -97,6 +100,7 @@ class RoceDevice(SoftDevice):
         self._deadlines: Deadlines[RoceQueuePair] = Deadlines()
         self._busy: dict[RoceQueuePair, None] = {}  # those that may have something to send
         self._left = limits.ROCE_TURN_PACKETS  # that the first of them may send
+        self.senders: Counter[tuple[IpAddress, int]] = Counter()  # queue pairs whose other end sends from there
         self._qp_number = rng.randrange(_QP_FIRST, _QP_MASK)
         self._numbers_given = 0
         self.cm = RoceManager(self)
@@ -111,6 +115,22 @@ class RoceDevice(SoftDevice):
         """Bytes of an IP packet that goes there whole."""
         del address
         return 1500
+
+    def source_port(self, qp: RoceQueuePair) -> int:
+        """That packets of this queue pair are sent from: always the same."""
+        del qp
+        return UDP_PORT
+
+    def datagrams_of(self, qp: RoceQueuePair) -> Datagrams | None:
+        """Sockets of this queue pair alone, for the engine; None: there are none, or not yet."""
+        del qp
+        return None
+
+    def leave_to_engine(self, qp: RoceQueuePair) -> None:
+        """Nobody else reads and writes there from now on."""
+
+    def take_from_engine(self, qp: RoceQueuePair, numbers: dict[str, int], left: list[bytes]) -> None:
+        """It has given that back, having done so much, and has left datagrams that it did not take."""
 
     def handle_datagram(self, address: str, port: int, payload: bytes | memoryview, now: float) -> None:
         """Takes in one that came to port 4791. What is wrong with it is counted, and not answered (IBTA 9.6)."""
@@ -135,7 +155,7 @@ class RoceDevice(SoftDevice):
             self.events.add("packets_received")
             self.cm.handle_packet(address, packet, now)
         else:
-            self._to_queue_pair(remote, packet, now)
+            self._to_queue_pair(remote, port, packet, now)
 
     def poll_datagram(self, now: float) -> Datagram | None:
         """The next one to send."""
@@ -155,7 +175,7 @@ class RoceDevice(SoftDevice):
                 continue
             self._busy.setdefault(qp)  # at the end, if it had its turn
             assert qp.path is not None
-            return self._sealed(qp.path.address, packet)
+            return self._sealed(qp.path.address, packet, self.source_port(qp))
         return None
 
     def _polled(self, qp: RoceQueuePair, now: float) -> Packet | None:
@@ -216,6 +236,7 @@ class RoceDevice(SoftDevice):
 
     def forget_qp(self, qp: RoceQueuePair) -> None:
         self.queue_pairs_by_number.pop(qp.number, None)
+        self._heard_from(qp, None)
         self._busy.pop(qp, None)
         self._deadlines.set(qp, None)
 
@@ -234,7 +255,18 @@ class RoceDevice(SoftDevice):
         most = min(self.settings.mtu, self.path_mtu(address) - _OVERHEAD)
         return max((code for code, mtu in MTU_CODES.items() if mtu <= most), default=1)
 
-    def _to_queue_pair(self, remote: IpAddress, packet: Packet, now: float) -> None:
+    def _heard_from(self, qp: RoceQueuePair, port: int | None) -> None:
+        """Packets of the other end come from there; None: from nowhere."""
+        if qp.path is not None and qp.remote_port is not None:
+            sender = qp.path.remote, qp.remote_port
+            self.senders[sender] -= 1
+            if not self.senders[sender]:
+                del self.senders[sender]
+        qp.remote_port = port
+        if qp.path is not None and port is not None:
+            self.senders[qp.path.remote, port] += 1
+
+    def _to_queue_pair(self, remote: IpAddress, port: int, packet: Packet, now: float) -> None:
         qp = self.queue_pairs_by_number.get(packet.bth.dest_qp)
         if qp is None:
             self.events.add("packet_dropped", "no_queue_pair")
@@ -242,13 +274,15 @@ class RoceDevice(SoftDevice):
             self.events.add("packet_dropped", "other_end")  # IBTA 9.6.1.5: of whom it is not connected to
         elif qp.handle_packet(packet, now):
             self.events.add("packets_received")
+            if qp.remote_port != port:
+                self._heard_from(qp, port)
             self._busy.setdefault(qp)
         else:
             self.events.add("packet_dropped", "state")
 
-    def _sealed(self, address: str, packet: Packet) -> Datagram:
+    def _sealed(self, address: str, packet: Packet, source_port: int = UDP_PORT) -> Datagram:
         self.events.add("packets_sent")
-        return Datagram(address, seal(packet.encode(), self.ip, known_address(address)))
+        return Datagram(address, seal(packet.encode(), self.ip, known_address(address), source_port), source_port)
 
 
 def _port(service_id: int) -> int:

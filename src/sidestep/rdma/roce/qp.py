@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections import deque
 from typing import TYPE_CHECKING, Final
 
+from sidestep import limits
 from sidestep.errors import Misuse, Unavailable
+from sidestep.native import layout
 from sidestep.rdma.roce.mad import address_of, gid
 from sidestep.rdma.roce.numbers import timeout_s
 from sidestep.rdma.roce.packet import MTU_CODES, READ_RESPONSES, Op, Packet
@@ -13,14 +16,18 @@ from sidestep.rdma.roce.requester import Requester
 from sidestep.rdma.roce.responder import Delivered, Refused, Responder
 from sidestep.rdma.soft.ordered import OrderedQueuePair
 from sidestep.rdma.soft.qp import ERROR, FLUSHED, INIT, OP_RECEIVE, RESET, RTR, RTS, SUCCESS
-from sidestep.rdma.verbs import EventKind, JoinedBy, QpEndpoint
+from sidestep.rdma.verbs import EventKind, JoinedBy, LentDatagrams, QpEndpoint
 from sidestep.rdma.work import Completion
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from sidestep.native._engine import Datagrams
     from sidestep.rdma.roce.device import RoceDevice
     from sidestep.rdma.soft.keys import Memory
     from sidestep.rdma.soft.memory import AccessRefusal, QpInit
     from sidestep.rdma.soft.ordered import Sent
+    from sidestep.rdma.work import SendRequest
 
 _RESPONSES: Final = READ_RESPONSES | {Op.ACK, Op.ATOMIC_ACK}
 
@@ -28,7 +35,9 @@ _RESPONSES: Final = READ_RESPONSES | {Op.ACK, Op.ATOMIC_ACK}
 class RoceQueuePair(OrderedQueuePair):
     """One end of a reliable connection."""
 
-    __slots__ = ("_psn", "_requester", "_responder", "path")
+    __slots__ = (
+        "_datagrams", "_psn", "_reclaim", "_requester", "_responder", "_resumed", "path", "remote_port", "returned",
+    )  # fmt: skip
 
     device: RoceDevice
     connection: JoinedBy | None
@@ -39,14 +48,28 @@ class RoceQueuePair(OrderedQueuePair):
         self._psn: int | None = None  # of the first packet to it, where `join` connects it
         self._requester: Requester | None = None
         self._responder: Responder | None = None
+        self.remote_port: int | None = None  # that packets of the other end come from
+        self._datagrams: Datagrams | None = None  # while the engine has it
+        self._reclaim: Callable[[], object] | None = None
+        self.returned = False  # it is back, and what has come has still to be looked at
+        self._resumed: deque[Sent] = deque()  # what the engine has sent, and is not acknowledged
         device.queue_pairs_by_number[self.number] = self
 
     # --- the user's side ---
 
+    def post_send(self, request: SendRequest) -> None:
+        self.reclaim()
+        super().post_send(request)
+
     def modify_to_error(self) -> None:
         self.end()
 
+    def end(self) -> None:
+        self.reclaim()
+        super().end()
+
     def destroy(self) -> None:
+        self.reclaim()
         if self.state is not RESET:
             super().destroy()
             self._requester = self._responder = None
@@ -74,6 +97,51 @@ class RoceQueuePair(OrderedQueuePair):
             found["mtu"] = self.path.mtu
             found["resent"] = self._requester.resent
         return found
+
+    # --- lending it to the engine ---
+
+    def lend(self, record: dict[str, int], reclaim: Callable[[], object]) -> LentDatagrams | None:
+        """Its sockets, if nothing is under way here, and packets that come are told apart by the kernel."""
+        requester, responder, path = self._requester, self._responder, self.path
+        if (
+            self.state is not RTS or self._datagrams is not None or self.returned or self._sent or self._waiting
+            or path is None or requester is None or responder is None
+        ):  # fmt: skip
+            return None
+        numbers = dict.fromkeys((name for name, _, _ in layout.RECORDS["rc_record"]), 0)
+        if not requester.lend(numbers) or not responder.lend(numbers):
+            return None
+        datagrams = self.device.datagrams_of(self)
+        if datagrams is None or self.remote_port is None:
+            return None
+        numbers |= {
+            "source_port": self.device.source_port(self), "remote_port": self.remote_port, "local_qp": self.number,
+            "remote_qp": path.remote_qp, "mtu": path.mtu, "window": limits.ROCE_ENGINE_WINDOW,
+            "timeout_ns": round(path.timeout_s * 1e9),
+        }  # fmt: skip
+        datagrams.begin(layout.pack("rc_record", **numbers))
+        self._datagrams, self._reclaim = datagrams, reclaim
+        self.device.leave_to_engine(self)
+        return LentDatagrams(datagrams)
+
+    def take_back(self, record: dict[str, int], error: int) -> None:
+        """What has come and was not taken is looked at in this turn; no error is the end of this wire."""
+        del record, error
+        datagrams, self._datagrams, self._reclaim = self._datagrams, None, None
+        requester, responder = self._requester, self._responder
+        assert datagrams is not None and requester is not None and responder is not None  # noqa: PT018
+        numbers = layout.unpack("rc_record", datagrams.record())
+        self._resumed += requester.take_back(numbers, datagrams.unacknowledged())
+        responder.take_back(numbers)
+        left = datagrams.left()
+        datagrams.release()
+        self.returned = True
+        self.device.take_from_engine(self, numbers, left)
+
+    def reclaim(self) -> None:
+        """Somebody here has to do with it."""
+        if self._reclaim is not None:
+            self._reclaim()
 
     # --- the connection manager's side ---
 
@@ -123,6 +191,8 @@ class RoceQueuePair(OrderedQueuePair):
 
     def handle_packet(self, packet: Packet, now: float) -> bool:
         """Takes in a packet that came from the other end; False if this state drops it."""
+        if self._datagrams is not None:
+            return False  # it went astray as the engine got it, and will be sent again
         if packet.bth.opcode in _RESPONSES:
             if self.state is not RTS or self._requester is None:
                 return False
@@ -140,6 +210,8 @@ class RoceQueuePair(OrderedQueuePair):
 
     def poll_packet(self, now: float) -> Packet | None:
         """The next one to send, if there is any now."""
+        if self._datagrams is not None:
+            return None
         if self._responder is not None:
             packet = self._responder.poll()
             if self._responder.refused is not None:
@@ -158,10 +230,12 @@ class RoceQueuePair(OrderedQueuePair):
 
     @property
     def deadline(self) -> float | None:
-        return self._requester.deadline if self._requester is not None and self.state is RTS else None
+        if self._requester is None or self.state is not RTS or self._datagrams is not None:
+            return None
+        return self._requester.deadline
 
     def handle_timeout(self, now: float) -> None:
-        if self._requester is not None and self.state is RTS and self._requester.handle_timeout(now):
+        if self.deadline is not None and self._requester is not None and self._requester.handle_timeout(now):
             self._statuses_changed()
 
     # --- what the requester and the responder ask ---
@@ -180,6 +254,10 @@ class RoceQueuePair(OrderedQueuePair):
         self.device.has_work(self)
 
     def _statuses_changed(self) -> None:
+        while self._resumed and (status := self._resumed[0].status) is not None:
+            self._resumed.popleft()
+            if status is not SUCCESS:
+                self.break_off(EventKind.QP_FATAL, f"what the engine has sent ended by {status.name}")
         self._complete_answered()
         if self.state is RTS:
             self._go_on()

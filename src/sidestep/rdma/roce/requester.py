@@ -28,11 +28,11 @@ from typing import TYPE_CHECKING, Final, Protocol
 from sidestep.rdma.roce.numbers import after, ahead, packets_of, rnr_timer_s
 from sidestep.rdma.roce.packet import READ_RESPONSES, Aeth, Bth, Extension, Ieth, Op, Packet, Reth
 from sidestep.rdma.roce.pieces import piece_of, place
+from sidestep.rdma.soft.ordered import Sent
 from sidestep.rdma.work import RdmaRead, RdmaWrite, Send, Status
 
 if TYPE_CHECKING:
     from sidestep.rdma.roce.path import Path
-    from sidestep.rdma.soft.ordered import Sent
     from sidestep.rdma.work import Gather, Scatter
 
 _ACK_EVERY: Final = 16  # packets of a long message; a power of two
@@ -97,6 +97,7 @@ class Requester:
         self._gone_back_to: int | None = None  # for a loss that was told; what else tells of it is no news
         self.changed = False  # a request failed before anything of it was sent
         self.resent = 0  # times that the cursor went back
+        self._resumes = False  # the timer begins with the next look at the clock
 
     # --- the queue pair's side ---
 
@@ -117,10 +118,40 @@ class Requester:
         self._acknowledged = self._cursor = self._reached = self._next
         self._waits_until = None
 
+    # --- lending it to the engine ---
+
+    def lend(self, record: dict[str, int]) -> bool:
+        """Whether nothing is unacknowledged; then the record has the numbers."""
+        if self._flights or self._waits_until is not None:
+            return False
+        record.update(dict.fromkeys(("acknowledged", "cursor", "reached", "next"), self._next))
+        return True
+
+    def take_back(self, record: dict[str, int], messages: list[tuple[int, bytes]]) -> list[Sent]:
+        """The engine has given it back; what it has sent, each from this number on, and may have to send again."""
+        self.resent += record["resent"]
+        self._acknowledged, self._reached = record["acknowledged"], record["reached"]
+        self._next = record["acknowledged"]
+        resumed = []
+        for first, message in messages:
+            sent = Sent(Send(0, (message,), signaled=False), len(message))
+            self._next = first
+            self.begin(sent)
+            resumed.append(sent)
+        assert self._next == record["next"], "messages follow each other"
+        self._cursor = record["cursor"]
+        self._flight = next((each for each in self._flights if ahead(self._cursor, each.end) < 0), None)
+        self._expiries, self._gone_back_to, self._retries_left = 0, None, self._path.retry_count
+        self._resumes = True
+        return resumed
+
     # --- what goes out ---
 
     def poll(self, now: float) -> Packet | None:
         """The next packet, if one may be sent."""
+        if self._resumes:
+            self._resumes = False
+            self._start_timer(now)
         flight = self._flight
         if flight is None or self._waits_until is not None or flight.sent.status is not None:
             return None
@@ -284,7 +315,7 @@ class Requester:
         """When `handle_timeout` is to be called."""
         if self._waits_until is not None:
             return self._waits_until
-        return self._expires if self._reached != self._acknowledged else None
+        return self._expires if self._reached != self._acknowledged and not self._resumes else None
 
     def handle_timeout(self, now: float) -> bool:
         """Time has passed; whether the status of a request has changed."""

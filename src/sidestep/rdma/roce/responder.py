@@ -188,6 +188,24 @@ class Responder:
         if self._last_word is not None and ahead(psn, self._last_word.psn) >= 0:
             self._queue(self._last_word)
 
+    # --- lending it to the engine ---
+
+    def lend(self, record: dict[str, int]) -> bool:
+        """Whether nothing has come in part, or is to be answered; then the record has the numbers."""
+        if self._message is not None or self._answers or self._last_word is not None:
+            return False
+        record |= {
+            "expected": self._expected, "carried_out": self._carried_out, "completed": self._completed,
+            "told_gap": self._told_gap,
+        }  # fmt: skip
+        return True
+
+    def take_back(self, record: dict[str, int]) -> None:
+        self._expected, self._carried_out = record["expected"], record["carried_out"]
+        self._completed, self._told_gap = record["completed"], bool(record["told_gap"])
+        if record["owes_ack"]:
+            self._queue(_Answer(self._carried_out, ACK_NO_CREDITS))
+
     # --- what comes ---
 
     def handle(self, packet: Packet) -> Outcome:
