@@ -140,6 +140,10 @@ class SdpLink:
     # ---- lending it to the engine ----
 
     @property
+    def under_way(self) -> int:
+        return len(self._out) + len(self._on_way)
+
+    @property
     def plain(self) -> bool:
         return self._established and not self._ending and self._stream.plain
 

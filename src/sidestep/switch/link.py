@@ -62,6 +62,10 @@ class Link(Protocol):
     buffered: bool  # its data is copied into messages: advertised memory would keep it from being lent
 
     @property
+    def under_way(self) -> int:
+        """Words and pieces that are not with the other end yet; it falls while nothing is added."""
+
+    @property
     def plain(self) -> bool:
         """Whether it could be lent as soon as nothing is under way."""
 

@@ -33,7 +33,7 @@ _RECORD: Final = "engine_record"
 _STAND: Final = (Ending.OPEN, Ending.SHUT)  # ends that leave the other direction as it is
 _PAUSE_S: Final = 0.001  # seconds before it is lent again after it was given back; doubled each time
 _PAUSE_MAX_S: Final = 1.0
-_CALM_MAX_S: Final = 0.02  # seconds that it passes nothing on for that; what is under way may take longer
+_CALM_MAX_S: Final = 0.02  # seconds that it passes nothing on for that, and nothing of what is under way arrives
 _CALM_LOOK_S: Final = 0.001  # seconds between two attempts
 _LASTS_S: Final = 0.1  # seconds, after which being lent has paid for itself
 
@@ -62,6 +62,7 @@ class _State:
     pause_s: float = 0.0  # how long it waited the last time before it was lent again
     until: float = 0.0
     calm_since: float = 0.0
+    under_way: int = 0  # the least that was under way since then
     timer: Timer | None = None  # it is wanted again then
     given_back: Counter[str] = field(default_factory=Counter)  # by the reason
 
@@ -128,8 +129,9 @@ class Lending:
             elif relay.calm and now - state.calm_since >= _CALM_MAX_S:
                 self._wait(relay, state)
             else:
-                if not relay.calm:
-                    relay.calm, state.calm_since = True, now
+                under_way = relay.link.under_way
+                if not relay.calm or under_way < state.under_way:
+                    relay.calm, state.calm_since, state.under_way = True, now, under_way
                 self._wanted[relay] = None  # with the next turn, or soon: nothing else may happen here
                 self._want_later(relay, state, _CALM_LOOK_S)
 

@@ -91,6 +91,7 @@ class _Passage(Stream):
         return {}
 
     plain = buffered = False  # nothing here is the engine's
+    under_way = 0
 
     def lend(self, record: dict[str, int]) -> Lent | None:
         """There is no wire."""
