@@ -121,6 +121,7 @@ CONTROL_TIMEWAIT_S: Final = 1.0  # late packets of a queue pair may still come; 
 LINK_WORDS_MAX: Final = 256  # words to another host that wait: beyond half no data, beyond: relay_reset{violation}
 LINK_FINISH_S: Final = 2.0  # seconds for which an end of a link that has said all waits for the other's end
 LINK_PIECES_MAX: Final = 32  # pieces of data of one connection on their way to another host; more stay in the ring
+LINK_PIECES_BUFFERED: Final = 8  # the same where the engine is to get the connection: it waits for them
 LINK_PIECE_MAX: Final = 65536  # bytes of one of these, where the engine is to get the connection: it waits for them
 
 # SDP streams joined with TCP sockets: ordinary SDP requests for a service of this host, and `sidestep gateway`.

@@ -208,5 +208,4 @@ void wire_datagram_init(struct wire_datagram *datagram, struct rc *rc, int recei
 		.send_fd = send_fd,
 		.train = RC_TRAIN_MAX,
 	};
-	rc_begin(rc);
 }

@@ -3,6 +3,8 @@
 
 #include <stdlib.h>
 
+#define PARTIAL_MAX (1 << 20)
+
 static struct datagrams *idle(PyObject *self)
 {
 	struct datagrams *object = (struct datagrams *)self;
@@ -55,21 +57,23 @@ static bool is_sound(const struct rc_record *record)
 static PyObject *datagrams_begin(PyObject *self, PyObject *args)
 {
 	struct datagrams *object = idle(self);
-	const char *bytes;
-	Py_ssize_t len;
+	const char *bytes, *partial = "";
+	Py_ssize_t len, partial_len = 0;
 	struct rc_record record;
 
-	if (!object || !PyArg_ParseTuple(args, "y#:begin", &bytes, &len))
+	if (!object || !PyArg_ParseTuple(args, "y#|y#:begin", &bytes, &len, &partial, &partial_len))
 		return NULL;
 	if (len == sizeof(record))
 		memcpy(&record, bytes, sizeof(record));
-	if (len != sizeof(record) || !is_sound(&record)) {
+	if (len != sizeof(record) || !is_sound(&record) || partial_len % record.mtu || partial_len > PARTIAL_MAX) {
 		PyErr_SetString(PyExc_ValueError, "it cannot begin with these numbers");
 		return NULL;
 	}
 	record.ipv6 = object->rc.record.ipv6;
 	rc_free(&object->rc);
 	object->rc.record = record;
+	if (rc_begin(&object->rc, (const uint8_t *)partial, (uint32_t)partial_len) < 0)
+		return PyErr_NoMemory();
 	object->ready = true;
 	Py_RETURN_NONE;
 }
@@ -162,7 +166,8 @@ static void datagrams_dealloc(PyObject *self)
 
 static PyMethodDef datagrams_methods[] = {
 	{"begin", datagrams_begin, METH_VARARGS,
-	 "begin($self, record, /)\n--\n\nIts numbers from now on, as `layout.pack('rc_record', ...)`; nothing is unacknowledged."},
+	 "begin($self, record, partial=b'', /)\n--\n\nIts numbers from now on, as `layout.pack('rc_record', ...)`; nothing is\n"
+	 "unacknowledged. Of a message so much has come already."},
 	{"record", datagrams_record, METH_NOARGS, "record($self, /)\n--\n\nIts numbers as they are."},
 	{"unacknowledged", datagrams_unacknowledged, METH_NOARGS,
 	 "unacknowledged($self, /)\n--\n\nMessages that are not acknowledged to their end: the number of the first packet, and the bytes;\n"

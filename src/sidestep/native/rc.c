@@ -12,6 +12,8 @@
 #define UDP_LEN 8u
 #define PROTOCOL_UDP 17u
 #define ACK_EVERY_MAX 32u
+#define MIGRATED 0x40u
+#define PKEY_DEFAULT 0xFFFFu
 
 static uint8_t *put16(uint8_t *at, uint32_t value)
 {
@@ -59,7 +61,20 @@ uint32_t rc_icrc(uint32_t begun, const uint8_t *packet, uint32_t len)
 	return ~icrc_update(icrc_update(begun, bth, RC_BTH), packet + RC_BTH, len - RC_BTH);
 }
 
-void rc_begin(struct rc *rc)
+void rc_put_bth(uint8_t *at, uint32_t qp, uint32_t opcode, uint32_t pad, uint32_t psn)
+{
+	uint32_t words[3] = {htobe32(opcode << 24 | (MIGRATED | pad << 4) << 16 | PKEY_DEFAULT), htobe32(qp), htobe32(psn)};
+
+	memcpy(at, words, sizeof(words));
+}
+
+void rc_put_icrc(uint8_t *at, uint32_t value)
+{
+	value = htole32(value);
+	memcpy(at, &value, sizeof(value));
+}
+
+int rc_begin(struct rc *rc, const uint8_t *partial, uint32_t partial_len)
 {
 	struct rc_record *record = &rc->record;
 	uint32_t most = record->window / 2 < ACK_EVERY_MAX ? record->window / 2 : ACK_EVERY_MAX;
@@ -83,6 +98,7 @@ void rc_begin(struct rc *rc)
 	rc->pieces_len = rc->message_len = rc->in_len = 0;
 	rc->owes_nak = rc->asks = false;
 	record->packets_sent = record->packets_received = record->packets_dropped = record->resent = 0;
+	return rc_resume(rc, partial, partial_len);
 }
 
 void rc_free(struct rc *rc)

@@ -61,14 +61,17 @@ struct rc {
 	uint32_t pieces_len, pieces_size, message_len;
 	uint32_t in_len, in_begun;     /* the checksum's state before a base header of a packet of this length, and how to */
 	uint32_t in_before;            /* go back in it from its end to the identification */
-	uint32_t before; /* carried_out, before the first packet of the message */
+	uint32_t before; /* carried_out, before the first packet of the message; RC_NOWHERE: that is not known */
 	bool owes_nak, asks; /* asks: the message's last packet, for an acknowledgement */
 };
 
 enum rc_found { RC_NOTHING, RC_MESSAGE, RC_STRANGE, RC_NO_MEMORY };
 
-/* `record` and the addresses are set. Begins anew with them; memory that is there stays. */
-void rc_begin(struct rc *rc);
+/*
+ * `record` and the addresses are set. Begins anew with them, in the midst of a message of which these bytes have come: whole
+ * packets. -ENOMEM
+ */
+int rc_begin(struct rc *rc, const uint8_t *partial, uint32_t partial_len);
 void rc_free(struct rc *rc); /* gives memory back */
 
 static inline uint32_t rc_after(uint32_t psn, uint32_t count)
@@ -81,6 +84,9 @@ static inline int32_t rc_ahead(uint32_t psn, uint32_t of)
 {
 	return (int32_t)((psn - of) << 8) >> 8;
 }
+
+void rc_put_bth(uint8_t *at, uint32_t qp, uint32_t opcode, uint32_t pad, uint32_t psn);
+void rc_put_icrc(uint8_t *at, uint32_t value);
 
 /* ---- out ---- */
 /* Queues a message: the header, and the pieces behind it, are copied. -ENOMEM; -EINVAL: it is too long, or too much waits. */
@@ -122,6 +128,8 @@ void rc_copy(const struct rc *rc, uint32_t from, uint8_t *to, uint32_t len);
 void rc_taken(struct rc *rc);
 
 /* ---- what is left when it is given back ---- */
+/* Packets of a message that have come elsewhere. -ENOMEM */
+int rc_resume(struct rc *rc, const uint8_t *partial, uint32_t len);
 /* As if nothing had come of a message that was not taken. */
 void rc_rewind(struct rc *rc);
 /* The datagram number `n` that was not taken, and its length. NULL: there are no more. */

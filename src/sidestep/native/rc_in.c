@@ -4,6 +4,7 @@
 #include "icrc.h"
 
 #include <endian.h>
+#include <errno.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -37,20 +38,29 @@ static struct bth bth_of(const uint8_t *packet)
 	};
 }
 
+/* So many bytes of staging memory, at least; what is there stays. */
+static bool stage(struct rc *rc, uint32_t size)
+{
+	if (rc->size >= size)
+		return true;
+	uint8_t *staging = realloc(rc->staging, size);
+	if (!staging)
+		return false;
+	rc->staging = staging;
+	rc->size = size;
+	return true;
+}
+
 uint8_t *rc_room(struct rc *rc, uint32_t most)
 {
-	uint32_t used = 0, size = 2 * RC_DATAGRAM_MAX + most + most / 8; /* a packet of 256 bytes is 272 */
+	uint32_t used = 0;
 
-	if (!rc->staging) {
-		rc->staging = malloc(size);
-		rc->size = rc->staging ? size : 0;
-	}
+	if (!stage(rc, 2 * RC_DATAGRAM_MAX + most + most / 8)) /* a packet of 256 bytes is 272 */
+		return NULL;
 	if (!rc->pieces_len)
 		rc->at = rc->tail = 0;
-	if (rc->size >= RC_DATAGRAM_MAX && rc->tail <= rc->size - RC_DATAGRAM_MAX)
+	if (rc->tail <= rc->size - RC_DATAGRAM_MAX)
 		return rc->staging + rc->tail;
-	if (!rc->staging)
-		return NULL;
 	for (uint32_t i = 0; i < rc->pieces_len; i++) { /* together, so that there is room behind them */
 		struct rc_piece *piece = rc->pieces + i;
 		memmove(rc->staging + used, rc->staging + piece->at - RC_BTH, piece->raw);
@@ -217,13 +227,35 @@ void rc_taken(struct rc *rc)
 	rc->record.owes_ack |= rc->asks;
 }
 
+int rc_resume(struct rc *rc, const uint8_t *partial, uint32_t len)
+{
+	uint32_t mtu = rc->record.mtu, count = len / mtu, raw = RC_OVERHEAD + mtu;
+
+	if (count && !stage(rc, count * raw))
+		return -ENOMEM;
+	for (uint32_t i = 0; i < count; i++) { /* datagrams, as for all that may have to be given back */
+		uint8_t *at = rc->staging + (size_t)i * raw;
+		rc_put_bth(at, rc->record.local_qp, i ? SEND_MIDDLE : SEND_FIRST, 0, rc_after(rc->record.expected, i - count));
+		memcpy(at + RC_BTH, partial + (size_t)i * mtu, mtu);
+		rc_put_icrc(at + RC_BTH + mtu, rc_icrc(rc_icrc_begun(rc, false, raw), at, RC_BTH + mtu));
+		if (!add_piece(rc, at, mtu, raw))
+			return -ENOMEM;
+	}
+	rc->before = RC_NOWHERE;
+	rc->at = rc->tail = count * raw;
+	return 0;
+}
+
 void rc_rewind(struct rc *rc)
 {
 	struct rc_record *record = &rc->record;
 
 	if (rc->pieces_len) {
 		record->expected = rc_after(record->expected, -rc->pieces_len);
-		record->carried_out = rc->before;
+		if (rc->before == RC_NOWHERE)
+			record->owes_ack = 0; /* those that ask for it are given back */
+		else
+			record->carried_out = rc->before;
 	}
 	if (rc->owes_nak) /* it was not told, so it is to be found anew */
 		record->told_gap = 0;

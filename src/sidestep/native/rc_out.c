@@ -18,31 +18,12 @@
 #define SEND_LAST 0x02u
 #define SEND_ONLY 0x04u
 #define ACKNOWLEDGE 0x11u
-#define MIGRATED 0x40u
-#define PKEY_DEFAULT 0xFFFFu
 #define ACK_NO_CREDITS 0x1Fu
 #define NAK_SEQUENCE 0x60u
 #define ASKS 0x80000000u
 #define PATIENCE_MAX 4u /* times that the timeout doubles */
 #define BEHIND_ID (20u - 6 + 8)   /* bytes of the headers of IPv4 and UDP behind the identification */
 #define TRAIN_BYTES_MAX 65000u /* of one datagram for UDP_SEGMENT, within what IP takes */
-
-static void put_bth(const struct rc *rc, uint8_t *at, uint32_t opcode, uint32_t pad, uint32_t psn)
-{
-	uint32_t words[3] = {
-		htobe32(opcode << 24 | (MIGRATED | pad << 4) << 16 | PKEY_DEFAULT),
-		htobe32(rc->record.remote_qp),
-		htobe32(psn),
-	};
-
-	memcpy(at, words, sizeof(words));
-}
-
-static void put_icrc(uint8_t *at, uint32_t value)
-{
-	value = htole32(value);
-	memcpy(at, &value, sizeof(value));
-}
 
 static bool make_slots(struct rc *rc)
 {
@@ -102,12 +83,12 @@ static void make_packet(struct rc *rc, struct source *source, uint32_t index, ui
 	uint32_t opcode = ends ? (index ? SEND_LAST : SEND_ONLY) : (index ? SEND_MIDDLE : SEND_FIRST);
 	bool asks = ends || !(rc_after(psn, 1) % rc->ack_every);
 
-	put_bth(rc, at, opcode, pad, psn | (asks ? ASKS : 0));
+	rc_put_bth(at, rc->record.remote_qp, opcode, pad, psn | (asks ? ASKS : 0));
 	take(source, at + RC_BTH, len);
 	memset(at + RC_BTH + len, 0, pad); /* IBTA 9.2.4 */
 	uint32_t transport = RC_BTH + len + pad, whole = transport + RC_ICRC;
 	uint32_t begun = whole == rc->stride ? rc->out_full : rc_icrc_begun(rc, true, whole);
-	put_icrc(at + transport, rc_icrc(begun, at, transport));
+	rc_put_icrc(at + transport, rc_icrc(begun, at, transport));
 	*slot_of(rc, psn) = (struct rc_slot){.len = whole, .index = (uint16_t)index};
 	rc->record.next = rc_after(psn, 1);
 }
@@ -156,7 +137,7 @@ static void set_id(struct rc *rc, uint32_t psn, uint16_t id)
 		change = icrc_product(icrc_update(0, bytes, 2), icrc_behind(BEHIND_ID + slot->len - RC_ICRC));
 	}
 	memcpy(&value, at, sizeof(value));
-	put_icrc(at, le32toh(value) ^ change);
+	rc_put_icrc(at, le32toh(value) ^ change);
 	slot->id = id;
 }
 
@@ -220,10 +201,10 @@ uint32_t rc_answer(struct rc *rc, uint8_t answer[RC_ANSWER_LEN])
 	/* IBTA 9.7.5.2.1: a NAK acknowledges all before it as well */
 	uint32_t syndrome = rc->owes_nak ? NAK_SEQUENCE : ACK_NO_CREDITS;
 	uint32_t aeth = htobe32(syndrome << 24 | record->completed);
-	put_bth(rc, answer, ACKNOWLEDGE, 0, rc->owes_nak ? record->expected : record->carried_out);
+	rc_put_bth(answer, record->remote_qp, ACKNOWLEDGE, 0, rc->owes_nak ? record->expected : record->carried_out);
 	memcpy(answer + RC_BTH, &aeth, sizeof(aeth));
 	uint32_t transport = RC_ANSWER_LEN - RC_ICRC;
-	put_icrc(answer + transport, rc_icrc(rc_icrc_begun(rc, true, RC_ANSWER_LEN), answer, transport));
+	rc_put_icrc(answer + transport, rc_icrc(rc_icrc_begun(rc, true, RC_ANSWER_LEN), answer, transport));
 	rc->owes_nak = false;
 	record->owes_ack = 0;
 	record->packets_sent++;

@@ -89,7 +89,8 @@ class SdpLink:
         """How many more pieces of data it takes now; none also while many words wait."""
         if not self._established or self._ending or self._controls > limits.LINK_WORDS_MAX // 2:
             return 0
-        return limits.LINK_PIECES_MAX - self._pieces
+        most = limits.LINK_PIECES_BUFFERED if self.buffered else limits.LINK_PIECES_MAX
+        return max(0, most - self._pieces)  # which may just have become fewer
 
     @property
     def _ending(self) -> bool:

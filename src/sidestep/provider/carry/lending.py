@@ -33,7 +33,7 @@ _RECORD: Final = "engine_record"
 _STAND: Final = (Ending.OPEN, Ending.SHUT)  # ends that leave the other direction as it is
 _PAUSE_S: Final = 0.001  # seconds before it is lent again after it was given back; doubled each time
 _PAUSE_MAX_S: Final = 1.0
-_CALM_MAX_S: Final = 0.02  # seconds that it passes nothing on for that, and nothing of what is under way arrives
+_CALM_MAX_S: Final = 0.05  # seconds that it passes nothing on for that, and nothing of what is under way arrives
 _CALM_LOOK_S: Final = 0.001  # seconds between two attempts
 _LASTS_S: Final = 0.1  # seconds, after which being lent has paid for itself
 

@@ -109,17 +109,17 @@ class RoceQueuePair(OrderedQueuePair):
         ):  # fmt: skip
             return None
         numbers = dict.fromkeys((name for name, _, _ in layout.RECORDS["rc_record"]), 0)
-        if not requester.lend(numbers) or not responder.lend(numbers):
+        if self.srq is not None or not requester.lend(numbers) or (datagrams := self.device.datagrams_of(self)) is None:
             return None
-        datagrams = self.device.datagrams_of(self)
-        if datagrams is None or self.remote_port is None:
+        partial = responder.lend(numbers)
+        if partial is None or self.remote_port is None:
             return None
         numbers |= {
             "source_port": self.device.source_port(self), "remote_port": self.remote_port, "local_qp": self.number,
             "remote_qp": path.remote_qp, "mtu": path.mtu, "window": limits.ROCE_ENGINE_WINDOW,
             "timeout_ns": round(path.timeout_s * 1e9),
         }  # fmt: skip
-        datagrams.begin(layout.pack("rc_record", **numbers))
+        datagrams.begin(layout.pack("rc_record", **numbers), partial)
         self._datagrams, self._reclaim = datagrams, reclaim
         self.device.leave_to_engine(self)
         return LentDatagrams(datagrams)

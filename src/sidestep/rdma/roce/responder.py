@@ -42,7 +42,7 @@ from sidestep.rdma.roce.packet import (
     Packet,
     Reth,
 )
-from sidestep.rdma.roce.pieces import place
+from sidestep.rdma.roce.pieces import piece_of, place
 from sidestep.rdma.soft.memory import AccessRefusal
 from sidestep.rdma.soft.qp import REMOTE_READ, REMOTE_WRITE
 from sidestep.rdma.verbs import EventKind
@@ -106,6 +106,7 @@ class Host(Protocol):
     def remote_access(self) -> int: ...
     def next_receive(self) -> Receive | None: ...
     def take_receive(self) -> Receive: ...
+    def untake_receive(self, receive: Receive) -> None: ...
     def may_receive(self, scatter: Scatter) -> bool: ...
     def grant(self, key: int, va: int, length: int, right: int) -> memoryview | AccessRefusal: ...
     def may_be_invalidated(self, key: int) -> Memory | AccessRefusal: ...
@@ -190,15 +191,23 @@ class Responder:
 
     # --- lending it to the engine ---
 
-    def lend(self, record: dict[str, int]) -> bool:
-        """Whether nothing has come in part, or is to be answered; then the record has the numbers."""
-        if self._message is not None or self._answers or self._last_word is not None:
-            return False
+    def lend(self, record: dict[str, int]) -> bytes | None:
+        """What has come of a Send, if that is all there is, whose receive is free again; then the record has the numbers.
+
+        None: something is to be answered, or another message has come in part.
+        """
+        message = self._message
+        if self._answers or self._last_word is not None or isinstance(message, _Writing):
+            return None
         record |= {
             "expected": self._expected, "carried_out": self._carried_out, "completed": self._completed,
             "told_gap": self._told_gap,
         }  # fmt: skip
-        return True
+        if message is None:
+            return b""
+        self._message = None
+        self._host.untake_receive(message.receive)
+        return bytes(piece_of(message.receive.scatter, 0, message.length))
 
     def take_back(self, record: dict[str, int]) -> None:
         self._expected, self._carried_out = record["expected"], record["carried_out"]

@@ -125,6 +125,10 @@ class SoftQueuePair(QueuePair):
             self.srq.taken()
         return receive
 
+    def untake_receive(self, receive: Receive) -> None:
+        """It is the next again; not of a shared queue, whose others may have taken more meanwhile."""
+        self._receives.appendleft(receive)
+
     def _flush_receives(self) -> None:
         if self.srq is not None:
             return  # what is there belongs to the others (verbs draft for iWARP 6.3)
