@@ -285,8 +285,8 @@ bool line_lend(struct line *line)
 			return false;
 	if (framing_out_waiting(&line->out))
 		return false;
-	line->loan = engine_lend(line->engine, &line->record, &line->host.channel, &words, &bell, line->number, &line->in, &line->out,
-	                         line->fd, line);
+	const struct engine_way way = {.in = &line->in, .out = &line->out, .fd = line->fd};
+	line->loan = engine_lend(line->engine, &line->record, &line->host.channel, &words, &bell, line->number, &way, line);
 	return line->loan != NULL;
 }
 

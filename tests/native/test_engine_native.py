@@ -17,7 +17,10 @@ from toolchain import ADDRESS, SANITIZERS, THREAD, Sanitizer
 FUZZ_RUNS = 4_000
 SANITIZED_S = 200
 FUZZ_SECONDS = float(os.environ.get("SIDESTEP_FUZZ_S", "4"))
-NAMES = ("engine", "engine_loan", "engine_stream", "framing_in", "framing_out", "crc32c")
+NAMES = (
+    "engine", "engine_loan", "engine_stream", "engine_datagram", "framing_in", "framing_out", "crc32c", "rc", "rc_in",
+    "rc_out", "icrc",
+)  # fmt: skip
 SOURCES = (*(toolchain.NATIVE / f"{name}.c" for name in NAMES), toolchain.NATIVE_TESTS / "engine_line.c")
 SHORT = tuple(f"-Wl,--wrap={name}" for name in ("malloc", "calloc", "realloc"))  # see engine_line.h
 
@@ -61,7 +64,9 @@ def test_any_moves_guided(tmp_path: Path) -> None:
 @pytest.mark.timeout(SANITIZED_S + 60)
 def test_the_module_sanitized() -> None:
     """Python and an engine that is watched take turns at connections, some of them with strangers."""
-    extension = toolchain.build_module(ADDRESS, "engine", "channel", "framing_in", "framing_out", "crc32c")
+    extension = toolchain.build_module(
+        ADDRESS, "engine", "channel", "framing_in", "framing_out", "crc32c", "rc", "rc_in", "rc_out", "icrc"
+    )
     program = toolchain.NATIVE_TESTS / "programs" / "sanitized_module.py"
     provider = toolchain.TESTS / "provider"
     env = {

@@ -147,9 +147,9 @@ class WatchedEngine:
 
     def lend(
         self, record: bytes, channel: Channel, words: tuple[int, ...], doorbell: RemoteDoorbell, number: int,
-        inbound: Inbound, outbound: Outbound, fd: int,
+        *wire: Any,
     ) -> WatchedLoan:  # fmt: skip
-        loan = self._engine.lend(record, channel, words, doorbell, number, inbound, outbound, fd)
+        loan = self._engine.lend(record, channel, words, doorbell, number, *wire)
         watched = WatchedLoan(loan, self._index, layout.unpack("engine_record", record), channel, self._traps)
         self._loans[loan] = watched
         return watched
