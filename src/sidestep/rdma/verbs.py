@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from sidestep.errors import SidestepError
     from sidestep.native._framing import Inbound, Outbound
     from sidestep.rdma.cm import CmState, ConnectionManager
+    from sidestep.rdma.iwarp.tap import Taps
     from sidestep.rdma.work import Access, Completion, LKey, Receive, RKey, SendRequest
 
 # What handlers return is of no meaning.
@@ -279,11 +280,25 @@ class QpEndpoint:
     mtu: int  # bytes: the largest path MTU that it takes
 
 
+@dataclass(frozen=True, slots=True)
+class Beginning:
+    """What the two ends said to each other before their queue pairs were joined, for those who look on."""
+
+    active: bool  # this end asked for it
+    service_id: int
+    request: bytes  # private data
+    reply: bytes  # likewise
+
+
 class JoinedBy(Protocol):
     """Who has joined a queue pair with another one."""
 
     remote_address: str
     state: CmState
+
+    @property
+    def beginning(self) -> Beginning | None:
+        """How it came to that, from `join` on; None: by the device's own connection manager."""
 
     def communication_established(self) -> None:
         """The first message has come, before the handler of completions hears of it."""
@@ -317,6 +332,16 @@ class QueuePair(ABC):
     @abstractmethod
     def sends_outstanding(self) -> int:
         """Requests that occupy the send queue."""
+
+    def details(self) -> dict[str, object]:
+        """How it is now, for people: names and values that JSON knows. A device adds what it counts."""
+        return {
+            "number": self.number,
+            "state": self.state.name,
+            "sends_outstanding": self.sends_outstanding,
+            "receives_posted": self.receives_posted,
+            "shared_receives": self.srq is not None,
+        }
 
     def lend(self, record: dict[str, int], reclaim: Callable[[], object]) -> Lent | None:
         """Leaves the wire to the engine, and its numbers in the record, if nothing is under way; else None.
@@ -479,6 +504,19 @@ class Device(ABC):
     attributes: DeviceAttributes
     cm: ConnectionManager
     on_event: EventHandler | None  # asynchronous events; without a handler they are dropped
+    taps: Taps | None = None  # for those who want to see what passes; None: nobody can
+
+    def listening(self) -> list[int]:
+        """Ports, and numbers of services, that are listened at; for people."""
+        return []
+
+    def counters(self) -> dict[str, int]:
+        """What happened so far, by name or `name{reason}`, and what there is now: names of `iwarp.counting.PRESENT`."""
+        return {}
+
+    def queue_pairs(self) -> list[dict[str, object]]:
+        """`QueuePair.details` of each."""
+        return []
 
     @abstractmethod
     def alloc_pd(self) -> ProtectionDomain:

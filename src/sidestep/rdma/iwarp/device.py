@@ -76,7 +76,7 @@ class IwarpDevice(SoftDevice):
         super().__init__(name, address, attributes, self.loop.notices, SystemRandom())
         self.settings = settings or IwarpSettings()
         self._qp_number = 0
-        self.taps = Taps(name)
+        self.taps: Taps = Taps(name)
         self.events = Counters(EVENTS)
         self.streams: set[RdmapStream] = set()  # with a socket, those that only end included
         self._ended = StreamTally()  # of those that had one

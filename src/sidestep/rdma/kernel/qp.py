@@ -440,13 +440,7 @@ class KernelQueuePair(QueuePair):
         self.device.tell(AsyncEvent(kind, self, why), self.on_event)
 
     def details(self) -> dict[str, object]:
-        found: dict[str, object] = {
-            "number": self.number,
-            "state": self._state.name,
-            "sends_outstanding": len(self._sends),
-            "receives_posted": len(self._receives),
-            "shared_receives": self.srq is not None,
-        }
+        found = super().details()
         if self.connection is not None:
             found["remote_address"] = self.connection.remote_address
             found["connection"] = self.connection.state.name

@@ -97,6 +97,7 @@ class Requester:
         self._gone_back_to: int | None = None  # for a loss that was told; what else tells of it is no news
         self.changed = False  # a request failed before anything of it was sent
         self.resent = 0  # times that the cursor went back
+        self.packets_resent = 0
 
     # --- the queue pair's side ---
 
@@ -127,7 +128,9 @@ class Requester:
         outstanding = ahead(self._cursor, self._acknowledged)
         if outstanding >= self._path.window:
             return None
+        again = ahead(self._cursor, self._reached) < 0
         packet = self._ask(flight, outstanding) if flight.read is not None else self._piece(flight, outstanding)
+        self.packets_resent += again and packet is not None
         if packet is not None and not outstanding:
             self._start_timer(now)
         return packet

@@ -95,6 +95,13 @@ class SoftQueuePair(QueuePair):
         if self.srq is not None:
             self.srq.users.add(self)
 
+    def details(self) -> dict[str, object]:
+        found = super().details()
+        if self.connection is not None:
+            found["remote_address"] = self.connection.remote_address
+            found["connection"] = self.connection.state.name
+        return found
+
     # Receives.
 
     @property
