@@ -6,14 +6,14 @@ what is beneath. Rules that hold for every device:
 - **Nobody is called back from inside a call.** Completions, events and answers come later, from where the device is
   driven (a `run` of the loopback fabric, the provider's loop). So a handler may post, register and disconnect freely.
 - **Work of one queue pair is begun and completed in the order of posting.** A Send arrives after the Writes posted
-  before it were placed; an RDMA Read may deliver its bytes after a Send posted behind it arrived (IBTA 9.5, RFC 5040
-  5.5).
+  before it were placed; an RDMA Read or atomic operation may deliver its bytes after a Send posted behind it arrived
+  (IBTA 9.5, RFC 5040 5.5).
 - **Errors end a queue pair.** The request that failed is completed with its status, all others with `FLUSHED`, in
   order, receives too; then nothing more happens on it. What no completion tells comes as an `AsyncEvent`.
 - **Nothing is placed before everything was checked**: key (all 32 bits), protection domain, rights, bounds, wrap.
 
 What a device can do is in its `DeviceAttributes`; what it cannot, it refuses with `Misuse` or `LimitReached` at the
-call. Not offered: atomics, unreliable datagrams, sending immediate data; what another stack sends of it is told.
+call. Not offered by any: unreliable datagrams.
 """
 
 from __future__ import annotations
@@ -99,7 +99,9 @@ class DeviceAttributes:
     scatter_max: int = 16  # entries of a receive
     read_scatter_max: int = 16  # entries of an RDMA Read; iWARP: 1
     inline_max: int = 256  # bytes of all `bytes` entries of a gather: copied by the device, needs no region
-    read_depth_max: int = 16  # RDMA Reads of one queue pair under way, each way
+    read_depth_max: int = 16  # RDMA Reads and atomic operations of one queue pair under way, each way
+    atomics: bool = True  # `CompareSwap` and `FetchAdd`
+    immediate: bool = True  # sends immediate data; what another stack sends of it is told by all
     zero_based: bool = True  # regions and windows whose first byte has address 0
     key_part_chosen: bool = True  # the consumer may choose the low 8 bits of a key
     windows_max: int = 65536  # memory windows at a time; 0: not offered
@@ -120,8 +122,8 @@ class QpCapabilities:
 
     max_send_wr: int = 128  # posted and not completed; an unsignaled one counts until a later signaled one is
     max_recv_wr: int = 128  # posted, and no message has come
-    initiator_depth: int = 4  # RDMA Reads of this end under way; more wait, and what is behind them
-    responder_resources: int = 4  # RDMA Reads of the other end under way
+    initiator_depth: int = 4  # RDMA Reads and atomic operations under way; more wait, and what is behind them
+    responder_resources: int = 4  # those of the other end under way
 
 
 class MemoryRegion(ABC):

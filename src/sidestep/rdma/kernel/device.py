@@ -325,6 +325,8 @@ def _attributes(device: abi.DeviceAttr, port: abi.PortAttr, *, iwarp: bool, driv
         key_part_chosen=False,
         windows_max=windows,
         shared_receive_queues_max=device.max_srq,
+        atomics=False,  # not asked of the kernel's devices yet
+        immediate=False,  # likewise
         acknowledged=not iwarp,
         error_disconnects=iwarp,
         # RFC 5040 5.2 has the sink's key on the wire; siw asks for local rights of it, adapters for remote ones.
