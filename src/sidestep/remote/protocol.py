@@ -31,7 +31,6 @@ from sidestep.loop import nothing
 from sidestep.native.layout import IPPROTO_SDP
 from sidestep.rdma.cm import ConnectionRequest
 from sidestep.rdma.control import Control
-from sidestep.rdma.iwarp.device import IwarpDevice
 from sidestep.rdma.verbs import Device
 from sidestep.remote.control_link import PRIVATE_DATA_MAX
 from sidestep.remote.control_links import ControlLinks
@@ -368,12 +367,10 @@ class _At(Node[Device]):
 
     def _observed(self) -> Control | None:
         """What `sidestep rdma list` and `capture` ask; None: without it the rest goes on."""
-        if not isinstance(self.device, IwarpDevice):
-            return None
         try:
             return Control(self.sdp.loop, [self.device], "sidestep provider")
         except SidestepError as why:
-            self.sdp.services.log(f"{self.device.name} cannot be captured: {why}")
+            self.sdp.services.log(f"{self.device.name} cannot be listed or captured: {why}")
             return None
 
     # ---- what other hosts ask for ----
