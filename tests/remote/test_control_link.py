@@ -1,4 +1,4 @@
-"""The control link: what another provider may say on it, and what is answered; over loopback devices, in virtual time."""
+"""The control link: what another provider may say on it and what is answered; over loopback, in virtual time."""
 
 from __future__ import annotations
 
