@@ -58,6 +58,7 @@ extern __thread struct block *loader_block;
 extern const void *loader_known; /* shim->known */
 extern uint32_t loader_known_len;
 extern char loader_elsewhere[]; /* goes on at x17 */
+extern char loader_entry_exit[];
 extern char loader_entry[], loader_entry_sme[], loader_entry_switched[], loader_entry_filled[], loader_entry_inside[];
 
 static inline struct registers *registers_of(void *context)

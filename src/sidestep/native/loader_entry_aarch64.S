@@ -129,6 +129,17 @@ loader_elsewhere:
 	ldp x16, x17, [sp], #SPILL
 	br x17
 
+/* From put_exit(). */
+	.globl loader_entry_exit
+loader_entry_exit:
+	BLOCK x16
+	ldr x17, [x16, #BLOCK_TOP]
+	mov sp, x17
+	mov x17, #INSIDE_SIGNAL
+	str x17, [x16, #BLOCK_INSIDE]
+	mov x29, xzr
+	bl thread_exit
+
 /* void loader_enter(struct frame *, struct block *) */
 	.globl loader_enter, loader_leave
 loader_enter:

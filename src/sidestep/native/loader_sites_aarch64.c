@@ -16,18 +16,20 @@
 
 #include <stdlib.h>
 #include <string.h>
+#include <sys/syscall.h>
 
 #define SVC 0xd4000001u
 #define IMMEDIATE 0x001fffe0u /* bits of svc that the kernel takes no notice of */
 #define MRS_TPIDR 0xd53bd040u
 #define MSR_TPIDR 0xd51bd040u
 #define REGISTER 31u        /* bits of an instruction that name the first one */
-#define SIGRETURN 0xd2801168u /* mov x8, #139: a frame is known by these bytes, which need no replacing */
 #define SPILLS 0xa9bc47f0u   /* stp x16, x17, [sp, #-SPILL]! */
 #define UNSPILLS 0xa8c447f0u /* ldp x16, x17, [sp], #SPILL */
 #define NUMBER 8u           /* the register of a call's number */
 #define ARGUMENTS 0x3fu     /* those of its arguments */
 #define LOOKED_AT 16        /* instructions before a call */
+#define LEADING 4           /* of these, which may bring its number */
+#define UNKNOWN -1
 #define TRAMPOLINE_MAX 64
 #define TRAMPOLINE_BACK 40u   /* in one of a call */
 #define HWCAP2_SME 0x800000 /* asm/hwcap.h */
@@ -79,6 +81,14 @@ static void put_call(struct writer *writer, const uint8_t *site)
 	put(writer, branch(writer->at, site + 4));
 }
 
+/* exit(2), of a thread that may have no stack any more (musl's __unmapself) and needs no registers. */
+static void put_exit(struct writer *writer)
+{
+	put(writer, 0x58000050);                /* ldr x16, 8 */
+	put(writer, 0xd61f0200);                /* br x16 */
+	put_address(writer, loader_entry_exit);
+}
+
 static void put_pointer(struct writer *writer, const uint8_t *site, uint32_t word)
 {
 	const uint32_t offset = (uint32_t)((uint64_t)&loader_block - thread_pointer()) / 8, field = BLOCK_PROGRAM_TP / 8;
@@ -98,14 +108,16 @@ static void put_pointer(struct writer *writer, const uint8_t *site, uint32_t wor
 	put(writer, branch(writer->at, site + 4));
 }
 
-static bool replace(uint8_t *site, uint32_t word)
+static bool replace(uint8_t *site, uint32_t word, long number)
 {
 	uint8_t *room = pool_room(site, TRAMPOLINE_MAX);
 	struct writer writer = {room}, here = {site};
 
 	if (!room)
 		return false;
-	if (word == SVC)
+	if (word == SVC && number == SYS_exit)
+		put_exit(&writer);
+	else if (word == SVC)
 		put_call(&writer, site);
 	else
 		put_pointer(&writer, site, word);
@@ -203,6 +215,19 @@ static bool is_call(const struct sweep *sweep, const uint8_t *at)
 	return __builtin_popcount(brought & ARGUMENTS) >= 2 || (at + 8 <= sweep->code->end && reads_result(word_at(at + 4)));
 }
 
+/* The number of a call, if that is brought right before it. */
+static long number_at(const struct sweep *sweep, const uint8_t *at)
+{
+	for (int i = 1; i <= LEADING && at - 4 * i >= sweep->code->begin; i++) {
+		const uint32_t word = word_at(at - 4 * i);
+		if ((word & 0x7fe0001f) == (0x52800000 | NUMBER)) /* movz */
+			return word >> 5 & 0xffff;
+		if ((word >> 26 & 7) == 5 || writes(word) >> NUMBER & 1) /* a branch, or svc */
+			break;
+	}
+	return UNKNOWN;
+}
+
 /* ---- a sweep over the code ---- */
 static void leave(struct sites *sites, const uint8_t *at)
 {
@@ -219,10 +244,11 @@ static void look(const struct sweep *sweep, uint8_t *at, struct sites *sites)
 		return;
 	if (calls && word != SVC && !is_call(sweep, at))
 		return; /* one word of 2^16 looks so, and nobody has a reason to write it */
+	const long number = number_at(sweep, at);
 	sites->found++;
-	if (word == SVC && at > sweep->code->begin && word_at(at - 4) == SIGRETURN)
-		sites->idle++;
-	else if ((calls && (word != SVC || !is_call(sweep, at))) || !replace(at, word))
+	if (word == SVC && number == SYS_rt_sigreturn)
+		sites->idle++; /* a signal's frame is known by this code */
+	else if ((calls && (word != SVC || !is_call(sweep, at))) || !replace(at, word, number))
 		leave(sites, at);
 	else
 		sites->patched++;
