@@ -42,6 +42,7 @@
 #define BLOCK_LOW 48
 #define BLOCK_HIGH 56
 #define BLOCK_EXIT_SP 64
+#define BLOCK_KEPT 72
 #define INSIDE_SIGNAL 1 /* else, or 0, `inside` is a frame */
 #define CALLS_MAX 512   /* system calls with a larger number are not looked at */
 #define WANTED_OF_KNOWN 1 /* if its first argument is a descriptor that the shim knows; 0: never */
@@ -69,6 +70,8 @@ struct block {
 	uint64_t program_sp;
 	uint64_t low, high;  /* our stack */
 	uint64_t exit_sp;    /* where a thread that ends goes back to */
+	const uint64_t *kept; /* where the registers are that a handler finds as they were; NULL: in its context (aarch64) */
+	const struct frame *leaving; /* the last call, which has been made, or what a thread begins with */
 	uint32_t *clear_tid; /* as set_tid_address(2) has it */
 	bool bare;           /* a child in its parent's memory: its calls go to the kernel, not to the shim */
 	bool lends;          /* and its parent waits, so that the parent's connections can be spoken for */
@@ -82,7 +85,8 @@ struct block {
 static_assert(offsetof(struct block, top) == BLOCK_TOP && offsetof(struct block, thread_pointer) == BLOCK_THREAD_POINTER &&
               offsetof(struct block, inside) == BLOCK_INSIDE && offsetof(struct block, program_tp) == BLOCK_PROGRAM_TP &&
               offsetof(struct block, program_sp) == BLOCK_PROGRAM_SP && offsetof(struct block, low) == BLOCK_LOW &&
-              offsetof(struct block, high) == BLOCK_HIGH && offsetof(struct block, exit_sp) == BLOCK_EXIT_SP, "loader_entry_*.S");
+              offsetof(struct block, high) == BLOCK_HIGH && offsetof(struct block, exit_sp) == BLOCK_EXIT_SP &&
+              offsetof(struct block, kept) == BLOCK_KEPT, "loader_entry_*.S");
 
 /* ---- loader_entry_*.S ---- */
 extern char loader_signal_entry[];

@@ -17,6 +17,7 @@
 #define SPILL_BACK 16
 #define PLAIN 8 /* from where a trampoline comes back to where it makes the call itself */
 #define CLONE_ARGS_LENGTH 88 /* struct clone_args */
+#define CONTEXT_X 184 /* of a ucontext_t: uc_mcontext.regs */
 #define SYSCALL_LENGTH 4
 #define RED_ZONE 128 /* below its stack pointer: SPILL, and a word that Go keeps there */
 
@@ -53,6 +54,7 @@ struct registers {
 };
 static_assert(offsetof(struct registers, x) == offsetof(mcontext_t, regs) && offsetof(struct registers, pc) == offsetof(mcontext_t, pc),
               "asm/sigcontext.h");
+static_assert(offsetof(ucontext_t, uc_mcontext.regs) == CONTEXT_X, "loader_entry_aarch64.S");
 
 extern __thread struct block *loader_block;
 extern const void *loader_known; /* shim->known */

@@ -215,6 +215,7 @@ __attribute__((used, visibility("hidden"))) uint64_t loader_call(struct frame *f
 		return frame_unchanged(frame);
 	}
 	uint64_t result = block->diverted == frame ? (uint64_t)-EINTR : call_make(frame, block);
+	block->leaving = frame;
 	block->inside = INSIDE_SIGNAL; /* no handler sees this call any more */
 	if (__builtin_expect(block->diverted != frame, 1))
 		return result;

@@ -117,11 +117,14 @@ to_program:                     /* x19: the frame, x20: the block */
 	sub x16, x16, #SPILL
 	ldp x0, x1, [x19, #FRAME_X16]
 	stp x0, x1, [x16]
+	ldr x0, [x19, #FRAME_BACK]
+	str x0, [x16, #SPILL_BACK]
 	mov sp, x19
-	str xzr, [x20, #BLOCK_INSIDE]
-	ldr x17, [sp, #FRAME_BACK]
 	REGISTERS ldp, ldr, sp
 	mov sp, x16
+	BLOCK x17                       /* not earlier: a handler is to find the program's registers, see block.leaving */
+	str xzr, [x17, #BLOCK_INSIDE]
+	ldr x17, [sp, #SPILL_BACK]
 	br x17
 
 	.globl loader_elsewhere
@@ -228,32 +231,54 @@ loader_signal_entry:
 	br x16
 1:	ret
 
-/* void loader_to_handler(handler, sig, info, context, stack): it may never return */
+/*
+ * void loader_to_handler(handler, sig, info, context, stack): it may never return. In x18 to x28 a handler finds what the
+ * program had there, as by the kernel: Go's has its thread in x28.
+ */
 	.globl loader_to_handler
 	.p2align 4
 loader_to_handler:
-	stp x29, x30, [sp, #-32]!
-	str x20, [sp, #16]
+	stp x29, x30, [sp, #-112]!
+	stp x19, x20, [sp, #16]
+	stp x21, x22, [sp, #32]
+	stp x23, x24, [sp, #48]
+	stp x25, x26, [sp, #64]
+	stp x27, x28, [sp, #80]
+	str x18, [sp, #96]
 	mov x29, sp
-	BLOCK x20
+	BLOCK x5
 	cbz x4, 1f
-	sub x5, sp, #64
-	and x5, x5, #~63
-	str x5, [x20, #BLOCK_TOP]       /* our stack is in use down to there */
+	sub x6, sp, #64
+	and x6, x6, #~63
+	str x6, [x5, #BLOCK_TOP]        /* our stack is in use down to there */
 	and x4, x4, #~15
 	mov sp, x4
-1:	mov x16, x0
+1:	ldr x6, [x5, #BLOCK_KEPT]
+	cbnz x6, 2f
+	add x6, x3, #CONTEXT_X
+2:	str x29, [sp, #-16]!
+	str xzr, [x5, #BLOCK_INSIDE]
+	mov x16, x0
 	mov w0, w1
 	mov x1, x2
 	mov x2, x3
-	str xzr, [x20, #BLOCK_INSIDE]
+	.irp number, 18, 20, 22, 24, 26
+	PAIR ldp, \number, x6
+	.endr
+	ldr x28, [x6, #224]
 	blr x16
-	BLOCK x20
-	mov x16, #INSIDE_SIGNAL
-	str x16, [x20, #BLOCK_INSIDE]
-	mov sp, x29
-	ldr x20, [sp, #16]
-	ldp x29, x30, [sp], #32
+	BLOCK x5
+	mov x6, #INSIDE_SIGNAL
+	str x6, [x5, #BLOCK_INSIDE]
+	ldr x6, [sp]
+	mov sp, x6
+	ldr x18, [sp, #96]
+	ldp x27, x28, [sp, #80]
+	ldp x25, x26, [sp, #64]
+	ldp x23, x24, [sp, #48]
+	ldp x21, x22, [sp, #32]
+	ldp x19, x20, [sp, #16]
+	ldp x29, x30, [sp], #112
 	ret
 
 	.section .note.GNU-stack, "", @progbits

@@ -46,7 +46,8 @@ void thread_block_init(struct block *block, uint64_t low, uint64_t high)
 
 static void enter(struct frame *frame, struct block *block, uint64_t mask)
 {
-	block->inside = 1;
+	block->leaving = frame;
+	block->inside = INSIDE_SIGNAL;
 	block->program_tp = frame->thread_pointer;
 	block->program_sp = frame->sp;
 	block_set(block);
@@ -116,6 +117,7 @@ static long thread_make(const struct frame *frame, uint64_t flags, uint64_t stac
 
 __attribute__((used, visibility("hidden"))) void loader_bare_start(struct block *block)
 {
+	block_set(block);
 	signals_set(block->mask);
 }
 
@@ -162,7 +164,8 @@ static long bare_make(const struct frame *frame, uint64_t flags, uint64_t stack,
 	block->lends = flags & CLONE_VFORK;
 	block->program_tp = child->thread_pointer;
 	block->program_sp = child->sp;
-	block->inside = 1;
+	block->leaving = child;
+	block->inside = INSIDE_SIGNAL;
 	if (block->lends)
 		shim->lend();
 	block->mask = signals_set(ALL_SIGNALS);
