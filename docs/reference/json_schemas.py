@@ -24,6 +24,7 @@ from sidestep.observe.demotion import Result
 from sidestep.observe.doctor import Finding, Level
 from sidestep.observe.explain import Explanation, Verdict
 from sidestep.observe.rdma import ProcessView
+from sidestep.observe.rdma_kernel import KernelDeviceView
 from sidestep.remote.gateway import Tally
 from sidestep.switch.protocol import Capabilities
 
@@ -144,7 +145,7 @@ DOCUMENTS: Final[dict[str, Any]] = {
         "seed": int, "kind": str, "fault": str | None, "messages?": _ENDS, "received?": _ENDS, "ended_s?": float,
         "entries": [{"at_s": float, "end": str, "what": str, "text": str, "sdp?": _MESSAGE}],
     },
-    "rdma.list": {"processes": [ProcessView]},
+    "rdma.list": {"kernel_devices": [KernelDeviceView], "processes": [ProcessView]},
     "rdma.ping": {
         "server": str, "size": int, "sent": int, "received": int, "wrong": int, "round_trip_us": dict[str, float],
         "error": str | None, "queue_pair": dict[str, Any],

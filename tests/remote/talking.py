@@ -106,6 +106,12 @@ def sha256_of(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
+def on_tcp(*hosts: Host) -> None:
+    """Waits until the one connection of each host has gone back."""
+    for host in hosts:
+        host.sidestep.wait_for(lambda found: len(found) == 1 and found[0].state == "pinned")
+
+
 def ends_well(client: subprocess.Popen[str], more_than: int = 0) -> None:
     """Every byte was right, and the end came behind them."""
     said = line(client)

@@ -9,7 +9,7 @@ import time
 
 import pytest
 from hosts import Host
-from talking import PORT, TALKERS, ends_well, line, promoted, serving, talking
+from talking import PORT, TALKERS, ends_well, line, on_tcp, promoted, serving, talking
 
 pytestmark = pytest.mark.slow
 
@@ -23,12 +23,6 @@ def test_the_rdma_connection_is_cut_and_tcp_goes_on(two: tuple[Host, Host]) -> N
     on_tcp(one, other)
     ends_well(client, more_than=100)
     assert not one.counter("relay_reset") + other.counter("relay_reset")
-
-
-def on_tcp(*hosts: Host) -> None:
-    """Waits until the one connection of each host has gone back."""
-    for host in hosts:
-        host.sidestep.wait_for(lambda found: len(found) == 1 and found[0].state == "pinned")
 
 
 def test_many_are_cut_at_once_under_load(two: tuple[Host, Host]) -> None:

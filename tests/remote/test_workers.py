@@ -12,13 +12,12 @@ from pathlib import Path
 
 import pytest
 from hosts import Host, Make
-from talking import ends_well, line, promoted, serving, talking
+from talking import ends_well, line, on_tcp, promoted, serving, talking
 from test_explicit_sdp import call
 from test_explicit_sdp import serving as echo_server
 
 # The same with workers as without: this module's `two` has some.
 from test_loss import (  # noqa: F401 - collected from here as well
-    on_tcp,
     test_a_link_that_comes_back_costs_nothing_but_time,
     test_a_program_that_is_killed_ends_as_over_tcp,
     test_a_provider_that_is_told_to_go_leaves_tcp_behind,

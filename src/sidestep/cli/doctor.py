@@ -11,7 +11,8 @@ import click
 from sidestep.cli.options import json_option, socket_option
 from sidestep.cli.shown import show
 from sidestep.observe.check import check_place, check_program
-from sidestep.observe.doctor import Finding, Level, check_machine
+from sidestep.observe.doctor import Finding, Level, check_machine, run_checks
+from sidestep.observe.doctor_rdma import rdma_checks
 
 _VERDICTS = {
     Level.OK: "its connections to other programs under sidestep can be promoted",
@@ -29,7 +30,8 @@ def doctor(programs: tuple[str, ...], socket: Path, as_json: bool) -> None:
 
     Exit code 1 if anything keeps connections on TCP, else 0.
     """
-    findings = [*check_machine(socket), *(one for name in programs for one in check_program(name))]
+    machine = (*check_machine(socket), *run_checks(rdma_checks()))
+    findings = [*machine, *(one for name in programs for one in check_program(name))]
     show({"findings": [one.as_json() for one in findings]}, _lines(findings), as_json=as_json, indent=1)
     sys.exit(_worst(findings) is Level.FAIL)
 

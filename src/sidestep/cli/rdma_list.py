@@ -1,4 +1,4 @@
-"""`sidestep rdma list`: the devices of running processes."""
+"""`sidestep rdma list`: the devices of the kernel, and those of running processes."""
 
 from __future__ import annotations
 
@@ -9,30 +9,42 @@ import click
 from sidestep.cli.options import json_option
 from sidestep.cli.shown import printable, show
 from sidestep.observe.rdma import DeviceView, ProcessView, processes
+from sidestep.observe.rdma_kernel import KernelDeviceView, kernel_devices
 
 
 @click.command(name="list")
 @click.option("-v", "--verbose", is_flag=True, help="All counters, and all that a queue pair tells.")
 @json_option
 def list_(verbose: bool, as_json: bool) -> None:
-    """List the RDMA devices of running processes: addresses, connections and counters.
+    """List the RDMA devices of the kernel, and of running processes: addresses, connections and counters.
 
-    Devices made of software are seen, of processes of this user; root sees those of all users. Counters are explained
-    in docs/internals/iwarp.md.
+    Of the kernel's each port is shown with its state and addresses. Of processes those of this user are seen, and root
+    sees those of all users. Counters are explained in docs/internals/iwarp.md.
 
     Exit code 0 also if there is none.
     """
+    kernel = kernel_devices()
     found = processes()
-    lines = (
-        printable(line)
-        for process in found
-        for device in process.devices
-        for line in _lines(process, device, verbose=verbose)
+    of_kernel = [line for device in kernel for line in _kernel_lines(device)]
+    of_processes = (
+        line for process in found for device in process.devices for line in _lines(process, device, verbose=verbose)
     )
-    show({"processes": [asdict(process) for process in found]}, lines, as_json=as_json)
-    if not found and not as_json:
-        click.echo("sidestep: no process with an RDMA device is running", err=True)
-        click.echo("hint: start one with 'sidestep rdma server'", err=True)
+    document = {
+        "kernel_devices": [asdict(device) for device in kernel],
+        "processes": [asdict(process) for process in found],
+    }
+    show(document, map(printable, (*of_kernel, *of_processes)), as_json=as_json)
+    if not found and not kernel and not as_json:
+        click.echo("sidestep: the kernel has no RDMA device, and no process with one is running", err=True)
+        click.echo("hint: start one of software with 'sidestep rdma server'", err=True)
+
+
+def _kernel_lines(device: KernelDeviceView) -> list[str]:
+    lines = [f"{device.name}  {device.node_type}  of the kernel"]
+    for port in device.ports:
+        lines.append(f"  port {port.number}  {port.state}  {port.link_layer}  {port.rate}")
+        lines += [f"    GID {each.index}  {each.gid}  {each.type}  {each.interface}".rstrip() for each in port.gids]
+    return lines
 
 
 def _lines(process: ProcessView, device: DeviceView, *, verbose: bool) -> list[str]:

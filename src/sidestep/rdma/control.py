@@ -32,7 +32,7 @@ from collections.abc import Iterator, Sequence
 from itertools import count
 from pathlib import Path
 from struct import Struct
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from sidestep import config, limits
 from sidestep.accepting import Acceptor
@@ -42,7 +42,7 @@ from sidestep.rdma.iwarp.tap import Seen, SeenKind, WireEnds
 
 if TYPE_CHECKING:
     from sidestep.loop import Loop
-    from sidestep.rdma.iwarp.device import IwarpDevice
+    from sidestep.rdma.iwarp.tap import Taps
 
 _HEADER: Final = Struct("!BBQQQQ")  # what, outbound, wire, time, offset, acknowledged
 _HEADER_AT_MOST: Final = _HEADER.size + 4096
@@ -88,10 +88,22 @@ def in_pieces(seen: Seen) -> Iterator[Seen]:
         yield Seen(seen.what, seen.wire, seen.time_ns, seen.outbound, seen.offset + at, seen.acknowledged, piece)
 
 
+class Observed(Protocol):
+    """A device, as far as others may ask about it."""
+
+    name: str
+    address: str
+    taps: Taps
+
+    def listening(self) -> list[int]: ...
+    def counters(self) -> dict[str, int]: ...
+    def queue_pairs(self) -> list[dict[str, object]]: ...
+
+
 class CaptureFilter:
     """Which connections a capture is about."""
 
-    def __init__(self, address: str | None, port: int | None, devices: Sequence[IwarpDevice]) -> None:
+    def __init__(self, address: str | None, port: int | None, devices: Sequence[Observed]) -> None:
         self._address, self._port = address, port
         self._devices = devices
         self._left_out_max = limits.RDMA_LEFT_OUT_MAX
@@ -126,7 +138,7 @@ class CaptureFilter:
 class Control:
     """The socket of this process, for some of its devices."""
 
-    def __init__(self, loop: Loop, devices: Sequence[IwarpDevice], title: str, directory: Path | None = None) -> None:
+    def __init__(self, loop: Loop, devices: Sequence[Observed], title: str, directory: Path | None = None) -> None:
         """Listens.
 
         Raises:
@@ -196,7 +208,7 @@ class _Client:
         self._lost = 0  # things of a capture that had no room
         self._asked_all = False  # by his own word
         self._wanted: CaptureFilter | None = None
-        self._tapped: list[IwarpDevice] = []
+        self._tapped: list[Observed] = []
         self._watched = 0
         self._watch()
 

@@ -238,6 +238,7 @@ def unsignaled_requests_are_silent(bench: Bench) -> None:
 @check("IBTA 9.2.3; RFC 5040 4.1")
 def solicited_is_told_to_the_receiver(bench: Bench) -> None:
     """The receiver is told whether the sender asked for an event."""
+    bench.needs(bench.passive.attributes.solicited_told, "completions do not say whether they were solicited")
     active, passive = bench.pair()
     passive.post_recvs(3)
     active.send(0, b"plain")

@@ -102,13 +102,10 @@ class SoftRequest(ConnectionRequest):
         """Takes it out of what its manager has to be answered."""
 
 
-class SoftManager(ConnectionManager, Generic[_Q]):
-    """The connection manager of one device, whose queue pairs are of one class."""
+class ListenerTable(ConnectionManager):
+    """The part of a connection manager that keeps listeners and finds the one a request is for."""
 
-    device: SoftDevice
-
-    def __init__(self, device: SoftDevice) -> None:
-        self.device = device
+    def __init__(self) -> None:
         self.listeners: list[SoftListener] = []
 
     def listen(
@@ -147,6 +144,21 @@ class SoftManager(ConnectionManager, Generic[_Q]):
                 return REJECT_CONSUMER if listener.pending >= listener.backlog else listener
         return REJECT_CONSUMER
 
+    def check_private_data(self, private_data: bytes, most: int) -> None:
+        """Raises Misuse if there is too much."""
+        if len(private_data) > most:
+            raise Misuse(f"{len(private_data)} bytes of private data; {most} have room")
+
+
+class SoftManager(ListenerTable, Generic[_Q]):
+    """The connection manager of one device, whose queue pairs are of one class."""
+
+    device: SoftDevice
+
+    def __init__(self, device: SoftDevice) -> None:
+        super().__init__()
+        self.device = device
+
     def check_qp(self, qp: QueuePair) -> _Q:
         """A queue pair that can be connected.
 
@@ -158,8 +170,3 @@ class SoftManager(ConnectionManager, Generic[_Q]):
         if qp.state is not QpState.INIT or qp.connection is not None:
             raise Misuse(f"a queue pair in {qp.state.name} that was used before cannot be connected")
         return cast("_Q", qp)  # what the device makes
-
-    def check_private_data(self, private_data: bytes, most: int) -> None:
-        """Raises Misuse if there is too much."""
-        if len(private_data) > most:
-            raise Misuse(f"{len(private_data)} bytes of private data; {most} have room")

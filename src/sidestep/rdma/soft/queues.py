@@ -5,20 +5,32 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from sidestep.errors import Misuse
 from sidestep.rdma.verbs import AsyncEvent, CompletionQueue, EventKind
 from sidestep.rdma.work import Opcode, Status
 
 if TYPE_CHECKING:
-    from sidestep.rdma.soft.device import SoftDevice
-    from sidestep.rdma.soft.qp import SoftQueuePair
-    from sidestep.rdma.verbs import CompletionHandler
+    from sidestep.rdma.verbs import CompletionHandler, EventHandler
     from sidestep.rdma.work import Completion
 
 _SUCCESS = Status.SUCCESS
 _RECEIVE = Opcode.RECEIVE
+
+
+class Owner(Protocol):
+    """The device of a queue, as far as queues know it."""
+
+    notices: deque[Callable[[], object]]
+
+    def tell(self, event: AsyncEvent, handler: EventHandler | None = None) -> None: ...
+
+
+class User(Protocol):
+    """A queue pair that completes in a queue."""
+
+    def break_off(self, kind: EventKind, why: str) -> None: ...
 
 
 class SoftQueue(CompletionQueue):
@@ -26,10 +38,10 @@ class SoftQueue(CompletionQueue):
 
     __slots__ = ("capacity", "device", "users")
 
-    def __init__(self, device: SoftDevice, capacity: int) -> None:
+    def __init__(self, device: Owner, capacity: int) -> None:
         self.device = device
         self.capacity = capacity
-        self.users: list[SoftQueuePair] = []  # once for each of its two queues
+        self.users: list[User] = []  # once for each of its two queues
 
     def add(self, completion: Completion) -> None:
         raise NotImplementedError
@@ -44,7 +56,7 @@ class HandledQueue(SoftQueue):
 
     __slots__ = ("_notices", "entries", "handler")
 
-    def __init__(self, device: SoftDevice, capacity: int, handler: CompletionHandler) -> None:
+    def __init__(self, device: Owner, capacity: int, handler: CompletionHandler) -> None:
         super().__init__(device, capacity)
         self.handler = handler
         self.entries: list[Completion] = []
@@ -72,7 +84,7 @@ class PolledQueue(SoftQueue):
 
     __slots__ = ("_armed", "_dead", "_entries", "_solicited_only")
 
-    def __init__(self, device: SoftDevice, capacity: int) -> None:
+    def __init__(self, device: Owner, capacity: int) -> None:
         super().__init__(device, capacity)
         self._entries: deque[Completion] = deque()
         self._armed: Callable[[CompletionQueue], object] | None = None

@@ -14,13 +14,16 @@ from sidestep.loop import READ, Loop
 from sidestep.rdma.iwarp.device import IwarpDevice
 from sidestep.rdma.iwarp.settings import IwarpSettings
 from sidestep.rdma.iwarp.startup.terms import MpaSettings
+from sidestep.rdma.kernel.device import KernelDevice
 
 if TYPE_CHECKING:
     from types import FrameType
 
 
 _PORT_DIGITS_MAX: Final = 5
-ToolDevice: TypeAlias = IwarpDevice  # what tools can open: a `verbs.Device` that `control` can be asked about
+ToolDevice: TypeAlias = (
+    IwarpDevice | KernelDevice
+)  # what tools can open: a `verbs.Device` that `control` can be asked about
 
 
 def _iwarp(address: str, loop: Loop, *, crc: bool, markers: bool, name: str) -> IwarpDevice:
@@ -28,7 +31,13 @@ def _iwarp(address: str, loop: Loop, *, crc: bool, markers: bool, name: str) -> 
     return IwarpDevice(address, loop, IwarpSettings(startup=startup), name=name)
 
 
-DEVICES: Final = {"iwarp": _iwarp}
+def _verbs(address: str, loop: Loop, *, crc: bool, markers: bool, name: str) -> KernelDevice:
+    if not crc or markers:
+        raise Misuse("checksums and markers are the business of the adapter", remedy="leave the option out")
+    return KernelDevice(address, loop, name=name)
+
+
+DEVICES: Final[dict[str, Callable[..., ToolDevice]]] = {"iwarp": _iwarp, "verbs": _verbs}
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,96 @@
+"""RDMA devices that the kernel has, as sysfs tells of them: no library and no privilege is needed to look.
+
+The files are described in the kernel's Documentation/ABI/stable/sysfs-class-infiniband.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from ipaddress import IPv6Address
+from pathlib import Path
+from typing import Final
+
+SYSFS: Final = Path("/sys/class/infiniband")
+
+
+@dataclass(slots=True)
+class GidView:
+    """An address of a port; its fields are names of `sidestep rdma list --json`."""
+
+    index: int
+    gid: str
+    type: str  # "RoCE v2", "IB/RoCE v1"
+    interface: str  # of the network, empty if it has none
+
+
+@dataclass(slots=True)
+class PortView:
+    """A port; likewise."""
+
+    number: int
+    state: str  # "ACTIVE", "DOWN" and others
+    link_layer: str  # "InfiniBand", "Ethernet"
+    rate: str
+    gids: list[GidView] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class KernelDeviceView:
+    """A device; likewise."""
+
+    name: str
+    node_type: str  # "CA", "RNIC" (iWARP) and others
+    firmware: str
+    ports: list[PortView] = field(default_factory=list)
+
+
+def kernel_devices(sysfs: Path = SYSFS) -> list[KernelDeviceView]:
+    """All of them, by name; none where the kernel has no RDMA."""
+    return [_device(path) for path in _in_order(sysfs)]
+
+
+def _device(path: Path) -> KernelDeviceView:
+    ports = [_port(each) for each in _in_order(path / "ports")]
+    return KernelDeviceView(path.name, _word(path / "node_type"), _text(path / "fw_ver"), ports)
+
+
+def _port(path: Path) -> PortView:
+    gids = []
+    for each in _in_order(path / "gids"):
+        if (gid := _gid(_text(each))) is not None:
+            kind, interface = (_text(path / "gid_attrs" / what / each.name) for what in ("types", "ndevs"))
+            gids.append(GidView(int(each.name), gid, kind, interface))
+    return PortView(int(path.name), _word(path / "state"), _text(path / "link_layer"), _text(path / "rate"), gids)
+
+
+def _gid(text: str) -> str | None:
+    """As addresses are written; None for an empty place of the table."""
+    try:
+        found = IPv6Address(text)
+    except ValueError:
+        return None
+    if not int(found):
+        return None
+    return f"::ffff:{found.ipv4_mapped}" if found.ipv4_mapped is not None else str(found)
+
+
+def _in_order(folder: Path) -> list[Path]:
+    """By number where names are numbers."""
+    try:
+        found = list(folder.iterdir())
+    except OSError:
+        return []
+    return sorted(found, key=lambda path: (int(path.name) if path.name.isdecimal() else 0, path.name))
+
+
+def _word(path: Path) -> str:
+    """What stands behind the number: `4: ACTIVE`."""
+    return _text(path).rpartition(":")[2].strip()
+
+
+def _text(path: Path) -> str:
+    """Nothing where it cannot be read: empty places of the table cannot."""
+    try:
+        return path.read_text(encoding="ascii", errors="replace").strip()
+    except OSError:
+        return ""

@@ -1,0 +1,342 @@
+"""A device of the kernel: an adapter, or Linux's rxe and siw, used by way of libibverbs and librdmacm.
+
+    device = KernelDevice("198.18.2.11", loop)  # the RDMA device that has this address
+
+Each has an `ibv_context` of its own, and so its own descriptors: of asynchronous events, of completions, of the
+connection manager. They do not block and are watched by the loop that drives the device; whatever comes of them is put
+into `notices`, so nobody is called from inside a call. Everything is done in the thread of that loop.
+
+What the calls of verbs do in the kernel they do at once, and may wait there: registering pins memory, and siw connects
+TCP within `rdma_connect`.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from ctypes import POINTER, byref, c_void_p, cast
+from ipaddress import ip_address
+from typing import TYPE_CHECKING, Any, Final
+
+from sidestep import limits
+from sidestep.errors import LimitReached, Misuse
+from sidestep.loop import Loop
+from sidestep.rdma.iwarp.tap import Taps
+from sidestep.rdma.kernel import abi, gids, quirks
+from sidestep.rdma.kernel.libraries import libraries, told
+from sidestep.rdma.kernel.manager import KernelManager
+from sidestep.rdma.kernel.memory import KernelDomain
+from sidestep.rdma.kernel.queues import KernelHandledQueue, KernelPolledQueue
+from sidestep.rdma.kernel.receives import KernelSharedReceives
+from sidestep.rdma.kernel.settings import VerbsSettings
+from sidestep.rdma.verbs import AsyncEvent, Device, DeviceAttributes, EventKind
+from sidestep.rdma.work import RKey
+
+if TYPE_CHECKING:
+    from collections import deque
+    from collections.abc import Callable
+
+    from sidestep.rdma.kernel.memory import KernelRegion, KernelWindow
+    from sidestep.rdma.kernel.qp import KernelQueuePair
+    from sidestep.rdma.kernel.queues import KernelQueue
+    from sidestep.rdma.verbs import CompletionHandler, CompletionQueue, EventHandler, QpCapabilities
+
+# Private data with rdma_cm: the TCP port space of InfiniBand begins with 36 bytes of the IP addressing annex (A11), and
+# rdma_conn_param counts in 8 bits, and Linux takes 256 of iWARP, with the 4 of RFC 6581 (siw_cm.h: MPA_MAX_PRIVDATA).
+_IB_REQUEST: Final = 92 - 36
+_IWARP_PRIVATE: Final = 248  # bytes; with 252 Linux 6.1 makes no connection
+_DEPTH_MAX: Final = 255  # RDMA Reads: of 8 bits
+_KINDS: Final = {int(kind) for kind in EventKind}
+_OF_SRQ: Final = (EventKind.SRQ_LIMIT_REACHED,)
+_OF_DEVICE: Final = (EventKind.DEVICE_FATAL, EventKind.PORT_ACTIVE, EventKind.PORT_ERROR)
+
+
+class KernelDevice(Device):
+    """One of them.
+
+    Args:
+        address: An IP address of this host, whose interface has an RDMA device.
+        loop: What drives it; its own unless given, and then closed with it.
+        settings: Times.
+        name: For people.
+
+    Raises:
+        Misuse: The address is none.
+        Unavailable: A library is missing, which the remedy names, or no RDMA device has the address.
+    """
+
+    cm: KernelManager
+
+    def __init__(
+        self, address: str, loop: Loop | None = None, settings: VerbsSettings | None = None, *, name: str = "verbs"
+    ) -> None:
+        _check_address(address)
+        self.libraries: Any = libraries()
+        self.address = address
+        self.name = name
+        self.settings = settings or VerbsSettings()
+        self.on_event: EventHandler | None = None
+        self.log = logging.getLogger(__name__)
+        self.closed = False
+        self.taps = Taps(name)  # nothing comes by there: what is on the wire the kernel keeps to itself
+        self.domains: list[KernelDomain] = []
+        self.queues: dict[int, KernelQueue] = {}  # by address
+        self.shared: dict[int | None, KernelSharedReceives] = {}
+        self.by_number: dict[int, KernelQueuePair] = {}
+        self.by_address: dict[int, KernelQueuePair] = {}
+        self.receives: dict[int, KernelQueuePair | KernelSharedReceives] = {}  # whose, by number
+        self.memory_by_index: dict[int, KernelRegion | KernelWindow] = {}  # by the upper 24 bits of the key
+        self._receive_number = 0
+        self.inline_max = limits.VERBS_INLINE_ASKED
+        self._owns_loop = loop is None
+        self.loop = loop or Loop()
+        self.notices: deque[Callable[[], object]] = self.loop.notices
+        try:
+            self._open()
+        except BaseException:
+            if self._owns_loop:
+                self.loop.close()
+            raise
+
+    def _open(self) -> None:
+        self.cm = KernelManager(self)
+        try:
+            self.context, self.port, self.kernel_name = self.cm.open_context()
+        except BaseException:
+            self.cm.close()
+            raise
+        found = cast(self.context, POINTER(abi.Context)).contents
+        self.ops = found.ops
+        self.iwarp: bool = found.device.contents.transport_type == abi.TRANSPORT_IWARP
+        self.channel = self.libraries.ibv_create_comp_channel(self.context)
+        self._async_fd: int = found.async_fd
+        self._completion_fd: int = self.channel.contents.fd
+        self._cq_address, self._cq_context = c_void_p(), c_void_p()
+        self._filler: int | None = None
+        if quirks.is_siw(self.kernel_name):
+            self._filler = self.libraries.ibv_create_cq(self.context, quirks.SIW_FILLER, None, None, 0)
+        self._read_attributes()
+        for fd, handler in ((self._async_fd, self._read_events), (self._completion_fd, self._read_completions)):
+            os.set_blocking(fd, False)
+            self.loop.on_readable(fd, handler)
+
+    def _read_attributes(self) -> None:
+        device, port = abi.DeviceAttr(), abi.PortAttr()
+        self.libraries.ibv_query_device(self.context, byref(device))
+        self.libraries.ibv_query_port(self.context, self.port, byref(port))
+        self.attributes = _attributes(device, port, iwarp=self.iwarp, driver=self.kernel_name)
+        self.shared_scatter_max = min(self.attributes.scatter_max, device.max_srq_sge or self.attributes.scatter_max)
+        table = [] if self.iwarp else gids.entries(self.libraries, self.context, self.port, port.gid_tbl_len)
+        self.gid = gids.choose(table, self.address)
+
+    # ---- the user's side ----
+
+    def alloc_pd(self) -> KernelDomain:
+        self.check_open()
+        try:
+            domain = KernelDomain(self)
+        except OSError as error:
+            raise told(error, "no protection domain could be made") from error
+        self.domains.append(domain)
+        return domain
+
+    def create_cq(self, capacity: int, handler: CompletionHandler | None = None) -> KernelQueue:
+        self.check_open()
+        if not 0 < capacity <= self.attributes.completions_max:
+            raise Misuse(f"a completion queue of {capacity}; the device offers up to {self.attributes.completions_max}")
+        return KernelPolledQueue(self, capacity) if handler is None else KernelHandledQueue(self, capacity, handler)
+
+    def close(self) -> None:
+        if self.closed:
+            return
+        self.closed = True
+        self.cm.end_connections()
+        for domain in self.domains:
+            for window in list(domain.windows):
+                window.deallocate()
+            for qp in list(domain.queue_pairs):
+                qp.destroy()
+            for region in list(domain.regions):
+                region.deregister()
+        for domain in list(self.domains):  # a queue pair may use the shared receives of another domain
+            for srq in list(domain.shared_receives):
+                srq.destroy()
+            domain.deallocate()
+        for queue in list(self.queues.values()):
+            queue.destroy()
+        self.cm.close()
+        for fd in (self._async_fd, self._completion_fd):
+            self.loop.forget(fd)
+        if self._filler is not None:
+            self.libraries.ibv_destroy_cq(self._filler)
+        self.libraries.ibv_destroy_comp_channel(self.channel)
+        self.libraries.ibv_close_device(self.context)
+        if self._owns_loop:
+            self.loop.close()
+
+    # ---- for what belongs to the device ----
+
+    def check_open(self) -> None:
+        """Misuse when the device is closed."""
+        if self.closed:
+            raise Misuse(f"the device {self.name} is closed")
+
+    def own_queue(self, queue: CompletionQueue) -> KernelQueue:
+        """Misuse if the completion queue is not of this device."""
+        if not isinstance(queue, KernelHandledQueue | KernelPolledQueue) or queue.device is not self:
+            raise Misuse("a completion queue of another device")
+        return queue
+
+    def check_capabilities(self, capabilities: QpCapabilities) -> None:
+        """Misuse if no queue pair can have them; LimitReached if there is no more room for one."""
+        attributes = self.attributes
+        if not 0 < capabilities.max_send_wr <= attributes.work_requests_max:
+            raise Misuse(f"a send queue of {capabilities.max_send_wr}")
+        if not 0 < capabilities.max_recv_wr <= attributes.work_requests_max:
+            raise Misuse(f"a receive queue of {capabilities.max_recv_wr}")
+        for depth in (capabilities.initiator_depth, capabilities.responder_resources):
+            if not 0 <= depth <= attributes.read_depth_max:
+                raise Misuse(f"a depth of {depth} RDMA Reads; the device offers {attributes.read_depth_max}")
+        if len(self.by_number) >= attributes.queue_pairs_max:
+            raise LimitReached(f"the device has {attributes.queue_pairs_max} queue pairs already")
+
+    def next_receive(self) -> int:
+        self._receive_number += 1
+        return self._receive_number
+
+    def tell(self, event: AsyncEvent, handler: EventHandler | None = None) -> None:
+        """To the handler of what it is about, else to the device's, if there is one."""
+        if (handler := handler or self.on_event) is not None:
+            self.notices.append(lambda: handler(event))
+
+    def invalidated(self, key: RKey) -> None:
+        """A request, of this end or the other one, voided a key."""
+        memory = self.memory_by_index.get(key >> 8)
+        if memory is not None and memory.rkey == key:
+            memory.invalidated()
+
+    def completed(self, wc: abi.Wc) -> None:
+        """Finds what a completion is of: the lowest bit of its number tells receives, the rest which."""
+        number = wc.wr_id >> 1
+        qp = self.by_number.get(wc.qp_num)
+        if not wc.wr_id & 1:
+            if qp is not None:
+                qp.send_completed(number, wc)
+            return
+        owner = self.receives.pop(number, None)
+        if owner is None:
+            return
+        if isinstance(owner, KernelSharedReceives):
+            receive = owner.posted.pop(number, None)
+            owner.low()
+        else:
+            receive = owner.take_receive(number)
+        if qp is not None and receive is not None:
+            qp.receive_completed(receive, wc)
+
+    def queue_pairs(self) -> list[dict[str, object]]:
+        """Each as it is, by number."""
+        return [qp.details() for _, qp in sorted(self.by_number.items())]
+
+    def listening(self) -> list[int]:
+        return self.cm.ports
+
+    def counters(self) -> dict[str, int]:
+        """What there is now."""
+        return {
+            "connections": len(self.cm.connections),
+            "listeners": len(self.cm.listeners),
+            "queue_pairs": len(self.by_number),
+            "regions": sum(len(domain.regions) for domain in self.domains),
+            "windows": sum(len(domain.windows) for domain in self.domains),
+        }
+
+    # ---- the descriptors' side ----
+
+    def _read_completions(self) -> None:
+        address = self._cq_address
+        while True:
+            try:
+                self.libraries.ibv_get_cq_event(self.channel, byref(address), byref(self._cq_context))
+            except OSError:  # EAGAIN
+                return
+            self.libraries.ibv_ack_cq_events(address, 1)
+            queue = self.queues.get(address.value or 0)
+            if queue is not None:
+                queue.woken()
+            if self.closed:
+                return
+
+    def _read_events(self) -> None:
+        record = abi.AsyncEventRecord()
+        while not self.closed:
+            try:
+                self.libraries.ibv_get_async_event(self.context, byref(record))
+            except OSError:  # EAGAIN
+                return
+            number, address = record.event_type, record.element.object or 0
+            self.libraries.ibv_ack_async_event(byref(record))
+            if number in _KINDS:
+                self._event(EventKind(number), address)
+
+    def _event(self, kind: EventKind, address: int) -> None:
+        if kind in _OF_DEVICE:
+            self.tell(AsyncEvent(kind, self, f"{self.kernel_name} says so"))
+            if kind is EventKind.DEVICE_FATAL:
+                self.fail()
+        elif kind is EventKind.CQ_ERROR:
+            if (queue := self.queues.get(address)) is not None:
+                self.tell(AsyncEvent(kind, queue, "the device's own queue ran over"))
+                for user in dict.fromkeys(queue.users):
+                    user.break_off(EventKind.QP_FATAL, "its completion queue ran over")
+        elif kind in _OF_SRQ:
+            if (srq := self.shared.get(address)) is not None:
+                srq.low()
+        elif (qp := self.by_address.get(address)) is not None:
+            qp.event(kind)
+
+    def fail(self) -> None:
+        """The device is gone: everything on it is over."""
+        for qp in list(self.by_number.values()):
+            qp.failed()
+
+
+def _attributes(device: abi.DeviceAttr, port: abi.PortAttr, *, iwarp: bool, driver: str) -> DeviceAttributes:
+    """What the device says of itself, and what its transport is known for."""
+    windows = device.max_mw if device.device_cap_flags & abi.DEVICE_MEM_WINDOW_TYPE_2B else 0
+    depth = min(device.max_qp_rd_atom, device.max_qp_init_rd_atom or device.max_qp_rd_atom, _DEPTH_MAX)
+    return DeviceAttributes(
+        request_private_data_max=_IWARP_PRIVATE if iwarp else _IB_REQUEST,
+        reply_private_data_max=_IWARP_PRIVATE if iwarp else 196,
+        reject_private_data_max=_IWARP_PRIVATE if iwarp else 148,
+        reject_reasons=False,  # rdma_reject has none
+        private_data_padded=not iwarp,
+        queue_pairs_max=device.max_qp,
+        work_requests_max=device.max_qp_wr,
+        completions_max=device.max_cqe,
+        regions_max=device.max_mr,
+        region_bytes_max=min(device.max_mr_size, (1 << 63) - 1),
+        message_max=port.max_msg_sz,
+        gather_max=min(device.max_sge, limits.VERBS_GATHER_MAX),
+        scatter_max=min(device.max_sge, limits.VERBS_GATHER_MAX),
+        read_scatter_max=1 if iwarp else min(device.max_sge_rd or device.max_sge, limits.VERBS_GATHER_MAX),
+        inline_max=limits.VERBS_INLINE_MAX,
+        read_depth_max=depth,
+        zero_based=False,
+        key_part_chosen=False,
+        windows_max=windows,
+        shared_receive_queues_max=device.max_srq,
+        acknowledged=not iwarp,
+        error_disconnects=iwarp,
+        # RFC 5040 5.2 has the sink's key on the wire; siw asks for local rights of it, adapters for remote ones.
+        read_sink_remote_write=iwarp and not quirks.is_siw(driver),
+        access_errors_told=not quirks.is_rxe(driver),
+        solicited_told=False,  # ibv_wc does not say so
+    )
+
+
+def _check_address(address: str) -> None:
+    try:
+        ip_address(address.partition("%")[0])
+    except ValueError as error:
+        raise Misuse(f"{address!r} is no IP address") from error

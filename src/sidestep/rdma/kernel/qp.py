@@ -1,0 +1,468 @@
+"""A queue pair of a device of the kernel.
+
+The device does the work; what is kept here is what was posted, so that completions can say what they are of (a failed
+one names only its number), and what users are promised beyond verbs:
+
+- A completion takes along the unsignaled requests before it: they have succeeded (IBTA 10.8.5). Completions are told in
+  the order of posting also where a driver does not keep it.
+- The state is what was told of the queue pair. Once it is ERROR here nothing more is given to the device; what is
+  posted then is flushed in its turn, behind what the device flushes.
+- `when_quiet` tells when the device has given everything back: it looks by a timer, as nobody may be woken.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from ctypes import byref, c_void_p, cast
+from errno import EINVAL
+from typing import TYPE_CHECKING, Any, Final
+
+from sidestep import limits
+from sidestep.errors import LimitReached, Misuse
+from sidestep.rdma.kernel import abi
+from sidestep.rdma.kernel.abi import QpMask
+from sidestep.rdma.kernel.libraries import told
+from sidestep.rdma.kernel.receives import Poster
+from sidestep.rdma.kernel.sends import Posted, Writer
+from sidestep.rdma.soft.qp import OPCODES, entries_of
+from sidestep.rdma.verbs import AsyncEvent, EventKind, QpState, QueuePair
+from sidestep.rdma.work import (
+    Access,
+    BindWindow,
+    Completion,
+    LocalInvalidate,
+    Opcode,
+    RdmaRead,
+    RKey,
+    Status,
+)
+
+if TYPE_CHECKING:
+    from sidestep.rdma.kernel.connection import KernelConnection
+    from sidestep.rdma.kernel.device import KernelDevice
+    from sidestep.rdma.kernel.memory import KernelDomain, KernelWindow
+    from sidestep.rdma.kernel.queues import KernelQueue
+    from sidestep.rdma.kernel.receives import KernelSharedReceives
+    from sidestep.rdma.verbs import EventHandler, QpCapabilities
+    from sidestep.rdma.work import Receive, SendRequest
+
+_KNOWN: Final = frozenset(map(int, Status))
+_SUCCESS: Final = Status.SUCCESS
+_RECEIVE: Final = Opcode.RECEIVE
+_OVER: Final = (QpState.ERROR, QpState.RESET)
+
+
+class KernelQueuePair(QueuePair):
+    """One of them."""
+
+    domain: KernelDomain
+    send_cq: KernelQueue
+    recv_cq: KernelQueue
+
+    def __init__(
+        self,
+        domain: KernelDomain,
+        queues: tuple[KernelQueue, KernelQueue],
+        capabilities: QpCapabilities,
+        remote_access: int,
+        srq: KernelSharedReceives | None,
+        on_event: EventHandler | None,
+    ) -> None:
+        self.domain = domain
+        self.device: KernelDevice = domain.device
+        self.capabilities = capabilities
+        self.send_cq, self.recv_cq = queues
+        self.remote_access = remote_access
+        self.srq: KernelSharedReceives | None = srq
+        self.on_event = on_event
+        self.initiator_depth = 0
+        self.windows: set[KernelWindow] = set()
+        self.connection: KernelConnection | None = None
+        self._state = QpState.INIT
+        self._sends: deque[Posted] = deque()
+        self._first = 0  # number of the oldest one there
+        self._last = -1  # of the last one that the device has completed
+        self._receives: dict[int, Receive] = {}
+        self._quiet: list[Callable[[], object]] = []  # who waits until nothing is posted any more
+        self._told_last = False
+        self._make()
+        self.send_cq.users.append(self)
+        self.recv_cq.users.append(self)
+        domain.queue_pairs.add(self)
+        if srq is not None:
+            srq.users.add(self)
+        self.device.by_number[self.number] = self
+
+    def _make(self) -> None:
+        device, wanted = self.device, self.capabilities
+        self.send_cq.hardware.reserve(wanted.max_send_wr)
+        self.recv_cq.hardware.reserve(wanted.max_recv_wr if self.srq is None else self.srq.max_wr)
+        attributes = device.attributes
+        entries = max(attributes.gather_max, attributes.read_scatter_max)
+        inline = device.inline_max
+        while True:
+            asked = abi.QpInitAttr(
+                send_cq=self.send_cq.hardware.address, recv_cq=self.recv_cq.hardware.address,
+                srq=None if self.srq is None else self.srq.address, qp_type=abi.QPT_RC,
+                cap=abi.QpCap(wanted.max_send_wr, wanted.max_recv_wr, entries, attributes.scatter_max, inline),
+            )  # fmt: skip
+            try:
+                self.handle: Any = device.libraries.ibv_create_qp(self.domain.address, byref(asked))
+                break
+            except OSError as error:
+                if error.errno != EINVAL or not inline:  # more inline bytes than the device has are EINVAL
+                    raise told(error, "no queue pair could be made") from error
+                inline //= 2
+        device.inline_max = inline
+        self.address = cast(self.handle, c_void_p).value or 0
+        self.number: int = self.handle.contents.qp_num
+        device.by_address[self.address] = self
+        self._writer = Writer(self.domain, entries, min(inline, asked.cap.max_inline_data), wanted.max_send_wr)
+        self._poster = Poster(self.domain, attributes.scatter_max)
+        init = abi.QpAttr(qp_state=QpState.INIT, port_num=device.port, qp_access_flags=self.access_flags)
+        try:
+            self.modify(init, QpMask.STATE | QpMask.PORT | QpMask.PKEY_INDEX | QpMask.ACCESS_FLAGS)
+        except OSError as error:
+            device.libraries.ibv_destroy_qp(self.handle)
+            raise told(error, "the queue pair could not be made ready") from error
+
+    @property
+    def access_flags(self) -> int:
+        windows = Access.WINDOW_BIND if self.device.attributes.windows_max else 0
+        return self.remote_access | Access.LOCAL_WRITE | windows
+
+    # ---- what is asked of it ----
+
+    @property
+    def state(self) -> QpState:  # type: ignore[override]  # nobody but this device sets it
+        if self._state is not QpState.RESET:
+            self._look()
+        return self._state
+
+    @property
+    def receives_posted(self) -> int:
+        self.recv_cq.look()
+        return len(self._receives)
+
+    @property
+    def sends_outstanding(self) -> int:
+        self.send_cq.look()
+        return len(self._sends)
+
+    def _look(self) -> None:
+        self.send_cq.look()
+        self.recv_cq.look()
+
+    # ---- the user's side ----
+
+    def post_send(self, request: SendRequest) -> None:
+        if self._state is QpState.ERROR:
+            self._add_failed(request, Status.FLUSHED)
+            return
+        if self._state is not QpState.RTS:
+            raise Misuse(f"nothing is sent in {self._state.name}")
+        self._check(request)
+        posted = Posted(request)
+        if isinstance(request, RdmaRead) and not self.initiator_depth:
+            posted.verdict = Status.LOCAL_QP_OPERATION_ERROR  # the verbs draft for iWARP 8.2.2
+        elif self._sends and self._sends[-1].verdict is not None:
+            posted.verdict = Status.FLUSHED  # behind one that fails here
+        else:
+            number = self._first + len(self._sends)
+            self._writer.post(self.device.ops.post_send, self.address, number << 1, posted)
+        if posted.verdict is None:
+            self._sends.append(posted)
+        else:
+            self._add_failed(request, posted.verdict)
+
+    def _check(self, request: SendRequest) -> None:
+        most = self.capabilities.max_send_wr
+        if len(self._sends) >= most and self.sends_outstanding >= most:
+            raise LimitReached(f"{most} requests are outstanding")
+        attributes = self.device.attributes
+        entries = entries_of(request)
+        entries_max = attributes.read_scatter_max if isinstance(request, RdmaRead) else attributes.gather_max
+        if len(entries) > entries_max:
+            raise Misuse(f"{len(entries)} entries; the device takes {entries_max}")
+        if sum(map(len, entries)) > attributes.message_max:
+            raise Misuse(f"more than {attributes.message_max} bytes")
+        if sum(len(entry) for entry in entries if isinstance(entry, bytes)) > attributes.inline_max:
+            raise Misuse(f"more than {attributes.inline_max} bytes of inline data")
+        if isinstance(request, BindWindow):
+            if not attributes.windows_max:
+                raise Misuse("the device has no memory windows")
+            if request.zero_based:
+                raise Misuse("the device has no zero-based windows")
+            if request.key_part is not None and not 0 <= request.key_part <= 0xFF:
+                raise Misuse("the part of a key that may be chosen has 8 bits")
+
+    def _add_failed(self, request: SendRequest, verdict: Status) -> None:
+        """Queues what the device does not get; it ends when all before it has."""
+        waits = bool(self._sends)
+        self._sends.append(Posted(request, verdict))
+        if not waits:
+            self._settle()
+        elif self._state is QpState.RTS and self._sends[-2].verdict is None and not self._sends[-2].tells:
+            # Nothing would tell that its turn has come. What is flushed with it could have succeeded: nobody asked.
+            self.to_error()
+
+    def post_recv(self, receive: Receive) -> None:
+        if self.srq is not None:
+            raise Misuse("the receives of this queue pair come from a shared queue")
+        if self._state is QpState.RESET:
+            raise Misuse("the queue pair is destroyed")
+        if len(receive.scatter) > self.device.attributes.scatter_max:
+            raise Misuse(f"a receive of {len(receive.scatter)} entries")
+        most = self.capabilities.max_recv_wr
+        if len(self._receives) >= most and self.receives_posted >= most:
+            raise LimitReached(f"{most} receives are posted already")
+        number = self.device.next_receive()
+        if self._state is not QpState.ERROR:
+            self._poster.post(self.device.ops.post_recv, self.address, number << 1 | 1, receive.scatter)
+            self.device.receives[number] = self
+        elif not self._receives:
+            self.recv_cq.add(Completion(receive.wr_id, Status.FLUSHED, _RECEIVE, 0, self.number))
+            return
+        self._receives[number] = receive
+
+    def modify_to_error(self) -> None:
+        if self._state in _OVER:
+            return
+        self.to_error()
+        if self.device.attributes.error_disconnects and self.connection is not None:
+            self.connection.broken()
+
+    def destroy(self) -> None:
+        if self._state is QpState.RESET:
+            return
+        if self.windows:
+            raise Misuse(f"{len(self.windows)} windows are bound to the queue pair")
+        device = self.device
+        try:
+            device.libraries.ibv_destroy_qp(self.handle)
+        except OSError as error:
+            raise told(error, "the queue pair could not be destroyed") from error
+        self._state = QpState.RESET
+        del device.by_number[self.number], device.by_address[self.address]
+        self._look()  # what is there of it is taken out, and comes to nothing
+        for number in self._receives:
+            device.receives.pop(number, None)
+        self._receives.clear()
+        self._sends.clear()
+        if self._writer.slab is not None:
+            self._writer.slab.region.deregister()
+        if self.srq is not None:
+            self.srq.users.discard(self)
+        self.send_cq.users.remove(self)
+        self.recv_cq.users.remove(self)
+        self.send_cq.hardware.taken -= self.capabilities.max_send_wr
+        self.recv_cq.hardware.taken -= self.capabilities.max_recv_wr if self.srq is None else self.srq.max_wr
+        self.domain.queue_pairs.discard(self)
+        self._run_quiet()
+        if self.connection is not None:
+            self.connection.broken()
+
+    # ---- the connection manager's side ----
+
+    def modify(self, attributes: abi.QpAttr, mask: int) -> None:
+        """Raises OSError."""
+        self.device.libraries.ibv_modify_qp(self.handle, byref(attributes), mask)
+
+    def told_state(self, state: QpState) -> None:
+        """The connection is so far."""
+        if self._state not in _OVER:
+            self._state = state
+
+    def to_error(self) -> None:
+        """Nothing more happens on it; what is posted is flushed by the device."""
+        if self._state in _OVER:
+            return
+        self._state = QpState.ERROR
+        if not self.device.iwarp or self.connection is None or not self.connection.closes:
+            # An iWARP connection that is closed in order is moved by the kernel, which still has to send its end.
+            try:
+                self.modify(abi.QpAttr(qp_state=QpState.ERROR), QpMask.STATE)
+            except OSError as error:
+                self.device.log.debug("queue pair %d could not be moved to ERROR: %s", self.number, error)
+        self.when_quiet(self._taken_last)
+
+    def when_quiet(self, callback: Callable[[], object]) -> None:
+        """Calls when nothing is posted any more; soon at the latest, as then it is flushed here."""
+        self._quiet.append(callback)
+        if len(self._quiet) == 1:
+            self._wait_for_quiet(self.device.loop.now + limits.VERBS_DRAIN_S)
+
+    def _wait_for_quiet(self, until: float) -> None:
+        if self._state is not QpState.RESET:
+            self.send_cq.hardware.drain()
+            self.recv_cq.hardware.drain()
+            if self._with_device and self.device.loop.now < until:
+                self.device.loop.call_later(limits.VERBS_DRAIN_TICK_S, lambda: self._wait_for_quiet(until))
+                return
+            self._flush()
+        self._run_quiet()
+
+    @property
+    def _with_device(self) -> bool:
+        return bool(self._receives) or bool(self._sends)
+
+    def _run_quiet(self) -> None:
+        waiting, self._quiet = self._quiet, []
+        for callback in waiting:
+            callback()
+
+    def _flush(self) -> None:
+        """The device did not; it has nothing any more all the same."""
+        for posted in self._sends:
+            posted.verdict = posted.verdict or Status.FLUSHED
+        self._settle()
+        receives, self._receives = self._receives, {}
+        for number, receive in receives.items():
+            self.device.receives.pop(number, None)
+            self.recv_cq.add(Completion(receive.wr_id, Status.FLUSHED, _RECEIVE, 0, self.number))
+
+    def _taken_last(self) -> None:
+        if self.srq is not None and self._state is QpState.ERROR and not self._told_last:
+            self._told_last = True
+            self.tell(EventKind.QP_LAST_WQE_REACHED)
+
+    # ---- the completion queues' side ----
+
+    def send_completed(self, number: int, wc: abi.Wc) -> None:
+        """A request is done, and so are those before it."""
+        if not self._first <= number < self._first + len(self._sends):
+            return  # of a time before it was flushed here
+        status = _status(wc.status)
+        posted = self._sends[number - self._first]
+        posted.outcome = status, wc.byte_len if isinstance(posted.request, RdmaRead) else 0
+        self._last = max(self._last, number)
+        self._settle()
+        if status is not _SUCCESS:
+            self.failed()
+
+    def _next(self) -> Posted:
+        self._first += 1
+        return self._sends.popleft()
+
+    def _done(self, posted: Posted, status: Status, byte_len: int = 0) -> None:
+        self._writer.release(posted)
+        request = posted.request
+        if status is _SUCCESS:
+            self._take_effect(posted)
+        if status is not _SUCCESS or request.signaled:
+            self.send_cq.add(Completion(request.wr_id, status, OPCODES[type(request)], byte_len, self.number))
+
+    def _take_effect(self, posted: Posted) -> None:
+        request = posted.request
+        if isinstance(request, LocalInvalidate):
+            self.device.invalidated(request.rkey)
+        elif isinstance(request, BindWindow):
+            assert posted.key is not None
+            span = request.region.va + request.offset, request.length
+            window: Any = request.window  # ours, and the region too: they were looked at
+            region: Any = request.region
+            window.bound(posted.key, self, region, request.access, span)
+
+    def _settle(self) -> None:
+        """Ends those whose turn has come."""
+        while self._sends:
+            head = self._sends[0]
+            if head.outcome is not None:
+                self._done(self._next(), *head.outcome)
+            elif head.verdict is not None:
+                self._done(self._next(), head.verdict)
+                if head.verdict is not Status.FLUSHED:
+                    self.failed()
+            elif not head.tells and self._first < self._last:
+                self._done(self._next(), _SUCCESS)
+            else:
+                return
+
+    def receive_completed(self, receive: Receive, wc: abi.Wc) -> None:
+        """A message is here, or a receive came back."""
+        status = _status(wc.status)
+        if status is _SUCCESS:
+            if self._state is QpState.RTR and self.connection is not None:
+                self.connection.heard()
+            invalidated = RKey(wc.invalidated_rkey) if wc.wc_flags & abi.WC_WITH_INV else None
+            if invalidated is not None:
+                self.device.invalidated(invalidated)
+            # Whether it was solicited is not told; a queue that is armed for such alone is woken by the device.
+            done = Completion(receive.wr_id, _SUCCESS, _RECEIVE, wc.byte_len, self.number, False, invalidated)
+        else:
+            done = Completion(receive.wr_id, status, _RECEIVE, 0, self.number)
+        self.recv_cq.add(done)
+        if status is not _SUCCESS:
+            self.failed()
+
+    def take_receive(self, number: int) -> Receive | None:
+        """What was posted with this number."""
+        receive = self._receives.pop(number, None)
+        if self._state is QpState.ERROR and not any(each in self.device.receives for each in self._receives):
+            late, self._receives = self._receives, {}
+            if late:  # posted in ERROR: they come behind what the device flushes
+                self.device.loop.soon(lambda: self._flush_late(late))
+        return receive
+
+    def _flush_late(self, late: dict[int, Receive]) -> None:
+        for receive in late.values():
+            self.recv_cq.add(Completion(receive.wr_id, Status.FLUSHED, _RECEIVE, 0, self.number))
+
+    def failed(self) -> None:
+        """Something posted has failed: the device ends it, or has already."""
+        if self._state in _OVER:
+            return
+        self.to_error()
+        if self.device.attributes.error_disconnects and self.connection is not None:
+            self.connection.broken()
+
+    # ---- events ----
+
+    def event(self, kind: EventKind) -> None:
+        """What the device says of it."""
+        if kind is EventKind.COMMUNICATION_ESTABLISHED:
+            if self.connection is not None:
+                self.connection.heard()
+            self.tell(kind)
+        elif kind is EventKind.QP_LAST_WQE_REACHED:
+            self.when_quiet(self._taken_last)
+        else:
+            self.break_off(kind, "the device says so")
+
+    def break_off(self, kind: EventKind, why: str) -> None:
+        if self._state in _OVER:
+            return
+        self.tell(kind, why)
+        self.failed()
+
+    def tell(self, kind: EventKind, why: str = "") -> None:
+        self.device.tell(AsyncEvent(kind, self, why), self.on_event)
+
+    def details(self) -> dict[str, object]:
+        found: dict[str, object] = {
+            "number": self.number,
+            "state": self._state.name,
+            "sends_outstanding": len(self._sends),
+            "receives_posted": len(self._receives),
+            "shared_receives": self.srq is not None,
+        }
+        if self.connection is not None:
+            found["remote_address"] = self.connection.remote_address
+            found["connection"] = self.connection.state.name
+        return found
+
+
+def _status(number: int) -> Status:
+    """What verbs has and we do not is an error of the request all the same."""
+    return Status(number) if number in _KNOWN else _OTHERS.get(number, Status.FATAL)
+
+
+# ibv_wc_status: what is told apart by more values there.
+_OTHERS: Final = {
+    7: Status.REMOTE_OPERATION_ERROR,  # BAD_RESP_ERR
+    8: Status.LOCAL_PROTECTION_ERROR,  # LOC_ACCESS_ERR
+    15: Status.REMOTE_INVALID_REQUEST,  # REM_INV_RD_REQ_ERR
+    16: Status.REMOTE_OPERATION_ERROR,  # REM_ABORT_ERR
+    20: Status.RETRY_EXCEEDED,  # RESP_TIMEOUT_ERR
+}

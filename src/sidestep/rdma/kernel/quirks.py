@@ -1,0 +1,27 @@
+"""What single drivers do otherwise than the rest: each was met, and is told by the name of the kernel's device.
+
+| driver | what | what is done |
+| --- | --- | --- |
+| siw | libsiw (rdma-core 44) takes the offset 0x90000 of a queue's memory for "none" and makes no queue there | a queue is held whose memory covers it |
+| siw | depths of RDMA Reads are told the other way round to who asked for a connection | read so |
+| siw | completes RDMA Reads behind later requests | completions are told in order all the same |
+| siw | refuses a fence on an RDMA Read (libsiw) | left out: Reads are done in order anyway (RFC 5040 5.5) |
+| siw | wants local rights only of the sink of an RDMA Read, unlike adapters | `read_sink_remote_write` is False |
+| rxe | Linux 6.1 ends in a panic at a local invalidation of a key in the range of windows that is none (rxe_invalidate_mw drops a reference to nothing) | keys that are none of the device's fail before they reach it |
+| rxe | tells no asynchronous event when the other end breaks a rule of access | `access_errors_told` is False |
+"""  # noqa: E501 - a table
+
+from __future__ import annotations
+
+from typing import Final
+
+# siw gives out offsets in pages from 0 on: 16384 completions of 48 bytes cover the first 192 pages, 0x90000 among them.
+SIW_FILLER: Final = 16384  # completions
+
+
+def is_siw(kernel_name: str) -> bool:
+    return kernel_name.startswith("siw")
+
+
+def is_rxe(kernel_name: str) -> bool:
+    return kernel_name.startswith("rxe")

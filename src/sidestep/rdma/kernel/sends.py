@@ -1,0 +1,212 @@
+"""Requests on their way to the device: how each is written down, and where inline bytes go.
+
+Bytes of a request that are not registered memory are copied: by the device, if it copies that much (IBV_SEND_INLINE)
+and all else in the request is registered; otherwise into a slab of the queue pair, which has room for each request that
+it may hold. The slab is made when it is needed first.
+"""
+
+from __future__ import annotations
+
+import errno
+from ctypes import byref, c_char_p, c_void_p, cast
+from typing import TYPE_CHECKING, Any, Final
+
+from sidestep import limits
+from sidestep.errors import LimitReached, Misuse, Unavailable
+from sidestep.rdma.address import buffer_address
+from sidestep.rdma.kernel import abi, quirks
+from sidestep.rdma.kernel.abi import SendFlags, WrOpcode
+from sidestep.rdma.soft.qp import entries_of
+from sidestep.rdma.work import (
+    Access,
+    BindWindow,
+    LocalInvalidate,
+    RdmaRead,
+    RdmaWrite,
+    Send,
+    SendRequest,
+    Status,
+)
+
+if TYPE_CHECKING:
+    from sidestep.rdma.kernel.memory import KernelDomain, KernelRegion
+    from sidestep.rdma.work import RKey
+
+REMOTE: Final = Access.REMOTE_READ | Access.REMOTE_WRITE
+_TELLING: Final = (RdmaRead, LocalInvalidate, BindWindow)
+_OPTIONAL: Final = (LocalInvalidate, BindWindow)  # what a device may refuse because it has none
+
+
+class Posted:
+    """A request in the send queue. With a verdict the device does not have it: it ends so when its turn comes."""
+
+    __slots__ = ("key", "outcome", "request", "slot", "tells", "verdict")
+
+    def __init__(self, request: SendRequest, verdict: Status | None = None) -> None:
+        self.request = request
+        self.verdict = verdict
+        # What is to be known of it by itself: an effect, or that of a Read, which siw completes behind later requests.
+        self.tells = request.signaled or isinstance(request, _TELLING)
+        self.outcome: tuple[Status, int] | None = None  # what the device said, and how many bytes
+        self.slot: int | None = None
+        self.key: RKey | None = None  # of a bind
+
+
+class Slab:
+    """Registered memory for inline bytes: a slot for each request."""
+
+    __slots__ = ("free", "region")
+
+    def __init__(self, domain: KernelDomain, slots: int) -> None:
+        self.region: KernelRegion = domain.register(bytearray(slots * limits.VERBS_INLINE_MAX), Access.LOCAL_WRITE)
+        self.free = list(range(slots))
+
+    def take(self) -> int:
+        return self.free.pop()
+
+    def put(self, slot: int) -> None:
+        self.free.append(slot)
+
+
+class Writer:
+    """Fills in what the device is told of a request; one for each queue pair."""
+
+    __slots__ = ("_bad", "_domain", "_entries", "_inline_max", "_no_read_fence", "_slots", "_wr", "slab")
+
+    def __init__(self, domain: KernelDomain, entries_max: int, inline_max: int, slots: int) -> None:
+        self._domain = domain
+        self._entries = (abi.Sge * max(1, entries_max))()
+        self._wr = abi.SendWr(sg_list=self._entries)
+        self._bad = c_void_p()
+        self._inline_max = inline_max
+        self._no_read_fence = quirks.is_siw(domain.device.kernel_name)
+        self._slots = slots
+        self.slab: Slab | None = None
+
+    def post(self, call: Any, queue: int, wr_id: int, posted: Posted) -> None:
+        """Hands it over, or sets the verdict; raises LimitReached, Misuse or Unavailable."""
+        request = posted.request
+        wr = self._wr
+        wr.wr_id = wr_id
+        fence = request.fence and not (self._no_read_fence and isinstance(request, RdmaRead))
+        wr.send_flags = (SendFlags.SIGNALED if posted.tells else 0) | (SendFlags.FENCE if fence else 0)
+        wr.num_sge = 0
+        if isinstance(request, LocalInvalidate):
+            memory = self._domain.device.memory_by_index.get(request.rkey >> 8)
+            if memory is None or memory.domain is not self._domain:
+                posted.verdict = Status.LOCAL_PROTECTION_ERROR  # see quirks: rxe must not see it
+                return
+            wr.opcode, wr.invalidate_rkey = WrOpcode.LOCAL_INV, request.rkey
+        elif isinstance(request, BindWindow):
+            self._bind(request, posted)
+        else:
+            self._move(request, posted)
+        if posted.verdict is not None:
+            return
+        if error := call(queue, byref(wr), byref(self._bad)):
+            self.release(posted)
+            self._refused(request, abs(error))
+
+    def release(self, posted: Posted) -> None:
+        """The device is done with it."""
+        if posted.slot is not None:
+            assert self.slab is not None
+            self.slab.put(posted.slot)
+            posted.slot = None
+
+    def _move(self, request: Send | RdmaWrite | RdmaRead, posted: Posted) -> None:
+        wr = self._wr
+        if isinstance(request, Send):
+            wr.opcode = WrOpcode.SEND
+            if request.solicited:
+                wr.send_flags |= SendFlags.SOLICITED
+            if request.invalidate is not None:
+                wr.opcode, wr.invalidate_rkey = WrOpcode.SEND_WITH_INV, request.invalidate
+        else:
+            wr.opcode = WrOpcode.RDMA_READ if isinstance(request, RdmaRead) else WrOpcode.RDMA_WRITE
+            wr.wr.rdma.remote_addr, wr.wr.rdma.rkey = request.remote_va, request.rkey
+        entries = entries_of(request)
+        copied = sum(len(entry) for entry in entries if isinstance(entry, bytes))
+        inline = bool(copied) and sum(map(len, entries)) <= self._inline_max
+        base = 0
+        if inline:
+            wr.send_flags |= SendFlags.INLINE
+        elif copied:
+            base = self._slot(posted)
+        used = 0
+        for entry in entries:
+            length = len(entry)
+            if not length:
+                continue  # to some devices no length is 2^31 bytes
+            place = self._entries[used]
+            used += 1
+            place.length = length
+            if isinstance(entry, bytes):
+                if inline:
+                    place.addr = cast(c_char_p(entry), c_void_p).value
+                else:
+                    place.addr, place.lkey, base = self._copy(entry, base)
+                continue
+            place.addr = address = buffer_address(entry)
+            region = self._domain.find(entry, address)
+            if region is None or (isinstance(request, RdmaRead) and not region.access & Access.LOCAL_WRITE):
+                posted.verdict = Status.LOCAL_PROTECTION_ERROR
+                self.release(posted)
+                return
+            place.lkey = region.lkey
+        wr.num_sge = used
+
+    def _slot(self, posted: Posted) -> int:
+        if self.slab is None:
+            self.slab = Slab(self._domain, self._slots)
+        posted.slot = self.slab.take()
+        return posted.slot * limits.VERBS_INLINE_MAX
+
+    def _copy(self, entry: bytes, base: int) -> tuple[int, int, int]:
+        """Address and key of the copy, and where the next one goes."""
+        assert self.slab is not None
+        region = self.slab.region
+        region.view[base : base + len(entry)] = entry
+        return region.va + base, region.lkey, base + len(entry)
+
+    def _bind(self, request: BindWindow, posted: Posted) -> None:
+        """Checks what cannot change before its turn comes; the rest is the device's matter (verbs draft 7.10.6)."""
+        window: Any = request.window  # ours, if they are of the domain
+        region: Any = request.region
+        domain = self._domain
+        end = request.offset + request.length
+        rights = int(request.access)
+        if (
+            window not in domain.windows
+            or region not in domain.regions
+            or not region.access & Access.WINDOW_BIND
+            or request.offset < 0
+            or request.length < 1
+            or end > region.length
+            or not rights & REMOTE
+            or rights & ~REMOTE
+            or (rights & Access.REMOTE_WRITE and not region.access & Access.LOCAL_WRITE)
+        ):
+            posted.verdict = Status.WINDOW_BIND_ERROR
+            return
+        part = request.key_part
+        if part is None:
+            part = window.last_part + 1 & 0xFF
+        posted.key = window.key(part)
+        wr = self._wr
+        wr.opcode = WrOpcode.BIND_MW
+        bind = wr.bind_mw
+        bind.mw, bind.rkey = window.handle, posted.key
+        info = bind.bind_info
+        info.mr, info.addr, info.length = region.handle, region.va + request.offset, request.length
+        info.mw_access_flags = rights
+        window.last_part = part
+
+    def _refused(self, request: SendRequest, number: int) -> None:
+        if number == errno.ENOMEM:
+            raise LimitReached("the device has no room for a request")
+        if isinstance(request, _OPTIONAL) or (isinstance(request, Send) and request.invalidate is not None):
+            raise Misuse(
+                f"the device does not offer a {type(request).__name__} of this kind"
+            )  # whatever number it gives
+        raise Unavailable(f"the device took no {type(request).__name__}: error {number}")
