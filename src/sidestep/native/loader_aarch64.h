@@ -13,7 +13,7 @@
 #define FRAME_BACK 256
 #define FRAME_SP 264
 #define FRAME_LENGTH 272
-#define SPILL 64 /* see trampoline_call in loader_sites_aarch64.c */
+#define SPILL 64 /* see put_call() in loader_sites_aarch64.c */
 #define SPILL_BACK 16
 #define PLAIN 8 /* from where a trampoline comes back to where it makes the call itself */
 #define CLONE_ARGS_LENGTH 88 /* struct clone_args */
@@ -28,6 +28,7 @@
 #define PAGE getauxval(AT_PAGESZ)
 #define CLONE_TLS 3 /* which argument of clone(2) it is: CONFIG_CLONE_BACKWARDS */
 #define CLONE_CHILD_TID 4
+#define HANDLERS_FIND_REGISTERS 1 /* as the program had them: Go has its thread in x28 */
 #define CLONE_WITH_VM CLONE_VFORK /* what a child in our memory must have, too: else both would have one loader_block */
 #define REACH 0x7ff0000l /* of a branch, and some less */
 #define RESTORER_FLAG 0 /* that of the vDSO, which unwinders know */

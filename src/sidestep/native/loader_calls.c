@@ -215,7 +215,8 @@ __attribute__((used, visibility("hidden"))) uint64_t loader_call(struct frame *f
 		return frame_unchanged(frame);
 	}
 	uint64_t result = block->diverted == frame ? (uint64_t)-EINTR : call_make(frame, block);
-	block->leaving = frame;
+	if (HANDLERS_FIND_REGISTERS)
+		block->leaving = frame;
 	block->inside = INSIDE_SIGNAL; /* no handler sees this call any more */
 	if (__builtin_expect(block->diverted != frame, 1))
 		return result;

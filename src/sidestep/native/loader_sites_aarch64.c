@@ -9,8 +9,8 @@
  *     msr tpidr_el0, xN  ─►  b to one that writes it
  *
  * A word of data that looks like one of these must be left as it is. Compilers keep constants elsewhere, but those of assembly
- * may stand between functions. What an instruction loads from the code is data. Else a call is one if a number or arguments are
- * brought before it, or its result is looked at behind it; the other two are each one word of 2^27, and taken for what they are.
+ * may stand between functions. What an instruction loads from the code is data. Else a call is one if what comes before it leads
+ * to it, and brings a number or arguments, or its result is looked at behind it; the other two are each one word of 2^27, and taken for what they are.
  */
 #include "loader.h"
 
@@ -200,14 +200,28 @@ static bool reads_result(uint32_t word)
 	return (computes && (word >> 5 & REGISTER) == 0) || (word & 0x7e00001f) == 0x34000000 || (word & 0x7e00001f) == 0x36000000;
 }
 
+/* Whether what is behind an instruction is not reached from it: b, br, ret; but not the b that we put in place of a call. */
+static bool ends_flow(const uint8_t *at, uint32_t word)
+{
+	const int64_t by = (int64_t)((int32_t)(word << 6) >> 6) * 4;
+
+	if ((word & 0xfc000000) == 0x14000000)
+		return !pool_find((uint64_t)(at + by));
+	return (word & 0xfffffc1f) == 0xd61f0000 || (word & 0xfffffc1f) == 0xd65f0000;
+}
+
 static bool is_call(const struct sweep *sweep, const uint8_t *at)
 {
 	uint32_t brought = 0;
 
 	for (int i = 1; i <= LOOKED_AT && at - 4 * i >= sweep->code->begin; i++) {
 		const uint32_t word = word_at(at - 4 * i);
-		if (!(word >> 25 & 15))
-			break; /* no instruction (Arm ARM, C4.1: reserved) */
+		if (!(word >> 25 & 15)) /* no instruction (Arm ARM, C4.1: reserved) */
+			break;
+		if (ends_flow(at - 4 * i, word) && i == 1)
+			return false; /* a table behind a function looks so */
+		if (ends_flow(at - 4 * i, word))
+			break;
 		brought |= writes(word);
 		if (brought >> NUMBER & 1)
 			return true;

@@ -19,6 +19,7 @@
 #define PAGE 4096ul
 #define CLONE_TLS 4 /* which argument of clone(2) it is */
 #define CLONE_CHILD_TID 3
+#define HANDLERS_FIND_REGISTERS 0 /* a program's handler needs none that the C library's does not keep */
 #define CLONE_WITH_VM 0 /* what a child in our memory must have, too */
 #define REACH 0x7fff0000l /* of a jump with 32 bits, and some less */
 #define RESTORER_FLAG 0x04000000 /* SA_RESTORER */
