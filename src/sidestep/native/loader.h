@@ -130,7 +130,7 @@ const char *machine_missing(void); /* NULL, or what it takes */
 long machine_clone3(struct clone_args *with, struct block *block);
 /* Makes the context one of the program. True: ours is to be put back, unless the handler tells it to go on elsewhere. */
 bool program_shown(const struct block *block, bool restarts, struct registers *now);
-bool in_trampoline(uint64_t at);
+bool trampoline_left(struct registers *now); /* if they were in one they are as before or behind it; false: they cannot be */
 void call_ends(struct registers *now); /* if the kernel would begin it again */
 void call_divert(struct frame *frame, struct block *block); /* its frame becomes what block.diverted_to says */
 

@@ -55,11 +55,6 @@ __attribute__((used, visibility("hidden"))) uint64_t loader_signal_begin(int sig
 }
 
 /* ---- what handlers see ---- */
-bool in_trampoline(uint64_t at)
-{
-	return pool_find(at);
-}
-
 void call_ends(struct registers *now)
 {
 	if (*(const uint32_t *)now->pc == SVC) {
@@ -90,6 +85,12 @@ static void rewind_trampoline(struct registers *now)
 		now->sp += SPILL;
 	}
 	now->pc = site + (place & PLACE_BEHIND ? SYSCALL_LENGTH : 0);
+}
+
+bool trampoline_left(struct registers *now)
+{
+	rewind_trampoline(now);
+	return true;
 }
 
 bool program_shown(const struct block *block, bool restarts, struct registers *now)

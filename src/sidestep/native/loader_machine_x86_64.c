@@ -73,9 +73,9 @@ static uint64_t trampoline_site(uint64_t at)
 	return !made ? 0 : (uint64_t)made->site + (here == made->plain || here >= made->behind ? SYSCALL_LENGTH : 0);
 }
 
-bool in_trampoline(uint64_t at)
+bool trampoline_left(struct registers *now)
 {
-	return pool_find(at);
+	return !pool_find(program_counter(now));
 }
 
 void call_ends(struct registers *registers)

@@ -29,11 +29,12 @@ static bool is_function(uint64_t handler)
 	return handler != (uint64_t)SIG_DFL && handler != (uint64_t)SIG_IGN;
 }
 
-static bool in_programs_code(uint64_t at)
+static bool in_programs_code(struct registers *now)
 {
 	extern const char __executable_start[], etext[];
+	const uint64_t at = program_counter(now);
 
-	return (at < (uint64_t)__executable_start || at >= (uint64_t)etext) && !in_trampoline(at);
+	return (at < (uint64_t)__executable_start || at >= (uint64_t)etext) && trampoline_left(now);
 }
 
 /*
@@ -45,7 +46,7 @@ __attribute__((used, visibility("hidden"))) uint64_t loader_signal(int sig, sigi
 {
 	const uint64_t handler = straight[sig];
 
-	if (!interrupted && handler && in_programs_code(program_counter(registers_of(context)))) {
+	if (!interrupted && handler && in_programs_code(registers_of(context))) {
 		if (programs[sig].flags & SA_RESETHAND) /* of which the shim does not tell the kernel */
 			kernel_action(sig, &(struct sigaction){.sa_handler = SIG_DFL}, NULL);
 		return handler;

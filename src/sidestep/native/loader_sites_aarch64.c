@@ -32,7 +32,9 @@
 #define UNKNOWN -1
 #define TRAMPOLINE_MAX 64
 #define TRAMPOLINE_BACK 40u   /* in one of a call */
-#define HWCAP2_SME 0x800000 /* asm/hwcap.h */
+#ifndef HWCAP2_SME /* asm/hwcap.h, from Linux 5.19 on */
+#define HWCAP2_SME (1 << 23)
+#endif
 
 const void *loader_known;
 uint32_t loader_known_len;
