@@ -26,7 +26,7 @@ AT_HWCAP2: Final = 26
 def loader_missing() -> str | None:
     """Why this machine cannot have the loader; None: it can."""
     if os.uname().machine != "x86_64":
-        return "the loader is for x86-64"
+        return "these programs are of x86-64; tests/fresh has what runs on aarch64"
     found = dict(struct.iter_unpack("=QQ", Path("/proc/self/auxv").read_bytes()))
     return None if found.get(AT_HWCAP2, 0) & HWCAP2_FSGSBASE else "this machine lacks FSGSBASE"
 
