@@ -1,7 +1,8 @@
-"""The loader on aarch64, emulated: programs without our C library, promoted, with the registers, signals and children they have.
+"""The loader on aarch64, emulated: programs without our C library are promoted, and all else is as without it.
 
-qemu-user is no such machine: it runs code by its own order of memory, makes vfork(2) a fork(2), and knows no clone3(2). What it
-shows is that the instructions are the right ones; `emulated` says what is brought to it. On hardware none of this was run.
+qemu-user is no such machine: it runs code by its own order of memory, makes vfork(2) a fork(2), and knows no clone3(2).
+What it shows is that the instructions are the right ones; `emulated` says what is brought to it. On hardware none of
+this was run.
 """
 
 from __future__ import annotations
@@ -173,9 +174,7 @@ def test_all_registers_are_kept_while_signals_come(provider: Sidestep, start: St
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_storms_of_signals_and_children_lose_nothing(
-    provider: Sidestep, start: Started, echo: str, kind: str
-) -> None:
+def test_storms_of_signals_and_children_lose_nothing(provider: Sidestep, start: Started, echo: str, kind: str) -> None:
     seconds = int(os.environ.get("SIDESTEP_STORM_SECONDS", "3"))
     program = start(build("storm", kind), echo, str(seconds))
     wait_for_promoted(provider, program, 1)
@@ -184,9 +183,7 @@ def test_storms_of_signals_and_children_lose_nothing(
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("place", ["stack", "other"])
-def test_calls_that_are_left_take_nothing_with_them(
-    provider: Sidestep, start: Started, kind: str, place: str
-) -> None:
+def test_calls_that_are_left_take_nothing_with_them(provider: Sidestep, start: Started, kind: str, place: str) -> None:
     program = start(build("leaving", kind), place)
     wait_for_promoted(provider, program, 6)
     assert program.wait(120) == 0

@@ -1,7 +1,7 @@
-"""Programs for aarch64 under sidestep's loader, both of the wheel, emulated by qemu-user: programs, ways to start them, reasons not to.
+"""Programs for aarch64 under sidestep's loader, emulated by qemu-user.
 
-What qemu-user 7.2 lacks that promotion needs is brought to it (tests/loader/programs/qemu_*.c); the loader and the shim are
-what is installed on such a machine.
+Loader and shim are those of the wheel. What qemu-user 7.2 lacks that promotion needs is brought to it
+(tests/loader/programs/qemu_*.c).
 """
 
 from __future__ import annotations
