@@ -18,11 +18,12 @@ from typing import Any
 
 import pytest
 from built import wheel
-from emulated import KINDS, Emulated, build, build_go, missing
+from emulated import GLIBC, KINDS, Emulated, build, build_go, missing
 
 from sidestep.testing import Sidestep, free_port
 
 BYTES = 4 << 20  # each way
+GO = ("go", "cgo")
 SITES = re.compile(r"^ *[0-9a-f]+:\s.*(?:\tsvc\t|tpidr_el0\b)", re.M)
 ECHO = """
 import socket, sys, threading
@@ -88,7 +89,7 @@ def start(emulated: Emulated, provider: Sidestep) -> Iterator[Started]:
 
 
 def program_of(name: str, kind: str) -> Path:
-    return build_go(name) if kind == "go" else build(name, kind)
+    return build_go(name, cgo=kind == "cgo") if kind in GO else build(name, kind)
 
 
 def wait_for_promoted(provider: Sidestep, program: subprocess.Popen[bytes], count: int) -> None:
@@ -98,14 +99,15 @@ def wait_for_promoted(provider: Sidestep, program: subprocess.Popen[bytes], coun
 # ---- what is replaced ----
 
 
-@pytest.mark.parametrize("kind", [*KINDS, "go"])
+@pytest.mark.parametrize("kind", [*KINDS, *GO])
 def test_every_site_is_found_and_none_is_left(emulated: Emulated, kind: str) -> None:
     """As binutils' disassembler finds them."""
     objdump = shutil.which("aarch64-linux-gnu-objdump")
     if objdump is None:
         pytest.skip("there is no disassembler; apt-get install binutils-aarch64-linux-gnu")
     program = program_of("exchange", kind)
-    code = subprocess.run([objdump, "-d", program], stdout=subprocess.PIPE, text=True, check=True).stdout
+    mapped = [program, GLIBC / "lib/ld-linux-aarch64.so.1"] if kind == "cgo" else [program]
+    code = subprocess.run([objdump, "-d", *mapped], stdout=subprocess.PIPE, text=True, check=True).stdout
     found = emulated.check(program)
     assert (found["refused"], found["left"]) == (None, [])
     assert found["sites"] == found["replaced"] + found["idle"] == len(SITES.findall(code)) > 20
@@ -129,12 +131,12 @@ def test_a_program_is_refused_over_what_may_be_data(emulated: Emulated, words: t
 # ---- what it runs ----
 
 
-@pytest.mark.parametrize("kind", [*KINDS, "go"])
+@pytest.mark.parametrize("kind", [*KINDS, *GO])
 def test_megabytes_come_back_as_they_were_by_ring(provider: Sidestep, start: Started, echo: str, kind: str) -> None:
     program = start(program_of("exchange", kind), "talk", echo, str(BYTES))
     assert program.stdin is not None
     assert program.stdout is not None
-    if kind != "go":
+    if kind not in GO:
         wait_for_promoted(provider, program, 1)  # it talks all the time
         program.stdin.write(b"go\n")
         program.stdin.flush()
@@ -147,7 +149,9 @@ def test_megabytes_come_back_as_they_were_by_ring(provider: Sidestep, start: Sta
     assert program.returncode == 0
 
 
-@pytest.mark.parametrize(("server", "client"), [("static", "go"), ("go", "musl"), ("musl", "static-pie")])
+@pytest.mark.parametrize(
+    ("server", "client"), [("static", "go"), ("go", "musl"), ("musl", "static-pie"), ("cgo", "go")]
+)
 def test_both_ends_are_emulated(provider: Sidestep, start: Started, server: str, client: str) -> None:
     port = str(free_port())
     other = start(program_of("exchange", server), "serve", port)
@@ -155,7 +159,7 @@ def test_both_ends_are_emulated(provider: Sidestep, start: Started, server: str,
     program = start(program_of("exchange", client), "talk", port, str(BYTES))
     assert program.stdin is not None
     assert program.stdout is not None
-    if client != "go":
+    if client not in GO:
         wait_for_promoted(provider, program, 1)
         program.stdin.write(b"go\n")
         program.stdin.flush()

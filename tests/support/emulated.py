@@ -53,12 +53,13 @@ def build(name: str, kind: str, *options: str) -> Path:
     return _made(f"{name}{''.join(options)}-{kind}", f"{name}.c", [*compiler, *OPTIONS, *more, *options])
 
 
-def build_go(name: str) -> Path:
+def build_go(name: str, *, cgo: bool) -> Path:
+    """A program of Go, static, or with the C library, which its own calls go past."""
     go = shutil.which("go")
-    if go is None:
-        pytest.skip("there is no Go; apt-get install golang-go")
-    env = os.environ | {"GOARCH": "arm64", "CGO_ENABLED": "0", "GOTOOLCHAIN": "local"}
-    return _made(f"{name}-go", f"{name}.go", [go, "build"], env)
+    if go is None or (cgo and shutil.which(GCC) is None):
+        pytest.skip("there is no Go, or no C compiler for it; apt-get install golang-go gcc-aarch64-linux-gnu")
+    env = os.environ | {"GOARCH": "arm64", "CGO_ENABLED": str(int(cgo)), "CC": GCC, "GOTOOLCHAIN": "local"}
+    return _made(f"{name}-go-{int(cgo)}", f"{name}.go", [go, "build"], env)
 
 
 def _made(name: str, source: str, argv: list[str], env: dict[str, str] | None = None) -> Path:

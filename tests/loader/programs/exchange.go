@@ -1,5 +1,7 @@
 // Both ends of connections in one program of Go: talk PORT BYTES sends so many bytes on each of four, while it reads them back and
-// compares, and collects garbage meanwhile. It waits for a line of stdin before it ends; serve PORT returns what it gets.
+// compares. Meanwhile it collects garbage, and is profiled: signals
+// come, whose handler goes up the stack from what they came into. It waits for a line of stdin before it ends.
+// serve PORT returns what it gets.
 package main
 
 import (
@@ -11,6 +13,7 @@ import (
 	"net"
 	"os"
 	"runtime"
+	"runtime/pprof"
 	"strconv"
 	"sync"
 )
@@ -48,6 +51,7 @@ func exchange(conn net.Conn, seed int64, total int) {
 
 func talk(port string, total int) {
 	var all sync.WaitGroup
+	need(pprof.StartCPUProfile(io.Discard))
 	for i := 0; i < connections; i++ {
 		conn, err := net.Dial("tcp", "127.0.0.1:"+port)
 		need(err)
@@ -61,6 +65,7 @@ func talk(port string, total int) {
 		}(int64(i))
 	}
 	all.Wait()
+	pprof.StopCPUProfile()
 	fmt.Println("equal")
 	bufio.NewReader(os.Stdin).ReadString('\n')
 }

@@ -34,6 +34,7 @@ __attribute__((noinline)) static void tell(const char *name, int found)
 __attribute__((noinline)) static void look(int sig, const char *restorer, void *after, const siginfo_t *info, void *context)
 {
 	const unsigned char *at = (const unsigned char *)PROGRAM_COUNTER((ucontext_t *)context);
+	extern const unsigned char __executable_start[], etext[];
 	const char local = 0;
 
 	tell("signal", sig);
@@ -41,6 +42,7 @@ __attribute__((noinline)) static void look(int sig, const char *restorer, void *
 	tell("returns by sigreturn", memcmp(restorer, SIGRETURN, sizeof(SIGRETURN) - 1) == 0);
 	tell("context above", after == FRAME_BEGIN(info, context));
 	tell("on the other stack", &local >= other && &local < other + sizeof(other));
+	tell("in the program", at >= __executable_start && at < etext);
 	tell("behind a call", IS_BEHIND_CALL(at));
 }
 
