@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import shutil
+import subprocess
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
-from guest_verbs import RxeBench
-from lab_guest import Lab
+from guest_verbs import WAIT_S, RxeBench
+from lab_guest import RXE_BRIDGE, Lab
 from rping_client import RpingClient
 
 from sidestep.rdma.roce.ip_cm import TCP_SERVICE
+from sidestep.rdma.roce.packet import UDP_PORT, Op
+from sidestep.rdma.roce.udp_link import UdpRoceDevice
 from sidestep.rdma.tools.server import ToolServer
 
 _PORT = 7174
@@ -35,6 +40,42 @@ def test_we_ping(rxe_bench: RxeBench, lab: Lab) -> None:
         rxe_bench.until(lambda: client.ended, "ended")  # noqa: B023 - called in this round
         assert (failures, client.messages) == ([], _ROUNDS)
         client.close()
+
+
+def test_we_ping_over_ipv6(lab: Lab) -> None:
+    options = f"-P -a {lab.rxe_address6} -p {_PORT} -S {max(_SIZES)} -v"
+    server = lab.serve("rping-rxe6", f"exec rping -s {options}", _PORT)
+    with lab.network():
+        device = UdpRoceDevice(lab.rxe_host_address6)
+        failures: list[str] = []
+        client = RpingClient(device, 4096, _ROUNDS, failures.append)
+        client.connect(lab.rxe_address6, TCP_SERVICE + _PORT)
+        assert device.loop.run_until(lambda: client.ended, WAIT_S)
+        assert (failures, client.messages) == ([], _ROUNDS)
+        client.close()
+        device.close()
+    server.kill()
+
+
+# Who has the lab may not have Wireshark, and all else here needs none.
+@pytest.mark.skipif(shutil.which("tshark") is None, reason="no tshark")
+@pytest.mark.usefixtures("rping")
+def test_tshark_finds_nothing_wrong(rxe_bench: RxeBench, lab: Lab, tmp_path: Path) -> None:
+    failures: list[str] = []
+    with lab.capture(tmp_path / "rping.pcap", only=f"udp port {UDP_PORT}", interface=RXE_BRIDGE):
+        client = RpingClient(rxe_bench.device, 4096, 2, failures.append)
+        client.connect(lab.rxe_address, TCP_SERVICE + _PORT)
+        rxe_bench.until(lambda: client.ended, "ended")
+        client.close()
+    assert failures == []
+    fields = ["-T", "fields", "-e", "_ws.col.Info", "-e", "infiniband.bth.opcode"]
+    done = subprocess.run(
+        ["tshark", "-r", tmp_path / "rping.pcap", "-d", f"udp.port=={UDP_PORT},infiniband", *fields],
+        capture_output=True, text=True, check=True, timeout=60,
+    )  # fmt: skip
+    assert "Malformed" not in done.stdout
+    seen = {int(code) for line in done.stdout.splitlines() if (code := line.split("\t")[1])}
+    assert {Op.UD_SEND_ONLY, Op.SEND_ONLY, Op.ACK, Op.READ_REQUEST, Op.WRITE_FIRST} <= seen
 
 
 def test_rping_pings(rxe_bench: RxeBench, lab: Lab) -> None:

@@ -75,4 +75,4 @@ class JoinedUnderTest(LoopbackUnderTest):
 def test_a_joined_device_keeps_the_rule(check: Check, seed: int) -> None:
     why_not = run(check, lambda: JoinedUnderTest(seed))
     if why_not is not None:
-        pytest.skip(why_not)
+        pytest.skip(why_not)  # the device does not promise it: its attributes say so

@@ -47,11 +47,11 @@ def test_the_software_hca_carries_promoted_connections(make_hosts: Make, tmp_pat
 def test_the_software_hca_is_cut_off_and_tcp_goes_on(make_hosts: Make) -> None:
     one, other = make_hosts(2, remote=remote("roce"))
     serving(other)
-    client = talking(one, other.address, seconds=5, size=50_000)
+    client = talking(one, other.address, seconds=0, size=50_000)
     promoted(one, other)
     with other.losing("udp dport 4791"):
         on_tcp(one, other)
-    ends_well(client, more_than=100)
+    ends_well(client)
     assert not one.counter("relay_reset") + other.counter("relay_reset")
 
 

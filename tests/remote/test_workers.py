@@ -200,7 +200,7 @@ def test_a_worker_that_breaks_a_rule_is_killed(
 def test_a_protocol_that_is_removed_takes_its_workers_along(two: tuple[Host, Host]) -> None:
     one, other = two
     serving(other)
-    client = talking(one, other.address, seconds=6)
+    client = talking(one, other.address, seconds=0)
     promoted(one, other)
     before = one.workers()
     with control.ControlConnection(one.sidestep.socket) as connection:

@@ -88,6 +88,7 @@ class Lab:
         self.host_address = "198.18.1.1"  # of this machine, as the guest's siw sees it
         self.rxe_address = "198.18.2.11"  # of the guest's other link, where rxe is
         self.rxe_host_address = "198.18.2.1"
+        self.rxe_address6, self.rxe_host_address6 = "fd18:2::11", "fd18:2::1"
 
     # ---- boot and stop ----
 
@@ -238,7 +239,7 @@ class Lab:
             assert told is not None, "tcpdump does not listen"
             yield
             # tcpdump leaves unread what the kernel still has for it when it is told to end.
-            mark.sendto(_MARK, (self.siw_address, _DISCARD))
+            mark.sendto(_MARK, (self.rxe_address if interface == RXE_BRIDGE else self.siw_address, _DISCARD))
             self._wait_for_mark(file)
         finally:
             mark.close()

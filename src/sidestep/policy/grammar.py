@@ -57,6 +57,7 @@ _INCLUDE_HINT: Final = "the form is: include FILE, where FILE may be a glob"
 _LOG_HINT: Final = "the form is: log [destination stderr|syslog|file NAME] [min-level 1..9]"
 _STATEMENTS_HINT: Final = "statements begin with use, pair, include or log; # begins a comment"
 
+OVER: Final = "over"
 _STATEMENT_WORDS: Final = ("use", "pair", "include", "log")
 _CLAUSES: Final = ("user", "group")
 _LOG_WORDS: Final = ("destination", "min-level")
@@ -241,7 +242,7 @@ def _parse_use(words: _Words, origin: Origin) -> Rule:
 def _over(words: _Words, target: str) -> str:
     """The transport that the protocol is to take; empty: any."""
     word = words.peek()
-    if word is None or word.quoted or word.text != "over":
+    if word is None or word.quoted or word.text != OVER:
         return ""
     if target in (BOTH, TCP):
         raise word.bad(f"{target!r} goes over no transport", _OVER_HINT)

@@ -179,7 +179,9 @@ class Decisions:
                 except Unavailable as error:
                     reasons.append(f"{protocol.name}: {error.message}")
                     continue
-            given = replace(request, route=None if protocol.capabilities.self_routing else route, over=ruling.over)
+            given = replace(request, over=ruling.over) if ruling.over else request
+            if not protocol.capabilities.self_routing:
+                given = replace(given, route=route)
             if why := self._unfit(protocol, given, role):
                 reasons.append(f"{protocol.name}: {why}")
                 continue

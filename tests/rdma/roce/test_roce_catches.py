@@ -119,6 +119,7 @@ CAUGHT: dict[Mutant, str] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mutant", CAUGHT, ids=lambda mutant: mutant.__name__)
 def test_the_fault_is_seen(mutant: Mutant, monkeypatch: pytest.MonkeyPatch) -> None:
     mutant(monkeypatch)

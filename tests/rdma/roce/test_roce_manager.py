@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sidestep.errors import Misuse, PeerViolation
-from sidestep.rdma.cm import CmState, ConnectionRequest, Disconnected, Unreachable
+from sidestep.rdma.cm import CmState, ConnectionRequest, Disconnected, Rejected, Unreachable
 from sidestep.rdma.roce import ip_cm
 from sidestep.rdma.roce.datagram import known_address, seal
 from sidestep.rdma.roce.mad import Apr, CmMad, Drep, Dreq, Lap, Mad, Mra, Rej, Rep, Req, Rtu, gid
@@ -356,3 +356,21 @@ def test_the_table_is_whole() -> None:
     open_states = set(CmState) - {CmState.CLOSED}
     assert {state for state, _ in TRANSITIONS} == open_states
     assert {kind for _, kind in TRANSITIONS} == set(CmKind) - {CmKind.REQ}
+
+
+def test_an_address_may_be_written_in_many_ways() -> None:
+    wire, active, passive, _ = asked()
+    active.connection = active.device.cm.connect("FD00:0::0002", SERVICE, active.qp, b"", active.on_cm)
+    wire.run()
+    assert (active.kinds, passive.kinds) == (["Established"], ["Established"])
+    assert active.connection.remote_address == RIGHT
+
+
+def test_a_refused_reply_is_refused_again_with_the_same_reason() -> None:
+    wire, active, passive, ear = asked()
+    ear.lost = [Rej, Rej]
+    active.connection = active.device.cm.connect(
+        RIGHT, SERVICE, active.qp, b"", active.on_cm, check_reply=lambda reply: False
+    )
+    rest(wire)
+    assert [each.reason for each in active.told + passive.told if isinstance(each, Rejected)] == [28, 28]

@@ -26,6 +26,7 @@ def _taken() -> bool:
     return False
 
 
+# A kernel with rdma_rxe has the port everywhere, and no other port will do (RoCEv2 is UDP 4791).
 pytestmark = pytest.mark.skipif(_taken(), reason="UDP port 4791 is taken at all addresses: is rdma_rxe loaded?")
 
 
@@ -33,7 +34,7 @@ pytestmark = pytest.mark.skipif(_taken(), reason="UDP port 4791 is taken at all 
 def test_the_hca_keeps_the_rule_over_udp(check: Check) -> None:
     why_not = run(check, UdpUnderTest)
     if why_not is not None:
-        pytest.skip(why_not)
+        pytest.skip(why_not)  # the device does not promise it: its attributes say so
 
 
 def test_a_device_leaves_nothing_behind() -> None:
@@ -78,6 +79,7 @@ def test_a_device_of_its_own_loop() -> None:
     right.close()
 
 
+@pytest.mark.slow
 def test_a_burst_is_not_lost_for_good() -> None:
     """More than a socket holds: what is dropped is asked for again."""
     dut = UdpUnderTest()
@@ -106,6 +108,7 @@ def _has_ipv6() -> bool:
     return True
 
 
+# Containers often have no IPv6 at all; what is here is tried over IPv4, too.
 @pytest.mark.skipif(not _has_ipv6(), reason="no IPv6 on the loopback interface, or its port 4791 is taken")
 def test_a_device_talks_to_itself_over_ipv6() -> None:
     device = UdpRoceDevice("::1", settings=QUICK)

@@ -11,21 +11,24 @@ This is all of it but the socket: datagrams go in and come out, and time is told
 
 from __future__ import annotations
 
+import logging
 from abc import abstractmethod
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from sidestep import limits
 from sidestep.counters import Counters
 from sidestep.errors import Misuse, PeerViolation
+from sidestep.rdma.iwarp.tap import Taps
 from sidestep.rdma.roce.counting import EVENTS
 from sidestep.rdma.roce.datagram import is_intact, known_address, seal
+from sidestep.rdma.roce.ip_cm import has_header
 from sidestep.rdma.roce.manager import RoceManager
 from sidestep.rdma.roce.packet import ICRC_LEN, MTU_CODES, PKEY_DEFAULT, QP_GSI, Bth, Op, Packet
 from sidestep.rdma.roce.qp import RoceQueuePair
 from sidestep.rdma.roce.schedule import Deadlines, Delays
 from sidestep.rdma.roce.settings import RoceSettings
 from sidestep.rdma.soft.device import SoftDevice
-from sidestep.rdma.verbs import DeviceAttributes
+from sidestep.rdma.verbs import DeviceAttributes, EventKind
 
 if TYPE_CHECKING:
     from collections import deque
@@ -40,6 +43,7 @@ _PKEY_PARTITION: Final = 0x7FFF
 _OVERHEAD: Final = 80  # bytes of a packet beside its payload, as Linux's rxe counts them
 _QP_FIRST: Final = 17  # as Linux's rxe; the lower ones are special (IBTA 3.9.4), or may be taken for it
 _QP_MASK: Final = 0xFF_FFFF
+_log: Final = logging.getLogger(__name__)
 
 
 class Datagram(NamedTuple):
@@ -80,12 +84,15 @@ class RoceDevice(SoftDevice):
             self.ip: IpAddress = known_address(address)
         except ValueError as why:
             raise Misuse(f"{address!r} is not an IP address") from why
+        if self.ip.is_unspecified or self.ip.is_multicast:
+            raise Misuse(f"{address} is not the address of one host", remedy="give one that this host has")
         super().__init__(name, address, attributes, notices, rng)
         self.settings = settings or RoceSettings()
         self.rng = rng
         self.guid = rng.getrandbits(64) | 1
         self.queue_pairs_by_number: dict[int, RoceQueuePair] = {}
         self.events = Counters(EVENTS)
+        self.taps = Taps(name)  # nothing comes by there: packets of UDP are captured by others
         self.delays = Delays()
         self._deadlines: Deadlines[RoceQueuePair] = Deadlines()
         self._busy: dict[RoceQueuePair, None] = {}  # those that may have something to send
@@ -137,7 +144,7 @@ class RoceDevice(SoftDevice):
             return self._sealed(*packet_to)
         while self._busy:
             qp = next(iter(self._busy))
-            packet = qp.poll_packet(now)
+            packet = self._polled(qp, now)
             if packet is not None:
                 self._left -= 1
             if packet is None or not self._left:
@@ -150,6 +157,15 @@ class RoceDevice(SoftDevice):
             assert qp.path is not None
             return self._sealed(qp.path.address, packet)
         return None
+
+    def _polled(self, qp: RoceQueuePair, now: float) -> Packet | None:
+        """A fault of ours ends one connection, not the loop that serves others."""
+        try:
+            return qp.poll_packet(now)
+        except Exception as fault:
+            _log.exception("queue pair %d is broken by a fault of sidestep", qp.number)
+            qp.break_off(EventKind.QP_FATAL, f"{type(fault).__name__}: {fault}")
+            return None
 
     def next_deadline(self) -> float | None:
         """When `handle_timeout` is to be called next."""
@@ -182,6 +198,10 @@ class RoceDevice(SoftDevice):
             "keys": len(self.keys),
         }
         return self.events.as_json() | present
+
+    def listening(self) -> list[int]:
+        """Ports of rdma_cm's TCP port space, and the numbers of other services."""
+        return sorted({_port(each.service_id) for each in self.cm.listeners})
 
     def queue_pairs(self) -> list[dict[str, object]]:
         """Each as it is, by number."""
@@ -229,3 +249,7 @@ class RoceDevice(SoftDevice):
     def _sealed(self, address: str, packet: Packet) -> Datagram:
         self.events.add("packets_sent")
         return Datagram(address, seal(packet.encode(), self.ip, known_address(address)))
+
+
+def _port(service_id: int) -> int:
+    return service_id & 0xFFFF if has_header(service_id) else service_id

@@ -19,7 +19,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
 
 from sidestep import limits
-from sidestep.errors import Misuse, PeerViolation
+from sidestep.errors import LimitReached, Misuse, PeerViolation
 from sidestep.rdma.cm import REJECT_CONSUMER, REJECT_TIMEOUT, CmState, Established
 from sidestep.rdma.roce import ip_cm
 from sidestep.rdma.roce.datagram import known_address
@@ -101,9 +101,8 @@ class RoceConnection(HandshakeConnection[RoceQueuePair, CmHeard]):
     def joined(self, req: CmHeard) -> None:
         message = req.message
         assert isinstance(message, Req)
-        self.transaction_id = self.asked_as = (
-            req.transaction_id
-        )  # IBTA 12.6.5: that of the REQ, through all of the handshake
+        # IBTA 12.6.5: that of the REQ, through all of the handshake.
+        self.transaction_id = self.asked_as = req.transaction_id
         self.mtu_code = message.mtu_code
         self._timeout_code = _bounded(message.local_timeout, *_TIMEOUT_CODES)
         self._retries = message.cm_retries
@@ -181,6 +180,7 @@ class RoceManager(HandshakeManager[RoceQueuePair, CmHeard]):
             raise Misuse(f"{address} is of another version of IP than {device.address}")
         if not 0 <= service_id < 1 << 64:
             raise Misuse("a service id has 64 bits")
+        address = str(remote) + address[len(address.partition("%")[0]) :]  # as sockets will tell it
         if ip_cm.has_header(service_id):
             most = device.attributes.request_private_data_max - ip_cm.HEADER_LEN
             self.check_private_data(private_data, most)
@@ -188,6 +188,17 @@ class RoceManager(HandshakeManager[RoceQueuePair, CmHeard]):
         connection = super().connect(address, service_id, qp, private_data, handler, check_reply=check_reply)
         assert isinstance(connection, RoceConnection)
         return connection
+
+    def open_service(self, service_id: int) -> int:
+        """Port 0 of rdma_cm's port spaces is any that is free here."""
+        self.device.check_open()
+        if not ip_cm.has_header(service_id) or service_id & 0xFFFF:
+            return service_id
+        taken = {each.service_id for each in self.listeners}
+        for port in range(_EPHEMERAL, 1 << 16):
+            if service_id + port not in taken:
+                return service_id + port
+        raise LimitReached("all ports are taken")
 
     # --- the device's side ---
 
@@ -283,8 +294,7 @@ class RoceManager(HandshakeManager[RoceQueuePair, CmHeard]):
         about = {CmKind.REQ: _ABOUT_REQ, CmKind.REP: _ABOUT_REP}.get(message.kind, _ABOUT_OTHER)
         rej = Rej(message.remote_id, message.local_id, reason, about, private_data)
         answer = Mad(message.transaction_id, rej)
-        if message.kind is CmKind.REQ:
-            self._remember(message.source, message.local_id, message.transaction_id, answer)
+        self._remember(message.source, message.local_id, message.transaction_id, answer)
         self._queue(message.source, answer)
 
     def give_up_request(self, connection: HandshakeConnection[RoceQueuePair, CmHeard]) -> None:
@@ -301,7 +311,7 @@ class RoceManager(HandshakeManager[RoceQueuePair, CmHeard]):
             self._queue(message.source, Mad(message.transaction_id, mra))
 
     def _remember(self, source: str, comm_id: int, transaction_id: int, answer: Mad | None) -> None:
-        """A REQ that comes again although it is done with: late, or since its answer was lost, which is repeated."""
+        """A REQ or REP may come again although it is done with: late, or since its answer was lost, then repeated."""
         while len(self._over) >= limits.ROCE_ANSWERED_MAX:
             del self._over[next(iter(self._over))]
         self._over[source, comm_id, transaction_id] = answer
@@ -355,10 +365,7 @@ class RoceManager(HandshakeManager[RoceQueuePair, CmHeard]):
     def _on_request(self, message: CmHeard) -> None:
         req = message.message
         assert isinstance(req, Req)
-        key = message.source, message.local_id, message.transaction_id
-        if key in self._over:
-            if (answer := self._over[key]) is not None:
-                self._queue(message.source, answer)
+        if self._repeats(message):
             return
         reason = self._unacceptable(message, req)
         if reason is not None:
@@ -406,7 +413,18 @@ class RoceManager(HandshakeManager[RoceQueuePair, CmHeard]):
             assert isinstance(connection, RoceConnection)
             connection.ask_patience(message)
 
+    def _repeats(self, message: CmHeard) -> bool:
+        """Whether it is done with; the answer, if there was one, is given again."""
+        key = message.source, message.local_id, message.transaction_id
+        if key not in self._over:
+            return False
+        if (answer := self._over[key]) is not None:
+            self._queue(message.source, answer)
+        return True
+
     def _stray(self, message: CmHeard) -> None:
+        if message.kind is CmKind.REP and self._repeats(message):
+            return
         if message.kind is CmKind.DREQ:
             drep = Drep(message.remote_id, message.local_id)
             self._queue(message.source, Mad(message.transaction_id, drep))

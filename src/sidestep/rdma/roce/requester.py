@@ -15,7 +15,9 @@ answer to a Read which is not whole tells that something of it was lost. What li
 acknowledged is old, or made up, and is dropped.
 
 `retry_count` times without progress everything is sent again, because it was lost (NAK, or no answer for a while);
-`rnr_retry` times because the other end had no receive. Seven is seven, and for receives: for ever (IBTA 9.7.5.2.8).
+`rnr_retry` times because the other end had no receive. Seven is seven, and for receives: for ever (IBTA 9.7.5.2.8). The
+first expiry of the timer comes after the timeout agreed, each after that takes longer: the other end may be a process
+that waits for a CPU, and is not to be given up within half a second. IBTA 9.7.6.1.3 would have four times at most.
 """
 
 from __future__ import annotations
@@ -36,6 +38,8 @@ if TYPE_CHECKING:
 _ACK_EVERY: Final = 16  # packets of a long message; a power of two
 _RNR_ENDLESS: Final = 7
 _VA_MASK: Final = 0xFFFF_FFFF_FFFF_FFFF
+_KEY_MASK: Final = 0xFFFF_FFFF
+_PATIENCE: Final = (1, 2, 4, 8, 16)  # times the timeout, from one expiry to the next
 _SENDS: Final = (Op.SEND_FIRST, Op.SEND_MIDDLE, Op.SEND_LAST, Op.SEND_ONLY)
 _SENDS_INVALIDATE: Final = (Op.SEND_FIRST, Op.SEND_MIDDLE, Op.SEND_LAST_INV, Op.SEND_ONLY_INV)
 _WRITES: Final = (Op.WRITE_FIRST, Op.WRITE_MIDDLE, Op.WRITE_LAST, Op.WRITE_ONLY)
@@ -74,7 +78,7 @@ class _Flight:
 class Requester:
     """Of one queue pair.
 
-    When the status of requests has changed `poll`, `handle` and `handle_timeout` return so, or set `changed`.
+    `handle` and `handle_timeout` tell whether the status of a request has changed; `poll` sets `changed`.
     """
 
     def __init__(self, path: Path, memory: Memory, *, depth: int) -> None:
@@ -89,6 +93,7 @@ class Requester:
         self._rnr_left = path.rnr_retry
         self._waits_until: float | None = None  # for a receive of the other end
         self._expires = 0.0  # when what was sent is taken for lost
+        self._expiries = 0  # of the timer, without progress
         self._gone_back_to: int | None = None  # for a loss that was told; what else tells of it is no news
         self.changed = False  # a request failed before anything of it was sent
         self.resent = 0  # times that the cursor went back
@@ -124,7 +129,7 @@ class Requester:
             return None
         packet = self._ask(flight, outstanding) if flight.read is not None else self._piece(flight, outstanding)
         if packet is not None and not outstanding:
-            self._expires = now + self._path.timeout_s
+            self._start_timer(now)
         return packet
 
     def _ask(self, flight: _Flight, outstanding: int) -> Packet | None:
@@ -140,7 +145,7 @@ class Requester:
         assert flight.read is not None
         begin = done * self._path.mtu
         length = min(count * self._path.mtu, flight.sent.length - begin)
-        where = Reth(flight.read.remote_va + begin & _VA_MASK, flight.read.rkey, length)
+        where = Reth(flight.read.remote_va + begin & _VA_MASK, flight.read.rkey & _KEY_MASK, length)
         packet = self._packet(Op.READ_REQUEST, (where,), ack_req=True)
         self._asked.append(after(self._cursor, count))
         self._step(flight, count)
@@ -160,9 +165,9 @@ class Requester:
         op = ops[3] if begins and ends else ops[0] if begins else ops[2] if ends else ops[1]
         extensions: tuple[Extension, ...] = ()
         if begins and isinstance(request, RdmaWrite):
-            extensions = (Reth(request.remote_va & _VA_MASK, request.rkey, flight.sent.length),)
+            extensions = (Reth(request.remote_va & _VA_MASK, request.rkey & _KEY_MASK, flight.sent.length),)
         elif ends and isinstance(request, Send) and request.invalidate is not None:
-            extensions = (Ieth(request.invalidate),)
+            extensions = (Ieth(request.invalidate & _KEY_MASK),)
         payload = piece_of(request.gather, index * self._path.mtu, self._path.mtu)
         asks = ends or outstanding == self._path.window - 1 or not after(self._cursor, 1) % _ACK_EVERY
         solicited = ends and isinstance(request, Send) and request.solicited
@@ -288,9 +293,10 @@ class Requester:
             return False
         if self._waits_until is not None:
             self._waits_until = None
-            self._expires = now + self._path.timeout_s
+            self._start_timer(now)
             return False
         self._gone_back_to = None
+        self._expiries += 1
         return self._go_back(now)
 
     def _go_back(self, now: float) -> bool:
@@ -301,9 +307,12 @@ class Requester:
             return self._fail(self._flights[0], Status.RETRY_EXCEEDED)
         self._retries_left -= 1
         self._gone_back_to = self._acknowledged
-        self._expires = now + self._path.timeout_s
+        self._start_timer(now)
         self._rewind()
         return False
+
+    def _start_timer(self, now: float) -> None:
+        self._expires = now + self._path.timeout_s * _PATIENCE[min(self._expiries, len(_PATIENCE) - 1)]
 
     def _rewind(self) -> None:
         self.resent += 1
@@ -315,7 +324,8 @@ class Requester:
         self._retries_left = self._path.retry_count
         self._rnr_left = self._path.rnr_retry
         self._gone_back_to = None
-        self._expires = now + self._path.timeout_s
+        self._expiries = 0
+        self._start_timer(now)
         if ahead(self._cursor, self._acknowledged) < 0:  # it was sent before, and is here after all
             self._cursor = self._acknowledged
             self._flight = self._flights[0] if self._flights else None
