@@ -7,25 +7,25 @@ Loader and shim are those of the wheel. What qemu-user 7.2 lacks that promotion 
 from __future__ import annotations
 
 import json
-import os
 import platform
 import shutil
 import subprocess
 import sys
 import zipfile
 from collections.abc import Iterable
-from functools import cached_property, partial
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Final
 
 import pytest
 import toolchain
+from foreign_programs import PROGRAMS, made_by
+from foreign_programs import build_go as build_any_go
 
 from sidestep.config import ENV_PROMOTE_AFTER, ENV_SOCKET
 from sidestep.testing import Sidestep
 
 GLIBC: Final = Path("/usr/aarch64-linux-gnu")
-PROGRAMS: Final = toolchain.TESTS / "loader" / "programs"
 GCC: Final = "aarch64-linux-gnu-gcc"
 ZIG: Final = (sys.executable, "-m", "ziglang", "cc", "-target")
 KINDS: Final[dict[str, tuple[tuple[str, ...], tuple[str, ...]]]] = {  # compiler and options
@@ -50,23 +50,14 @@ def build(name: str, kind: str, *options: str) -> Path:
     compiler, more = KINDS[kind]
     if kind != "musl" and (shutil.which(GCC) is None or not (GLIBC / "lib/libc.a").exists()):
         pytest.skip("there is no compiler; apt-get install gcc-aarch64-linux-gnu libc6-dev-arm64-cross")
-    return _made(f"{name}{''.join(options)}-{kind}", f"{name}.c", [*compiler, *OPTIONS, *more, *options])
+    return made_by([*compiler, *OPTIONS, *more, *options], f"{name}.c", {})
 
 
 def build_go(name: str, *, cgo: bool) -> Path:
     """A program of Go, static, or with the C library, which its own calls go past."""
-    go = shutil.which("go")
-    if go is None or (cgo and shutil.which(GCC) is None):
-        pytest.skip("there is no Go, or no C compiler for it; apt-get install golang-go gcc-aarch64-linux-gnu")
-    env = os.environ | {"GOARCH": "arm64", "CGO_ENABLED": str(int(cgo)), "CC": GCC, "GOTOOLCHAIN": "local"}
-    return _made(f"{name}-go-{int(cgo)}", f"{name}.go", [go, "build"], env)
-
-
-def _made(name: str, source: str, argv: list[str], env: dict[str, str] | None = None) -> Path:
-    def make(program: Path) -> None:
-        subprocess.run([*argv, "-o", program, PROGRAMS / source], check=True, env=env)
-
-    return toolchain.made_once(f"{toolchain.digest([*argv], PROGRAMS)}-aarch64-{name}", partial(make))
+    if cgo and shutil.which(GCC) is None:
+        pytest.skip("there is no C compiler for Go; apt-get install gcc-aarch64-linux-gnu")
+    return build_any_go(name, GOARCH="arm64", CGO_ENABLED=str(int(cgo)), CC=GCC)
 
 
 class Emulated:

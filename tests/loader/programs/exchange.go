@@ -1,6 +1,7 @@
-// Both ends of connections in one program of Go: talk PORT BYTES sends so many bytes on each of four, while it reads them back and
-// compares. Meanwhile it collects garbage, and is profiled: signals
-// come, whose handler goes up the stack from what they came into. It waits for a line of stdin before it ends.
+// Both ends of connections in one program of Go.
+//
+// talk PORT BYTES sends so many bytes on each of four, while it reads them back and compares. Meanwhile it collects garbage, and
+// is profiled: signals come, whose handler goes up the stack from what they came into. It waits for a line of stdin before it ends.
 // serve PORT returns what it gets.
 package main
 
@@ -78,7 +79,7 @@ func serve(port string) {
 		conn, err := listener.Accept()
 		need(err)
 		go func() {
-			io.Copy(struct{ io.Writer }{conn}, struct{ io.Reader }{conn}) // by read and write, not splice
+			io.Copy(conn, conn) // by splice(2), through a pipe
 			conn.Close()
 		}()
 	}
