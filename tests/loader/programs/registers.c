@@ -1,6 +1,6 @@
 /*
  * All registers that the kernel keeps over a system call stay what they are: those of the C ABI, flags aside, all vector and mask
- * registers that this machine has; while signals come at 1 kHz. PORT has an echo server.
+ * registers that this machine has, and what may be kept below the stack pointer; while signals come at 1 kHz. PORT has an echo server.
  */
 #include <arpa/inet.h>
 #include <errno.h>
@@ -56,15 +56,18 @@ static long checked(long number, long a, long b, long c, uint64_t seed)
 
 int main(int argc, char **argv)
 {
+	static char stack[64 << 10];
 	struct sockaddr_in to = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
 	struct itimerval often = {{0, 1000}, {0, 1000}};
-	struct sigaction act = {.sa_handler = handler, .sa_flags = SA_RESTART};
+	struct sigaction act = {.sa_handler = handler, .sa_flags = SA_RESTART | HANDLED_ON};
+	const stack_t other = {.ss_sp = stack, .ss_size = sizeof(stack)};
 	uint64_t sent, heard;
 	int fd = socket(AF_INET, SOCK_STREAM, 0);
 
 	NEED(argc == 2);
 	to.sin_port = htons((uint16_t)atoi(argv[1]));
 	NEED(connect(fd, (struct sockaddr *)&to, sizeof(to)) == 0);
+	NEED(sigaltstack(&other, NULL) == 0);
 	NEED(sigaction(SIGPROF, &act, NULL) == 0 && setitimer(ITIMER_PROF, &often, NULL) == 0);
 	for (uint64_t i = 0; i < TIMES; i++) {
 		sent = i * 0x9e3779b97f4a7c15u;

@@ -1,6 +1,6 @@
 /*
- * registers_aarch64.h - a call with all registers; see registers.c. What is below the stack pointer a signal's frame may take
- * (AAPCS64, 6.4.5.1: no red zone), so nothing is looked for there.
+ * registers_aarch64.h - a call with all registers; see registers.c. There is no red zone (AAPCS64, 6.4.5.1), but Go keeps words below
+ * its stack pointer, and handles signals on another stack.
  */
 #include <stdint.h>
 #include <string.h>
@@ -9,8 +9,13 @@ struct state {
 	uint64_t general[31]; /* x0 to x30 */
 	uint64_t flags, control, status; /* nzcv, fpcr, fpsr */
 	uint8_t vectors[32][16] __attribute__((aligned(16)));
+	uint64_t below[5]; /* the stack pointer */
 };
-_Static_assert(__builtin_offsetof(struct state, flags) == 248 && __builtin_offsetof(struct state, vectors) == 272, "the offsets below");
+_Static_assert(__builtin_offsetof(struct state, flags) == 248 && __builtin_offsetof(struct state, vectors) == 272 &&
+                       __builtin_offsetof(struct state, below) == 784,
+               "the offsets below");
+
+#define HANDLED_ON SA_ONSTACK
 
 /* Loads everything from `from`, makes the call, and stores everything to `to`. */
 void call_with(const struct state *from, struct state *to);
@@ -38,6 +43,10 @@ __asm__(".text\n"
         "	msr fpcr, x2\n"
         "	ldr x2, [x0, #264]\n"
         "	msr fpsr, x2\n"
+        "	.irp n, 0, 1, 2, 3, 4\n"
+        "	ldr x2, [x0, #784+\\n*8]\n"
+        "	str x2, [sp, #-40+\\n*8]\n"
+        "	.endr\n"
         "	.irp n, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17, 18, 19, 20, 21, 22, 23, 24, 25, 26, 27, 28, 29, 30\n"
         "	ldr x\\n, [x0, #\\n*8]\n"
         "	.endr\n"
@@ -58,6 +67,10 @@ __asm__(".text\n"
         "	str x2, [x1, #256]\n"
         "	mrs x2, fpsr\n"
         "	str x2, [x1, #264]\n"
+        "	.irp n, 0, 1, 2, 3, 4\n"
+        "	ldr x2, [sp, #-40+\\n*8]\n"
+        "	str x2, [x1, #784+\\n*8]\n"
+        "	.endr\n"
         "	.irp n, 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17, 18, 19, 20, 21, 22, 23, 24, 25, 26, 27, 28, 29, 30, 31\n"
         "	str q\\n, [x1, #272+\\n*16]\n"
         "	.endr\n"
@@ -93,5 +106,6 @@ static long call_kept(long number, struct state *from, struct state *to)
 	NEED(memcmp(&from->general[1], &to->general[1], sizeof(from->general) - sizeof(*from->general)) == 0);
 	NEED(from->flags == to->flags && from->control == to->control && from->status == to->status);
 	NEED(memcmp(from->vectors, to->vectors, sizeof(from->vectors)) == 0);
+	NEED(memcmp(from->below, to->below, sizeof(from->below)) == 0);
 	return (long)to->general[0];
 }

@@ -10,6 +10,8 @@ struct state {
 	uint64_t red_zone[16];
 };
 
+#define HANDLED_ON 0 /* the same stack */
+
 static int width; /* bytes of a vector register: 16, 32, 64 */
 
 /* Loads everything from `from`, makes the call, and stores everything to `to`. */
