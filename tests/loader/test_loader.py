@@ -79,7 +79,7 @@ def test_go_returns_what_it_gets_by_splice(provider: Sidestep) -> None:
     server = provider.popen([build_go("exchange"), "serve", port], stdout=subprocess.PIPE)
     assert server.stdout is not None
     assert server.stdout.readline() == b"ready\n"
-    talk = [build("exchange", "static"), "talk", port, str(BYTES)]
+    talk = [str(build("exchange", "static")), "talk", port, str(BYTES)]
     client = provider.popen(talk, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     assert client.stdin is not None
     assert client.stdout is not None
