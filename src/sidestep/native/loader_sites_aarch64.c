@@ -10,7 +10,8 @@
  *
  * A word of data that looks like one of these must be left as it is. Compilers keep constants elsewhere, but those of assembly
  * may stand between functions. What an instruction loads from the code is data. Else a call is one if what comes before it leads
- * to it, and brings a number or arguments, or its result is looked at behind it; the other two are each one word of 2^27, and taken for what they are.
+ * to it, and brings a number or arguments, or its result is looked at behind it; the other two are each one word of 2^27, and taken
+ * for what they are.
  */
 #include "loader.h"
 
