@@ -45,11 +45,18 @@ class Counters:
         self._names = names
         self._values: Counter[tuple[str, str]] = Counter()
 
-    def add(self, name: str, reason: str = "", count: int = 1) -> None:
-        """Adds one, or so many; KeyError for a name that is not known."""
+    def add(self, name: str, reason: str = "") -> None:
+        """Adds one; KeyError for a name that is not known."""
         if name not in self._names:
             raise KeyError(name)
-        self._values[name, reason] += count
+        self._values[name, reason] += 1
+
+    def add_many(self, count: int, name: str, reason: str = "") -> None:
+        """Adds so many, of what somebody else has counted."""
+        if name not in self._names:
+            raise KeyError(name)
+        if count:
+            self._values[name, reason] += count
 
     def get(self, name: str, reason: str = "") -> int:
         return self._values[name, reason]

@@ -34,7 +34,6 @@ from sidestep import limits
 from sidestep.native import layout
 from sidestep.native._channel import Channel, Doorbell, RemoteDoorbell
 from sidestep.native._engine import Engine, Loan
-from sidestep.native._framing import Inbound, Outbound
 from sidestep.native.layout import Notice
 from sidestep.provider.carry.lending import Reason
 from sidestep.provider.carry.remote_relay import RemoteRelay

@@ -563,13 +563,13 @@ RECORDS: Final[dict[str, tuple[Field, ...]]] = {
     # The same of its queue pair, where it has one of InfiniBand: rdma/roce/path.py, requester.py and responder.py.
     "rc_record": (
         *_same("I", "ipv6 source_port remote_port local_qp remote_qp mtu window"),
-        # numbers of packets sent: the first that is not acknowledged, the next to be sent, the first never sent, the first free
+        # packets sent: number of the first not acknowledged, the next to be sent, the first never sent, the first free
         *_same("I", "acknowledged cursor reached next"),
         # of packets received, and messages; then what the other end has been told of them, or has to be
         *_same("I", "expected carried_out completed told_gap owes_ack"),
         ("timeout_ns", "Q", 1),
         # done meanwhile
-        *_same("Q", "packets_sent packets_received packets_dropped resent"),
+        *_same("Q", "packets_sent packets_received packets_dropped packets_resent resent naks_sent naks_received"),
     ),
 }
 CHANNEL_RECORDS: Final = ("channel_producer", "channel_consumer", "channel_side")

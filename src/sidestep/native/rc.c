@@ -97,7 +97,8 @@ int rc_begin(struct rc *rc, const uint8_t *partial, uint32_t partial_len)
 	rc->at = rc->tail = rc->segment = 0;
 	rc->pieces_len = rc->message_len = rc->in_len = 0;
 	rc->owes_nak = rc->asks = false;
-	record->packets_sent = record->packets_received = record->packets_dropped = record->resent = 0;
+	record->packets_sent = record->packets_received = record->packets_dropped = record->packets_resent = 0;
+	record->resent = record->naks_sent = record->naks_received = 0;
 	return rc_resume(rc, partial, partial_len);
 }
 

@@ -187,9 +187,11 @@ void rc_sent(struct rc *rc, uint32_t count, int64_t now)
 	if (record->cursor == record->acknowledged)
 		start_timer(rc, now);
 	record->cursor = rc_after(record->cursor, count);
-	if (rc_ahead(record->cursor, record->reached) > 0)
+	int32_t first = rc_ahead(record->cursor, record->reached); /* so many are sent for the first time */
+	if (first > 0)
 		record->reached = record->cursor;
 	record->packets_sent += count;
+	record->packets_resent += count - (first > 0 ? (uint32_t)first : 0);
 }
 
 uint32_t rc_answer(struct rc *rc, uint8_t answer[RC_ANSWER_LEN])
@@ -205,6 +207,7 @@ uint32_t rc_answer(struct rc *rc, uint8_t answer[RC_ANSWER_LEN])
 	memcpy(answer + RC_BTH, &aeth, sizeof(aeth));
 	uint32_t transport = RC_ANSWER_LEN - RC_ICRC;
 	rc_put_icrc(answer + transport, rc_icrc(rc_icrc_begun(rc, true, RC_ANSWER_LEN), answer, transport));
+	record->naks_sent += rc->owes_nak;
 	rc->owes_nak = false;
 	record->owes_ack = 0;
 	record->packets_sent++;
@@ -252,6 +255,7 @@ bool rc_acknowledged(struct rc *rc, uint32_t psn, uint8_t syndrome, int64_t now)
 	}
 	if (syndrome != NAK_SEQUENCE)
 		return false; /* of a receive that is missing, or the end: IBTA 9.7.5.2.8 */
+	record->naks_received++;
 	progress(rc, psn, now);
 	go_back(rc, now);
 	return true;

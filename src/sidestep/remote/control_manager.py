@@ -30,7 +30,7 @@ from sidestep.rdma.cm import (
     Unreachable,
 )
 from sidestep.rdma.soft.manager import ListenerTable, SoftRequest
-from sidestep.rdma.verbs import QpState
+from sidestep.rdma.verbs import Beginning, QpState
 from sidestep.remote.control_link import PRIVATE_DATA_MAX, Kind, Rej, Rep, Req
 
 if TYPE_CHECKING:
@@ -77,6 +77,7 @@ class ControlRequest(SoftRequest):
             made.end(Rejected(REJECT_TIMEOUT))
             return made
         made.adopt(self._link, self._number)
+        made.beginning = Beginning(False, req.service_id, req.private_data, private_data)
         depth = min(qp.capabilities.initiator_depth, req.responder_resources)
         resources = min(qp.capabilities.responder_resources, req.initiator_depth)
         try:
@@ -139,6 +140,7 @@ class ControlConnection(Connection):
         self._check_reply = check_reply
         self._link: ControlLink | None = None
         self._number = 0
+        self._asked = 0, b""  # service id and private data
         self.state = CmState.REQUEST_SENT
         manager.connections[qp.number] = self
 
@@ -161,6 +163,7 @@ class ControlConnection(Connection):
         except SidestepError:
             self.end(Unreachable())
             return
+        self._asked = service_id, private_data
         self.adopt(link, link.add(self))
         link.send(Kind.REQ, self._number, req.encode())
 
@@ -229,6 +232,7 @@ class ControlConnection(Connection):
             self.end(Rejected(REJECT_CONSUMER))
             return
         able = self.qp.capabilities
+        self.beginning = Beginning(True, *self._asked, rep.private_data)
         try:
             self.qp.join(
                 rep.endpoint, self, initiator_depth=min(able.initiator_depth, rep.responder_resources),

@@ -31,7 +31,6 @@ from sidestep.loop import nothing
 from sidestep.native.layout import IPPROTO_SDP
 from sidestep.rdma.cm import ConnectionRequest
 from sidestep.rdma.control import Control
-from sidestep.rdma.iwarp.device import IwarpDevice
 from sidestep.rdma.verbs import Device
 from sidestep.remote.control_link import PRIVATE_DATA_MAX
 from sidestep.remote.control_links import ControlLinks
@@ -41,7 +40,7 @@ from sidestep.remote.link import SdpLink
 from sidestep.remote.node import Node
 from sidestep.remote.peers import PROVIDER_ITSELF, PROVIDER_PORT, Peers
 from sidestep.remote.promotion import SIZE, Promotion, Purpose, read_key, why_not, why_not_in
-from sidestep.remote.resync import Resync, ResyncResponder, Route
+from sidestep.remote.resync import Resync, ResyncResponder, Route, by_request
 from sidestep.remote.sdp_connect import SdpConnects
 from sidestep.remote.serving import Serving
 from sidestep.routing import Address
@@ -75,6 +74,7 @@ LINK_SETTINGS: Final = SdpSettings(
     remote_size=limits.REMOTE_RECEIVE_SIZE,
 )
 MAPPED_WIRE: Final = "iwarp"  # what the port mapper tells ports of
+QUESTIONS: Final = (Purpose.RESYNC, Purpose.RESYNCED, Purpose.FAILED)
 HELLO_LEN: Final = BSDH_LEN + Hello.LENGTH
 
 
@@ -93,6 +93,7 @@ class Sdp(OffloadProtocol):
         self._devices: dict[tuple[str, Address], _At] = {}  # by transport
         self._carried: dict[Carried, _At] = {}
         self._askers: set[Resync] = set()
+        self.answers: ResyncResponder  # also of links whose device is gone
         self.key: bytes | None = None  # what both providers know
         self._peers: PortMapper
         self._workers: Workers | None = None
@@ -103,6 +104,7 @@ class Sdp(OffloadProtocol):
         if services.remote.key_file is not None:
             self.key = read_key(services.remote.key_file)
         self.loop = services.loop
+        self.answers = ResyncResponder(services.loop)
         for name in services.remote.transports:
             services.transports.get(name)  # now: it takes a while, and who asks waits for a second only
         if services.port_mapper is not None:
@@ -234,6 +236,28 @@ class Sdp(OffloadProtocol):
         """Its link is broken: finds out where TCP goes on."""
         self._askers.add(Resync(self.loop, route, promotion, self.key, far, self._askers.discard))
 
+    def judged(self, local: Address, host: Address, said: bytes) -> tuple[Promotion, bytes, Hello]:
+        """What another host wants, and its Hello, as it came and decoded; raises if it is not believed."""
+        if not self.trusts(host):
+            raise PeerViolation("it is none of the hosts given with --remote", rule="promotion_host")
+        found = Promotion.find(said, self.key)
+        if found is None or len(said) != HELLO_LEN + SIZE:
+            raise Unavailable("no connection of programs is meant")
+        told = said[:-SIZE]
+        hello = Hello.decode(memoryview(told))
+        if (hello.src_ip, hello.dst_ip) != (host, local):
+            raise PeerViolation("it concerns other addresses than it comes from", rule="promotion_host")
+        return found, told, hello
+
+    def answer(self, local: Address, host: Address, question: bytes) -> bytes:
+        """To what a control link asks; nothing to what is not believed, or none of its business."""
+        try:
+            found, told, _ = self.judged(local, host, question)
+        except SidestepError as why:
+            self.services.log(f"a question of {host} is not answered: {why}")
+            return b""
+        return self.answers.answer(found, told, self.key) if found.purpose in QUESTIONS else b""
+
     def trusts(self, host: Address) -> bool:
         return self.services.remote is not None and self.services.remote.trusts(host)
 
@@ -321,7 +345,6 @@ class _At(Node[Device]):
         except BaseException:
             self.device.close()
             raise
-        self.answers = ResyncResponder(sdp.loop)
         self.serving = Serving(sdp, transport, self.stack, address)
 
     @property
@@ -344,12 +367,10 @@ class _At(Node[Device]):
 
     def _observed(self) -> Control | None:
         """What `sidestep rdma list` and `capture` ask; None: without it the rest goes on."""
-        if not isinstance(self.device, IwarpDevice):
-            return None
         try:
             return Control(self.sdp.loop, [self.device], "sidestep provider")
         except SidestepError as why:
-            self.sdp.services.log(f"{self.device.name} cannot be captured: {why}")
+            self.sdp.services.log(f"{self.device.name} cannot be listed or captured: {why}")
             return None
 
     # ---- what other hosts ask for ----
@@ -376,19 +397,11 @@ class _At(Node[Device]):
     def _judge(self, request: ConnectionRequest) -> None:
         """Whom a request is for, and whether it is believed."""
         host = ip_address(request.remote_address)
-        if not self.sdp.trusts(host):
-            raise PeerViolation("it is none of the hosts given with --remote", rule="promotion_host")
-        found = Promotion.find(request.private_data, self.sdp.key)
-        if found is None or len(request.private_data) != HELLO_LEN + SIZE:
-            raise Unavailable("no connection of programs is meant")
-        told = request.private_data[:-SIZE]
-        hello = Hello.decode(memoryview(told))
-        if (hello.src_ip, hello.dst_ip) != (host, self.address):
-            raise PeerViolation("it concerns other addresses than it comes from", rule="promotion_host")
+        found, told, hello = self.sdp.judged(self.address, host, request.private_data)
         if found.purpose is Purpose.INBOUND:
             if self.sdp.services.port_mapper is not None:
                 raise Unavailable("a worker has no services", remedy="PROVIDER_ITSELF has")
-            self.answers.note_inbound(found.name)
+            self.sdp.answers.note_inbound(found.name)
             client = Endpoint(host, hello.local_port)
             self.serving.take(request, found.port, client, settings_for(told, host, self.address), beside_hello=SIZE)
             return
@@ -396,9 +409,9 @@ class _At(Node[Device]):
             self._take_control(request, found, host)
             return
         if found.purpose is not Purpose.CARRY:
-            self.answers.answer(request, found, told, self.sdp.key)
+            request.reject(private_data=self.sdp.answers.answer(found, told, self.sdp.key))
             return
-        self.answers.check(found.name)
+        self.sdp.answers.check(found.name)
         local, remote = Endpoint(self.address, found.port), Endpoint(host, hello.local_port)
 
         def found_end(incoming: Incoming) -> None:
@@ -406,7 +419,7 @@ class _At(Node[Device]):
                 self._accepted(stream, incoming, found, told)
 
             try:
-                self.answers.check(found.name)  # two may have been on their way
+                self.sdp.answers.check(found.name)  # two may have been on their way
             except PeerViolation as why:
                 self._refuse(request, why)
             else:
@@ -420,14 +433,14 @@ class _At(Node[Device]):
         if controls is None:
             raise Unavailable("a worker has no control links", remedy="PROVIDER_ITSELF has")
         controls.check_room()
-        self.answers.note_inbound(found.name)
+        self.sdp.answers.note_inbound(found.name)
         self.stack.serve(
             request, lambda stream: controls.take(stream, self.address, host), self.port, beside_hello=SIZE
         )
 
     def _accepted(self, stream: SdpStream, incoming: Incoming, found: Promotion, hello: bytes) -> None:
         def broken(_relay: Carried) -> None:
-            self.answers.handle_broken(found.name)
+            self.sdp.answers.handle_broken(found.name)
 
         link = SdpLink(stream, self.sdp.loop, broken, self.sdp.services.log, rounds=found.rounds)
         try:
@@ -437,8 +450,8 @@ class _At(Node[Device]):
             link.abandon()
             return
         link.carry(far)
-        self.answers.add(found.name, hello, link, far)
-        self.sdp.carried(far, self, lambda: self.answers.remove(found.name))
+        self.sdp.answers.add(found.name, hello, link, far)
+        self.sdp.carried(far, self, lambda: self.sdp.answers.remove(found.name))
 
 
 class _Reaching:
@@ -494,5 +507,9 @@ class _Reaching:
                 self._outgoing.refuse(f"the provider at {host} has not joined in: its log says why")
 
     def _handle_broken(self, far: Carried) -> None:
-        route = Route(self._at.stack, self._address, self._port, self._hello)
-        self._sdp.settle(route, self._promotion, far)
+        at, controls = self._at, self._sdp.controls
+        if at.manager is not None and controls is not None:
+            ask = partial(controls.ask, at.address, self._address)
+        else:
+            ask = partial(by_request, at.stack, self._address, self._port)
+        self._sdp.settle(Route(self._hello, ask), self._promotion, far)

@@ -23,7 +23,7 @@ from sidestep.rdma.iwarp.tap import Taps
 from sidestep.rdma.roce.counting import EVENTS
 from sidestep.rdma.roce.datagram import is_intact, known_address, seal
 from sidestep.rdma.roce.ip_cm import has_header
-from sidestep.rdma.roce.manager import RoceManager
+from sidestep.rdma.roce.manager import Came, RoceManager
 from sidestep.rdma.roce.packet import ICRC_LEN, MTU_CODES, PKEY_DEFAULT, QP_GSI, UDP_PORT, Bth, Op, Packet
 from sidestep.rdma.roce.qp import RoceQueuePair
 from sidestep.rdma.roce.schedule import Deadlines, Delays
@@ -95,7 +95,7 @@ class RoceDevice(SoftDevice):
         self.guid = rng.getrandbits(64) | 1
         self.queue_pairs_by_number: dict[int, RoceQueuePair] = {}
         self.events = Counters(EVENTS)
-        self.taps = Taps(name)  # nothing comes by there: packets of UDP are captured by others
+        self.taps: Taps = Taps(name)
         self.delays = Delays()
         self._deadlines: Deadlines[RoceQueuePair] = Deadlines()
         self._busy: dict[RoceQueuePair, None] = {}  # those that may have something to send
@@ -129,8 +129,8 @@ class RoceDevice(SoftDevice):
     def leave_to_engine(self, qp: RoceQueuePair) -> None:
         """Nobody else reads and writes there from now on."""
 
-    def take_from_engine(self, qp: RoceQueuePair, numbers: dict[str, int], left: list[bytes]) -> None:
-        """It has given that back, having done so much, and has left datagrams that it did not take."""
+    def take_from_engine(self, qp: RoceQueuePair, left: list[bytes]) -> None:
+        """It has given that back, and has left datagrams that it did not take."""
 
     def handle_datagram(self, address: str, port: int, payload: bytes | memoryview, now: float) -> None:
         """Takes in one that came to port 4791. What is wrong with it is counted, and not answered (IBTA 9.6)."""
@@ -153,15 +153,20 @@ class RoceDevice(SoftDevice):
             self.events.add("packet_dropped", "congestion")  # the window is small enough as it is
         elif packet.bth.dest_qp == QP_GSI:
             self.events.add("packets_received")
-            self.cm.handle_packet(address, packet, now)
+            self.cm.handle_packet(address, packet, now, (port, view))
         else:
-            self._to_queue_pair(remote, port, packet, now)
+            self._to_queue_pair(remote, packet, now, (port, view))
 
     def poll_datagram(self, now: float) -> Datagram | None:
         """The next one to send."""
         self.delays.begin(now)
         if (packet_to := self.cm.poll_packet()) is not None:
-            return self._sealed(*packet_to)
+            address, message, wire = packet_to
+            datagram = self._sealed(address, message)
+            if wire is not None:
+                wire.message(UDP_PORT, datagram.payload, outbound=True)
+                wire.sent()
+            return datagram
         while self._busy:
             qp = next(iter(self._busy))
             packet = self._polled(qp, now)
@@ -175,7 +180,10 @@ class RoceDevice(SoftDevice):
                 continue
             self._busy.setdefault(qp)  # at the end, if it had its turn
             assert qp.path is not None
-            return self._sealed(qp.path.address, packet, self.source_port(qp))
+            datagram = self._sealed(qp.path.address, packet, self.source_port(qp))
+            if qp.wire is not None and qp.wire.live:
+                qp.wire.passed(datagram.source_port, datagram.payload, outbound=True)
+            return datagram
         return None
 
     def _polled(self, qp: RoceQueuePair, now: float) -> Packet | None:
@@ -216,6 +224,7 @@ class RoceDevice(SoftDevice):
             "regions": self.region_count,
             "windows": self.window_count,
             "keys": len(self.keys),
+            "captures": len(self.taps),
         }
         return self.events.as_json() | present
 
@@ -266,19 +275,22 @@ class RoceDevice(SoftDevice):
         if qp.path is not None and port is not None:
             self.senders[qp.path.remote, port] += 1
 
-    def _to_queue_pair(self, remote: IpAddress, port: int, packet: Packet, now: float) -> None:
+    def _to_queue_pair(self, remote: IpAddress, packet: Packet, now: float, came: Came) -> None:
         qp = self.queue_pairs_by_number.get(packet.bth.dest_qp)
         if qp is None:
             self.events.add("packet_dropped", "no_queue_pair")
         elif qp.path is None or qp.path.remote != remote:
             self.events.add("packet_dropped", "other_end")  # IBTA 9.6.1.5: of whom it is not connected to
-        elif qp.handle_packet(packet, now):
-            self.events.add("packets_received")
-            if qp.remote_port != port:
-                self._heard_from(qp, port)
-            self._busy.setdefault(qp)
         else:
-            self.events.add("packet_dropped", "state")
+            if qp.wire is not None and qp.wire.live:
+                qp.wire.passed(*came, outbound=False)
+            if qp.handle_packet(packet, now):
+                self.events.add("packets_received")
+                if qp.remote_port != came[0]:
+                    self._heard_from(qp, came[0])
+                self._busy.setdefault(qp)
+            else:
+                self.events.add("packet_dropped", "state")
 
     def _sealed(self, address: str, packet: Packet, source_port: int = UDP_PORT) -> Datagram:
         self.events.add("packets_sent")

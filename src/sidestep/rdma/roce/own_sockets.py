@@ -1,9 +1,9 @@
 """Sockets of one queue pair: what it sends by, and what it receives by once the engine is to have it.
 
-All packets to a device go to its port 4791. Each queue pair *sends* from a port of its own, always the same, as adapters
-do (RoCEv2, for routers that spread flows); so the kernel can tell its packets apart at the other end: a second socket
-there, bound to port 4791 as well and connected to that port, gets them all. Only a process of the same user can have
-such a socket (SO_REUSEPORT).
+All packets to a device go to its port 4791. Each queue pair *sends* from a port of its own, always the same, as
+adapters do (RoCEv2, for routers that spread flows); so the kernel can tell its packets apart at the other end: a second
+socket there, bound to port 4791 as well and connected to that port, gets them all. Only a process of the same user can
+have such a socket (SO_REUSEPORT).
 
 The one to send by is never connected, since its packets are to have identification 0 (`datagram`).
 """

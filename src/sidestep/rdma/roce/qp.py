@@ -8,12 +8,14 @@ from typing import TYPE_CHECKING, Final
 from sidestep import limits
 from sidestep.errors import Misuse, Unavailable
 from sidestep.native import layout
+from sidestep.rdma.roce.counting import Tally, nak_reason
 from sidestep.rdma.roce.mad import address_of, gid
 from sidestep.rdma.roce.numbers import timeout_s
-from sidestep.rdma.roce.packet import MTU_CODES, READ_RESPONSES, Op, Packet
+from sidestep.rdma.roce.packet import MTU_CODES, READ_RESPONSES, Aeth, Op, Packet
 from sidestep.rdma.roce.path import Path
 from sidestep.rdma.roce.requester import Requester
 from sidestep.rdma.roce.responder import Delivered, Refused, Responder
+from sidestep.rdma.roce.tap import Joined, PacketWire
 from sidestep.rdma.soft.ordered import OrderedQueuePair
 from sidestep.rdma.soft.qp import ERROR, FLUSHED, INIT, OP_RECEIVE, RESET, RTR, RTS, SUCCESS
 from sidestep.rdma.verbs import EventKind, JoinedBy, LentDatagrams, QpEndpoint
@@ -27,6 +29,7 @@ if TYPE_CHECKING:
     from sidestep.rdma.soft.keys import Memory
     from sidestep.rdma.soft.memory import AccessRefusal, QpInit
     from sidestep.rdma.soft.ordered import Sent
+    from sidestep.rdma.verbs import Beginning
     from sidestep.rdma.work import SendRequest
 
 _RESPONSES: Final = READ_RESPONSES | {Op.ACK, Op.ATOMIC_ACK}
@@ -37,6 +40,7 @@ class RoceQueuePair(OrderedQueuePair):
 
     __slots__ = (
         "_datagrams", "_psn", "_reclaim", "_requester", "_responder", "_resumed", "path", "remote_port", "returned",
+        "tally", "wire",
     )  # fmt: skip
 
     device: RoceDevice
@@ -46,6 +50,8 @@ class RoceQueuePair(OrderedQueuePair):
         super().__init__(device.next_qp_number(), device, init)
         self.path: Path | None = None  # once the two ends have agreed on one
         self._psn: int | None = None  # of the first packet to it, where `join` connects it
+        self.tally = Tally()
+        self.wire: PacketWire | None = None  # once it is connected
         self._requester: Requester | None = None
         self._responder: Responder | None = None
         self.remote_port: int | None = None  # that packets of the other end come from
@@ -72,6 +78,8 @@ class RoceQueuePair(OrderedQueuePair):
         self.reclaim()
         if self.state is not RESET:
             super().destroy()
+            if self.wire is not None and self._joined:
+                self.wire.closed()
             self._requester = self._responder = None
             self.device.forget_qp(self)
 
@@ -82,20 +90,13 @@ class RoceQueuePair(OrderedQueuePair):
             self._responder.stop()
 
     def details(self) -> dict[str, object]:
-        found: dict[str, object] = {
-            "number": self.number,
-            "state": self.state.name,
-            "sends_outstanding": self.sends_outstanding,
-            "receives_posted": self.receives_posted,
-            "shared_receives": self.srq is not None,
-        }
-        if self.connection is not None:
-            found["remote_address"] = self.connection.remote_address
-            found["connection"] = self.connection.state.name
+        found = super().details()
         if self.path is not None and self._requester is not None:
             found["remote_number"] = self.path.remote_qp
             found["mtu"] = self.path.mtu
             found["resent"] = self._requester.resent
+            found["packets_resent"] = self._requester.packets_resent
+            found |= self.tally.as_json()
         return found
 
     # --- lending it to the engine ---
@@ -105,7 +106,7 @@ class RoceQueuePair(OrderedQueuePair):
         requester, responder, path = self._requester, self._responder, self.path
         if (
             self.state is not RTS or self._datagrams is not None or self.returned or self._sent or self._waiting
-            or path is None or requester is None or responder is None
+            or path is None or requester is None or responder is None or self.wire is None or self.wire.live
         ):  # fmt: skip
             return None
         numbers = dict.fromkeys((name for name, _, _ in layout.RECORDS["rc_record"]), 0)
@@ -121,6 +122,7 @@ class RoceQueuePair(OrderedQueuePair):
         }  # fmt: skip
         datagrams.begin(layout.pack("rc_record", **numbers), partial)
         self._datagrams, self._reclaim = datagrams, reclaim
+        self.wire.reclaim = self.reclaim
         self.device.leave_to_engine(self)
         return LentDatagrams(datagrams)
 
@@ -133,15 +135,31 @@ class RoceQueuePair(OrderedQueuePair):
         numbers = layout.unpack("rc_record", datagrams.record())
         self._resumed += requester.take_back(numbers, datagrams.unacknowledged())
         responder.take_back(numbers)
+        self._count_engine(numbers)
         left = datagrams.left()
         datagrams.release()
         self.returned = True
-        self.device.take_from_engine(self, numbers, left)
+        self.device.take_from_engine(self, left)
+
+    def _count_engine(self, numbers: dict[str, int]) -> None:
+        tally, add = self.tally, self.device.events.add_many
+        for name in ("packets_sent", "packets_received", "naks_sent", "naks_received"):
+            setattr(tally, name, getattr(tally, name) + numbers[name])
+        for name in ("packets_sent", "packets_received", "packets_resent"):
+            add(numbers[name], name)
+        add(numbers["naks_sent"], "nak_sent", "sequence")
+        add(numbers["naks_received"], "nak_received", "sequence")
+        add(numbers["packets_dropped"], "packet_dropped", "engine")
 
     def reclaim(self) -> None:
         """Somebody here has to do with it."""
         if self._reclaim is not None:
             self._reclaim()
+
+    @property
+    def _joined(self) -> bool:
+        """It is connected by others than the device's connection manager."""
+        return self._psn is not None
 
     # --- the connection manager's side ---
 
@@ -173,7 +191,23 @@ class RoceQueuePair(OrderedQueuePair):
             ),
             responder_resources,
         )  # fmt: skip
+        self._show(str(remote), owner.beginning)
         self.ready_to_receive()
+
+    def _show(self, remote: str, beginning: Beginning | None) -> None:
+        """Lets others look on; how it began they cannot see, and are told."""
+        path = self.path
+        assert path is not None
+        active = beginning is not None and beginning.active
+        self.wire = PacketWire(self.device.taps, self.device.address, remote, active=active)
+        joined = None
+        if beginning is not None:
+            qps, psns = (self.number, path.remote_qp), (path.receive_psn, path.send_psn)
+            joined = Joined(
+                beginning.service_id, beginning.request, beginning.reply, qps if active else qps[::-1],
+                psns if active else psns[::-1], path.mtu,
+            )  # fmt: skip
+        self.wire.opened(self.number, path.remote_qp, joined)
 
     def follow(self, path: Path, responder_resources: int | None = None) -> None:
         """The way is known; what may be sent and taken the state says."""
@@ -193,9 +227,11 @@ class RoceQueuePair(OrderedQueuePair):
         """Takes in a packet that came from the other end; False if this state drops it."""
         if self._datagrams is not None:
             return False  # it went astray as the engine got it, and will be sent again
+        self.tally.packets_received += 1
         if packet.bth.opcode in _RESPONSES:
             if self.state is not RTS or self._requester is None:
                 return False
+            self._count_nak("nak_received", packet)
             if self._requester.handle(packet, now):
                 self._statuses_changed()
         elif self._responder is None:
@@ -213,7 +249,7 @@ class RoceQueuePair(OrderedQueuePair):
         if self._datagrams is not None:
             return None
         if self._responder is not None:
-            packet = self._responder.poll()
+            packet = self._polled(self._responder)
             if self._responder.refused is not None:
                 refused, self._responder.refused = self._responder.refused, None
                 self._refuse(refused)
@@ -222,11 +258,33 @@ class RoceQueuePair(OrderedQueuePair):
         requester = self._requester
         if requester is None or self.state is not RTS:
             return None
+        again = requester.packets_resent
         packet = requester.poll(now)
+        if packet is not None:
+            self.tally.packets_sent += 1
+            if requester.packets_resent != again:
+                self.device.events.add("packets_resent")
         if requester.changed:
             requester.changed = False
             self._statuses_changed()
         return packet
+
+    def _polled(self, responder: Responder) -> Packet | None:
+        packet = responder.poll()
+        if packet is not None:
+            self.tally.packets_sent += 1
+            self._count_nak("nak_sent", packet)
+        return packet
+
+    def _count_nak(self, name: str, packet: Packet) -> None:
+        aeth = packet.find(Aeth)
+        if aeth is None or (reason := nak_reason(aeth.syndrome)) is None:
+            return
+        self.device.events.add(name, reason)
+        if name == "nak_sent":
+            self.tally.naks_sent += 1
+        else:
+            self.tally.naks_received += 1
 
     @property
     def deadline(self) -> float | None:

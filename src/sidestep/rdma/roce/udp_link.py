@@ -104,11 +104,7 @@ class UdpRoceDevice(RoceDevice):
         assert own.receiving is not None
         self.loop.forget(own.receiving.fileno())
 
-    def take_from_engine(self, qp: RoceQueuePair, numbers: dict[str, int], left: list[bytes]) -> None:
-        self.events.add("packets_sent", count=numbers["packets_sent"])
-        self.events.add("packets_received", count=numbers["packets_received"])
-        if numbers["packets_dropped"]:
-            self.events.add("packet_dropped", "engine", count=numbers["packets_dropped"])
+    def take_from_engine(self, qp: RoceQueuePair, left: list[bytes]) -> None:
         self.loop.soon(partial(self._go_on, qp, left))
 
     def _go_on(self, qp: RoceQueuePair, left: list[bytes]) -> None:
