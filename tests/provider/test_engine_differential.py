@@ -196,10 +196,12 @@ class Direction:
 class Run:
     """A trace through two hosts."""
 
+    roce = False  # over the software HCA, without a judge between
+
     def __init__(self, stack: ExitStack, told: Trace, engines: tuple[bool, bool]) -> None:
         self.trace = told
         self.traps: list[Trap] = []
-        self.world = world = World(stack, engines=engines)
+        self.world = world = World(stack, engines=engines, roce=self.roce)
         for index, host in enumerate((world.one, world.two)):
             if host.engine is not None and host.hub.lending is not None:
                 host.hub.lending.engine = WatchedEngine(host.engine, index, self.traps)  # type: ignore[assignment]

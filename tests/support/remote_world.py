@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import ExitStack
 from ipaddress import IPv4Address
+from random import randrange
 from struct import Struct
 
 from channel_app import RING, App
@@ -18,6 +19,7 @@ from sidestep.provider.carry import remote_relay
 from sidestep.provider.carry.hub import Hub
 from sidestep.provider.carry.remote_relay import RemoteRelay
 from sidestep.rdma.iwarp.device import IwarpDevice
+from sidestep.rdma.roce.udp_link import UdpRoceDevice
 from sidestep.remote.link import SdpLink
 from sidestep.remote.protocol import LINK_SETTINGS
 from sidestep.sdp.endpoint import SdpStream
@@ -67,10 +69,10 @@ class HubWorld:
 class Host(HubWorld):
     """One provider: a hub and a stack."""
 
-    def __init__(self, stack: ExitStack, loop: Loop, address: str, *, engine: bool) -> None:
+    def __init__(self, stack: ExitStack, loop: Loop, address: str, *, engine: bool, roce: bool = False) -> None:
         super().__init__(stack, engine=engine)
         self.loop = loop
-        self.device = IwarpDevice(address, loop)
+        self.device = UdpRoceDevice(address, loop) if roce else IwarpDevice(address, loop)
         stack.callback(self.device.close)
         self.stack = Stack(self.device, lambda: loop.now, LINK_SETTINGS)
         stack.callback(self.stack.close)
@@ -145,12 +147,13 @@ class Stranger:
 class World:
     """Two hosts, and connections between them."""
 
-    def __init__(self, stack: ExitStack, *, engines: tuple[bool, bool] = (False, False)) -> None:
+    def __init__(self, stack: ExitStack, *, engines: tuple[bool, bool] = (False, False), roce: bool = False) -> None:
         self.stack = stack
         self.loop = Loop()
         stack.callback(self.loop.close)
-        self.one = Host(stack, self.loop, "127.0.0.1", engine=engines[0])
-        self.two = Host(stack, self.loop, "127.0.0.2", engine=engines[1])
+        net = f"127.{randrange(1, 255)}.{randrange(256)}" if roce else "127.0.0"  # its port is one for each address
+        self.one = Host(stack, self.loop, f"{net}.1", engine=engines[0], roce=roce)
+        self.two = Host(stack, self.loop, f"{net}.2", engine=engines[1], roce=roce)
 
     def turns(self, until: Callable[[], bool]) -> None:
         """Lets both hosts work until something is so."""

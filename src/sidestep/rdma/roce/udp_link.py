@@ -96,7 +96,7 @@ class UdpRoceDevice(RoceDevice):
         self._part(own)
         if own.join(path.address, port):  # what has come to the other socket until now is read first
             self._watch_own(qp, own)
-            self.loop.soon(partial(self._take_in_own, qp, own))
+            self.loop.soon(partial(self._on_own, qp, own))
         return None
 
     def leave_to_engine(self, qp: RoceQueuePair) -> None:
@@ -116,6 +116,7 @@ class UdpRoceDevice(RoceDevice):
             self._take(path.address, port, datagram)
         self._watch_own(qp, own)
         self.has_work(qp)
+        self._pump()  # who has work already wakes nobody
 
     def _watch_own(self, qp: RoceQueuePair, own: OwnSockets) -> None:
         if own.receiving is not None:
