@@ -392,6 +392,9 @@ class QueuePair(ABC):
     def use_large_frames(self) -> None:  # noqa: B027 - most devices have none
         """The other end is known to take frames of any size, and to gain from large ones; where there are any."""
 
+    def catch_up(self) -> None:  # noqa: B027 - most devices have one way for all
+        """Takes what has come and is not looked at: the word that the other end has left may have overtaken it."""
+
     def take_back(self, record: dict[str, int], error: int) -> None:
         """The engine has given it back; `error`: the errno that broke it, or 0."""
         raise NotImplementedError

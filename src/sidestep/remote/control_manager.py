@@ -208,6 +208,7 @@ class ControlConnection(Connection):
         elif kind is Kind.DREQ:
             self._say(Kind.DREP)
             if state is CmState.ESTABLISHED:
+                self.qp.catch_up()
                 self._over(Disconnected(by_remote=True))
             elif state is CmState.REPLY_SENT:
                 self.end(Rejected(REJECT_TIMEOUT))
@@ -224,6 +225,7 @@ class ControlConnection(Connection):
             self.end(Unreachable())
         else:
             by_remote = self.state is CmState.ESTABLISHED
+            self.qp.catch_up()
             self._over(Disconnected(by_remote=by_remote, confirmed=False))
 
     def _replied(self, rep: Rep) -> None:

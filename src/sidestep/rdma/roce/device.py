@@ -132,6 +132,9 @@ class RoceDevice(SoftDevice):
     def take_from_engine(self, qp: RoceQueuePair, left: list[bytes]) -> None:
         """It has given that back, and has left datagrams that it did not take."""
 
+    def catch_up(self, qp: RoceQueuePair) -> None:
+        """What has come to sockets of this queue pair alone is taken."""
+
     def handle_datagram(self, address: str, port: int, payload: bytes | memoryview, now: float) -> None:
         """Takes in one that came to port 4791. What is wrong with it is counted, and not answered (IBTA 9.6)."""
         view = memoryview(payload)

@@ -56,6 +56,7 @@ class OwnSockets:
         self.receiving: socket.socket | None = None
         self.joined_to: int | None = None  # the other end's port
         self._datagrams: Datagrams | None = None
+        self.left: list[bytes] = []  # what the engine has not taken, and nobody else yet
         with suppress(OSError):  # too many descriptors
             self.sending = self._opened()
             self._bind_anywhere(self.sending)

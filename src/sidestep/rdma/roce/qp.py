@@ -141,6 +141,10 @@ class RoceQueuePair(OrderedQueuePair):
         self.returned = True
         self.device.take_from_engine(self, left)
 
+    def catch_up(self) -> None:
+        self.reclaim()
+        self.device.catch_up(self)
+
     def _count_engine(self, numbers: dict[str, int]) -> None:
         tally, add = self.tally, self.device.events.add_many
         for name in ("packets_sent", "packets_received", "naks_sent", "naks_received"):

@@ -105,15 +105,25 @@ class UdpRoceDevice(RoceDevice):
         self.loop.forget(own.receiving.fileno())
 
     def take_from_engine(self, qp: RoceQueuePair, left: list[bytes]) -> None:
-        self.loop.soon(partial(self._go_on, qp, left))
+        self._own[qp].left = left
+        self.loop.soon(partial(self._go_on, qp))
 
-    def _go_on(self, qp: RoceQueuePair, left: list[bytes]) -> None:
+    def catch_up(self, qp: RoceQueuePair) -> None:
+        if (own := self._own.get(qp)) is not None:
+            self._take_left(qp, own)
+            self._take_in_own(qp, own)
+
+    def _take_left(self, qp: RoceQueuePair, own: OwnSockets) -> None:
+        left, own.left = own.left, []
+        if qp.path is not None and qp.remote_port is not None:
+            for datagram in left:
+                self._take(qp.path.address, qp.remote_port, datagram)
+
+    def _go_on(self, qp: RoceQueuePair) -> None:
         qp.returned = False
-        own, path, port = self._own.get(qp), qp.path, qp.remote_port
-        if own is None or path is None or port is None:
+        if (own := self._own.get(qp)) is None:
             return  # it was destroyed meanwhile
-        for datagram in left:
-            self._take(path.address, port, datagram)
+        self._take_left(qp, own)
         self._watch_own(qp, own)
         self.has_work(qp)
         self._pump()  # who has work already wakes nobody

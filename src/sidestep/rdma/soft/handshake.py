@@ -236,6 +236,7 @@ class HandshakeConnection(Connection, Generic[_Q, _M]):
     def on_disconnect(self, message: _M) -> None:
         """The other end disconnects."""
         self.send(CmKind.DREP)
+        self.qp.catch_up()
         self._over(Disconnected(by_remote=True))
 
     def on_disconnect_early(self, message: _M) -> None:
