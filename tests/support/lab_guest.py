@@ -33,6 +33,8 @@ _TOLD_MAX: Final = 600  # characters at the end of an output that are of interes
 _GRACE_S: Final = 30.0  # of a command's limit, for the way into the guest and back
 _DISCARD: Final = 9  # RFC 863
 _MARK: Final = b"the capture ends here"
+_SHARE: Final = "code"  # this repository, read-only in the guest
+_IN_GUEST: Final = f"/mnt/{_SHARE}"
 _NICE: Final = ("nice", "-n", "19")
 
 
@@ -85,6 +87,8 @@ class Lab:
         self._keeper: subprocess.Popen[bytes] | None = None
         self.siw_address = "198.18.1.11"  # of the guest; guest number 1, since nobody else is in the namespace
         self.host_address = "198.18.1.1"  # of this machine, as the guest's siw sees it
+        self.rxe_address = "198.18.2.11"  # of the guest's rxe
+        self.siw_nobody, self.rxe_nobody = "198.18.1.99", "198.18.2.99"  # of the same networks, of nobody
 
     # ---- boot and stop ----
 
@@ -120,7 +124,8 @@ class Lab:
             ["sh", "-c", stopping], stdin=subprocess.PIPE, env=self._environment, start_new_session=True
         )
         limit = f"--timeout={START_TIMEOUT_S:.0f}"
-        self._own("start", "a", limit, "--links", "siw", timeout_s=START_TIMEOUT_S + _GRACE_S)
+        shared = f"{_SHARE}={ROOT}"
+        self._own("start", "a", limit, "--share", shared, timeout_s=START_TIMEOUT_S + _GRACE_S)
 
     def _own(self, *arguments: str, timeout_s: float) -> None:
         """A command of the lab's that must work, or there is no guest."""
@@ -164,6 +169,11 @@ class Lab:
             f"{command} in the guest: result {done.returncode}\n{done.stdout[-_TOLD_MAX:]}\n{done.stderr[-_TOLD_MAX:]}"
         )
         return done
+
+    def python_in_guest(self, program: str, *arguments: str, timeout_s: float) -> subprocess.CompletedProcess[str]:
+        """Runs a program of this repository in the guest, by its Python, which is as old as the oldest we support."""
+        argv = ["env", f"PYTHONPATH={_IN_GUEST}/src", "python3", f"{_IN_GUEST}/{program}", *arguments]
+        return self.run(argv, timeout_s=timeout_s, check=False)
 
     def background(self, tag: str, command: str) -> Background:
         """Starts it in the guest and leaves it running."""
