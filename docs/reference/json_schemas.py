@@ -55,8 +55,8 @@ _RATE: Final = {
 _RULE: Final = ({"file": str, "line": int, "text": str}, None)
 _ROUTE: Final = ({"interface": str, "first_hop": str | None, "source": str | None, "local": bool}, None)
 _DECISION: Final = {
-    "role": str, "program": str | None, "uid": int, "endpoint": str, "target": str, "rule": _RULE, "route": _ROUTE,
-    "protocol": str | None, "why": str,
+    "role": str, "program": str | None, "uid": int, "endpoint": str, "target": str, "over": str | None, "rule": _RULE,
+    "route": _ROUTE, "protocol": str | None, "why": str,
 }  # fmt: skip
 _STATUS: Final = {
     "pid": int, "version": str, "layout_version": int, "layout_oldest": int, "socket": str, "uptime_s": float,

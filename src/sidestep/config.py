@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import socket
 import stat
 import struct
@@ -362,6 +363,9 @@ def parse_cpus(text: str) -> tuple[int, ...]:
     return cpus
 
 
+TRANSPORTS: Final = ("iwarp",)  # that connections go over unless others are named
+
+
 class RemoteSettings(NamedTuple):
     """With which other hosts connections are carried, and why they are believed.
 
@@ -374,6 +378,7 @@ class RemoteSettings(NamedTuple):
     engine: bool = True  # ordinary messages pass in compiled code
     engine_cpus: tuple[int, ...] = ()  # where that runs; none: anywhere
     profile: Profile | None = None  # by whose figures connections have to gain; None: they need not
+    transports: tuple[str, ...] = TRANSPORTS  # the kinds of device that carry them, the first one first
 
     def trusts(self, host: IPv4Address | IPv6Address) -> bool:
         """Whether a host is among them."""
@@ -382,9 +387,9 @@ class RemoteSettings(NamedTuple):
     @classmethod
     def parse(
         cls, hosts: str, key_file: str | None = None, *, engine: bool = True, engine_cpus: tuple[int, ...] = (),
-        promote: str = ALWAYS,
+        promote: str = ALWAYS, transports: str = "",
     ) -> Self:  # fmt: skip
-        """`NETWORK[,NETWORK...]`; `promote`: as `--remote-promote` says; raises Misuse."""
+        """`NETWORK[,NETWORK...]`; `promote`, `transports`: as the options say; raises Misuse."""
         from ipaddress import ip_network
 
         try:
@@ -396,14 +401,23 @@ class RemoteSettings(NamedTuple):
         profile: Profile | None = gain.ENGINE if engine else gain.PYTHON
         if promote != BY_GAIN:
             profile = None if promote == ALWAYS else Profile.parse(promote)
-        return cls(networks, Path(key_file).absolute() if key_file else None, engine, engine_cpus, profile)
+        key = Path(key_file).absolute() if key_file else None
+        order = tuple(transports.split(",")) if transports else TRANSPORTS
+        for name in order:
+            if not re.fullmatch("[a-z][a-z0-9-]{0,31}", name):
+                raise Misuse(f"{name!r} is no name of a transport", remedy="give names with commas, as in verbs,iwarp")
+        order += () if TRANSPORTS[-1] in order else TRANSPORTS[-1:]  # by which the providers talk to each other
+        return cls(networks, key, engine, engine_cpus, profile, order)
 
     def arguments(self) -> list[str]:
         """What tells a provider, or a worker of one, the same."""
         key = [f"--remote-key={self.key_file}"] if self.key_file else []
         cpus = [f"--engine-cpu={','.join(map(str, self.engine_cpus))}"] if self.engine_cpus else []
         engine = [] if self.engine else ["--engine=off"]
-        return [f"--remote={self}", *key, *engine, *cpus, f"--remote-promote={self.profile or ALWAYS}"]
+        return [
+            f"--remote={self}", *key, *engine, *cpus, f"--remote-promote={self.profile or ALWAYS}",
+            f"--remote-transports={','.join(self.transports)}",
+        ]  # fmt: skip
 
     def __str__(self) -> str:
         return ",".join(map(str, self.hosts))

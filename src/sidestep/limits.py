@@ -114,6 +114,10 @@ REMOTE_RECEIVES: Final = 16  # private buffers of a connection with another host
 REMOTE_RECEIVE_SIZE: Final = (4 << 10) + 16  # bytes of each at first, header included
 REMOTE_RECEIVE_SIZE_MAX: Final = 60 << 10  # bytes, once more is sent than they hold; fits one IP packet of a capture
 REMOTE_PRIVATE_BYTES: Final = 512 << 20  # of them all, at one address; connections beyond wait for some
+CONTROL_LINKS_MAX: Final = 1024  # with other providers, of those that this one made, and of those that they did
+CONTROL_CONNECTIONS_MAX: Final = 16384  # that one of them asks for at a time; more are rejected
+CONTROL_RECORDS_MAX: Final = 4096  # on their way to another provider; beyond that the link is closed
+CONTROL_TIMEWAIT_S: Final = 1.0  # late packets of a queue pair may still come; then its number is used again
 LINK_WORDS_MAX: Final = 256  # words to another host that wait: beyond half no data, beyond: relay_reset{violation}
 LINK_FINISH_S: Final = 2.0  # seconds for which an end of a link that has said all waits for the other's end
 LINK_PIECES_MAX: Final = 32  # pieces of data of one connection on their way to another host; more stay in the ring
@@ -212,6 +216,15 @@ RDMA_POOL_REGIONS_MAX: Final = 1024  # of users' buffers, in use or remembered; 
 RDMA_POOL_BYTES_MAX: Final = 1 << 30  # of them: pinned memory on a hardware device; likewise, then a request waits
 KEYS_MAX: Final = 1 << 22  # of a software device at a time, of 2^24: a guess seldom hits; the next one: LimitReached
 FABRIC_EVENTS_PER_RUN: Final = 10_000_000  # of a loopback fabric; beyond it two ends never come to rest: LimitReached
+
+# InfiniBand's reliable connections over UDP (the software HCA).
+ROCE_WINDOW: Final = 64  # packets of a queue pair not acknowledged, Reads' answers too; more wait: sockets drop bursts
+ROCE_ANSWERS_MAX: Final = 64  # answers of a queue pair that wait to be sent; the next is left out, and asked for again
+ROCE_TURN_PACKETS: Final = 16  # that one queue pair sends before the others have their turn
+ROCE_TURN_DATAGRAMS: Final = 256  # of one turn, each way; then other sockets and users have theirs
+ROCE_MADS_MAX: Final = 1024  # messages of the connection manager that wait to be sent; the next is dropped, and counted
+ROCE_ANSWERED_MAX: Final = 1024  # connection requests done with that a device remembers; the oldest are forgotten
+ROCE_RECEIVE_BUFFER: Final = 4 << 20  # bytes asked of the kernel for what came and was not read; it gives less, often
 
 # Devices of the kernel (verbs).
 VERBS_RESOLVE_S: Final = 5.0  # seconds for rdma_cm to find an address or a route; then Unreachable

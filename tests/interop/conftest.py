@@ -10,10 +10,12 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
-from guest_verbs import Bench, start_agents
+from guest_verbs import Bench, RxeBench, start_agents
 from lab_guest import BUILD_TIMEOUT_S, START_TIMEOUT_S, Background, Lab, Unusable
 
+from sidestep.rdma.iwarp.device import IwarpDevice
 from sidestep.rdma.iwarp.settings import IwarpSettings
+from sidestep.rdma.roce.udp_link import UdpRoceDevice
 
 _FIRST_TIMEOUT_S = BUILD_TIMEOUT_S + START_TIMEOUT_S + 300  # the first test waits for the guest
 
@@ -50,7 +52,13 @@ def lab(booted: Lab | Unusable) -> Lab:
 @pytest.fixture(scope="session")
 def agents(booted: Lab | Unusable) -> Background | None:
     """The program in the guest that makes consumers of verbs."""
-    return None if isinstance(booted, Unusable) else start_agents(booted)
+    return None if isinstance(booted, Unusable) else start_agents(booted, booted.siw_address)
+
+
+@pytest.fixture(scope="session")
+def rxe_agents(booted: Lab | Unusable) -> Background | None:
+    """The same on rxe."""
+    return None if isinstance(booted, Unusable) else start_agents(booted, booted.rxe_address)
 
 
 @pytest.fixture
@@ -63,7 +71,18 @@ def settings() -> IwarpSettings:
 def bench(lab: Lab, agents: Background | None, settings: IwarpSettings) -> Iterator[Bench]:
     """Our device in the lab's network, and so is this thread."""
     with lab.network():
-        bench = Bench(lab, settings)
+        bench = Bench(lab, IwarpDevice(lab.host_address, settings=settings), lab.siw_address)
+        try:
+            yield bench
+        finally:
+            bench.close()
+
+
+@pytest.fixture
+def rxe_bench(lab: Lab, rxe_agents: Background | None) -> Iterator[RxeBench]:
+    """Our HCA in the lab's network, and so is this thread."""
+    with lab.network():
+        bench = RxeBench(lab, UdpRoceDevice(lab.rxe_host_address), lab.rxe_address)
         try:
             yield bench
         finally:

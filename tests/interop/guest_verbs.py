@@ -8,14 +8,15 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from hashlib import shake_128
 from pathlib import Path
-from typing import Any, Final, Self
+from typing import Any, Final, Self, TypeAlias
 
 from lab_guest import Background, Lab
 from verbs_end import VerbsEnd
 
 from sidestep.rdma.cm import ConnectionRequest, Established, Listener
 from sidestep.rdma.iwarp.device import IwarpDevice
-from sidestep.rdma.iwarp.settings import IwarpSettings
+from sidestep.rdma.roce.ip_cm import TCP_SERVICE
+from sidestep.rdma.roce.udp_link import UdpRoceDevice
 from sidestep.rdma.verbs import QpCapabilities
 from sidestep.rdma.work import Completion, Opcode, RKey, Send, Status
 
@@ -25,16 +26,19 @@ _PLACE: Final = "/run/verbs_agent.py"  # in the guest
 _CONTROL_PORT: Final = 7100
 
 
+OurDevice: TypeAlias = IwarpDevice | UdpRoceDevice
+
+
 def pattern(seed: int, length: int) -> bytes:
     """What the ends write and look for; the guest's side has the same."""
     return shake_128(str(seed).encode()).digest(length)
 
 
-def start_agents(lab: Lab) -> Background:
-    """What `GuestVerbs` connects to."""
-    lab.run("pkill -KILL -f [v]erbs_agent.py; true")  # of a run before, in a guest that stays
+def start_agents(lab: Lab, address: str) -> Background:
+    """What `GuestVerbs` connects to: makes consumers on the device that has this address."""
+    lab.run(f"pkill -KILL -f '[v]erbs_agent.py {address}'; true")  # of a run before, in a guest that stays
     lab.push(_PROGRAM, _PLACE)
-    agents = lab.background("verbs_agent", f"exec python3 {_PLACE} {lab.siw_address} {_CONTROL_PORT}")
+    agents = lab.background(f"verbs_agent-{address}", f"exec python3 {_PLACE} {address} {_CONTROL_PORT}")
     agents.wait_for("ready")
     return agents
 
@@ -42,9 +46,9 @@ def start_agents(lab: Lab) -> Background:
 class GuestVerbs:
     """A consumer in the guest. While it is waited for, our device goes on."""
 
-    def __init__(self, lab: Lab, device: IwarpDevice) -> None:
+    def __init__(self, lab: Lab, device: OurDevice, address: str) -> None:
         self._loop = device.loop
-        self._control = lab.connect(_CONTROL_PORT)
+        self._control = lab.connect(_CONTROL_PORT, address=address)
         self._buffer = b""
         self.answers: list[dict[str, Any]] = []
         self.gone = False
@@ -95,7 +99,7 @@ class GuestVerbs:
 class End(VerbsEnd):
     """One of ours."""
 
-    device: IwarpDevice
+    device: OurDevice
 
     def until(self, condition: Callable[[], bool], what: str) -> None:
         """Waits for it."""
@@ -137,7 +141,11 @@ class End(VerbsEnd):
     # ---- connections ----
 
     def connect(self, lab: Lab, port: int, private_data: bytes = b"") -> None:
-        self.connection = self.device.cm.connect(lab.siw_address, port, self.qp, private_data, self.on_cm)
+        """To siw."""
+        self.ask(lab.siw_address, port, private_data)
+
+    def ask(self, address: str, service_id: int, private_data: bytes = b"") -> None:
+        self.connection = self.device.cm.connect(address, service_id, self.qp, private_data, self.on_cm)
 
     def accept(self, request: ConnectionRequest, private_data: bytes = b"") -> None:
         self.connection = request.accept(self.qp, private_data, self.on_cm)
@@ -153,11 +161,11 @@ class End(VerbsEnd):
 class Requests:
     """A listener of ours, and who asked."""
 
-    def __init__(self, device: IwarpDevice) -> None:
+    def __init__(self, device: OurDevice, service_id: int = 0) -> None:
         self._device = device
         self.all: list[ConnectionRequest] = []
-        self.listener: Listener = device.cm.listen(0, self.all.append)
-        self.port = self.listener.service_id
+        self.listener: Listener = device.cm.listen(service_id, self.all.append)
+        self.port = self.listener.service_id & 0xFFFF
 
     def next(self) -> ConnectionRequest:
         """The oldest."""
@@ -181,14 +189,17 @@ class Remote:
 class Bench:
     """The lab, our device and what tests do with them."""
 
-    def __init__(self, lab: Lab, settings: IwarpSettings) -> None:
+    services = 0  # what a port is added to for a service id
+
+    def __init__(self, lab: Lab, device: OurDevice, guest_address: str) -> None:
         self.lab = lab
-        self.device = IwarpDevice(lab.host_address, settings=settings)
+        self.device = device
+        self.guest_address = guest_address
         self._guests: list[GuestVerbs] = []
 
     def guest(self) -> GuestVerbs:
         """A new consumer in the guest."""
-        self._guests.append(GuestVerbs(self.lab, self.device))
+        self._guests.append(GuestVerbs(self.lab, self.device, self.guest_address))
         return self._guests[-1]
 
     def until(self, condition: Callable[[], bool], what: str) -> None:
@@ -201,19 +212,19 @@ class Bench:
         self.device.close()
 
     def pair(self, asks: str, capabilities: QpCapabilities | None = None, port: int = 7300) -> tuple[End, GuestVerbs]:
-        """Two connected ends; `asks` says who was the initiator: "ours" or "siw"."""
+        """Two connected ends; `asks` says who was the initiator: "ours" or the guest's."""
         ours, guest = End.of(self.device, capabilities), self.guest()
         if asks == "ours":
             guest.call("listen", port=port)
-            ours.connect(self.lab, port)
+            ours.ask(self.guest_address, self.services + port)
             guest.expect("CONNECT_REQUEST")
             guest.call("create_qp")
             guest.call("accept")
             ours.established()
             guest.expect("ESTABLISHED")
             return ours, guest
-        requests = Requests(self.device)
-        guest.call("resolve", address=self.lab.host_address, port=requests.port)
+        requests = self.requests()
+        guest.call("resolve", address=self.device.address, port=requests.port)
         guest.call("create_qp")
         guest.call("connect")
         ours.room(1)
@@ -227,6 +238,20 @@ class Bench:
         ours.received(1)
         return ours, guest
 
+    def requests(self) -> Requests:
+        """A listener of ours."""
+        return Requests(self.device)
+
     def remote(self, guest: GuestVerbs, length: int, rights: str = "both", seed: int | None = None) -> Remote:
         """New memory of the guest."""
         return Remote.of(guest.call("region", length=length, rights=rights, seed=seed))
+
+
+class RxeBench(Bench):
+    """The same with our device that rxe talks to."""
+
+    services = TCP_SERVICE
+    _PORT: Final = 7350
+
+    def requests(self) -> Requests:
+        return Requests(self.device, self.services + self._PORT)

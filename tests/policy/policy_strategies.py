@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network
 
 from hypothesis import strategies as st
 
 from sidestep.policy.model import (
     ALL_PORTS,
+    BOTH,
     ID_MAX,
     PORT_MAX,
+    TCP,
     Include,
     Log,
     Pair,
@@ -63,7 +66,10 @@ identities = st.one_of(ids, st.sampled_from(["alice", "bob", "two words", "us#er
 
 def rules(identity: st.SearchStrategy[int | str] = identities) -> st.SearchStrategy[Rule]:
     somebody = st.one_of(st.none(), identity)
-    return st.builds(Rule, targets, roles, programs, st.one_of(st.none(), networks()), port_ranges, somebody, somebody)
+    made = st.builds(Rule, targets, roles, programs, st.one_of(st.none(), networks()), port_ranges, somebody, somebody)
+    return st.tuples(made, st.sampled_from(["", "roce", "x-1"])).map(
+        lambda drawn: replace(drawn[0], over="" if drawn[0].target in (BOTH, TCP) else drawn[1])
+    )
 
 
 def broad_rules() -> st.SearchStrategy[Rule]:

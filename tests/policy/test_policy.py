@@ -155,7 +155,7 @@ def test_a_decision_tells_its_line() -> None:
     (statement,) = parse(b"\n  use  tcp client  ssh *:22  # by hand", "/etc/p.conf").statements
     found = Policy([statement]).decide(Role.CONNECT, Subject(("ssh",), 0, frozenset()), ip_address("::1"), 22)
     assert found.as_json() == {
-        "target": "tcp", "rule": {"file": "/etc/p.conf", "line": 2, "text": "use  tcp client  ssh *:22"},
+        "target": "tcp", "over": None, "rule": {"file": "/etc/p.conf", "line": 2, "text": "use  tcp client  ssh *:22"},
     }  # fmt: skip
     assert found.why() == "/etc/p.conf:2 says: use  tcp client  ssh *:22"
     assert "no rule" in Decision(BOTH, None).why()

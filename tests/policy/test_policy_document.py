@@ -54,7 +54,7 @@ def test_the_grammar_names_every_word_of_the_language() -> None:
     words = set(re.findall(r'"([a-z-]{2,})"', text))
     assert words == {
         *grammar._STATEMENT_WORDS, *grammar._CLAUSES, *grammar._LOG_WORDS, *grammar._DESTINATIONS, *model.ROLE_WORDS,
-        model.BOTH, model.TCP,
+        model.BOTH, model.TCP, grammar.OVER,
     }  # fmt: skip
 
 

@@ -93,6 +93,8 @@ def test_a_mapped_network_is_an_ipv4_network(endpoint: str) -> None:
 
 
 @pytest.mark.parametrize(("line", "expected"), [
+    ("use sdp over roce connect a *:1", Rule("sdp", Role.CONNECT, "a", None, (1, 1), over="roce")),
+    ("use sdp over x-1 listen over *:1", Rule("sdp", Role.LISTEN, "over", None, (1, 1), over="x-1")),
     ("use x-1 connect a *:1 user alice", Rule("x-1", Role.CONNECT, "a", None, (1, 1), "alice")),
     ("use tcp connect a *:1 group 5 user 1000", Rule("tcp", Role.CONNECT, "a", None, (1, 1), 1000, 5)),
     ('use tcp connect a *:1 user * group "a b"', Rule("tcp", Role.CONNECT, "a", None, (1, 1), None, "a b")),
@@ -113,7 +115,12 @@ def test_extensions(line: str, expected: Statement) -> None:
 @pytest.mark.parametrize(("line", "column", "word", "message", "remedy"), [
     ("uze sdp connect * *:*", 1, "uze", "does not begin a statement", "did you mean 'use'?"),
     ("use SDP connect * *:*", 5, "SDP", "cannot be the name of a protocol", "did you mean 'sdp'?"),
-    ("use connect sdp * *:*", 5, "connect", "is a role", "use both|tcp|PROTOCOL connect|listen"),
+    ("use connect sdp * *:*", 5, "connect", "is a role", "use both|tcp|PROTOCOL [over TRANSPORT] connect|listen"),
+    ("use tcp over roce connect * *:*", 9, "over", "goes over no transport", "behind a protocol"),
+    ("use both over roce connect * *:*", 10, "over", "goes over no transport", "behind a protocol"),
+    ("use sdp over connect * *:*", 14, "connect", "is a role", "use sdp over roce"),
+    ("use sdp over Roce connect * *:*", 14, "Roce", "cannot be the name of a transport", "use sdp over roce"),
+    ("use sdp over", 13, "", "ends where a transport is expected", "use sdp over roce"),
     ("use sdp conect * *:*", 9, "conect", "is not a role", "did you mean 'connect'?"),
     ("use sdp 'connect' * *:*", 9, "'connect'", "is not a role", "connect"),
     ('use "sdp" connect * *:*', 5, '"sdp"', "not a name in quotes", "both, tcp"),

@@ -53,9 +53,11 @@ def ends(
 
 def connect(active: End, passive: End) -> None:
     """Asks; what comes of it needs a run of the fabric."""
-    active.connection = active.device.cm.connect(
+    connection = active.device.cm.connect(
         passive.device.address, SERVICE, active.qp, b"", lambda _, event: active.told.append(event)
     )
+    assert isinstance(connection, LoopbackConnection)
+    active.connection = connection
 
 
 def connected(

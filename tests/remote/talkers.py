@@ -1,5 +1,7 @@
 """Programs of the tests: an echo server, and a client that checks every byte and says how it ended.
 
+SECONDS is 0 for one that talks until standard input ends.
+
 talkers.py serve ADDRESS PORT
 talkers.py talk ADDRESS PORT SECONDS SIZE [PAUSE_S]
 talkers.py tell ADDRESS PORT SIZE PIECE
@@ -50,7 +52,7 @@ def talk(address: str, port: int, seconds: float, size: int, pause_s: float = 0.
     with socket.create_connection((address, port)) as connection:
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         count, until = 0, time.monotonic() + seconds
-        while time.monotonic() < until:
+        while time.monotonic() < until or (seconds == 0 and not select.select([sys.stdin], [], [], 0)[0]):
             message = dice.randbytes(size)
             try:
                 connection.sendall(message)

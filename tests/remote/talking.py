@@ -33,9 +33,9 @@ def serving(host: Host, address: str | None = None) -> subprocess.Popen[str]:
 def talking(
     host: Host, address: str, seconds: float = 2, size: int = 3000, pause_s: float = 0.001
 ) -> subprocess.Popen[str]:
-    """A client whose first message has come back."""
+    """A client whose first message has come back; with 0 seconds it talks until `ends_well` has told it."""
     argv = [*TALKERS, "talk", address, str(PORT), str(seconds), str(size), str(pause_s)]
-    client = host.popen(argv, stdout=subprocess.PIPE, text=True)
+    client = host.popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     assert line(client) == "talks"
     return client
 
@@ -106,8 +106,16 @@ def sha256_of(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
+def on_tcp(*hosts: Host) -> None:
+    """Waits until the one connection of each host has gone back."""
+    for host in hosts:
+        host.sidestep.wait_for(lambda found: len(found) == 1 and found[0].state == "pinned")
+
+
 def ends_well(client: subprocess.Popen[str], more_than: int = 0) -> None:
     """Every byte was right, and the end came behind them."""
+    assert client.stdin is not None
+    client.stdin.close()
     said = line(client)
     assert said.startswith("right: "), said
     assert int(said.split()[1]) > more_than

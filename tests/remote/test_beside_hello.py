@@ -74,7 +74,7 @@ def test_another_hello_with_the_same_words() -> None:
         Promotion.find(bytes(76) + OURS.encode(HELLO, KEY), KEY)
 
 
-@pytest.mark.parametrize("purpose", [0, 8, 255])
+@pytest.mark.parametrize("purpose", [0, 9, 255])
 def test_a_purpose_that_nobody_knows(purpose: int) -> None:
     told = bytearray(OURS.encode(HELLO, None))
     told[9] = purpose

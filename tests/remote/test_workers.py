@@ -12,13 +12,12 @@ from pathlib import Path
 
 import pytest
 from hosts import Host, Make
-from talking import ends_well, line, promoted, serving, talking
+from talking import ends_well, line, on_tcp, promoted, serving, talking
 from test_explicit_sdp import call
 from test_explicit_sdp import serving as echo_server
 
 # The same with workers as without: this module's `two` has some.
 from test_loss import (  # noqa: F401 - collected from here as well
-    on_tcp,
     test_a_link_that_comes_back_costs_nothing_but_time,
     test_a_program_that_is_killed_ends_as_over_tcp,
     test_a_provider_that_is_told_to_go_leaves_tcp_behind,
@@ -201,7 +200,7 @@ def test_a_worker_that_breaks_a_rule_is_killed(
 def test_a_protocol_that_is_removed_takes_its_workers_along(two: tuple[Host, Host]) -> None:
     one, other = two
     serving(other)
-    client = talking(one, other.address, seconds=6)
+    client = talking(one, other.address, seconds=0)
     promoted(one, other)
     before = one.workers()
     with control.ControlConnection(one.sidestep.socket) as connection:

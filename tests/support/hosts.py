@@ -21,6 +21,7 @@ from sidestep.testing import Sidestep
 NETWORK: Final = "198.18.7.0/24"
 NETWORK6: Final = "2001:db8:7::/64"
 ENGINE: Final = os.environ.get("SIDESTEP_TEST_ENGINE", "on") == "on"  # off: all of these tests by Python alone
+TRANSPORTS: Final = os.environ.get("SIDESTEP_TEST_TRANSPORTS", "")  # roce: all of these tests over the software HCA
 START_S: Final = 60.0
 SEARCH_PATH: Final = os.pathsep.join([os.environ.get("PATH", os.defpath), "/usr/sbin", "/sbin"])
 
@@ -35,7 +36,9 @@ class Host:
         self.namespace = Namespace()
         self._bridge = bridge
         bridge.join(number, self.namespace, f"{self.address}/24", f"{self.address6}/64")
-        options.setdefault("remote", RemoteSettings.parse(f"{NETWORK},{NETWORK6}", engine=ENGINE))
+        options.setdefault(
+            "remote", RemoteSettings.parse(f"{NETWORK},{NETWORK6}", engine=ENGINE, transports=TRANSPORTS)
+        )
         self._workers_awaited: int = options.get("workers", 0) if workers_work else 0
         self.sidestep = Sidestep(**options)
 

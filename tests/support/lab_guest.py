@@ -29,6 +29,7 @@ BUILD_TIMEOUT_S: Final = 900.0  # downloads some 300 MB; on a quiet machine it t
 START_TIMEOUT_S: Final = 180.0
 COMMAND_TIMEOUT_S: Final = 60.0
 SIW_BRIDGE: Final = "lab-iw"
+RXE_BRIDGE: Final = "lab-ro"
 _TOLD_MAX: Final = 600  # characters at the end of an output that are of interest
 _GRACE_S: Final = 30.0  # of a command's limit, for the way into the guest and back
 _DISCARD: Final = 9  # RFC 863
@@ -87,7 +88,9 @@ class Lab:
         self._keeper: subprocess.Popen[bytes] | None = None
         self.siw_address = "198.18.1.11"  # of the guest; guest number 1, since nobody else is in the namespace
         self.host_address = "198.18.1.1"  # of this machine, as the guest's siw sees it
-        self.rxe_address = "198.18.2.11"  # of the guest's rxe
+        self.rxe_address = "198.18.2.11"  # of the guest's other link, where rxe is
+        self.rxe_host_address = "198.18.2.1"
+        self.rxe_address6, self.rxe_host_address6 = "fd18:2::11", "fd18:2::1"
         self.siw_nobody, self.rxe_nobody = "198.18.1.99", "198.18.2.99"  # of the same networks, of nobody
 
     # ---- boot and stop ----
@@ -125,7 +128,7 @@ class Lab:
         )
         limit = f"--timeout={START_TIMEOUT_S:.0f}"
         shared = f"{_SHARE}={ROOT}"
-        self._own("start", "a", limit, "--share", shared, timeout_s=START_TIMEOUT_S + _GRACE_S)
+        self._own("start", "a", limit, "--links", "siw,rxe", "--share", shared, timeout_s=START_TIMEOUT_S + _GRACE_S)
 
     def _own(self, *arguments: str, timeout_s: float) -> None:
         """A command of the lab's that must work, or there is no guest."""
@@ -214,10 +217,10 @@ class Lab:
         with self.network():
             return socket.create_server((address or self.host_address, 0))
 
-    def connect(self, port: int, timeout_s: float = COMMAND_TIMEOUT_S) -> socket.socket:
+    def connect(self, port: int, timeout_s: float = COMMAND_TIMEOUT_S, *, address: str | None = None) -> socket.socket:
         """A TCP connection to the guest."""
         with self.network():
-            return socket.create_connection((self.siw_address, port), timeout_s)
+            return socket.create_connection((address or self.siw_address, port), timeout_s)
 
     def python(
         self, *arguments: str, environment: Mapping[str, str] | None = None, timeout_s: float = COMMAND_TIMEOUT_S
@@ -245,7 +248,7 @@ class Lab:
             assert told is not None, "tcpdump does not listen"
             yield
             # tcpdump leaves unread what the kernel still has for it when it is told to end.
-            mark.sendto(_MARK, (self.siw_address, _DISCARD))
+            mark.sendto(_MARK, (self.rxe_address if interface == RXE_BRIDGE else self.siw_address, _DISCARD))
             self._wait_for_mark(file)
         finally:
             mark.close()

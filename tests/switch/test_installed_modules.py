@@ -13,12 +13,16 @@ from sidestep.provider.control import ControlConnection
 from sidestep.testing import Sidestep
 
 CODE = '''
+from sidestep.errors import Unavailable
 from sidestep.switch.protocol import Capabilities, OffloadProtocol, OffloadTransport
 
 
 class Wire(OffloadTransport):
-    name = "wire"
-    capabilities = Capabilities(rdma=True, remote=True)
+    name = wire = "wire"
+    capabilities = Capabilities(rdma=True, remote=True, self_routing=True)
+
+    def open(self, local, loop):
+        raise Unavailable("it has no device")
 
 
 class Carrier(OffloadProtocol):
@@ -28,8 +32,10 @@ class Carrier(OffloadProtocol):
     capabilities = Capabilities(self_routing=True)
 
     def refusal(self, request):
-        found = [transport.name for transport in self.services.transports()]
-        return None if found else "no transport is there"
+        try:
+            self.services.transports.choose(request)
+        except Unavailable as why:
+            return why.message
 
     def join(self, pair):
         pair.attach()
@@ -71,17 +77,22 @@ def states(connection: ControlConnection) -> dict[tuple[str, str], str]:
 def test_what_is_installed_while_the_provider_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     rules = tmp_path / "rules"
-    rules.write_text("use carrier connect * *:*\n")
+    rules.write_text("use carrier over wire connect * *:*\n")
     with Sidestep(policy=rules) as sidestep, ControlConnection(sidestep.socket) as connection:
 
         def asked() -> str:
             return str(connection.document("decide", role="connect", program="x", address="127.0.0.1", port=1)["why"])
 
-        assert states(connection) == {("protocol", "local"): "installed", ("protocol", "sdp"): "installed"}
+        assert states(connection) == {
+            ("protocol", "local"): "installed",
+            ("protocol", "sdp"): "installed",
+            ("transport", "iwarp"): "installed",
+            ("transport", "roce"): "installed",
+        }
         assert "carrier is not installed" in asked()
         install(tmp_path)
         connection.document("module_add", name="carrier")
-        assert "no transport is there" in asked(), "transports are looked for when they are added, too"
+        assert "wire: it is not installed" in asked(), "transports are looked for when they are added, too"
         connection.document("module_add", name="wire", kind="transport")
         assert "carrier carries it" in asked()
         with pytest.raises(Unavailable, match="broken is refused: OSError: no such device"):
@@ -91,10 +102,12 @@ def test_what_is_installed_while_the_provider_runs(tmp_path: Path, monkeypatch: 
             ("protocol", "carrier"): "started",
             ("protocol", "local"): "installed",
             ("protocol", "sdp"): "installed",
+            ("transport", "iwarp"): "installed",
+            ("transport", "roce"): "installed",
             ("transport", "wire"): "started",
         }
         connection.document("module_remove", name="wire", kind="transport")
-        assert "no transport is there" in asked()
+        assert "wire: it is not installed, or does not work" in asked()
         with pytest.raises(Unavailable, match="unknown kind of module"):
             connection.document("module_add", name="wire", kind="wagon")
         assert json.dumps(sidestep.status()["counters"]).count("module_failed{broken}") == 1

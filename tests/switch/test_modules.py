@@ -9,7 +9,9 @@ from typing import Any, ClassVar
 import pytest
 from modules_world import Point, Told, World, no_services
 
-from sidestep.routing import Change, NetworkEvent, RouteEvent
+from sidestep.loop import Loop
+from sidestep.rdma.verbs import Device
+from sidestep.routing import Address, Change, NetworkEvent, RouteEvent
 from sidestep.switch.local import Local
 from sidestep.switch.modules import Modules
 from sidestep.switch.protocol import (
@@ -81,7 +83,11 @@ class Wire(OffloadTransport):
     """A transport."""
 
     name: ClassVar[str] = "wire"
+    wire: ClassVar[str] = "copper"
     capabilities: ClassVar[Capabilities] = Capabilities(rdma=True, remote=True)
+
+    def open(self, local: Address, loop: Loop) -> Device:
+        raise LookupError("no device")
 
 
 def world(*classes: type[OffloadProtocol]) -> World:
@@ -230,7 +236,9 @@ def test_what_a_removed_module_leaves_behind_is_cleared_away() -> None:
 
 
 def test_a_transport_is_no_protocol_and_a_protocol_no_transport() -> None:
-    wires = Modules(OffloadTransport, lambda: {"wire": Point("wire", Wire), "local": Point("local", Local)},
+    wires: Modules[OffloadTransport] = Modules(
+        OffloadTransport,  # type: ignore[type-abstract]  # what must be derived from it, not made
+        lambda: {"wire": Point("wire", Wire), "local": Point("local", Local)},
                     no_services(), lambda name, error: None)  # fmt: skip
     wire = wires.get("wire")
     assert isinstance(wire, Wire)

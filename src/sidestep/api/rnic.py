@@ -30,6 +30,7 @@ from sidestep.api.driver import Found, Hosts
 from sidestep.errors import InternalError, Misuse, SidestepError, Unavailable
 from sidestep.loop import Loop
 from sidestep.rdma.control import Control
+from sidestep.rdma.iwarp.device import IwarpDevice
 from sidestep.rdma.iwarp.qp import IwarpQueuePair
 from sidestep.rdma.tools.devices import source_for
 from sidestep.remote.node import Node
@@ -157,11 +158,11 @@ class Rnics(Hosts):
         self.loop.close()
 
 
-class _Rnic(Node):
+class _Rnic(Node[IwarpDevice]):
     """The device at one address."""
 
     def __init__(self, loop: Loop, address: Address, kick: Callable[[], None]) -> None:
-        super().__init__(loop, address, SETTINGS)
+        super().__init__(loop, IwarpDevice(str(address), loop, name=f"iwarp@{address}"), SETTINGS)
         self.host = Host(self.stack, [address], kick=kick)
         self.observed: Control | None = None
         program = Path(sys.argv[0]).name if sys.argv and sys.argv[0] else "python"

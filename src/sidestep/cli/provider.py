@@ -91,13 +91,22 @@ def provider() -> None:
     "do, for as long as they do; always: all; figures: as gain, by the profile that 'sidestep rdma bench' "
     "has measured.",
 )
+@click.option(
+    "--remote-transports",
+    default=",".join(config.TRANSPORTS),
+    metavar="NAME[,NAME...]",
+    show_default=True,
+    help="The kinds of device that connections with other hosts go over, the first one that is there for both ends; "
+    "'sidestep modules' lists them. A rule of the policy may name one: use sdp over NAME ...",
+)
 @click.option("--foreground", is_flag=True, help="Serve in this process, until a signal or `stop`.")
 @socket_option
 @json_option
 def start(
     promote_after: PromoteAfter, ring_size: int, offer_expiry: float, idle_exit: float, budget: int, proof: str,
     system: bool, remote: tuple[str, ...], remote_key: str | None, workers: str, engine: str,
-    engine_cpu: tuple[int, ...] | None, remote_promote: str, foreground: bool, socket: Path, as_json: bool,
+    engine_cpu: tuple[int, ...] | None, remote_promote: str, remote_transports: str, foreground: bool, socket: Path,
+    as_json: bool,
 ) -> None:  # fmt: skip
     """Start a provider, and return once it listens. Exit code 0 also if one runs already.
 
@@ -117,7 +126,8 @@ def start(
     settings = ProviderSettings(
         socket, promote_after, ring_size, offer_expiry, idle_exit, budget, policy, system=system, proof=Proof(proof),
         remote=RemoteSettings.parse(
-            ",".join(remote), remote_key, engine=engine == "on", engine_cpus=engine_cpu or (), promote=remote_promote
+            ",".join(remote), remote_key, engine=engine == "on", engine_cpus=engine_cpu or (), promote=remote_promote,
+            transports=remote_transports,
         ) if remote else None,
         workers=workers_count,
     )  # fmt: skip

@@ -72,11 +72,7 @@ def _figures(measured: Measured, terms: Terms) -> dict[str, float]:
 def _lines(measured: Measured, terms: Terms, place: HostPort | None, details: dict[str, object]) -> list[str]:
     found = _figures(measured, terms)
     op = terms.op.name.lower() + (" both" if terms.both else "")
-    head = (
-        f"{place}: depth {terms.depth}, CRC32C {'on' if details.get('crc') else 'off'}, "
-        f"markers {_markers(details)}, MULPDU {details.get('mulpdu')}, "
-        f"contents {'compared' if terms.verify else 'not compared'}"
-    )
+    head = f"{place}: depth {terms.depth}, {_wire(details)}, contents {'compared' if terms.verify else 'not compared'}"
     row = {
         "OP": op, "BYTES": str(terms.size), "MESSAGES": str(measured.messages + measured.remote_messages),
         "SECONDS": f"{measured.seconds:.2f}", "MB/s": f"{found['bytes_per_s'] / 1e6:.1f}",
@@ -86,6 +82,14 @@ def _lines(measured: Measured, terms: Terms, place: HostPort | None, details: di
     widths = [max(len(name), len(cell)) for name, cell in row.items()]
     rows = (row, row.values())
     return [head, *("  ".join(cell.rjust(width) for cell, width in zip(cells, widths, strict=True)) for cells in rows)]
+
+
+def _wire(details: dict[str, object]) -> str:
+    if "mtu" in details:
+        return f"path MTU {details['mtu']}"
+    return (
+        f"CRC32C {'on' if details.get('crc') else 'off'}, markers {_markers(details)}, MULPDU {details.get('mulpdu')}"
+    )
 
 
 def _markers(details: dict[str, object]) -> str:

@@ -52,10 +52,14 @@ def _lines(process: ProcessView, device: DeviceView, *, verbose: bool) -> list[s
     counters = device.counters
     head = f"{device.name}  {device.address}  {process.program} {process.pid}"
     lines = [head + (f"  listens on {ports}" if ports else "")]
-    sent, received = counters.get("stream_bytes_sent", 0), counters.get("stream_bytes_received", 0)
+    unit = "packets" if "packets_sent" in counters else "bytes"
+    names = (
+        ("packets_sent", "packets_received") if unit == "packets" else ("stream_bytes_sent", "stream_bytes_received")
+    )
+    sent, received = (counters.get(name, 0) for name in names)
     lines.append(
         f"  {counters.get('connections', 0)} connections, {counters.get('queue_pairs', 0)} queue pairs, "
-        f"{counters.get('regions', 0)} regions; {sent} bytes sent, {received} received"
+        f"{counters.get('regions', 0)} regions; {sent} {unit} sent, {received} received"
     )
     for queue_pair in device.queue_pairs:
         lines.append("  " + _queue_pair(queue_pair, verbose=verbose))

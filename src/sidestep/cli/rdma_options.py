@@ -47,7 +47,7 @@ server_argument = click.argument(
 # The device, and what connections it makes.
 device_options = together(
     click.option("--device", default="iwarp", show_default=True, type=click.Choice(list(DEVICES)),
-                 help="Kind of device to use: iwarp, of software, or verbs, of the kernel."),
+                 help="Kind of device to use: iwarp and roce, of software, or verbs, of the kernel."),
     click.option("--no-crc", is_flag=True, help="Do without CRC32C, if the other end does without as well."),
     click.option("--markers", is_flag=True, help="Ask for MPA markers in what this end receives."),
 )  # fmt: skip

@@ -9,6 +9,7 @@ from sidestep.cli.rdma_options import device_options, flush, offered
 from sidestep.cli.shown import printable, show
 from sidestep.errors import Misuse, Unavailable
 from sidestep.loop import Loop
+from sidestep.rdma.roce.ip_cm import TCP_SERVICE
 from sidestep.rdma.tools.devices import HostPort, ToolDevice, interruptible, open_device, resolve
 from sidestep.rdma.tools.server import ToolServer
 from sidestep.rdma.tools.terms import DEFAULT_PORT
@@ -63,11 +64,15 @@ def _listening(
     problem: Unavailable | None = None
     for number, one in enumerate(addresses):
         name = kind if len(addresses) == 1 else f"{kind}{number}"
-        device = open_device(kind, one, loop, crc=not no_crc, markers=markers, name=name)
+        device: ToolDevice | None = None
         try:
-            servers.append(ToolServer(device, loop, port, lambda line: click.echo(printable(line), err=True)))
+            device = open_device(kind, one, loop, crc=not no_crc, markers=markers, name=name)
+            servers.append(
+                ToolServer(device, loop, TCP_SERVICE + port, lambda line: click.echo(printable(line), err=True))
+            )
         except Unavailable as error:  # a host without IPv6, for one
-            device.close()
+            if device is not None:
+                device.close()
             problem = error
             continue
         devices.append(device)

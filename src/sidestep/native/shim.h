@@ -276,6 +276,7 @@ struct conn *conn_find(uint32_t slot, uint32_t generation, int *fd);
 void conn_violation(struct conn *conn, int fd);
 uint32_t conn_ready(struct conn *conn, int fd, uint32_t kernel_bits, uint32_t interest);
 ssize_t conn_send(struct conn *conn, int fd, const struct iovec *iov, int iov_len, int flags);
+size_t send_put_off(struct conn *conn);
 struct beside; /* shim_call.h */
 ssize_t conn_recv_beside(struct conn *conn, int fd, const struct iovec *iov, int iov_len, int flags, struct beside *beside);
 static inline ssize_t conn_recv(struct conn *conn, int fd, const struct iovec *iov, int iov_len, int flags)

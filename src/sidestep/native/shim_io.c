@@ -422,6 +422,39 @@ static ssize_t conn_to_pipe(struct conn *conn, int fd, int out, size_t count, un
 	return put;
 }
 
+/* What is taken from the pipe must go out, so a call that is not to wait takes no more than has room. */
+static ssize_t pipe_to_conn(struct conn *conn, int fd, int in, size_t count, unsigned flags)
+{
+	uint8_t buf[4096];
+	size_t part = count < sizeof(buf) ? count : sizeof(buf);
+	struct pollfd room = {.fd = fd, .events = POLLOUT}, there = {.fd = in, .events = POLLIN};
+	bool quiet = (flags & SPLICE_F_NONBLOCK) || (real.fcntl64(fd, F_GETFL, 0) & O_NONBLOCK);
+	int ready = poll(&room, 1, quiet ? 0 : -1);
+
+	if (ready < 0)
+		return -1;
+	if (quiet && tx_by_ring(conn->slot)) {
+		size_t space = ready ? conn_room(conn) : send_put_off(conn);
+		if (!ready && !space)
+			return fail_with(EAGAIN);
+		if (space && space < part)
+			part = space;
+	} else if (!ready) {
+		return fail_with(EAGAIN);
+	}
+	if ((flags & SPLICE_F_NONBLOCK) && real.poll(&there, 1, 0) == 0)
+		return fail_with(EAGAIN);
+	ssize_t n = real.read(in, buf, part);
+	for (ssize_t sent = 0, put; n > 0 && sent < n; sent += put) {
+		put = conn_send(conn, fd, &(struct iovec){buf + sent, (size_t)(n - sent)}, 1, 0);
+		if (put < 0 && errno == EAGAIN && poll(&room, 1, -1) >= 0)
+			put = 0;
+		else if (put < 0)
+			return sent ? sent : -1;
+	}
+	return n;
+}
+
 EXPORT ssize_t splice(int in, off_t *in_offset, int out, off_t *out_offset, size_t count, unsigned flags)
 {
 	HELD from = conn_hold(in);
@@ -448,31 +481,7 @@ EXPORT ssize_t splice(int in, off_t *in_offset, int out, off_t *out_offset, size
 	} else if (from && !native_from) {
 		n = conn_to_pipe(from, in, out, count, flags);
 	} else {
-		uint8_t buf[4096];
-		size_t part = count < sizeof(buf) ? count : sizeof(buf);
-		struct pollfd room = {.fd = out, .events = POLLOUT};
-		bool quiet = (flags & SPLICE_F_NONBLOCK) || (real.fcntl64(out, F_GETFL, 0) & O_NONBLOCK);
-		int ready = poll(&room, 1, quiet ? 0 : -1);
-		if (ready == 0)
-			errno = EAGAIN;
-		struct pollfd there = {.fd = in, .events = POLLIN};
-		if (ready == 1 && (flags & SPLICE_F_NONBLOCK) && real.poll(&there, 1, 0) == 0) {
-			ready = 0;
-			errno = EAGAIN;
-		}
-		if (ready == 1) {
-			n = real.read(in, buf, part);
-			/* what was taken from the pipe must go out */
-			for (ssize_t sent = 0, put; n > 0 && sent < n; sent += put) {
-				put = conn_send(to, out, &(struct iovec){buf + sent, (size_t)(n - sent)}, 1, 0);
-				if (put < 0 && errno == EAGAIN && poll(&room, 1, -1) >= 0)
-					put = 0;
-				else if (put < 0)
-					n = sent ? sent : -1;
-				if (put < 0)
-					break;
-			}
-		}
+		n = pipe_to_conn(to, out, in, count, flags);
 	}
 	int saved = errno;
 	if (native_from)

@@ -166,6 +166,15 @@ static enum turn send_ended(struct call *call, enum step step, int error)
 	return call_over(call, (ssize_t)call->done, call->saved);
 }
 
+/* A call that would not wait finds no room: from now on that is an edge. Returns the room that came while this was noted. */
+size_t send_put_off(struct conn *conn)
+{
+	atomic_fetch_or(&conn->channel.tx_line->want_space, WANT_STICKY);
+	full_fence();
+	set_conn_arm(conn, false);
+	return tx_is(conn->slot, TX_RESEND) ? 0 : conn_room(conn);
+}
+
 static enum turn send_short(struct call *call)
 {
 	struct conn *conn = call->conn;
@@ -176,13 +185,10 @@ static enum turn send_short(struct call *call)
 	if (would_not_block(call->fd, call->flags)) {
 		if (unlikely(conn_make_room(conn)))
 			return TURN_AGAIN;
-		/* remember that somebody waits for room, then look once more */
-		atomic_fetch_or(&conn->channel.tx_line->want_space, WANT_STICKY);
-		full_fence();
-		set_conn_arm(conn, false);
+		size_t room = send_put_off(conn);
 		if (call->done)
 			return call_over(call, (ssize_t)call->done, call->saved);
-		if (conn_room(conn) > 0 && !tx_is(slot, TX_RESEND))
+		if (room)
 			return TURN_AGAIN;
 		conn_probe(conn, call->fd);
 		if (slot_has(slot, SLOT_PEER_GONE | SLOT_RESET) && !tx_is(slot, TX_RESEND))

@@ -283,8 +283,11 @@ bool member_manage(struct member *member, int op)
 	if (!grow(&set->managed, &set->managed_cap, set->managed_len + 1, sizeof(*set->managed)) ||
 	    !doorbell_enter(set, conn->doorbell))
 		return false;
-	if (kernel_set(member, op) < 0) {
-		int failed = errno;
+	int result = kernel_set(member, op);
+	/* Another thread is just closing it: the kernel's entry stays as it was, and would be told beside what we tell. */
+	bool closing = result == 0 && !member->known && set->user_pid == shim_pid;
+	if (result < 0 || closing) {
+		int failed = closing ? EBADF : errno;
 		doorbell_exit(set, conn->doorbell);
 		errno = failed;
 		return false;
@@ -468,7 +471,7 @@ void set_conn_attached(struct conn *conn)
 		next = member->next;
 		set_lock(set);
 		if (!member->managed && !member_manage(member, EPOLL_CTL_MOD))
-			member_free(member); /* the kernel does not know it either: it was closed behind our back */
+			member_free(member); /* it is being closed, or was behind our back: the kernel does not know it either */
 		wake_set(set);
 		set_unlock(set);
 	}

@@ -35,6 +35,11 @@ class Decision:
     target: str  # `both`, `tcp`, or the name of an offload protocol
     rule: Rule | None  # the rule that says so; None: no rule matched
 
+    @property
+    def over(self) -> str:
+        """The transport that the rule names; empty: any."""
+        return self.rule.over if self.rule is not None else ""
+
     def candidates(self, installed: Iterable[str]) -> list[str]:
         """Which of the offload protocols `installed`, given in order of preference, may be tried; none: TCP."""
         if self.target == TCP:
@@ -47,7 +52,7 @@ class Decision:
         return f"{self.rule.origin} says: {self.rule.text}"
 
     def as_json(self) -> dict[str, Any]:
-        return {"target": self.target, "rule": rule_as_json(self.rule)}
+        return {"target": self.target, "over": self.over or None, "rule": rule_as_json(self.rule)}
 
 
 def rule_as_json(rule: Rule | Pair | None) -> dict[str, Any] | None:

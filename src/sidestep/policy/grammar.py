@@ -1,6 +1,6 @@
 """The language of policy files: libsdp.conf, extended. Bytes in, statements and problems out; no I/O.
 
-    use both|tcp|PROTOCOL connect|listen PROGRAM ADDRESS[/PREFIX]:PORT[-PORT] [user USER] [group GROUP]
+    use both|tcp|PROTOCOL [over TRANSPORT] connect|listen PROGRAM ADDRESS[/PREFIX]:PORT[-PORT] [user USER] [group GROUP]
     pair USER|@GROUP|* USER|@GROUP|*
     include FILE
     log [destination stderr|syslog|file NAME] [min-level 1..9]
@@ -41,8 +41,14 @@ from sidestep.policy.model import (
 )  # fmt: skip
 from sidestep.routing import Network
 
-USE_FORM: Final = "use both|tcp|PROTOCOL connect|listen PROGRAM ADDRESS[/PREFIX]:PORT[-PORT] [user USER] [group GROUP]"
+USE_FORM: Final = (
+    "use both|tcp|PROTOCOL [over TRANSPORT] connect|listen PROGRAM ADDRESS[/PREFIX]:PORT[-PORT] "
+    "[user USER] [group GROUP]"
+)
 _TARGET_HINT: Final = f"write {BOTH}, {TCP}, or the name of a protocol, such as sdp or local"
+_OVER_HINT: Final = (
+    "write the name of a transport, such as iwarp, roce or verbs, behind a protocol: use sdp over roce ..."
+)
 _ROLE_HINT: Final = "write connect (or client) for the end that connects, listen (or server) for the one that accepts"
 _ADDRESS_HINT: Final = "write ADDRESS[/PREFIX]:PORT[-PORT], as in 10.0.0.0/8:5000-5010, [2001:db8::]/32:80 or *:*"
 _PORT_HINT: Final = f"give a port from 0 to {PORT_MAX} without leading zeros, two of them as in 80-90, or * for all"
@@ -51,6 +57,7 @@ _INCLUDE_HINT: Final = "the form is: include FILE, where FILE may be a glob"
 _LOG_HINT: Final = "the form is: log [destination stderr|syslog|file NAME] [min-level 1..9]"
 _STATEMENTS_HINT: Final = "statements begin with use, pair, include or log; # begins a comment"
 
+OVER: Final = "over"
 _STATEMENT_WORDS: Final = ("use", "pair", "include", "log")
 _CLAUSES: Final = ("user", "group")
 _LOG_WORDS: Final = ("destination", "min-level")
@@ -209,6 +216,7 @@ def _split(text: str) -> Iterator[_Word]:
 
 def _parse_use(words: _Words, origin: Origin) -> Rule:
     target = _target(words)
+    over = _over(words, target)
     role = words.take_keyword("a role", _ROLE_HINT)
     if role.text not in ROLE_WORDS:
         raise role.bad(f"{_shown(role.text)} is not a role", _suggest(role.text, ROLE_WORDS, _ROLE_HINT))
@@ -227,8 +235,24 @@ def _parse_use(words: _Words, origin: Origin) -> Rule:
         identities[clause.text] = _identity(words, clause.text)
     return Rule(
         target, ROLE_WORDS[role.text], program.text, network, ports, identities.get("user"), identities.get("group"),
-        origin,
+        origin, over,
     )  # fmt: skip
+
+
+def _over(words: _Words, target: str) -> str:
+    """The transport that the protocol is to take; empty: any."""
+    word = words.peek()
+    if word is None or word.quoted or word.text != OVER:
+        return ""
+    if target in (BOTH, TCP):
+        raise word.bad(f"{target!r} goes over no transport", _OVER_HINT)
+    words.position += 1
+    transport = words.take_keyword("a transport", _OVER_HINT)
+    if transport.text in ROLE_WORDS:
+        raise transport.bad(f"{transport.text!r} is a role; a transport comes before it", _OVER_HINT)
+    if not _PROTOCOL.fullmatch(transport.text) or len(transport.text) > limits.POLICY_PROTOCOL_MAX:
+        raise transport.bad(f"{_shown(transport.text)} cannot be the name of a transport", _OVER_HINT)
+    return transport.text
 
 
 def _target(words: _Words) -> str:

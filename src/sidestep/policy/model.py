@@ -61,7 +61,7 @@ class Subject:
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """`use TARGET ROLE PROGRAM ADDRESS:PORT [user USER] [group GROUP]`."""
+    """`use TARGET [over TRANSPORT] ROLE PROGRAM ADDRESS:PORT [user USER] [group GROUP]`."""
 
     target: str  # `both`, `tcp`, or the name of an offload protocol
     role: Role
@@ -71,9 +71,11 @@ class Rule:
     user: Identity | None = None  # None: everybody
     group: Identity | None = None
     origin: Origin = field(default=Origin(), compare=False)
+    over: str = ""  # the transport beneath the protocol; empty: any
 
     def __str__(self) -> str:
-        words = ["use", self.target, self.role.value, quoted(self.program), self._endpoint()]
+        over = ["over", self.over] if self.over else []
+        words = ["use", self.target, *over, self.role.value, quoted(self.program), self._endpoint()]
         for word, identity in (("user", self.user), ("group", self.group)):
             if identity is not None:
                 words += [word, quoted(str(identity))]

@@ -28,6 +28,7 @@ def main() -> int:
     parser.add_argument("--remote-key")
     parser.add_argument("--engine", choices=("on", "off"), default="on")
     parser.add_argument("--remote-promote", default=gain.ALWAYS)
+    parser.add_argument("--remote-transports", default="")
     parser.add_argument("--engine-cpu", type=parse_cpus, default=())
     parser.add_argument("--workers", type=int, default=0)
     parser.add_argument("--background", action="store_true")
@@ -50,6 +51,7 @@ def main() -> int:
                 engine=given.engine == "on",
                 engine_cpus=given.engine_cpu,
                 promote=given.remote_promote,
+                transports=given.remote_transports,
             )
             if given.remote
             else None

@@ -13,8 +13,8 @@ from sidestep.native.layout import LAYOUT_VERSION
 from sidestep.policy import Subject
 from sidestep.provider import rpc
 from sidestep.provider.proof.evidence import Evidence
-from sidestep.routing import Route
 from sidestep.switch.offers import ClientId
+from sidestep.switch.protocol import Request
 
 NOBODY: Final = Subject((), -1, frozenset())
 
@@ -87,7 +87,7 @@ class Brought:
     descriptors: rpc.Descriptors  # segment, doorbell eventfd, doorbell page
     bucket: int  # of the registry
     evidence: Evidence
-    route: Route | None  # the kernel's, for a protocol that is not self-routing
+    request: Request  # as its protocol has been asked
 
     def close(self) -> None:
         self.descriptors.close()

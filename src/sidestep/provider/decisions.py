@@ -40,6 +40,7 @@ class Verdict:
     refusal: Refusal | None  # the reason in that case
     route: Route | None  # as far as it was asked for
     why: str  # one sentence
+    request: Request | None = None  # as the protocol has been asked
     leaves: bool = False  # the other end is on another host
     failed: bool = False  # what was to carry it tried
 
@@ -101,10 +102,10 @@ class Decisions:
             self._remember(Role.CONNECT, subject, request.remote, verdict)
         return verdict
 
-    def listen(self, subject: Subject, local: Endpoint, carrier: OffloadProtocol) -> Verdict:
+    def listen(self, subject: Subject, local: Endpoint, carrier: OffloadProtocol, transport: str = "") -> Verdict:
         """Whether the end that accepted may be carried by what the other end has chosen."""
         ruling = self._policy().decide(Role.LISTEN, subject, local.address, local.port)
-        if ruling.target not in (BOTH, carrier.name):
+        if ruling.target not in (BOTH, carrier.name) or ruling.over not in ("", transport):
             verdict = self._refused(ruling, Refusal.POLICY, self._kept_by(ruling))
         elif not carrier.capabilities.accept:
             verdict = self._refused(ruling, Refusal.NO_PROTOCOL, f"{carrier.name} carries no accepted connections")
@@ -178,12 +179,14 @@ class Decisions:
                 except Unavailable as error:
                     reasons.append(f"{protocol.name}: {error.message}")
                     continue
-            given = request if protocol.capabilities.self_routing else replace(request, route=route)
+            given = replace(request, over=ruling.over) if ruling.over else request
+            if not protocol.capabilities.self_routing:
+                given = replace(given, route=route)
             if why := self._unfit(protocol, given, role):
                 reasons.append(f"{protocol.name}: {why}")
                 continue
             leaves = role is Role.CONNECT and self._leaves(plain_address(request.remote.address))
-            return Verdict(ruling, protocol, None, route, f"{protocol.name} carries it", leaves)
+            return Verdict(ruling, protocol, None, route, f"{protocol.name} carries it", given, leaves)
         if reasons:
             return self._refused(ruling, Refusal.NO_PROTOCOL, "; ".join(reasons), route)
         wanted = f"{ruling.target} is not installed or does not work" if ruling.target != BOTH else "none is installed"

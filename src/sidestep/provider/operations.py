@@ -28,8 +28,9 @@ from sidestep.provider.parts import Parts
 from sidestep.provider.proof import duplicate
 from sidestep.provider.rpc import Message, Packet, expect
 from sidestep.provider.users import in_container
-from sidestep.switch.modules import Protocols, Transports
+from sidestep.switch.modules import Protocols
 from sidestep.switch.protocol import Endpoint, Request, Row
+from sidestep.switch.transports import Transports
 
 _GOVERNING: Final = ("stop", "module_add", "module_remove")
 _NOT_ALLOWED: Final = {

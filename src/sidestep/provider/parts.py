@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import importlib
 import os
 import socket
 import time
 import traceback
 from collections.abc import Callable
 from functools import partial
-from importlib.metadata import EntryPoint, entry_points
 from typing import TYPE_CHECKING
 
 from sidestep.config import ProviderSettings
@@ -39,9 +37,10 @@ from sidestep.provider.proof.path import PathProofs
 from sidestep.provider.users import Lineage, Users
 from sidestep.provider.workers.pool import WorkerPools
 from sidestep.routing import NetworkEvent
-from sidestep.switch.modules import PROTOCOLS_GROUP, TRANSPORTS_GROUP, Modules, Protocols, Transports
+from sidestep.switch.modules import PROTOCOLS_GROUP, Modules, Protocols, installed
 from sidestep.switch.offers import OfferTable
-from sidestep.switch.protocol import OffloadModule, OffloadProtocol, OffloadTransport, Services
+from sidestep.switch.protocol import OffloadModule, OffloadProtocol, Services
+from sidestep.switch.transports import TRANSPORTS_GROUP, Transports
 
 if TYPE_CHECKING:
     from sidestep.provider.network.routes import Network
@@ -73,13 +72,13 @@ class Parts:
         # what carries
         self.protocols: Protocols = Modules(
             OffloadProtocol,  # type: ignore[type-abstract]  # what must be derived from it, not made
-            partial(_installed, PROTOCOLS_GROUP), self.services, self._on_broken_module, self._on_started_module,
+            partial(installed, PROTOCOLS_GROUP), self.services, self._on_broken_module, self._on_started_module,
         )  # fmt: skip
-        self.transports: Transports = Modules(
-            OffloadTransport, partial(_installed, TRANSPORTS_GROUP), self.services, self._on_broken_module,
-            self._on_started_module,
+        self.services.transports = self.transports = Transports(
+            partial(installed, TRANSPORTS_GROUP), self.services, self._on_broken_module, self._on_started_module,
+            order=settings.remote.transports if settings.remote else (),
+            route=lambda *to, **how: self.router().route(*to, **how), on_stopped=self._on_stopped_transport,
         )  # fmt: skip
-        self.services.transports = self.transports.each
         self.hub = Hub(self.loop, self.counters, relays_max=room.relays, engine=made(settings.remote))
         self.waiting = Waiting(self.loop, self.hub)
         self.pools = WorkerPools(settings.workers, self.services, self.counters)
@@ -197,14 +196,12 @@ class Parts:
         self.hub.leave(name)
         self.tell("".join(traceback.format_exception(error)), Source.MODULES)
 
+    def _on_stopped_transport(self, name: str) -> None:
+        for protocol in self.protocols.started():
+            protocol.handle_transport_stopped(name)
+
     def _on_started_module(self, module: OffloadModule) -> None:
         """A module that follows the network learns first how it is now."""
         if type(module).handle_network is not OffloadModule.handle_network:
             for event in self.router().present():
                 module.handle_network(event)
-
-
-def _installed(group: str) -> dict[str, EntryPoint]:
-    """The offload protocols or transports that are installed now."""
-    importlib.invalidate_caches()
-    return {point.name: point for point in entry_points(group=group)}

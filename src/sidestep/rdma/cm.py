@@ -27,10 +27,11 @@ Rules that hold for every device:
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import TYPE_CHECKING, Final, TypeAlias
+from typing import TYPE_CHECKING, Final, Protocol, TypeAlias
 
 from sidestep import limits
 from sidestep.errors import Misuse
@@ -43,6 +44,15 @@ REJECT_TIMEOUT: Final = 4  # who asked has given up
 REJECT_INVALID_COMM_ID: Final = 6  # a reply to a request that is no more
 REJECT_INVALID_SERVICE_ID: Final = 8  # nobody listens
 REJECT_CONSUMER: Final = 28  # the consumer, not the fabric, said no
+
+
+class Driver(Protocol):
+    """What drives a device, and calls handlers: a `Loop`, or a loopback fabric."""
+
+    notices: deque[Callable[[], object]]  # calls to users, in the order of their causes
+
+    def call_later(self, delay_s: float, callback: Callable[[], object], /) -> object:
+        """Makes a call then."""
 
 
 class CmState(IntEnum):

@@ -13,7 +13,7 @@ what is beneath. Rules that hold for every device:
 - **Nothing is placed before everything was checked**: key (all 32 bits), protection domain, rights, bounds, wrap.
 
 What a device can do is in its `DeviceAttributes`; what it cannot, it refuses with `Misuse` or `LimitReached` at the
-call. Not offered: atomics, immediate data, unreliable datagrams.
+call. Not offered: atomics, unreliable datagrams, sending immediate data; what another stack sends of it is told.
 """
 
 from __future__ import annotations
@@ -22,7 +22,9 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import TYPE_CHECKING, NamedTuple, Self, TypeAlias, cast
+from typing import TYPE_CHECKING, NamedTuple, Protocol, Self, TypeAlias, cast
+
+from sidestep.errors import Misuse
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -31,7 +33,7 @@ if TYPE_CHECKING:
 
     from sidestep.errors import SidestepError
     from sidestep.native._framing import Inbound, Outbound
-    from sidestep.rdma.cm import ConnectionManager
+    from sidestep.rdma.cm import CmState, ConnectionManager
     from sidestep.rdma.work import Access, Completion, LKey, Receive, RKey, SendRequest
 
 # What handlers return is of no meaning.
@@ -267,6 +269,29 @@ class Lent(NamedTuple):
     fd: int
 
 
+@dataclass(frozen=True, slots=True)
+class QpEndpoint:
+    """What the other end has to know of a queue pair that is connected without a connection manager."""
+
+    gid: bytes  # 16 of them: of the port
+    number: int  # 24 bits
+    psn: int  # 24 bits: that the first packet to it is to have
+    mtu: int  # bytes: the largest path MTU that it takes
+
+
+class JoinedBy(Protocol):
+    """Who has joined a queue pair with another one."""
+
+    remote_address: str
+    state: CmState
+
+    def communication_established(self) -> None:
+        """The first message has come, before the handler of completions hears of it."""
+
+    def lost(self) -> None:
+        """The other end is heard of no more; the queue pair is in ERROR."""
+
+
 class QueuePair(ABC):
     """One end of a connection: a queue of work to send and a queue of receives."""
 
@@ -275,6 +300,7 @@ class QueuePair(ABC):
     number: int  # 24 bits
     state: QpState
     capabilities: QpCapabilities
+    device: Device
     domain: ProtectionDomain
     send_cq: CompletionQueue
     recv_cq: CompletionQueue
@@ -298,6 +324,33 @@ class QueuePair(ABC):
         `reclaim` brings it back.
         """
         return None
+
+    def endpoint(self, address: str) -> QpEndpoint:
+        """Who it is, for `join` of the other end, which is at that address.
+
+        Raises:
+            Misuse: Only the device's connection manager can connect it.
+        """
+        raise Misuse("this device's queue pairs are connected by its connection manager only")
+
+    def join(self, other: QpEndpoint, owner: JoinedBy, *, initiator_depth: int, responder_resources: int) -> None:
+        """Connects it with another one, from INIT to RTR; `ready_to_send` is next.
+
+        Args:
+            other: The other end.
+            owner: Hears of what a connection manager would.
+            initiator_depth: RDMA Reads of this end under way at most.
+            responder_resources: RDMA Reads of the other end under way at most.
+
+        Raises:
+            Misuse: As `endpoint`, or it is not in INIT.
+            Unavailable: The other end cannot be reached from this device.
+        """
+        raise Misuse("this device's queue pairs are connected by its connection manager only")
+
+    def ready_to_send(self) -> None:
+        """From RTR to RTS."""
+        raise Misuse("this device's queue pairs are connected by its connection manager only")
 
     def use_large_frames(self) -> None:  # noqa: B027 - most devices have none
         """The other end is known to take frames of any size, and to gain from large ones; where there are any."""

@@ -56,6 +56,7 @@ class Status(IntEnum):
     LOCAL_PROTECTION_ERROR = 4  # the entries do not name memory that the request may use
     FLUSHED = 5  # the queue pair was in error before this request was begun
     WINDOW_BIND_ERROR = 6  # window, region, range and rights do not go together
+    BAD_RESPONSE = 7  # the other end answered something else than what it was asked for
     REMOTE_INVALID_REQUEST = 9  # the other end could not take the message: too long, or not allowed on this queue pair
     REMOTE_ACCESS_ERROR = 10  # key, bounds or rights of an RDMA Read or Write
     REMOTE_OPERATION_ERROR = 11
@@ -156,6 +157,7 @@ class Completion:
     qp_number: int = 0
     solicited: bool = False  # of a receive: the sender asked for an event
     invalidated: RKey | None = None  # of a receive: the key that the message voided
+    immediate: bytes | None = None  # of a receive: four bytes beside the message, which other stacks may send
 
     @property
     def ok(self) -> bool:

@@ -23,6 +23,7 @@ from sidestep import limits
 from sidestep.accepting import Acceptor, listening
 from sidestep.errors import LimitReached, PeerViolation, SidestepError, Unavailable
 from sidestep.loop import Loop, Timer
+from sidestep.rdma.iwarp.device import IwarpDevice
 from sidestep.rdma.tools.devices import source_for
 from sidestep.remote.bridge import Bridge
 from sidestep.remote.dial import Dial, reset
@@ -79,7 +80,7 @@ class Gateway:
         self.log = log
         self.pieces = Pieces()
         self.draining = False
-        self._stacks: dict[Address, Node] = {}
+        self._stacks: dict[Address, Node[IwarpDevice]] = {}
         self._served: list[_FromTcp | _FromSdp] = []
         self._gone: list[_FromTcp | _FromSdp] = []  # whose rule is no more; their connections go on
         self._mapped: dict[Endpoint, _FromSdp] = {}
@@ -132,7 +133,8 @@ class Gateway:
         if address not in self._stacks:
             if len(self._stacks) >= limits.REMOTE_ADDRESSES_MAX:
                 raise Unavailable(f"{limits.REMOTE_ADDRESSES_MAX} addresses are in use")
-            self._stacks[address] = Node(self.loop, address, private_bytes_max=limits.REMOTE_PRIVATE_BYTES)
+            device = IwarpDevice(str(address), self.loop, name=f"iwarp@{address}")
+            self._stacks[address] = Node(self.loop, device, private_bytes_max=limits.REMOTE_PRIVATE_BYTES)
         return self._stacks[address].stack
 
     @property

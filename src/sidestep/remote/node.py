@@ -1,32 +1,37 @@
-"""A software RNIC at one address of this host, with SDP on top."""
+"""A device at one address of this host, with SDP on top."""
 
 from __future__ import annotations
 
-from sidestep import limits
+from typing import Any, Generic, TypeVar
+
 from sidestep.loop import Loop, Timer
-from sidestep.rdma.iwarp.device import IwarpDevice
-from sidestep.routing import Address
+from sidestep.rdma.verbs import Device
 from sidestep.sdp.settings import SdpSettings
 from sidestep.sdp.stack import Stack
 
+DeviceT = TypeVar("DeviceT", bound=Device)
 
-class Node:
-    """One device, driven by a loop that it shares with others."""
+
+class Node(Generic[DeviceT]):
+    """One device, driven by a loop that it shares with others, and ended with it; `options` go to `Stack`."""
 
     def __init__(
         self,
         loop: Loop,
-        address: Address,
+        device: DeviceT,
         settings: SdpSettings | None = None,
-        *,
-        private_bytes_max: int = limits.SDP_PRIVATE_BYTES_MAX,
+        **options: Any,
     ) -> None:
         self._loop = loop
         self._timer: Timer | None = None
-        self.device = IwarpDevice(str(address), loop, name=f"iwarp@{address}")
+        self.device = device
         try:
             self.stack = Stack(
-                self.device, lambda: loop.now, settings, wake_at=self._wake_at, private_bytes_max=private_bytes_max
+                self.device,
+                lambda: loop.now,
+                settings,
+                wake_at=self._wake_at,
+                **options,
             )
         except BaseException:
             self.device.close()

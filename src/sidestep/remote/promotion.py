@@ -53,6 +53,7 @@ class Purpose(IntEnum):
     RESYNCED = 4  # a request: what you miss comes by TCP, too
     FAILED = 5  # a request: it is reset
     HEARD = 6  # the answer to these two
+    CONTROL = 8  # a request: a control link; its port is 0
     INBOUND = 7  # a request: an ordinary connection to the service at that port; its client is who the Hello says
 
 

@@ -31,6 +31,11 @@ from sidestep.loop import nothing
 from sidestep.native.layout import IPPROTO_SDP
 from sidestep.rdma.cm import ConnectionRequest
 from sidestep.rdma.control import Control
+from sidestep.rdma.iwarp.device import IwarpDevice
+from sidestep.rdma.verbs import Device
+from sidestep.remote.control_link import PRIVATE_DATA_MAX
+from sidestep.remote.control_links import ControlLinks
+from sidestep.remote.control_manager import ControlManager
 from sidestep.remote.inbound import settings_for
 from sidestep.remote.link import SdpLink
 from sidestep.remote.node import Node
@@ -46,6 +51,7 @@ from sidestep.sdp.hello import Hello
 from sidestep.sdp.portmapper import UDP_PORT
 from sidestep.sdp.requests import SdpEvent, SdpEventKind, Told
 from sidestep.sdp.settings import Addresses, SdpSettings
+from sidestep.sdp.stack import Stack
 from sidestep.switch.link import Carried
 from sidestep.switch.protocol import (
     Capabilities,
@@ -68,6 +74,7 @@ LINK_SETTINGS: Final = SdpSettings(
     receive_size_max=limits.REMOTE_RECEIVE_SIZE_MAX,
     remote_size=limits.REMOTE_RECEIVE_SIZE,
 )
+MAPPED_WIRE: Final = "iwarp"  # what the port mapper tells ports of
 HELLO_LEN: Final = BSDH_LEN + Hello.LENGTH
 
 
@@ -83,24 +90,28 @@ class Sdp(OffloadProtocol):
     def start(self, services: Services) -> None:
         """Listens for other hosts, if there are any to be believed."""
         super().start(services)
-        self._stacks: dict[Address, _At] = {}
-        self._carried: set[Carried] = set()
+        self._devices: dict[tuple[str, Address], _At] = {}  # by transport
+        self._carried: dict[Carried, _At] = {}
         self._askers: set[Resync] = set()
         self.key: bytes | None = None  # what both providers know
         self._peers: PortMapper
         self._workers: Workers | None = None
         self._connects: SdpConnects | None = None
+        self.controls: ControlLinks | None = None  # None: a worker
         if services.remote is None:
             return
         if services.remote.key_file is not None:
             self.key = read_key(services.remote.key_file)
         self.loop = services.loop
+        for name in services.remote.transports:
+            services.transports.get(name)  # now: it takes a while, and who asks waits for a second only
         if services.port_mapper is not None:
             self._peers = services.port_mapper
         else:
             self._peers = peers = Peers(self.loop, self._port_for, services.log)
+            self.controls = ControlLinks(self, peers)
             self._workers = services.start_workers(self, peers)
-            self._connects = SdpConnects(self, peers, lambda local: self._at(local).stack)
+            self._connects = SdpConnects(self, peers, self.mapped_stack)
 
     def stop(self) -> None:
         if self.services.remote is None:
@@ -110,15 +121,17 @@ class Sdp(OffloadProtocol):
         if self._connects is not None:
             self._connects.close()
         self._peers.close()
+        if self.controls is not None:
+            self.controls.close()
         for resync in self._askers:
             resync.close()
-        for at in self._stacks.values():
+        for at in self._devices.values():
             at.close()
         for far in list(self._carried):  # nobody will find out any more what has arrived
             far.handle_arrived(None)
 
     def refusal(self, request: Request) -> str | None:
-        """Whether the other host is one to carry connections with."""
+        """Whether the other host is one to carry connections with, and what would carry them."""
         remote = self.services.remote
         if remote is None:
             return "connections with other hosts are not asked for: sidestep provider start --remote NETWORKS"
@@ -126,7 +139,17 @@ class Sdp(OffloadProtocol):
             return None
         if not remote.trusts(request.remote.address):
             return f"{request.remote.address} is none of the hosts given with --remote: name it there, on both hosts"
+        try:
+            self.services.transports.choose(request)
+        except Unavailable as why:
+            return why.message
         return None
+
+    def handle_transport_stopped(self, name: str) -> None:
+        """What goes over its devices goes back to TCP, if it can."""
+        for (transport, _), at in list(self._devices.items()):
+            if transport == name:
+                self._retire(at)
 
     def join(self, pair: Pair) -> None:
         """Both ends are on this host."""
@@ -134,12 +157,13 @@ class Sdp(OffloadProtocol):
 
     def connect(self, outgoing: Outgoing) -> None:
         """Reaches out for the other end, or has a worker do that."""
-        if self._workers is None or not self._workers.hand_over(outgoing):
+        mapped = self._workers is not None and self.services.transports.choose(outgoing.request).wire == MAPPED_WIRE
+        if not mapped or self._workers is None or not self._workers.hand_over(outgoing):
             self.reach(outgoing, None)
 
     def port_at(self, local: Address) -> int:
         """Where other providers call."""
-        return self._at(local).port
+        return self._mapped(local, local).port
 
     def open(self, asked: PendingConnect) -> None:
         """Begins with SDP."""
@@ -150,11 +174,14 @@ class Sdp(OffloadProtocol):
         """Of connections that began with SDP."""
         if self._connects is not None:
             yield from self._connects.links()
-        for at in self._stacks.values():
+        for at in self._devices.values():
             yield from at.serving.links()
 
-    def reach(self, outgoing: Outgoing, vain: int | None) -> None:
-        """Asks for the other provider's port and calls there; `vain`: where nobody answered."""
+    def reach(self, outgoing: Outgoing, vain: int | None, without: tuple[str, ...] = ()) -> None:
+        """Asks for the other provider's port and calls there, or by the control link.
+
+        `vain`: where nobody answered; `without`: the transports that the other host has none of.
+        """
         host = outgoing.request.remote.address
         absent = (
             f"no provider answers at {host}: start one there with 'sidestep provider start --remote', which names this "
@@ -164,13 +191,23 @@ class Sdp(OffloadProtocol):
         request = outgoing.request
         assert request.local is not None
         local = request.local
+        try:
+            transport = self.services.transports.choose(request, without=without)
+            if transport.wire != MAPPED_WIRE:
+                at = self._at(transport.name, local.address)
+                _Reaching(self, at, outgoing, 0, again=True, without=(*without, transport.name)).begin()
+                return
+        except SidestepError as why:
+            outgoing.refuse(why.message)
+            return
 
         def answered(port: int | None) -> None:
             if port is None or port == vain:
                 outgoing.refuse(absent if port is None else unreached)
             elif outgoing.wanted:
                 try:
-                    _Reaching(self, self._at(local.address), outgoing, port, again=vain is not None).begin()
+                    at = self._at(transport.name, local.address)
+                    _Reaching(self, at, outgoing, port, again=vain is not None, without=without).begin()
                 except SidestepError as why:  # nobody who waits for the same answer is to miss it
                     outgoing.refuse(why.message)
 
@@ -181,14 +218,16 @@ class Sdp(OffloadProtocol):
 
     # ---- for connections ----
 
-    def carried(self, far: Carried, on_over: Callable[[], None]) -> None:
-        """A connection has its link; `on_over` is called once it is over."""
+    def carried(self, far: Carried, at: _At, on_over: Callable[[], None]) -> None:
+        """A connection has its link over that device; `on_over` is called once it is over."""
 
         def over() -> None:
-            self._carried.discard(far)
+            del self._carried[far]
+            if at.retired and at not in self._carried.values():
+                at.close()
             on_over()
 
-        self._carried.add(far)
+        self._carried[far] = at
         far.on_over = over
 
     def settle(self, route: Route, promotion: Promotion, far: Carried) -> None:
@@ -198,14 +237,50 @@ class Sdp(OffloadProtocol):
     def trusts(self, host: Address) -> bool:
         return self.services.remote is not None and self.services.remote.trusts(host)
 
-    def _at(self, local: Address) -> _At:
-        """The device at an address of this host; raises Unavailable."""
-        at = self._stacks.get(local)
+    def _at(self, transport: str, local: Address) -> _At:
+        """That transport's device at an address of this host; raises Unavailable."""
+        at = self._devices.get((transport, local))
         if at is None:
-            if len(self._stacks) >= limits.REMOTE_ADDRESSES_MAX:
+            if len(self._devices) >= limits.REMOTE_ADDRESSES_MAX:
                 raise Unavailable(f"{limits.REMOTE_ADDRESSES_MAX} addresses are in use")
-            self._stacks[local] = at = _At(self, local)
+            transports = self.services.transports
+            wire, device = transports[transport].wire, transports.device(transport, local, self.loop)
+            manager = None
+            if wire != MAPPED_WIRE and self.controls is not None:
+                manager = ControlManager(device, self.loop, wire, partial(self.controls.reach, local))
+            at = _At(self, transport, device, local, manager)
+            self._devices[transport, local] = at
         return at
+
+    def _mapped(self, local: Address, remote: Address) -> _At:
+        """The device whose port the port mapper tells to another host; raises Unavailable."""
+        return self._speaking(MAPPED_WIRE, Request(Endpoint(local, 0), Endpoint(remote, 0), None))
+
+    def _speaking(self, wire: str, request: Request) -> _At:
+        assert request.local is not None
+        return self._at(self.services.transports.choose(request, wire=wire).name, request.local.address)
+
+    def mapped_stack(self, request: Request) -> Stack:
+        """By which a port that the port mapper tells is reached; raises Unavailable."""
+        return self._speaking(MAPPED_WIRE, request).stack
+
+    def manager_for(self, wire: str, local: Address, remote: Address) -> ControlManager | None:
+        """What answers at an address of this host who speaks that wire; None: there is no such device."""
+        try:
+            return self._speaking(wire, Request(Endpoint(local, 0), Endpoint(remote, 0), None)).manager
+        except SidestepError as why:
+            self.services.log(f"{remote} asks for {wire} in vain: {why}")
+            return None
+
+    def _retire(self, at: _At) -> None:
+        """Nothing new goes over that device, and it is closed once nothing does."""
+        del self._devices[at.transport, at.address]
+        at.retire()
+        there = [far for far, over in self._carried.items() if over is at]
+        for far in there:
+            far.leave()
+        if not there:
+            at.close()
 
     def _port_for(self, local: Address, host: Address, service: int) -> tuple[int, float] | None:
         if not self.trusts(host):
@@ -215,7 +290,7 @@ class Sdp(OffloadProtocol):
             if port is not None:
                 return port, 0.0  # for one connection: the next one may be another worker's
         try:
-            at = self._at(local)
+            at = self._mapped(local, host)
             if service not in (PROVIDER_PORT, PROVIDER_ITSELF):
                 return at.serving.port_for(service)
             lasts = self._workers is None or service == PROVIDER_ITSELF
@@ -225,13 +300,21 @@ class Sdp(OffloadProtocol):
             return None
 
 
-class _At(Node):
+class _At(Node[Device]):
     """The device at one address of this host, and all that goes over it."""
 
-    def __init__(self, sdp: Sdp, address: Address) -> None:
-        super().__init__(sdp.loop, address, LINK_SETTINGS, private_bytes_max=limits.REMOTE_PRIVATE_BYTES)
+    def __init__(
+        self, sdp: Sdp, transport: str, device: Device, address: Address, manager: ControlManager | None
+    ) -> None:
+        super().__init__(
+            sdp.loop, device, LINK_SETTINGS, private_bytes_max=limits.REMOTE_PRIVATE_BYTES, manager=manager,
+            private_data_max=PRIVATE_DATA_MAX if manager is not None else 0,
+        )  # fmt: skip
+        self.manager = manager
         self.sdp = sdp
+        self.transport = transport
         self.address = address
+        self.retired = False
         try:
             self._listener = self.stack.take_requests(0, self._requested, backlog=limits.REMOTE_SOUGHT_MAX)
             self._control = self._observed()
@@ -239,20 +322,30 @@ class _At(Node):
             self.device.close()
             raise
         self.answers = ResyncResponder(sdp.loop)
-        self.serving = Serving(sdp, self.stack, address)
+        self.serving = Serving(sdp, transport, self.stack, address)
 
     @property
     def port(self) -> int:
         return self._listener.service_id & 0xFFFF
 
+    def retire(self) -> None:
+        """Takes no more connections."""
+        self.retired = True
+        self._listener.close()
+        self.serving.close()
+
     def close(self) -> None:
         self.serving.close()
         if self._control is not None:
             self._control.close()
+        if self.manager is not None:
+            self.manager.close()
         super().close()
 
     def _observed(self) -> Control | None:
         """What `sidestep rdma list` and `capture` ask; None: without it the rest goes on."""
+        if not isinstance(self.device, IwarpDevice):
+            return None
         try:
             return Control(self.sdp.loop, [self.device], "sidestep provider")
         except SidestepError as why:
@@ -299,6 +392,9 @@ class _At(Node):
             client = Endpoint(host, hello.local_port)
             self.serving.take(request, found.port, client, settings_for(told, host, self.address), beside_hello=SIZE)
             return
+        if found.purpose is Purpose.CONTROL:
+            self._take_control(request, found, host)
+            return
         if found.purpose is not Purpose.CARRY:
             self.answers.answer(request, found, told, self.sdp.key)
             return
@@ -316,7 +412,18 @@ class _At(Node):
             else:
                 self.stack.serve(request, accepted, self.port, beside_hello=SIZE)
 
-        self.sdp.services.await_end(self.sdp, local, remote, found_end, partial(self._decline, request))
+        declined = partial(self._decline, request)
+        self.sdp.services.await_end(self.sdp, self.transport, local, remote, found_end, declined)
+
+    def _take_control(self, request: ConnectionRequest, found: Promotion, host: Address) -> None:
+        controls = self.sdp.controls
+        if controls is None:
+            raise Unavailable("a worker has no control links", remedy="PROVIDER_ITSELF has")
+        controls.check_room()
+        self.answers.note_inbound(found.name)
+        self.stack.serve(
+            request, lambda stream: controls.take(stream, self.address, host), self.port, beside_hello=SIZE
+        )
 
     def _accepted(self, stream: SdpStream, incoming: Incoming, found: Promotion, hello: bytes) -> None:
         def broken(_relay: Carried) -> None:
@@ -331,15 +438,18 @@ class _At(Node):
             return
         link.carry(far)
         self.answers.add(found.name, hello, link, far)
-        self.sdp.carried(far, lambda: self.answers.remove(found.name))
+        self.sdp.carried(far, self, lambda: self.answers.remove(found.name))
 
 
 class _Reaching:
     """One connection on its way to the other host."""
 
-    def __init__(self, sdp: Sdp, at: _At, outgoing: Outgoing, port: int, *, again: bool) -> None:
+    def __init__(
+        self, sdp: Sdp, at: _At, outgoing: Outgoing, port: int, *, again: bool, without: tuple[str, ...]
+    ) -> None:
         self._sdp = sdp
         self._again = again  # its port is not what was remembered
+        self._without = without  # transports that are not to be tried after this one
         self._at = at
         self._outgoing = outgoing
         self._port = port
@@ -370,12 +480,14 @@ class _Reaching:
                 self._outgoing.refuse(why.message)
             else:
                 link.carry(far)
-                self._sdp.carried(far, nothing)
+                self._sdp.carried(far, self._at, nothing)
                 link.handle_established()
         elif event.kind is SdpEventKind.BROKEN:
             host = self._outgoing.request.remote.address
             if said := why_not_in(stream.refused_with):
                 self._outgoing.refuse(f"the provider at {host} refuses: {said}")
+            elif self._at.manager is not None and self._outgoing.wanted:
+                self._sdp.reach(self._outgoing, None, self._without)
             elif not self._again and isinstance(event.error, Unavailable) and self._outgoing.wanted:
                 self._sdp.reach(self._outgoing, self._port)  # its provider may have been started anew, at another port
             else:

@@ -106,7 +106,7 @@ class Resync:
         stack, hello = self._route.stack, self._route.hello
         try:
             self._qp = stack.domain.create_qp(stack.send_cq, stack.recv_cq)
-            self._asked = stack.device.cm.connect(
+            self._asked = stack.manager.connect(
                 self._route.address, service_id(self._route.port), self._qp,
                 hello + self._question.encode(hello, self._key), self._hear, check_reply=lambda _reply: False,
             )  # fmt: skip

@@ -45,7 +45,7 @@ from sidestep.sdp.endpoint import unheard
 from sidestep.sdp.errnos import BY_CAUSE
 from sidestep.sdp.requests import SdpEvent, SdpEventKind, Told
 from sidestep.sdp.settings import Addresses, Carrier
-from sidestep.switch.protocol import Endpoint, Ends, PendingConnect, Row
+from sidestep.switch.protocol import Endpoint, Ends, PendingConnect, Request, Row
 
 if TYPE_CHECKING:
     from sidestep.loop import Loop, Timer
@@ -63,10 +63,10 @@ _BACKLOG: Final = 8  # strangers may knock as well
 class SdpConnects:
     """Those of one provider."""
 
-    def __init__(self, sdp: Sdp, peers: Peers, stack_at: Callable[[Address], Stack]) -> None:
+    def __init__(self, sdp: Sdp, peers: Peers, stack_for: Callable[[Request], Stack]) -> None:
         self.sdp: Final = sdp
         self.peers: Final = peers
-        self.stack_at: Final = stack_at
+        self.stack_for: Final = stack_for
         self.pieces: Final = Pieces()
         self._there: dict[_SdpConnect, None] = {}
         self._vain: OrderedDict[Endpoint, float] = OrderedDict()  # until when TCP comes first
@@ -201,7 +201,7 @@ class _SdpConnect:
         if self._asked_of == self._provider_there:
             carrier, beside = Carrier.INFINIBAND, self._beside_hello
         try:
-            stack = self._connects.stack_at(self.local.address)
+            stack = self._connects.stack_for(Request(self.local, self.remote, None, self.asked.request.over))
             self._stream = stack.connect(
                 str(self.remote.address), addresses, self._told, BY_CARRIER[carrier], beside_hello=beside
             )

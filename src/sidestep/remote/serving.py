@@ -50,8 +50,9 @@ class _Service:
 class Serving:
     """The services at one address of this host."""
 
-    def __init__(self, sdp: Sdp, stack: Stack, address: Address) -> None:
+    def __init__(self, sdp: Sdp, transport: str, stack: Stack, address: Address) -> None:
         self._sdp = sdp
+        self._transport = transport
         self._stack = stack
         self._address = address
         self._pieces = Pieces()
@@ -80,7 +81,7 @@ class Serving:
         loop = self._sdp.loop
         if self._sdp.key is not None:
             raise Unavailable("ordinary SDP cannot show that it has the key")
-        self._sdp.services.check_listener(self._sdp, Endpoint(self._address, service))
+        self._sdp.services.check_listener(self._sdp, self._transport, Endpoint(self._address, service))
         known = self._services.get(service)
         if known is None:
             if len(self._services) >= limits.SERVICE_PORTS_MAX:
@@ -127,7 +128,7 @@ class Serving:
         try:
             if len(self._inbound) >= limits.SERVED_MAX:
                 raise LimitReached(f"{limits.SERVED_MAX} connections are served")
-            visited = self._sdp.services.lease_listener(self._sdp, local)
+            visited = self._sdp.services.lease_listener(self._sdp, self._transport, local)
         except (PeerViolation, Unavailable, Misuse, LimitReached) as why:
             self._refuse(request, service, why)
             return

@@ -398,15 +398,14 @@ class SdpStream:
     # --- the connection manager ---
 
     def _on_connect(self, order: Connect) -> None:
-        device = self.stack.device
         assert self.qp is not None
         beside = self.beside_hello(order.private_data) if self.beside_hello is not None else b""
         try:
-            self._cm = device.cm.connect(
+            self._cm = self.stack.manager.connect(
                 self.address,
                 order.service_id,
                 self.qp,
-                fitted(order.private_data + beside, device.attributes.request_private_data_max),
+                fitted(order.private_data + beside, self.stack.request_data_max),
                 self._told_by_cm,
                 check_reply=lambda reply: self.connection.judge_reply(whole(reply)),
             )
@@ -414,11 +413,10 @@ class SdpStream:
             self.connection.handle_failure(why, SdpCause.RESOURCES, self.stack.clock())
 
     def _on_accept(self, order: Accept) -> None:
-        device = self.stack.device
         assert self.request is not None
         assert self.qp is not None
         try:
-            private_data = fitted(order.private_data, device.attributes.reply_private_data_max)
+            private_data = fitted(order.private_data, self.stack.reply_data_max)
             self._cm = self.request.accept(self.qp, private_data, self._told_by_cm)
         except SidestepError as why:
             self.connection.handle_failure(why, SdpCause.RESOURCES, self.stack.clock())

@@ -8,16 +8,13 @@ back at the other end, for Len says how long the message was.
 from __future__ import annotations
 
 from ipaddress import IPv4Address, IPv6Address
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from sidestep.errors import Unavailable
 from sidestep.rdma.cm import PrivateDataMatch
 from sidestep.sdp.header import BSDH_LEN, Bsdh
 from sidestep.sdp.hello import HelloAck
 from sidestep.sdp.settings import Carrier
-
-if TYPE_CHECKING:
-    from sidestep.rdma.verbs import DeviceAttributes
 
 # Bytes of a Hello and a HelloAck up to the last field that means anything (docs/wire/sdp.md §5.1, §5.2, §23.2).
 _DEFINED: Final = {Carrier.INFINIBAND: (68, 24), Carrier.IWARP: (32, 28)}
@@ -29,13 +26,12 @@ _DST_IP: Final = 48
 _END: Final = 64
 
 
-def check_room(attributes: DeviceAttributes, carrier: Carrier) -> None:
-    """Raises Unavailable if a device carries too little private data."""
+def check_room(request_max: int, reply_max: int, carrier: Carrier) -> None:
+    """Raises Unavailable if there are too few bytes for private data."""
     hello, hello_ack = _DEFINED[carrier]
-    if attributes.request_private_data_max < hello or attributes.reply_private_data_max < hello_ack:
+    if request_max < hello or reply_max < hello_ack:
         raise Unavailable(
-            f"the device carries {attributes.request_private_data_max} and {attributes.reply_private_data_max} bytes "
-            f"of private data; SDP needs {hello} and {hello_ack}"
+            f"the device carries {request_max} and {reply_max} bytes of private data; SDP needs {hello} and {hello_ack}"
         )
 
 

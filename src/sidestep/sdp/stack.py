@@ -47,6 +47,8 @@ class Stack:
         private_bytes_kept: Of private buffers that nobody uses and that are kept for the next connection.
         keep_registered: Whether users' buffers stay registered after use, closed to the other end, for the next time.
             That saves time, but keeps them alive, and a `bytearray` cannot be resized meanwhile.
+        manager: What makes connections, in the place of the device's own connection manager.
+        private_data_max: Bytes of private data that it carries.
 
     Raises:
         Unavailable: The device does not carry SDP.
@@ -62,9 +64,14 @@ class Stack:
         private_bytes_max: int = limits.SDP_PRIVATE_BYTES_MAX,
         private_bytes_kept: int = 0,
         keep_registered: bool = False,
+        manager: cm.ConnectionManager | None = None,
+        private_data_max: int = 0,
     ) -> None:
         _check(device)
         self.device = device
+        self.manager = manager or device.cm
+        self.request_data_max = private_data_max or device.attributes.request_private_data_max
+        self.reply_data_max = private_data_max or device.attributes.reply_private_data_max
         self.clock = clock
         self.wake_at = wake_at
         self.settings = settings or SdpSettings()
@@ -108,7 +115,7 @@ class Stack:
             LimitReached, Unavailable: No queue pair, or no private data long enough for a Hello.
         """
         chosen = settings or self.settings
-        check_room(self.device.attributes, chosen.carrier)
+        check_room(self.request_data_max, self.reply_data_max, chosen.carrier)
         stream = SdpStream(self, chosen, tell)
         stream.address = address
         stream.beside_hello = beside_hello
@@ -132,7 +139,7 @@ class Stack:
         `match` is what Hello must say (`private_data.match_address`), `admit` has the last word on each request.
         `backlog` bounds the requests that are not answered yet; see `listening` for one as sockets have it.
         """
-        check_room(self.device.attributes, (settings or self.settings).carrier)
+        check_room(self.request_data_max, self.reply_data_max, (settings or self.settings).carrier)
 
         def requested(request: ConnectionRequest) -> None:
             if admit is None or admit(request):
@@ -151,7 +158,7 @@ class Stack:
         backlog: int = limits.RDMA_BACKLOG_DEFAULT,
     ) -> cm.Listener:
         """Hands requests for a port to a handler, which answers each, now or later: by `serve`, or by rejecting it."""
-        listener = self.device.cm.listen(service_id(port), handler, match=match, backlog=backlog)
+        listener = self.manager.listen(service_id(port), handler, match=match, backlog=backlog)
         if len(self._listeners) >= self._listeners_most:
             self._listeners = [each for each in self._listeners if not each.closed]
             self._listeners_most = 2 * len(self._listeners) + _LISTENERS_LOOKED_AT

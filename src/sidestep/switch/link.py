@@ -104,6 +104,9 @@ class Carried(Protocol):
     def handle_data(self, length: int) -> None:
         """So many bytes have come into that room."""
 
+    def leave(self) -> None:
+        """It is to go back to TCP, if it can."""
+
     def reset(self, reason: str) -> None:
         """The connection is to be reset, here and there."""
 

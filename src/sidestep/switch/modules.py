@@ -7,10 +7,11 @@ not tried again until somebody adds it anew; the others go on.
 
 from __future__ import annotations
 
+import importlib
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass
-from importlib.metadata import EntryPoint
+from importlib.metadata import EntryPoint, entry_points
 from typing import Any, Final, Generic, NoReturn, TypeVar, cast
 
 from sidestep import limits
@@ -22,12 +23,10 @@ from sidestep.switch.protocol import (
     Capabilities,
     OffloadModule,
     OffloadProtocol,
-    OffloadTransport,
     Services,
 )
 
-PROTOCOLS_GROUP: Final = "sidestep.protocols"  # groups of entry points
-TRANSPORTS_GROUP: Final = "sidestep.transports"
+PROTOCOLS_GROUP: Final = "sidestep.protocols"  # of entry points
 FIRST: Final = "local"  # carries what it can before any other protocol is asked
 _NAME: Final = re.compile(r"[a-z][a-z0-9-]{0,31}")
 _RESERVED: Final = frozenset({"both", "tcp"})  # words of the policy
@@ -120,6 +119,10 @@ class Modules(Generic[ModuleT]):
         for name in self.names():
             if (found := self.get(name)) is not None:
                 yield found
+
+    def started(self) -> list[ModuleT]:
+        """Those that have been wanted."""
+        return list(self._started.values())
 
     def add(self, name: str) -> ModuleT:
         """Starts a module, whatever became of it before; what was installed since is found.
@@ -228,4 +231,9 @@ class Modules(Generic[ModuleT]):
 
 
 Protocols = Modules[OffloadProtocol]
-Transports = Modules[OffloadTransport]
+
+
+def installed(group: str) -> dict[str, EntryPoint]:
+    """The modules of a group that are installed now."""
+    importlib.invalidate_caches()
+    return {point.name: point for point in entry_points(group=group)}

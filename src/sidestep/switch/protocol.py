@@ -22,8 +22,10 @@ from sidestep.routing import Address, NetworkEvent, Route
 
 if TYPE_CHECKING:
     from sidestep.config import RemoteSettings
+    from sidestep.rdma.verbs import Device
     from sidestep.switch.link import Carried, Link
     from sidestep.switch.stream import Stream
+    from sidestep.switch.transports import Transports
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,6 +75,7 @@ class Request:
     local: Endpoint | None  # None: not bound yet
     remote: Endpoint
     route: Route | None  # the kernel's, with first hop and interface; None for a protocol that is self-routing
+    over: str = ""  # the transport that the policy wants for it; empty: any
 
 
 class Pair(Protocol):
@@ -177,6 +180,7 @@ class EndFinder(Protocol):
     def __call__(
         self,
         carrier: OffloadProtocol,
+        transport: str,
         local: Endpoint,
         remote: Endpoint,
         on_found: Callable[[Incoming], None],
@@ -219,9 +223,9 @@ class Workers(Protocol):
 class Services:
     """What the switch does for a protocol.
 
-    `check_listener` returns if a connection of another host may be handed, by TCP, to who listens at an address of this
-    host; `lease_listener` is the same for one connection, which counts. Both raise Unavailable if nobody listens there,
-    the policy keeps the listener on TCP, or it cannot be told.
+    `check_listener` returns if a connection of another host, over that transport, may be handed, by TCP, to who listens
+    at an address of this host; `lease_listener` is the same for one connection, which counts. Both raise Unavailable if
+    nobody listens there, the policy keeps the listener on TCP, or it cannot be told.
     """
 
     loop: Loop  # what calls it when a descriptor is ready or a time has come; closed once the module has been stopped
@@ -231,12 +235,11 @@ class Services:
     start_workers: Callable[[OffloadProtocol, PortMapper], Workers | None] = lambda _carrier, _mapper: None
     """Workers that run this protocol, too, and ask that port mapper; None: it carries everything itself."""
     await_end: EndFinder = field(init=False)
-    check_listener: Callable[[OffloadProtocol, Endpoint], object] = field(init=False)
-    lease_listener: Callable[[OffloadProtocol, Endpoint], ListenerLease] = field(init=False)
+    check_listener: Callable[[OffloadProtocol, str, Endpoint], object] = field(init=False)
+    lease_listener: Callable[[OffloadProtocol, str, Endpoint], ListenerLease] = field(init=False)
     map_addresses: Callable[[Ends, Ends], Callable[[], None]] = field(init=False)
     """Programs under the shim see the second `Ends` where a TCP socket has the first, until what it gives is called."""
-    transports: Callable[[], Iterator[OffloadTransport]] = lambda: iter(())
-    """The transports that work, in order of preference; one is loaded only when it is reached."""
+    transports: Transports = field(init=False)
 
 
 class OffloadModule(ABC):
@@ -257,7 +260,24 @@ class OffloadModule(ABC):
 
 
 class OffloadTransport(OffloadModule):
-    """A device that protocols send over."""
+    """A kind of device that protocols send over: of it there is one at each address of this host that is used.
+
+    Of two hosts that reach each other by the same `wire` each may have another kind.
+    """
+
+    wire: ClassVar[str]  # what is spoken: iwarp, rocev2, ...
+
+    def refusal(self, request: Request) -> str | None:
+        """Why there is no device for this connection, as a half sentence; None: there is. Must not wait."""
+        return None
+
+    @abstractmethod
+    def open(self, local: Address, loop: Loop) -> Device:
+        """The device at an address of this host, which that loop drives and whose caller closes it.
+
+        Raises:
+            Unavailable: There is none, or it cannot be used.
+        """
 
 
 class OffloadProtocol(OffloadModule):
@@ -278,6 +298,9 @@ class OffloadProtocol(OffloadModule):
     @abstractmethod
     def join(self, pair: Pair) -> None:
         """Carries a connection both of whose ends have been found; raises Unavailable to leave it on TCP."""
+
+    def handle_transport_stopped(self, name: str) -> None:
+        """Its devices work, if at all, until what goes over them is back on TCP."""
 
     def port_at(self, local: Address) -> int:
         """Where it takes connections of other hosts with that address of this one; raises Unavailable.

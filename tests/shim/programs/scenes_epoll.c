@@ -229,6 +229,48 @@ static void epoll_edge_out(void)
 	stays(pair);
 }
 
+/* As Go copies from a connection: what a pipe holds goes out by calls that do not wait, and then an edge is waited for. */
+static void epoll_edge_out_splice(void)
+{
+	struct pair *pair = open_pair();
+	struct epoll_event event;
+	int set = set_new(), pipes[2];
+	long total = 0, held = 0;
+	bool full = false;
+	NEED(pipe(pipes) == 0);
+	nonblocking(pair->fd, true);
+	NEED(set_ctl(set, EPOLL_CTL_ADD, pair->fd, EPOLLIN | EPOLLOUT | EPOLLET, 9) == 0);
+	say_wait("room at the add", set, 8, 1000);
+	for (;;) {
+		if (!held) {
+			held = 8192;
+			NEED(write(pipes[1], pattern_out(pair, (size_t)held), (size_t)held) == held);
+		}
+		ssize_t wrote = splice(pipes[0], NULL, pair->fd, NULL, (size_t)held, SPLICE_F_NONBLOCK);
+		if (wrote < 0 && errno == EAGAIN) {
+			if (full)
+				break;
+			struct pollfd item = {.fd = pair->fd, .events = POLLOUT};
+			full = poll(&item, 1, 100) == 0; /* see flood() */
+			continue;
+		}
+		NEED(wrote > 0);
+		full = false;
+		sent(pair, wrote);
+		held -= wrote;
+		total += wrote;
+	}
+	while (epoll_wait(set, &event, 1, 0) > 0)
+		; /* while filling, room may have come and gone */
+	say_ret("full", splice(pipes[0], NULL, pair->fd, NULL, (size_t)held, SPLICE_F_NONBLOCK));
+	peer_when_asleep(pair, ACT_RECV, total, 0);
+	say_wait("room again", set, 8, 10000);
+	peer_done();
+	sent(pair, say_ret("the rest", splice(pipes[0], NULL, pair->fd, NULL, 1, SPLICE_F_NONBLOCK)));
+	peer_get(pair, 1);
+	stays(pair);
+}
+
 static void epoll_level_out(void)
 {
 	struct pair *pair = open_pair();
@@ -752,6 +794,7 @@ const struct scene scenes_epoll[] = {
 	SCENE(epoll_user_data),
 	SCENE(epoll_edge),
 	SCENE(epoll_edge_out),
+	SCENE(epoll_edge_out_splice),
 	SCENE(epoll_level_out),
 	SCENE(epoll_hup),
 	SCENE(epoll_oneshot),

@@ -154,7 +154,7 @@ class ExplicitSockets:
         verdict = self.decisions.connect(client.subject, request, ip_protocol=message.protocol)
         if (opener := _opener(verdict, message.protocol)) is not None:
             if len(packet.descriptors):
-                return self._open_instead(client, packet, request, opener)
+                return self._open_instead(client, packet, verdict.request or request, opener)
             return Answer(errno.EOPNOTSUPP) if message.protocol else Answer(refusal=Refusal.NOT_PROVEN)
         if message.protocol == IPPROTO_OFFLOAD_ANY:
             return Answer(refusal=verdict.refusal)

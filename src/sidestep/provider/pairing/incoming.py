@@ -36,6 +36,7 @@ class Incoming:
     def await_end(
         self,
         carrier: OffloadProtocol,
+        transport: str,
         local: Endpoint,
         remote: Endpoint,
         on_found: Callable[[IncomingEnd], None],
@@ -53,7 +54,7 @@ class Incoming:
         if len(self._sought) >= limits.REMOTE_SOUGHT_MAX:
             raise Unavailable(f"{limits.REMOTE_SOUGHT_MAX} connections are looked for already")
         bucket = self.shared.registry.bucket(key)
-        sought = Sought(self, key, bucket, carrier, on_found, on_failed)
+        sought = Sought(self, key, bucket, carrier, transport, on_found, on_failed)
         self._sought[key] = sought
         self.shared.registry.handle_added(bucket)
         self.shared.services.loop.call_later(limits.REMOTE_SOUGHT_S, lambda: sought.fail(_NOBODY_HOLDS_IT))
@@ -71,7 +72,8 @@ class Incoming:
     def handle_found(self, sought: Sought, client: Client, packet: Packet) -> None:
         """The claimer holds the end that is looked for."""
         shared, key = self.shared, sought.key
-        verdict = shared.decisions.listen(client.subject, endpoint_of(key.local_addr, key.local_port), sought.carrier)
+        local = endpoint_of(key.local_addr, key.local_port)
+        verdict = shared.decisions.listen(client.subject, local, sought.carrier, sought.transport)
         if verdict.refusal:
             shared.refuse_claim(client, packet.message.token, verdict.refusal)
             sought.fail("its policy keeps it on TCP: change the line that 'sidestep policy trace' names there")
@@ -90,6 +92,7 @@ class Sought:
     key: ConnectionKey  # as that end sees it
     bucket: int
     carrier: OffloadProtocol
+    transport: str
     on_found: Callable[[IncomingEnd], None]
     on_failed: Callable[[str], None]
     over: bool = False

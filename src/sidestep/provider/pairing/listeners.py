@@ -50,8 +50,8 @@ class Listeners:
         self.leases = 0  # connections of other hosts that go to listeners of this one
         self._known: OrderedDict[int, _Listener] = OrderedDict()  # by inode
 
-    def check(self, carrier: OffloadProtocol, local: Endpoint) -> ListenerLease:
-        """Returns if somebody listens there and may be reached by that protocol; the decision is remembered.
+    def check(self, carrier: OffloadProtocol, transport: str, local: Endpoint) -> ListenerLease:
+        """Returns if somebody listens there and may be reached by these; the decision is remembered.
 
         Raises:
             Unavailable: Nobody listens, it cannot be seen who, or the policy keeps it on TCP.
@@ -61,7 +61,7 @@ class Listeners:
             raise Unavailable(f"nobody listens at {local}")
         listener = self._look_up(*found, local)
         named = _under_the_shim(listener.pid)
-        verdict = self._decisions.listen(listener.subject, local, carrier)
+        verdict = self._decisions.listen(listener.subject, local, carrier, transport)
         if verdict.refusal is not None:
             raise Unavailable(verdict.why)
         if verdict.ruling.rule is None and not named:  # who listens sees this host's own address, and may trust it
@@ -71,10 +71,10 @@ class Listeners:
             )
         return ListenerLease(listener.subject.uid, named, self._leave)
 
-    def lease(self, carrier: OffloadProtocol, local: Endpoint) -> ListenerLease:
+    def lease(self, carrier: OffloadProtocol, transport: str, local: Endpoint) -> ListenerLease:
         """One connection wants in. Raises as `check` does."""
         try:
-            lease = self.check(carrier, local)
+            lease = self.check(carrier, transport, local)
         except Unavailable:
             self._counters.add("visit_refused", carrier.name)
             raise

@@ -9,7 +9,7 @@ from sidestep.errors import Unavailable
 from sidestep.native.layout import Attach, Rpc
 from sidestep.provider.carry.local_relay import open_relay
 from sidestep.provider.clients import Brought, Client
-from sidestep.provider.pairing.shared import Shared, request_of
+from sidestep.provider.pairing.shared import Shared
 from sidestep.provider.rpc import Message, Packet
 from sidestep.switch.offers import Offer
 from sidestep.switch.protocol import Request
@@ -30,7 +30,7 @@ class LocalPair:
 
     @property
     def request(self) -> Request:
-        return request_of(self.offer)
+        return self.offer.brought.request
 
     def attach(self) -> None:
         """Hands each end what the other brought."""

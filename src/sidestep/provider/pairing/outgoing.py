@@ -12,7 +12,7 @@ from sidestep.native.layout import Attach, Refusal
 from sidestep.provider.carry import remote_relay
 from sidestep.provider.carry.remote_relay import RemoteRelay
 from sidestep.provider.clients import Brought
-from sidestep.provider.pairing.shared import Shared, request_of
+from sidestep.provider.pairing.shared import Shared
 from sidestep.provider.proof.lookup import endpoint_of
 from sidestep.provider.workers.pool import Delegated
 from sidestep.switch.link import Link
@@ -39,7 +39,7 @@ class RemoteOffer:
 
     @property
     def request(self) -> Request:
-        return request_of(self.offer)
+        return self.offer.brought.request
 
     @property
     def wanted(self) -> bool:

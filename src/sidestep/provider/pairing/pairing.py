@@ -96,12 +96,12 @@ class Pairing:
             shared.refuse_offer(client, message.token, refusal)
             return
         assert verdict.protocol is not None
+        assert verdict.request is not None
         bucket = shared.registry.bucket(key)
-        route = None if verdict.protocol.capabilities.self_routing else verdict.route
         offer = Offer(
             client.client_id, message.token, key, message.ring_size, message.segment_id,
             client.doorbell_name(message.doorbell_page_id), message.doorbell_index, verdict.protocol.name,
-            Brought(packet.descriptors.take(), bucket, evidence, route), client.uid,
+            Brought(packet.descriptors.take(), bucket, evidence, verdict.request), client.uid,
         )  # fmt: skip
         if refusal := shared.offers.handle_offer(offer, now=shared.services.loop.now):
             raise AssertionError(f"the table refused what it had checked: {refusal.name}")

@@ -15,11 +15,11 @@ from sidestep.provider.clients import Brought, Client
 from sidestep.provider.decisions import Decisions
 from sidestep.provider.pairing.registry import Registry
 from sidestep.provider.pairing.segments import Segments
-from sidestep.provider.proof.lookup import SocketProver, endpoint_of
+from sidestep.provider.proof.lookup import SocketProver
 from sidestep.provider.rpc import Message, Packet
 from sidestep.switch.modules import Protocols
 from sidestep.switch.offers import ClientId, ConnectionKey, Offer, OfferTable
-from sidestep.switch.protocol import Request, Services
+from sidestep.switch.protocol import Services
 
 
 @dataclass(slots=True)
@@ -112,10 +112,3 @@ class Shared:
     def refuse_claim(self, client: Client, token: int, refusal: Refusal) -> None:
         self.counters.add("claim_refused", refusal.name)
         self.send(client, Message(type=Rpc.REFUSED, token=token, reason=refusal))
-
-
-def request_of(offer: Offer[Brought]) -> Request:
-    """An offer's connection, as protocols see it."""
-    key = offer.key
-    local, remote = endpoint_of(key.local_addr, key.local_port), endpoint_of(key.remote_addr, key.remote_port)
-    return Request(local, remote, offer.brought.route)

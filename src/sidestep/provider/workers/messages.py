@@ -174,6 +174,8 @@ class Over(Record):
 class Await(Ways):
     """Looks for the end that accepted a connection of another host; `Delegate` or `Missing` answers."""
 
+    transport: Text  # that it comes over
+
 
 class Forget(Record):
     """Nobody looks any more."""

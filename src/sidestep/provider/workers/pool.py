@@ -302,7 +302,8 @@ class WorkerSlot:
 
         try:
             running.sought[number] = self._pool.services.await_end(
-                self._pool.carrier, endpoint_of(record.local_addr, record.local_port),
+                self._pool.carrier, record.transport.decode(errors="replace"),
+                endpoint_of(record.local_addr, record.local_port),
                 endpoint_of(record.remote_addr, record.remote_port), found, failed,
             )  # fmt: skip
         except Unavailable:

@@ -16,7 +16,6 @@ import sys
 import traceback
 from collections.abc import Callable
 from functools import partial
-from importlib.metadata import entry_points
 from ipaddress import IPv6Address
 from itertools import count
 from typing import Any, Final
@@ -38,11 +37,12 @@ from sidestep.provider.rpc import Descriptors
 from sidestep.provider.workers import messages
 from sidestep.provider.workers.ipc import IpcChannel
 from sidestep.provider.workers.messages import Record
-from sidestep.routing import plain_address
+from sidestep.routing import Route, plain_address
 from sidestep.switch.link import Link
-from sidestep.switch.modules import PROTOCOLS_GROUP, Modules
+from sidestep.switch.modules import PROTOCOLS_GROUP, Modules, installed
 from sidestep.switch.offers import ConnectionKey
 from sidestep.switch.protocol import Endpoint, Incoming, OffloadProtocol, Request, Services
+from sidestep.switch.transports import TRANSPORTS_GROUP, Transports
 
 
 class Worker:
@@ -58,10 +58,13 @@ class Worker:
         self._mapper = Mapper(self.ipc)
         services = Services(loop=self.loop, log=self._tell, remote=remote, port_mapper=self._mapper)
         services.await_end = self._await_end
+        services.transports = self._transports = Transports(
+            partial(installed, TRANSPORTS_GROUP), services, self._on_broken, order=remote.transports, route=_no_route,
+            on_stopped=lambda _name: self._leave(),
+        )  # fmt: skip
         self._modules: Modules[OffloadProtocol] = Modules(
             OffloadProtocol,  # type: ignore[type-abstract]  # what must be derived from it, not made
-            lambda: {point.name: point for point in entry_points(group=PROTOCOLS_GROUP)},
-            services, self._on_broken,
+            partial(installed, PROTOCOLS_GROUP), services, self._on_broken,
         )  # fmt: skip
         self.protocol = protocol
         self._delegated: dict[int, DelegatedHere] = {}
@@ -77,6 +80,7 @@ class Worker:
         while not self._done:
             self._turn()
         self._modules.stop()
+        self._transports.stop()
         self.hub.close()
         self.prover.close()
         self._waiting.close()
@@ -127,6 +131,7 @@ class Worker:
     def _await_end(
         self,
         _carrier: OffloadProtocol,
+        transport: str,
         local: Endpoint,
         remote: Endpoint,
         on_found: Callable[[Incoming], None],
@@ -138,7 +143,7 @@ class Worker:
             raise Unavailable(f"{limits.REMOTE_SOUGHT_MAX} connections are looked for already")
         number = next(self._numbers)
         self._sought[number] = on_found, on_failed
-        self.ipc.send(messages.Await(number, *_ways(local, remote)))
+        self.ipc.send(messages.Await(number, *_ways(local, remote), transport.encode()))
         return partial(self._forget, number)
 
     def _forget(self, number: int) -> None:
@@ -334,6 +339,11 @@ class _Reported(Counters):
         self._ipc.send(messages.Counted(len(name), (name + reason).encode()))
 
 
+def _no_route(*_to: object, **_how: object) -> Route:
+    """A worker does not follow the network."""
+    raise Unavailable("it needs a route, which a worker does not know")
+
+
 def _ways(local: Endpoint, remote: Endpoint) -> tuple[bytes, int, bytes, int]:
     return mapped_address(str(local.address)), local.port, mapped_address(str(remote.address)), remote.port
 
@@ -354,6 +364,7 @@ def main() -> int:
     parser.add_argument("--remote-key")
     parser.add_argument("--engine", choices=("on", "off"), default="on")
     parser.add_argument("--remote-promote", default=gain.ALWAYS)
+    parser.add_argument("--remote-transports", default="")
     parser.add_argument("--engine-cpu", type=parse_cpus, default=())
     given = parser.parse_args()
     for number in (signal.SIGTERM, signal.SIGINT):  # they are for the provider, which tells us
@@ -366,6 +377,7 @@ def main() -> int:
             engine=given.engine == "on",
             engine_cpus=given.engine_cpu,
             promote=given.remote_promote,
+            transports=given.remote_transports,
         )
         worker = Worker(socket.socket(fileno=given.ipc_fd), given.protocol, remote)
         worker.run()

@@ -1,7 +1,6 @@
 """A queue pair of the loopback device: requests and answers travel, and take their time.
 
-Theory of operation. A posted request waits in `_waiting` until it may leave: behind an RDMA Read when too many are
-under way, or when it is fenced. What has left is in `_sent` until its answer is back. Requests arrive in the order in
+Theory of operation. Requests wait, leave and are completed as `soft.ordered` says. They arrive in the order in
 which they left, and answers leave and return in the order of their requests (IBTA 9.7.3), an acknowledgement behind the
 answer to an earlier RDMA Read. But a request is carried out when it arrives, whatever answers are still to go: that is
 how a Send overtakes the bytes of an earlier RDMA Read.
@@ -19,15 +18,17 @@ before the answer goes out.
 
 from __future__ import annotations
 
-from collections import deque
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
+from sidestep.errors import Misuse, Unavailable
 from sidestep.rdma.address import buffer_address
 from sidestep.rdma.loopback.observer import Kind, Placed, QpMessage
 from sidestep.rdma.soft.memory import AccessRefusal
+from sidestep.rdma.soft.ordered import OrderedQueuePair, Sent
 from sidestep.rdma.soft.qp import (
     FLUSHED,
+    INIT,
     LOCAL_KINDS,
     OP_RECEIVE,
     OPCODES,
@@ -37,34 +38,20 @@ from sidestep.rdma.soft.qp import (
     RTR,
     RTS,
     SUCCESS,
-    SoftQueuePair,
-    length_of,
 )
-from sidestep.rdma.verbs import EventKind
-from sidestep.rdma.work import Completion, LocalInvalidate, RdmaRead, RdmaWrite, Send, Status
+from sidestep.rdma.verbs import EventKind, JoinedBy, QpEndpoint
+from sidestep.rdma.work import Completion, RdmaRead, RdmaWrite, Send, Status
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from sidestep.rdma.loopback.device import LoopbackDevice
     from sidestep.rdma.loopback.fabric import Timer
-    from sidestep.rdma.loopback.manager import LoopbackConnection
     from sidestep.rdma.soft.memory import QpInit
     from sidestep.rdma.work import Gather, SendRequest
 
 
 HEADERS: Final = 60  # bytes of a message besides its payload, about: IP, UDP, BTH, RETH, ICRC
-
-
-class _Sent:
-    """A request that has left, and its answer once that is back."""
-
-    __slots__ = ("length", "request", "status")
-
-    def __init__(self, request: SendRequest, length: int) -> None:
-        self.request = request
-        self.length = length
-        self.status: Status | None = None
 
 
 class LoopbackLink:
@@ -75,17 +62,19 @@ class LoopbackLink:
         self.cut = False  # nothing arrives any more
 
 
-class LoopbackQueuePair(SoftQueuePair):
+_MTU: Final = 4096  # bytes: of no meaning here
+
+
+class LoopbackQueuePair(OrderedQueuePair):
     """One end, whose requests and answers travel."""
 
     __slots__ = (
-        "_answers_leave", "_answers_pending", "_answers_until", "_reads", "_refusing", "_requests_until", "_sent",
-        "_silence_timer", "_takes_connection_along", "_unsignaled", "_waiting", "completes_early", "fabric", "link",
-        "peer",
+        "_answers_leave", "_answers_pending", "_answers_until", "_refusing", "_requests_until", "_silence_timer",
+        "_takes_connection_along", "completes_early", "fabric", "link", "peer",
     )  # fmt: skip
 
     device: LoopbackDevice
-    connection: LoopbackConnection | None
+    connection: JoinedBy | None
 
     def __init__(self, device: LoopbackDevice, init: QpInit) -> None:
         super().__init__(device.fabric.next_qp_number(), device, init)
@@ -96,10 +85,6 @@ class LoopbackQueuePair(SoftQueuePair):
         self._takes_connection_along = self.device.attributes.error_disconnects
         self.completes_early = not self.device.attributes.acknowledged  # Sends and Writes, when they leave
         self.fabric.queue_pairs[self.number] = self
-        self._waiting: deque[SendRequest] = deque()
-        self._sent: deque[_Sent] = deque()
-        self._reads = 0  # among those sent
-        self._unsignaled = 0  # done, and in the queue until a signaled one is
         self._requests_until = 0.0  # when the last request of this end arrives
         self._answers_leave = 0.0  # when the last answer of this end leaves
         self._answers_until = 0.0  # and when it arrives
@@ -107,24 +92,6 @@ class LoopbackQueuePair(SoftQueuePair):
         self._refusing = False  # in error for a request of the other end, which is to be told
 
     # The user's side.
-
-    @property
-    def sends_outstanding(self) -> int:
-        return len(self._waiting) + len(self._sent) + self._unsignaled
-
-    def take_unfinished(self) -> list[SendRequest]:
-        unfinished = [sent.request for sent in self._sent]
-        unfinished += self._waiting
-        self._sent.clear()
-        self._waiting.clear()
-        self._reads = 0
-        return unfinished
-
-    def post_send(self, request: SendRequest) -> None:
-        """Queues the request; it leaves at once if nothing is in its way."""
-        if self.check_post(request, self.sends_outstanding):
-            self._waiting.append(request)
-            self._go_on()
 
     def modify_to_error(self) -> None:
         was_connected = self.hears
@@ -138,16 +105,25 @@ class LoopbackQueuePair(SoftQueuePair):
 
     # The connection manager's side.
 
-    def join(self, peer: LoopbackQueuePair) -> None:
+    def endpoint(self, address: str) -> QpEndpoint:
+        del address
+        return QpEndpoint(bytes(16), self.number, 0, _MTU)
+
+    def join(self, other: QpEndpoint, owner: JoinedBy, *, initiator_depth: int, responder_resources: int) -> None:
+        if self.state is not INIT or self.connection is not None:
+            raise Misuse(f"a queue pair in {self.state.name} that was used before cannot be joined")
+        peer = self.fabric.queue_pairs.get(other.number)
+        if peer is None:
+            raise Unavailable(f"there is no queue pair {other.number:#x}")
+        self.connection = owner
+        if peer.peer is not self:
+            self.pair_with(peer)
+        self.initiator_depth = initiator_depth
+        self.ready_to_receive()
+
+    def pair_with(self, peer: LoopbackQueuePair) -> None:
         self.peer, peer.peer = peer, self
         self.link = peer.link = LoopbackLink(self, peer)
-
-    def ready_to_receive(self) -> None:
-        self.state = RTR
-
-    def ready_to_send(self) -> None:
-        if self.state is RTR:
-            self.state = RTS
 
     def connection_reset(self) -> None:
         if self.hears:
@@ -252,33 +228,11 @@ class LoopbackQueuePair(SoftQueuePair):
         """The answer to an RDMA Read is here: checks once more, since the memory may have been taken back."""
         return self.may_sink(request.scatter) and self.place(Kind.READ_RESPONSE, (data,), request.scatter)
 
-    def _go_on(self) -> None:
-        while self._waiting and self._may_leave(self._waiting[0]):
-            request = self._waiting.popleft()
-            sent = _Sent(request, length_of(request))
-            self._sent.append(sent)
-            status = self.begin(request)
-            if status is not SUCCESS or isinstance(request, LOCAL_KINDS):
-                sent.status = status  # told in its turn, behind what left before it
-                self._complete_answered()
-            else:
-                self._leave(sent)
-
-    def _may_leave(self, request: SendRequest) -> bool:
-        if self._sent and self._sent[-1].status not in (None, SUCCESS):
-            return False  # behind a request that failed here nothing is begun
-        if isinstance(request, RdmaRead) and self._reads >= max(self.initiator_depth, 1):
-            return False
-        if isinstance(request, LocalInvalidate):
-            return not self._sent  # the verbs draft for iWARP 8.2.2.2: it waits for all before it
-        return not (request.fence and self._reads)
-
-    def _leave(self, sent: _Sent) -> None:
+    def _leave(self, sent: Sent) -> None:
         request = sent.request
         assert not isinstance(request, LOCAL_KINDS)
         size = HEADERS + sent.length
         if isinstance(request, RdmaRead):
-            self._reads += 1
             size = HEADERS
         self.saw_request(request, sent.length)
         if self.completes_early and not isinstance(request, RdmaRead):
@@ -292,7 +246,7 @@ class LoopbackQueuePair(SoftQueuePair):
         if sent.status is SUCCESS:
             self._complete_answered()
 
-    def _answered(self, sent: _Sent, status: Status, data: bytes) -> None:
+    def _answered(self, sent: Sent, status: Status, data: bytes) -> None:
         if self.state is not RTS:
             return
         if self.link.cut or not self.device.port_active:
@@ -305,18 +259,9 @@ class LoopbackQueuePair(SoftQueuePair):
         if self.state is RTS:
             self._go_on()
 
-    def _complete_answered(self) -> None:
-        while self._sent and (status := self._sent[0].status) is not None:
-            sent = self._sent.popleft()
-            is_read = isinstance(sent.request, RdmaRead)
-            if is_read and self._reads:
-                self._reads -= 1
-            self._unsignaled = 0 if sent.request.signaled else self._unsignaled + 1
-            self.complete(sent.request, status, sent.length if is_read and status is SUCCESS else 0)
-
     # What arrives at the other end, and comes back.
 
-    def _arrived(self, sent: _Sent, request: Send | RdmaWrite | RdmaRead) -> None:
+    def _arrived(self, sent: Sent, request: Send | RdmaWrite | RdmaRead) -> None:
         if self.state is not RTS:
             return
         peer = self.peer
@@ -344,12 +289,12 @@ class LoopbackQueuePair(SoftQueuePair):
         else:
             self._answer(sent, status)
 
-    def _answer_due(self, sent: _Sent, status: Status) -> None:
+    def _answer_due(self, sent: Sent, status: Status) -> None:
         assert self.peer is not None
         self.peer._answers_pending -= 1
         self._answer(sent, status)
 
-    def _answer(self, sent: _Sent, status: Status) -> None:
+    def _answer(self, sent: Sent, status: Status) -> None:
         peer, request = self.peer, sent.request
         assert peer is not None
         if self.state is not RTS:

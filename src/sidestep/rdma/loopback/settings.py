@@ -3,23 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from enum import IntEnum
 from typing import Final, TypeAlias
 
+from sidestep.rdma.soft.handshake import CmKind
 from sidestep.rdma.work import Status
 
+__all__ = ["NO_DELAY", "CmKind", "Faults", "Span", "Timing"]
+
 Span: TypeAlias = tuple[float, float]  # seconds, least and most; each draw lies between, by the fabric's Random
-
-
-class CmKind(IntEnum):
-    """Messages of the connection manager; the values are the attribute ids of the MADs (IBTA 16.7.2)."""
-
-    REQ = 0x10
-    REJ = 0x12
-    REP = 0x13
-    RTU = 0x14
-    DREQ = 0x15
-    DREP = 0x16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,1 +1,1 @@
-"""InfiniBand's reliable connections over RoCE: packets, management datagrams, checksums. Sans-IO; no device yet."""
+"""InfiniBand's reliable connections over RoCE: packets, management datagrams, and a software HCA that speaks them."""

@@ -100,9 +100,9 @@ class CmMad:
 class Req(
     CmMad, attribute=0x0010, private_offset=140, fields=
         "local_comm_id:32 :32 service_id:64 ca_guid:64 :64 qpn:24 responder_resources:8 :24 initiator_depth:8 :24 "
-        "remote_timeout:5 :2 flow_control:1 starting_psn:24 local_timeout:5 retry_count:3 pkey:16 mtu_code:4 :1 "
-        "rnr_retry:3 cm_retries:4 srq:1 :3 local_lid:16 remote_lid:16 local_gid:128 remote_gid:128 flow_label:20 "
-        ":12 traffic_class:8 hop_limit:8 :8 ack_timeout:5 :3"
+        "remote_timeout:5 transport:2 flow_control:1 starting_psn:24 local_timeout:5 retry_count:3 pkey:16 mtu_code:4 "
+        ":1 rnr_retry:3 cm_retries:4 srq:1 extended_transport:3 local_lid:16 remote_lid:16 local_gid:128 "
+        "remote_gid:128 flow_label:20 :12 traffic_class:8 hop_limit:8 :8 ack_timeout:5 :3"
 ):  # fmt: skip
     """Asks for a connection."""
 
@@ -118,12 +118,14 @@ class Req(
     initiator_depth: int = 4  # RDMA Reads that the sender has under way at a time
     remote_timeout: int = 20  # 4.096 us * 2^n
     local_timeout: int = 20
+    transport: int = 0  # 0 a reliable connection
     flow_control: bool = True
     retry_count: int = 7
     rnr_retry: int = 7
     cm_retries: int = 15
     mtu_code: int = 3
     srq: bool = False
+    extended_transport: int = 0
     pkey: int = 0xFFFF
     local_lid: int = 0xFFFF  # means nothing over RoCE
     remote_lid: int = 0xFFFF
@@ -188,8 +190,9 @@ class Dreq(CmMad, attribute=0x0015, private_offset=12, fields="local_comm_id:32 
 
 @dataclass(frozen=True, slots=True)
 class Rej(
-    CmMad, attribute=0x0012, private_offset=84, fields="local_comm_id:32 remote_comm_id:32 rejected:2 :14 reason:16"
-):
+    CmMad, attribute=0x0012, private_offset=84, fields=
+        "local_comm_id:32 remote_comm_id:32 rejected:2 :6 ari_len:7 :1 reason:16 ari_guid:64"
+):  # fmt: skip
     """Refuses."""
 
     local_comm_id: int
@@ -197,6 +200,8 @@ class Rej(
     reason: int
     rejected: int = 0  # 0 a REQ, 1 a REP, 2 something else
     private_data: bytes = b""
+    ari_len: int = 0  # bytes of what else is told of the reason
+    ari_guid: int = 0  # the first 8 of them: of reason 4, the GUID of who refuses
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,7 +220,29 @@ class Mra(
     private_data: bytes = b""
 
 
-MESSAGES: Final[dict[int, type[CmMad]]] = {record.ATTRIBUTE: record for record in (Req, Mra, Rej, Rep, Rtu, Dreq, Drep)}
+@dataclass(frozen=True, slots=True)
+class Lap(CmMad, attribute=0x0019, private_offset=64, fields="local_comm_id:32 remote_comm_id:32 :32 remote_qpn:24 :8"):
+    """Offers an alternate path."""
+
+    local_comm_id: int
+    remote_comm_id: int
+    remote_qpn: int = 0
+    private_data: bytes = b""
+
+
+@dataclass(frozen=True, slots=True)
+class Apr(CmMad, attribute=0x001A, private_offset=84, fields="local_comm_id:32 remote_comm_id:32 :8 status:8"):
+    """Answers that."""
+
+    local_comm_id: int
+    remote_comm_id: int
+    status: int = 0  # 0 taken, 1 no such connection, 2 alternate paths are not supported
+    private_data: bytes = b""
+
+
+MESSAGES: Final[dict[int, type[CmMad]]] = {
+    record.ATTRIBUTE: record for record in (Req, Mra, Rej, Rep, Rtu, Dreq, Drep, Lap, Apr)
+}
 
 
 @dataclass(frozen=True, slots=True)

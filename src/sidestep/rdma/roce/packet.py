@@ -18,6 +18,7 @@ from sidestep.errors import Misuse, Rules
 UDP_PORT: Final = 4791  # RoCEv2
 ETHERTYPE: Final = 0x8915  # RoCEv1
 ICRC_LEN: Final = 4
+_UDP_LEN: Final = 8
 PSN_MASK: Final = 0xFF_FFFF
 PKEY_DEFAULT: Final = 0xFFFF  # full member of the default partition
 QKEY_GSI: Final = 0x8001_0000
@@ -306,16 +307,27 @@ def icrc(packet: bytes | memoryview) -> bytes:
     and UDP headers and the base transport header with what may change set to ones, then all up to the checksum itself.
     These are the four bytes for a packet from its IP header on, without the checksum; its lengths already count them.
     """
-    masked = bytearray(packet)
+    head_len = (packet[0] & 0xF) * 4 if packet[0] >> 4 == 4 else 40
+    head_len += _UDP_LEN
+    return finish_icrc(begin_icrc(packet[:head_len]), packet[head_len:])
+
+
+def begin_icrc(head: bytes | memoryview) -> int:
+    """The checksum so far, over the headers of IP and UDP."""
+    masked = bytearray(head)
     if masked[0] >> 4 == 4:
-        udp = (masked[0] & 0xF) * 4
         masked[1] = 0xFF  # type of service
         masked[8] = 0xFF  # time to live
         masked[10:12] = b"\xff\xff"  # header checksum
     else:
-        udp = 40
         masked[0:4] = b"\x6f\xff\xff\xff"  # traffic class and flow label
         masked[7] = 0xFF  # hop limit
-    masked[udp + 6 : udp + 8] = b"\xff\xff"  # UDP checksum
-    masked[udp + 8 + 4] = 0xFF  # of the base transport header: congestion bits and reserved ones
-    return zlib.crc32(masked, zlib.crc32(b"\xff" * 8)).to_bytes(4, "little")
+    masked[-2:] = b"\xff\xff"  # UDP checksum
+    return zlib.crc32(masked, zlib.crc32(b"\xff" * 8))
+
+
+def finish_icrc(begun: int, transport: bytes | bytearray | memoryview) -> bytes:
+    """The checksum of all, over what follows from the base transport header on."""
+    begun = zlib.crc32(transport[:4], begun)
+    begun = zlib.crc32(b"\xff", begun)  # congestion bits and reserved ones
+    return zlib.crc32(transport[5:], begun).to_bytes(4, "little")

@@ -32,10 +32,12 @@ if TYPE_CHECKING:
     from sidestep.rdma.soft.memory import Domain, QpInit
     from sidestep.rdma.soft.queues import SoftQueue
     from sidestep.rdma.soft.receives import SharedReceives
+    from sidestep.rdma.verbs import JoinedBy
     from sidestep.rdma.work import Gather, Receive, Scatter, SendRequest
 
 # Looking up a member of an enum costs as much as copying a header.
 RTS: Final = QpState.RTS
+INIT: Final = QpState.INIT
 RTR: Final = QpState.RTR
 ERROR: Final = QpState.ERROR
 RESET: Final = QpState.RESET
@@ -86,7 +88,7 @@ class SoftQueuePair(QueuePair):
         self._max_send_wr = init.capabilities.max_send_wr
         self._max_recv_wr = init.capabilities.max_recv_wr
         self._receives: deque[Receive] = deque() if init.srq is None else init.srq.receives
-        self.connection: Connection | None = None
+        self.connection: Connection | JoinedBy | None = None
         self.send_cq.users.append(self)
         self.recv_cq.users.append(self)
         self.domain.queue_pairs.add(self)

@@ -17,6 +17,7 @@ from sidestep.rdma.cm import (
     Rejected,
     Unreachable,
 )
+from sidestep.rdma.roce.ip_cm import TCP_SERVICE
 from sidestep.rdma.tools.bandwidth import Bandwidth
 from sidestep.rdma.tools.devices import HostPort
 from sidestep.rdma.tools.echo import Pinger
@@ -68,7 +69,7 @@ def connect(loop: Loop, talk: TalkT, place: HostPort, session: Session, timeout_
         else:
             session.error = session.error or _problem(place, event)
 
-    talk.connection = talk.device.cm.connect(place.host, place.port, talk.qp, private_data, handle)
+    talk.connection = talk.device.cm.connect(place.host, TCP_SERVICE + place.port, talk.qp, private_data, handle)
     if not loop.run_until(lambda: session.established or session.over, timeout_s):
         talk.connection.disconnect()
         raise Unavailable(

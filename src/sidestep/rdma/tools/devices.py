@@ -15,20 +15,26 @@ from sidestep.rdma.iwarp.device import IwarpDevice
 from sidestep.rdma.iwarp.settings import IwarpSettings
 from sidestep.rdma.iwarp.startup.terms import MpaSettings
 from sidestep.rdma.kernel.device import KernelDevice
+from sidestep.rdma.roce.udp_link import UdpRoceDevice
 
 if TYPE_CHECKING:
     from types import FrameType
 
 
 _PORT_DIGITS_MAX: Final = 5
-ToolDevice: TypeAlias = (
-    IwarpDevice | KernelDevice
-)  # what tools can open: a `verbs.Device` that `control` can be asked about
+# What tools can open: a `verbs.Device` that `control` can be asked about.
+ToolDevice: TypeAlias = IwarpDevice | UdpRoceDevice | KernelDevice
 
 
 def _iwarp(address: str, loop: Loop, *, crc: bool, markers: bool, name: str) -> IwarpDevice:
     startup = MpaSettings(peer_to_peer=True, crc=crc, markers=markers)
     return IwarpDevice(address, loop, IwarpSettings(startup=startup), name=name)
+
+
+def _roce(address: str, loop: Loop, *, crc: bool, markers: bool, name: str) -> UdpRoceDevice:
+    if markers or not crc:
+        raise Misuse("RoCE has a checksum always, and no markers", remedy="leave out --no-crc and --markers")
+    return UdpRoceDevice(address, loop, name=name)
 
 
 def _verbs(address: str, loop: Loop, *, crc: bool, markers: bool, name: str) -> KernelDevice:
@@ -37,7 +43,7 @@ def _verbs(address: str, loop: Loop, *, crc: bool, markers: bool, name: str) -> 
     return KernelDevice(address, loop, name=name)
 
 
-DEVICES: Final[dict[str, Callable[..., ToolDevice]]] = {"iwarp": _iwarp, "verbs": _verbs}
+DEVICES: Final[dict[str, Callable[..., ToolDevice]]] = {"iwarp": _iwarp, "roce": _roce, "verbs": _verbs}
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,16 +29,16 @@ class ToolServer:
     Args:
         device: Any.
         loop: What drives it.
-        port: 0 for any that is free; see `port`.
+        service_id: Its low 16 bits are a port; 0 for any that is free, see `port`.
         log: Gets a line for each client that comes or goes.
     """
 
-    def __init__(self, device: Device, loop: Loop, port: int, log: Callable[[str], object]) -> None:
+    def __init__(self, device: Device, loop: Loop, service_id: int, log: Callable[[str], object]) -> None:
         self._device = device
         self._loop = loop
         self._log = log
         self._served: set[Served] = set()
-        self.listener: Listener = device.cm.listen(port, self._requested)
+        self.listener: Listener = device.cm.listen(service_id, self._requested)
 
     @property
     def port(self) -> int:

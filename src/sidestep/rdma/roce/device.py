@@ -1,0 +1,255 @@
+"""The software HCA: an RDMA device that speaks InfiniBand's reliable connections, as RoCEv2 carries them in UDP.
+
+This is all of it but the socket: datagrams go in and come out, and time is told by who drives it.
+
+    device.handle_datagram(address, port, payload, now)
+    while (datagram := device.poll_datagram(now)) is not None: ...
+    device.handle_timeout(now)     # when device.next_deadline() has come
+
+`udp_link` drives it with a socket, `wire` in virtual time. A user's call says by `wake` that something is to be sent.
+"""
+
+from __future__ import annotations
+
+import logging
+from abc import abstractmethod
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from sidestep import limits
+from sidestep.counters import Counters
+from sidestep.errors import Misuse, PeerViolation
+from sidestep.rdma.iwarp.tap import Taps
+from sidestep.rdma.roce.counting import EVENTS
+from sidestep.rdma.roce.datagram import is_intact, known_address, seal
+from sidestep.rdma.roce.ip_cm import has_header
+from sidestep.rdma.roce.manager import RoceManager
+from sidestep.rdma.roce.packet import ICRC_LEN, MTU_CODES, PKEY_DEFAULT, QP_GSI, Bth, Op, Packet
+from sidestep.rdma.roce.qp import RoceQueuePair
+from sidestep.rdma.roce.schedule import Deadlines, Delays
+from sidestep.rdma.roce.settings import RoceSettings
+from sidestep.rdma.soft.device import SoftDevice
+from sidestep.rdma.verbs import DeviceAttributes, EventKind
+
+if TYPE_CHECKING:
+    from collections import deque
+    from collections.abc import Callable
+    from random import Random
+
+    from sidestep.rdma.frames import IpAddress
+    from sidestep.rdma.soft.memory import QpInit
+
+ATTRIBUTES: Final = DeviceAttributes()
+_PKEY_PARTITION: Final = 0x7FFF
+_OVERHEAD: Final = 80  # bytes of a packet beside its payload, as Linux's rxe counts them
+_QP_FIRST: Final = 17  # as Linux's rxe; the lower ones are special (IBTA 3.9.4), or may be taken for it
+_QP_MASK: Final = 0xFF_FFFF
+_log: Final = logging.getLogger(__name__)
+
+
+class Datagram(NamedTuple):
+    """One to send."""
+
+    address: str
+    payload: bytes
+
+
+class RoceDevice(SoftDevice):
+    """One of them, without its socket.
+
+    Args:
+        address: Its IP address, of which its GID is made.
+        notices: Calls to users that wait; whoever drives the device makes them.
+        rng: Makes keys and numbers hard to guess: `secrets.SystemRandom()`, or a seeded one in simulations.
+        settings: Times and bounds.
+        name: For people.
+        attributes: Fewer than `ATTRIBUTES`, if wanted.
+
+    Raises:
+        Misuse: The address is none; names are not looked up here.
+    """
+
+    cm: RoceManager
+
+    def __init__(
+        self,
+        address: str,
+        notices: deque[Callable[[], object]],
+        rng: Random,
+        settings: RoceSettings | None = None,
+        *,
+        name: str = "roce",
+        attributes: DeviceAttributes = ATTRIBUTES,
+    ) -> None:
+        try:
+            self.ip: IpAddress = known_address(address)
+        except ValueError as why:
+            raise Misuse(f"{address!r} is not an IP address") from why
+        if self.ip.is_unspecified or self.ip.is_multicast:
+            raise Misuse(f"{address} is not the address of one host", remedy="give one that this host has")
+        super().__init__(name, address, attributes, notices, rng)
+        self.settings = settings or RoceSettings()
+        self.rng = rng
+        self.guid = rng.getrandbits(64) | 1
+        self.queue_pairs_by_number: dict[int, RoceQueuePair] = {}
+        self.events = Counters(EVENTS)
+        self.taps = Taps(name)  # nothing comes by there: packets of UDP are captured by others
+        self.delays = Delays()
+        self._deadlines: Deadlines[RoceQueuePair] = Deadlines()
+        self._busy: dict[RoceQueuePair, None] = {}  # those that may have something to send
+        self._left = limits.ROCE_TURN_PACKETS  # that the first of them may send
+        self._qp_number = rng.randrange(_QP_FIRST, _QP_MASK)
+        self._numbers_given = 0
+        self.cm = RoceManager(self)
+
+    # --- a driver's ---
+
+    @abstractmethod
+    def wake(self) -> None:
+        """Something is to be sent, or a timer begins: `poll_datagram` and `next_deadline` have news."""
+
+    def path_mtu(self, address: str) -> int:
+        """Bytes of an IP packet that goes there whole."""
+        del address
+        return 1500
+
+    def handle_datagram(self, address: str, port: int, payload: bytes | memoryview, now: float) -> None:
+        """Takes in one that came to port 4791. What is wrong with it is counted, and not answered (IBTA 9.6)."""
+        view = memoryview(payload)
+        try:
+            remote = known_address(address)
+            if len(view) < Bth.LENGTH + ICRC_LEN or len(view) % 4:
+                self.events.add("packet_dropped", "short")
+                return
+            if remote.version != self.ip.version or not is_intact(view, remote, self.ip, port):
+                self.events.add("packet_dropped", "checksum")
+                return
+            packet = Packet.decode(view[:-ICRC_LEN])
+        except PeerViolation as broken:
+            self.events.add("packet_dropped", broken.rule)
+            return
+        if packet.bth.pkey & _PKEY_PARTITION != PKEY_DEFAULT & _PKEY_PARTITION:
+            self.events.add("packet_dropped", "partition")
+        elif packet.bth.opcode is Op.CNP:
+            self.events.add("packet_dropped", "congestion")  # the window is small enough as it is
+        elif packet.bth.dest_qp == QP_GSI:
+            self.events.add("packets_received")
+            self.cm.handle_packet(address, packet, now)
+        else:
+            self._to_queue_pair(remote, packet, now)
+
+    def poll_datagram(self, now: float) -> Datagram | None:
+        """The next one to send."""
+        self.delays.begin(now)
+        if (packet_to := self.cm.poll_packet()) is not None:
+            return self._sealed(*packet_to)
+        while self._busy:
+            qp = next(iter(self._busy))
+            packet = self._polled(qp, now)
+            if packet is not None:
+                self._left -= 1
+            if packet is None or not self._left:
+                self._left = limits.ROCE_TURN_PACKETS
+                self._busy.pop(qp, None)
+            if packet is None:
+                self._deadlines.set(qp, qp.deadline)
+                continue
+            self._busy.setdefault(qp)  # at the end, if it had its turn
+            assert qp.path is not None
+            return self._sealed(qp.path.address, packet)
+        return None
+
+    def _polled(self, qp: RoceQueuePair, now: float) -> Packet | None:
+        """A fault of ours ends one connection, not the loop that serves others."""
+        try:
+            return qp.poll_packet(now)
+        except Exception as fault:
+            _log.exception("queue pair %d is broken by a fault of sidestep", qp.number)
+            qp.break_off(EventKind.QP_FATAL, f"{type(fault).__name__}: {fault}")
+            return None
+
+    def next_deadline(self) -> float | None:
+        """When `handle_timeout` is to be called next."""
+        return min((at for at in (self._deadlines.next(), self.delays.next()) if at is not None), default=None)
+
+    def handle_timeout(self, now: float) -> None:
+        """Time has passed."""
+        self.delays.run(now)
+        while (qp := self._deadlines.take_due(now)) is not None:
+            qp.handle_timeout(now)
+            self._busy.setdefault(qp)
+
+    # --- everybody's ---
+
+    def make_qp(self, init: QpInit) -> RoceQueuePair:
+        return RoceQueuePair(self, init)
+
+    def end_connections(self) -> None:
+        self.cm.close()
+
+    def counters(self) -> dict[str, int]:
+        """What happened so far and is not zero, and what there is now."""
+        present = {
+            "connections": len(self.cm.connections),
+            "listeners": len(self.cm.listeners),
+            "requests_pending": len(self.cm.requests),
+            "queue_pairs": len(self.queue_pairs_by_number),
+            "regions": self.region_count,
+            "windows": self.window_count,
+            "keys": len(self.keys),
+        }
+        return self.events.as_json() | present
+
+    def listening(self) -> list[int]:
+        """Ports of rdma_cm's TCP port space, and the numbers of other services."""
+        return sorted({_port(each.service_id) for each in self.cm.listeners})
+
+    def queue_pairs(self) -> list[dict[str, object]]:
+        """Each as it is, by number."""
+        return [qp.details() for _, qp in sorted(self.queue_pairs_by_number.items())]
+
+    # --- for queue pairs ---
+
+    def has_work(self, qp: RoceQueuePair) -> None:
+        if qp not in self._busy:
+            self._busy[qp] = None
+            self.wake()
+
+    def forget_qp(self, qp: RoceQueuePair) -> None:
+        self.queue_pairs_by_number.pop(qp.number, None)
+        self._busy.pop(qp, None)
+        self._deadlines.set(qp, None)
+
+    def next_qp_number(self) -> int:
+        """One that no queue pair has, nor a connection that late packets may still come for (IBTA 12.9.8.4)."""
+        self._numbers_given += 1
+        around = self._numbers_given > _QP_MASK >> 1
+        kept = {each.qp.number for each in self.cm.connections.values()} if around else ()
+        while True:
+            number = self._qp_number = self._qp_number + 1 & _QP_MASK
+            if _QP_FIRST <= number < _QP_MASK and number not in self.queue_pairs_by_number and number not in kept:
+                return number
+
+    def mtu_code_to(self, address: str) -> int:
+        """The largest MTU of this device whose packets go there whole."""
+        most = min(self.settings.mtu, self.path_mtu(address) - _OVERHEAD)
+        return max((code for code, mtu in MTU_CODES.items() if mtu <= most), default=1)
+
+    def _to_queue_pair(self, remote: IpAddress, packet: Packet, now: float) -> None:
+        qp = self.queue_pairs_by_number.get(packet.bth.dest_qp)
+        if qp is None:
+            self.events.add("packet_dropped", "no_queue_pair")
+        elif qp.path is None or qp.path.remote != remote:
+            self.events.add("packet_dropped", "other_end")  # IBTA 9.6.1.5: of whom it is not connected to
+        elif qp.handle_packet(packet, now):
+            self.events.add("packets_received")
+            self._busy.setdefault(qp)
+        else:
+            self.events.add("packet_dropped", "state")
+
+    def _sealed(self, address: str, packet: Packet) -> Datagram:
+        self.events.add("packets_sent")
+        return Datagram(address, seal(packet.encode(), self.ip, known_address(address)))
+
+
+def _port(service_id: int) -> int:
+    return service_id & 0xFFFF if has_header(service_id) else service_id

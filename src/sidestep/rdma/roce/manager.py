@@ -1,0 +1,436 @@
+"""The connection manager of the software HCA: the handshake of `soft.handshake` in datagrams on queue pair 1.
+
+A message is a management datagram of 256 bytes (`mad`), as unreliable as UDP. Beside the six messages of the handshake
+there are three:
+
+- MRA asks for patience: who gets one waits so long, once. It is sent to who asks again while the user thinks.
+- LAP offers an alternate path and is answered by APR: not supported (IBTA 12.8).
+
+What a REQ asks for is checked before the user sees it; what cannot be is rejected with its reason (IBTA 12.6.7.2). A
+REQ for a queue pair of the other end that has a connection here tells that it has started anew: the old connection
+ends, and the REQ is rejected as stale (IBTA 12.9.8.3.1).
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Final
+
+from sidestep import limits
+from sidestep.errors import LimitReached, Misuse, PeerViolation
+from sidestep.rdma.cm import REJECT_CONSUMER, REJECT_TIMEOUT, CmState, Established
+from sidestep.rdma.roce import ip_cm
+from sidestep.rdma.roce.datagram import known_address
+from sidestep.rdma.roce.mad import Apr, CmMad, Drep, Dreq, Lap, Mad, Mra, Rej, Rep, Req, Rtu, gid
+from sidestep.rdma.roce.numbers import timeout_s
+from sidestep.rdma.roce.packet import MTU_CODES, PSN_MASK, QKEY_GSI, QP_GSI, Bth, Deth, Op, Packet
+from sidestep.rdma.roce.path import Path
+from sidestep.rdma.roce.qp import RoceQueuePair
+from sidestep.rdma.soft.handshake import CmKind, HandshakeConnection, HandshakeManager
+
+if TYPE_CHECKING:
+    from sidestep.rdma.cm import ConnectionHandler
+    from sidestep.rdma.roce.device import RoceDevice
+    from sidestep.rdma.roce.schedule import Delay
+    from sidestep.rdma.verbs import QueuePair
+
+# Reasons of a rejection that only this end's own checks give (IBTA 12.6.7.2).
+REJECT_TRANSPORT: Final = 9
+REJECT_STALE: Final = 10
+REJECT_GID: Final = 12
+REJECT_MTU: Final = 26
+_ABOUT_REQ, _ABOUT_REP, _ABOUT_OTHER = range(3)  # of which message a REJ or MRA speaks
+_APR_UNKNOWN, _APR_UNSUPPORTED = 1, 2
+_TIMEOUT_CODES: Final = (8, 22)  # 1 ms to 17 s: what a peer may make this end wait for an answer, each time
+_PATIENCE_MAX: Final = 24  # 69 s: what an MRA may ask for, as Linux does
+_EPHEMERAL: Final = 0xC000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CmHeard:
+    """A message that came, as the handshake looks at it."""
+
+    kind: CmKind
+    source: str
+    local_id: int
+    remote_id: int
+    transaction_id: int
+    message: CmMad
+    service_id: int = 0
+    responder_resources: int = 0
+    initiator_depth: int = 0
+    reason: int = 0
+    private_data: bytes = b""
+
+
+class RoceConnection(HandshakeConnection[RoceQueuePair, CmHeard]):
+    """One side of a connection."""
+
+    _manager: RoceManager
+
+    def __init__(
+        self,
+        manager: RoceManager,
+        qp: RoceQueuePair,
+        remote_address: str,
+        handler: ConnectionHandler,
+        check_reply: Callable[[bytes], bool] | None = None,
+    ) -> None:
+        super().__init__(manager, qp, remote_address, handler, check_reply)
+        device = manager.device
+        self.transaction_id = device.rng.getrandbits(32) << 32 | self.local_id
+        self.receive_psn = device.rng.getrandbits(24)
+        self.mtu_code = device.mtu_code_to(remote_address)
+        self._timeout_code = device.settings.cm_timeout_code
+        self._retries = device.settings.cm_retries
+        self._patient = False  # the other end was given the time that it has asked for
+        self.asked_as = 0  # transaction of the other end's REQ
+        self.stale_key: tuple[str, int, int] | None = None  # the other end's queue pair
+
+    def patience(self) -> tuple[float, int]:
+        if self.state is CmState.DISCONNECT_SENT:  # which nobody but this end has an interest in
+            settings = self._manager.device.settings
+            return timeout_s(settings.cm_timeout_code), settings.cm_retries
+        return timeout_s(self._timeout_code), self._retries
+
+    def timewait_s(self) -> float:
+        return self._manager.device.settings.timewait_s
+
+    def joined(self, req: CmHeard) -> None:
+        message = req.message
+        assert isinstance(message, Req)
+        # IBTA 12.6.5: that of the REQ, through all of the handshake.
+        self.transaction_id = self.asked_as = req.transaction_id
+        self.mtu_code = message.mtu_code
+        self._timeout_code = _bounded(message.local_timeout, *_TIMEOUT_CODES)
+        self._retries = message.cm_retries
+        ack = _bounded(message.ack_timeout, *_TIMEOUT_CODES)
+        self._follow(message, message.retry_count, message.rnr_retry, ack)
+
+    def answered(self, reply: CmHeard) -> None:
+        message = reply.message
+        assert isinstance(message, Rep)
+        settings = self._manager.device.settings
+        self._follow(message, settings.retry_count, message.rnr_retry, settings.ack_timeout_code)
+
+    def ask_patience(self, mra: Mra) -> None:
+        """The other end needs more time, and gets it once (IBTA 12.6.6)."""
+        waits = (CmState.REQUEST_SENT, _ABOUT_REQ), (CmState.REPLY_SENT, _ABOUT_REP)
+        if (self.state, mra.received) in waits and not self._patient:
+            self._patient = True
+            self._stop_timer()
+            seconds = timeout_s(min(mra.service_timeout, _PATIENCE_MAX)) + self.patience()[0]
+            self._timer = self._manager.call_later(seconds, self._again)
+
+    def end(self, event: Any) -> None:
+        super().end(event)
+        self._manager.no_longer(self)
+
+    def _establish(self, event: Established) -> None:
+        passive = self.state is CmState.REPLY_SENT
+        self._manager.device.events.add("connection_made", "passive" if passive else "active")
+        super()._establish(event)
+
+    def _follow(self, message: Req | Rep, retry_count: int, rnr_retry: int, ack_timeout_code: int) -> None:
+        device = self._manager.device
+        remote = known_address(self.remote_address)
+        self.stale_key = (str(remote), message.ca_guid, message.qpn)
+        self._manager.by_queue_pair[self.stale_key] = self
+        self.qp.follow(
+            Path(
+                address=self.remote_address, remote=remote, remote_qp=message.qpn, mtu=MTU_CODES[self.mtu_code],
+                # IBTA 12.7.22: each side tells the first number of the packets that it wants to get.
+                send_psn=message.starting_psn, receive_psn=self.receive_psn, timeout_s=timeout_s(ack_timeout_code),
+                retry_count=retry_count, rnr_retry=rnr_retry, rnr_timer_code=device.settings.rnr_timer_code,
+                window=device.settings.window,
+            )
+        )  # fmt: skip
+
+
+class RoceManager(HandshakeManager[RoceQueuePair, CmHeard]):
+    """The connection manager of one device."""
+
+    device: RoceDevice
+
+    def __init__(self, device: RoceDevice) -> None:
+        super().__init__(device)
+        self.by_queue_pair: dict[tuple[str, int, int], RoceConnection] = {}  # of the other end
+        self._comm_id = device.rng.getrandbits(32)
+        self._psn = 0  # of datagrams; nobody looks at it
+        self._unsent: deque[tuple[str, Mad]] = deque()
+        self._over: dict[
+            tuple[str, int, int], Mad | None
+        ] = {}  # answers to requests that are no more, the oldest first
+
+    # --- the user's side ---
+
+    def connect(
+        self, address: str, service_id: int, qp: QueuePair, private_data: bytes, handler: ConnectionHandler, *,
+        check_reply: Callable[[bytes], bool] | None = None,
+    ) -> RoceConnection:  # fmt: skip
+        device = self.device
+        device.check_open()
+        try:
+            remote = known_address(address)
+        except ValueError as why:
+            raise Misuse(f"{address!r} is not an IP address") from why
+        if remote.version != device.ip.version:
+            raise Misuse(f"{address} is of another version of IP than {device.address}")
+        if not 0 <= service_id < 1 << 64:
+            raise Misuse("a service id has 64 bits")
+        address = str(remote) + address[len(address.partition("%")[0]) :]  # as sockets will tell it
+        if ip_cm.has_header(service_id):
+            most = device.attributes.request_private_data_max - ip_cm.HEADER_LEN
+            self.check_private_data(private_data, most)
+            private_data = ip_cm.encode(device.ip, _EPHEMERAL | qp.number & 0x3FFF, remote) + private_data
+        connection = super().connect(address, service_id, qp, private_data, handler, check_reply=check_reply)
+        assert isinstance(connection, RoceConnection)
+        return connection
+
+    def open_service(self, service_id: int) -> int:
+        """Port 0 of rdma_cm's port spaces is any that is free here."""
+        self.device.check_open()
+        if not ip_cm.has_header(service_id) or service_id & 0xFFFF:
+            return service_id
+        taken = {each.service_id for each in self.listeners}
+        for port in range(_EPHEMERAL, 1 << 16):
+            if service_id + port not in taken:
+                return service_id + port
+        raise LimitReached("all ports are taken")
+
+    # --- the device's side ---
+
+    def poll_packet(self) -> tuple[str, Packet] | None:
+        """The next datagram to send."""
+        if not self._unsent:
+            return None
+        address, mad = self._unsent.popleft()
+        self._psn = self._psn + 1 & PSN_MASK
+        bth = Bth(Op.UD_SEND_ONLY, QP_GSI, self._psn)
+        return address, Packet(bth, (Deth(QKEY_GSI, QP_GSI),), mad.encode())
+
+    def handle_packet(self, address: str, packet: Packet, now: float) -> None:
+        """Takes in what came for queue pair 1."""
+        self.device.delays.begin(now)
+        deth = packet.find(Deth)
+        if packet.bth.opcode is not Op.UD_SEND_ONLY or deth is None or deth.qkey != QKEY_GSI:
+            self.device.events.add("mad_dropped", "not_general_services")  # IBTA 10.2.5: privileged, and only there
+            return
+        try:
+            mad = Mad.decode(packet.payload)
+        except PeerViolation as broken:
+            self.device.events.add("mad_dropped", broken.rule)
+            return
+        message = mad.message
+        if isinstance(message, Mra | Lap | Apr):
+            self._beside(address, mad)
+        elif (heard := self._heard(address, mad)) is not None:
+            self.receive(heard)
+
+    def next_comm_id(self) -> int:
+        while True:
+            self._comm_id = self._comm_id + 1 & 0xFFFF_FFFF
+            if self._comm_id and self._comm_id not in self.connections:
+                return self._comm_id
+
+    def call_later(self, delay_s: float, callback: Callable[[], object]) -> Delay:
+        delay = self.device.delays.call_later(delay_s, callback)
+        self.device.wake()
+        return delay
+
+    def make_connection(
+        self,
+        qp: RoceQueuePair,
+        remote_address: str,
+        handler: ConnectionHandler,
+        check_reply: Callable[[bytes], bool] | None,
+    ) -> RoceConnection:
+        return RoceConnection(self, qp, remote_address, handler, check_reply)
+
+    def no_longer(self, connection: RoceConnection) -> None:
+        """It has ended."""
+        if connection.asked_as:
+            self._remember(connection.remote_address, connection.remote_id, connection.asked_as, None)
+        key = connection.stale_key
+        if key is not None and self.by_queue_pair.get(key) is connection:
+            del self.by_queue_pair[key]
+
+    # --- what goes out ---
+
+    def send(
+        self, kind: CmKind, address: str, local_id: int, remote_id: int, qp: RoceQueuePair | None = None, **fields: Any
+    ) -> None:
+        """Queues a message of a connection's, or of none; `fields` are those that not every kind has."""
+        connection = self.connections.get(local_id)
+        assert connection is None or isinstance(connection, RoceConnection)
+        transaction_id = fields.pop("transaction_id", None)
+        if transaction_id is None:
+            transaction_id = connection.transaction_id if connection is not None else 0
+        message: CmMad
+        if kind is CmKind.REQ:
+            assert connection is not None
+            message = self._request(connection, **fields)
+        elif kind is CmKind.REP:
+            assert connection is not None
+            settings = self.device.settings
+            message = Rep(
+                local_id, remote_id, connection.qp.number, connection.receive_psn, ca_guid=self.device.guid,
+                ack_delay=settings.ack_timeout_code, flow_control=False, rnr_retry=settings.rnr_retry,
+                srq=connection.qp.srq is not None, **fields,
+            )  # fmt: skip
+        elif kind is CmKind.REJ:
+            message = Rej(local_id, remote_id, **fields)
+        elif kind is CmKind.DREQ:
+            path = None if qp is None else qp.path
+            message = Dreq(local_id, remote_id, 0 if path is None else path.remote_qp)
+        else:
+            message = (Rtu if kind is CmKind.RTU else Drep)(local_id, remote_id)
+        self._queue(address, Mad(transaction_id, message))
+
+    def reject(self, message: CmHeard, reason: int, private_data: bytes = b"") -> None:
+        self.device.events.add("request_rejected", str(reason))
+        about = {CmKind.REQ: _ABOUT_REQ, CmKind.REP: _ABOUT_REP}.get(message.kind, _ABOUT_OTHER)
+        rej = Rej(message.remote_id, message.local_id, reason, about, private_data)
+        answer = Mad(message.transaction_id, rej)
+        self._remember(message.source, message.local_id, message.transaction_id, answer)
+        self._queue(message.source, answer)
+
+    def give_up_request(self, connection: HandshakeConnection[RoceQueuePair, CmHeard]) -> None:
+        """The other end's id is not known: it knows the attempt by ours, and our GUID (IBTA 12.6.7.2, reason 4)."""
+        self.send(
+            CmKind.REJ, connection.remote_address, connection.local_id, 0, reason=REJECT_TIMEOUT,
+            rejected=_ABOUT_OTHER, ari_len=8, ari_guid=self.device.guid,
+        )  # fmt: skip
+
+    def asked_again(self, message: CmHeard) -> None:
+        request = self.requests.get((message.source, message.local_id))
+        if request is not None:
+            mra = Mra(0, message.local_id, _ABOUT_REQ, self.device.settings.patience_code)
+            self._queue(message.source, Mad(message.transaction_id, mra))
+
+    def _remember(self, source: str, comm_id: int, transaction_id: int, answer: Mad | None) -> None:
+        """A REQ or REP may come again although it is done with: late, or since its answer was lost, then repeated."""
+        while len(self._over) >= limits.ROCE_ANSWERED_MAX:
+            del self._over[next(iter(self._over))]
+        self._over[source, comm_id, transaction_id] = answer
+
+    def _request(self, connection: RoceConnection, **fields: Any) -> Req:
+        settings, device = self.device.settings, self.device
+        return Req(
+            local_comm_id=connection.local_id, qpn=connection.qp.number, starting_psn=connection.receive_psn,
+            local_gid=gid(device.ip), remote_gid=gid(known_address(connection.remote_address)), ca_guid=device.guid,
+            remote_timeout=settings.cm_timeout_code, local_timeout=settings.cm_timeout_code, flow_control=False,
+            retry_count=settings.retry_count, rnr_retry=settings.rnr_retry, cm_retries=settings.cm_retries,
+            mtu_code=connection.mtu_code, srq=connection.qp.srq is not None, ack_timeout=settings.ack_timeout_code,
+            **fields,
+        )  # fmt: skip
+
+    def _queue(self, address: str, mad: Mad) -> None:
+        if len(self._unsent) >= limits.ROCE_MADS_MAX:
+            self.device.events.add("mad_dropped", "too_many_to_send")
+            return
+        self._unsent.append((address, mad))
+        self.device.wake()
+
+    # --- what comes ---
+
+    def _heard(self, address: str, mad: Mad) -> CmHeard | None:
+        message = mad.message
+        more: dict[str, Any] = {"private_data": message.private_data}
+        if isinstance(message, Req):
+            ids = message.local_comm_id, 0
+            more["service_id"] = message.service_id
+        else:
+            assert isinstance(message, Rep | Rtu | Rej | Dreq | Drep)
+            ids = message.local_comm_id, message.remote_comm_id
+        if isinstance(message, Req | Rep):
+            more["responder_resources"] = message.responder_resources
+            more["initiator_depth"] = message.initiator_depth
+        if isinstance(message, Rej):
+            more["reason"] = message.reason
+        if isinstance(message, Dreq):
+            connection = self.connections.get(message.remote_comm_id)
+            if connection is not None and connection.qp.number != message.remote_qpn:
+                self.device.events.add("mad_dropped", "other_queue_pair")  # IBTA 12.6.9: it names who gets it
+                return None
+            if isinstance(connection, RoceConnection) and connection.remote_address == address:
+                connection.transaction_id = mad.transaction_id  # which the DREP repeats
+        return CmHeard(
+            kind=CmKind(message.ATTRIBUTE), source=address, local_id=ids[0], remote_id=ids[1],
+            transaction_id=mad.transaction_id, message=message, **more,
+        )  # fmt: skip
+
+    def _on_request(self, message: CmHeard) -> None:
+        req = message.message
+        assert isinstance(req, Req)
+        if self._repeats(message):
+            return
+        reason = self._unacceptable(message, req)
+        if reason is not None:
+            self.reject(message, reason)
+            return
+        if ip_cm.has_header(req.service_id):
+            try:
+                ip_cm.check(message.private_data)
+            except PeerViolation:
+                self.reject(message, REJECT_CONSUMER)  # as Linux's rdma_cm
+                return
+            message = replace(message, private_data=message.private_data[ip_cm.HEADER_LEN :])
+        super()._on_request(message)
+
+    def _unacceptable(self, message: CmHeard, req: Req) -> int | None:
+        """Why a REQ cannot be accepted by whomever it is for (IBTA 12.6.7.2)."""
+        remote = known_address(message.source)
+        old = self.by_queue_pair.get((str(remote), req.ca_guid, req.qpn))
+        if old is not None and old.remote_id != message.local_id:
+            if old.state is CmState.ESTABLISHED:
+                old.disconnect()
+            return REJECT_STALE
+        if req.transport or req.extended_transport:
+            return REJECT_TRANSPORT
+        if req.local_gid != gid(remote) or req.remote_gid != gid(self.device.ip):
+            return REJECT_GID  # packets would go elsewhere
+        if not 1 <= req.mtu_code <= self.device.mtu_code_to(message.source):
+            return REJECT_MTU
+        return None
+
+    def _on_withdrawal(self, message: CmHeard) -> None:
+        super()._on_withdrawal(message)
+        self._remember(message.source, message.local_id, message.transaction_id, None)
+
+    def _beside(self, address: str, mad: Mad) -> None:
+        message = mad.message
+        assert isinstance(message, Mra | Lap | Apr)
+        connection = self.connections.get(message.remote_comm_id)
+        known = isinstance(connection, RoceConnection) and connection.remote_address == address
+        if isinstance(message, Lap):
+            status = _APR_UNSUPPORTED if known else _APR_UNKNOWN
+            apr = Apr(message.remote_comm_id, message.local_comm_id, status)
+            self._queue(address, Mad(mad.transaction_id, apr))
+        elif isinstance(message, Mra) and known:
+            assert isinstance(connection, RoceConnection)
+            connection.ask_patience(message)
+
+    def _repeats(self, message: CmHeard) -> bool:
+        """Whether it is done with; the answer, if there was one, is given again."""
+        key = message.source, message.local_id, message.transaction_id
+        if key not in self._over:
+            return False
+        if (answer := self._over[key]) is not None:
+            self._queue(message.source, answer)
+        return True
+
+    def _stray(self, message: CmHeard) -> None:
+        if message.kind is CmKind.REP and self._repeats(message):
+            return
+        if message.kind is CmKind.DREQ:
+            drep = Drep(message.remote_id, message.local_id)
+            self._queue(message.source, Mad(message.transaction_id, drep))
+        else:
+            super()._stray(message)
+
+
+def _bounded(value: int, least: int, most: int) -> int:
+    return max(least, min(value, most))

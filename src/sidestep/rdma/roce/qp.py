@@ -1,0 +1,216 @@
+"""A queue pair of the software HCA: a requester and a responder, and what the user sees of them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from sidestep.errors import Misuse, Unavailable
+from sidestep.rdma.roce.mad import address_of, gid
+from sidestep.rdma.roce.numbers import timeout_s
+from sidestep.rdma.roce.packet import MTU_CODES, READ_RESPONSES, Op, Packet
+from sidestep.rdma.roce.path import Path
+from sidestep.rdma.roce.requester import Requester
+from sidestep.rdma.roce.responder import Delivered, Refused, Responder
+from sidestep.rdma.soft.ordered import OrderedQueuePair
+from sidestep.rdma.soft.qp import ERROR, FLUSHED, INIT, OP_RECEIVE, RESET, RTR, RTS, SUCCESS
+from sidestep.rdma.verbs import EventKind, JoinedBy, QpEndpoint
+from sidestep.rdma.work import Completion
+
+if TYPE_CHECKING:
+    from sidestep.rdma.roce.device import RoceDevice
+    from sidestep.rdma.soft.keys import Memory
+    from sidestep.rdma.soft.memory import AccessRefusal, QpInit
+    from sidestep.rdma.soft.ordered import Sent
+
+_RESPONSES: Final = READ_RESPONSES | {Op.ACK, Op.ATOMIC_ACK}
+
+
+class RoceQueuePair(OrderedQueuePair):
+    """One end of a reliable connection."""
+
+    __slots__ = ("_psn", "_requester", "_responder", "path")
+
+    device: RoceDevice
+    connection: JoinedBy | None
+
+    def __init__(self, device: RoceDevice, init: QpInit) -> None:
+        super().__init__(device.next_qp_number(), device, init)
+        self.path: Path | None = None  # once the two ends have agreed on one
+        self._psn: int | None = None  # of the first packet to it, where `join` connects it
+        self._requester: Requester | None = None
+        self._responder: Responder | None = None
+        device.queue_pairs_by_number[self.number] = self
+
+    # --- the user's side ---
+
+    def modify_to_error(self) -> None:
+        self.end()
+
+    def destroy(self) -> None:
+        if self.state is not RESET:
+            super().destroy()
+            self._requester = self._responder = None
+            self.device.forget_qp(self)
+
+    def stop_waiting(self) -> None:
+        if self._requester is not None:
+            self._requester.stop()
+        if self._responder is not None:
+            self._responder.stop()
+
+    def details(self) -> dict[str, object]:
+        found: dict[str, object] = {
+            "number": self.number,
+            "state": self.state.name,
+            "sends_outstanding": self.sends_outstanding,
+            "receives_posted": self.receives_posted,
+            "shared_receives": self.srq is not None,
+        }
+        if self.connection is not None:
+            found["remote_address"] = self.connection.remote_address
+            found["connection"] = self.connection.state.name
+        if self.path is not None and self._requester is not None:
+            found["remote_number"] = self.path.remote_qp
+            found["mtu"] = self.path.mtu
+            found["resent"] = self._requester.resent
+        return found
+
+    # --- the connection manager's side ---
+
+    def endpoint(self, address: str) -> QpEndpoint:
+        mtu = self.path.mtu if self.path is not None else MTU_CODES[self.device.mtu_code_to(address)]
+        return QpEndpoint(gid(self.device.ip), self.number, self._first_psn, mtu)
+
+    @property
+    def _first_psn(self) -> int:
+        if self._psn is None:
+            self._psn = self.device.rng.getrandbits(24)
+        return self._psn
+
+    def join(self, other: QpEndpoint, owner: JoinedBy, *, initiator_depth: int, responder_resources: int) -> None:
+        if self.state is not INIT or self.connection is not None:
+            raise Misuse(f"a queue pair in {self.state.name} that was used before cannot be joined")
+        remote, device, settings = address_of(other.gid), self.device, self.device.settings
+        if remote.version != device.ip.version:
+            raise Unavailable(f"{remote} is not reached from {device.ip}")
+        self.connection = owner
+        self.initiator_depth = initiator_depth
+        self.follow(
+            Path(
+                address=str(remote), remote=remote, remote_qp=other.number,
+                mtu=min(other.mtu, MTU_CODES[device.mtu_code_to(str(remote))]), send_psn=other.psn,
+                receive_psn=self._first_psn, timeout_s=timeout_s(settings.ack_timeout_code),
+                retry_count=settings.retry_count, rnr_retry=settings.rnr_retry,
+                rnr_timer_code=settings.rnr_timer_code, window=settings.window,
+            ),
+            responder_resources,
+        )  # fmt: skip
+        self.ready_to_receive()
+
+    def follow(self, path: Path, responder_resources: int | None = None) -> None:
+        """The way is known; what may be sent and taken the state says."""
+        self.path = path
+        self._requester = Requester(path, self, depth=0)
+        resources = self.capabilities.responder_resources if responder_resources is None else responder_resources
+        self._responder = Responder(path, self, resources=resources)
+
+    def ready_to_send(self) -> None:
+        super().ready_to_send()
+        if self._requester is not None:
+            self._requester.depth = self.initiator_depth
+
+    # --- the device's side ---
+
+    def handle_packet(self, packet: Packet, now: float) -> bool:
+        """Takes in a packet that came from the other end; False if this state drops it."""
+        if packet.bth.opcode in _RESPONSES:
+            if self.state is not RTS or self._requester is None:
+                return False
+            if self._requester.handle(packet, now):
+                self._statuses_changed()
+        elif self._responder is None:
+            return False
+        elif self.state is RTS or self.state is RTR:
+            self._request(packet, self._responder)
+        elif self.state is ERROR:
+            self._responder.insist(packet.bth.psn)
+        else:
+            return False
+        return True
+
+    def poll_packet(self, now: float) -> Packet | None:
+        """The next one to send, if there is any now."""
+        if self._responder is not None:
+            packet = self._responder.poll()
+            if self._responder.refused is not None:
+                refused, self._responder.refused = self._responder.refused, None
+                self._refuse(refused)
+            if packet is not None:
+                return packet
+        requester = self._requester
+        if requester is None or self.state is not RTS:
+            return None
+        packet = requester.poll(now)
+        if requester.changed:
+            requester.changed = False
+            self._statuses_changed()
+        return packet
+
+    @property
+    def deadline(self) -> float | None:
+        return self._requester.deadline if self._requester is not None and self.state is RTS else None
+
+    def handle_timeout(self, now: float) -> None:
+        if self._requester is not None and self.state is RTS and self._requester.handle_timeout(now):
+            self._statuses_changed()
+
+    # --- what the requester and the responder ask ---
+
+    def grant(self, key: int, va: int, length: int, right: int) -> memoryview | AccessRefusal:
+        return self.domain.grant(key, va, length, right, self)
+
+    def may_be_invalidated(self, key: int) -> Memory | AccessRefusal:
+        return self.domain.may_be_invalidated(key, self)
+
+    # --- what follows ---
+
+    def _leave(self, sent: Sent) -> None:
+        assert self._requester is not None
+        self._requester.begin(sent)
+        self.device.has_work(self)
+
+    def _statuses_changed(self) -> None:
+        self._complete_answered()
+        if self.state is RTS:
+            self._go_on()
+
+    def _request(self, packet: Packet, responder: Responder) -> None:
+        if self.state is RTR and packet.bth.psn == responder.expected:
+            # IBTA 12.9.6: the first message is as good as the RTU that it overtook.
+            self.tell(EventKind.COMMUNICATION_ESTABLISHED)
+            if self.connection is not None:
+                self.connection.communication_established()
+        outcome = responder.handle(packet)
+        if isinstance(outcome, Delivered):
+            self.recv_cq.add(
+                Completion(
+                    outcome.receive.wr_id, SUCCESS, OP_RECEIVE, outcome.length, self.number, outcome.solicited,
+                    outcome.invalidated, outcome.immediate,
+                )
+            )  # fmt: skip
+        elif isinstance(outcome, Refused):
+            self._refuse(outcome)
+
+    def _refuse(self, refused: Refused) -> None:
+        """What the other end sent ends this one; it is told by the responder."""
+        if refused.receive is not None:
+            self.recv_cq.add(Completion(refused.receive.wr_id, refused.status, OP_RECEIVE, 0, self.number))
+        self.end()
+        if refused.event is not None:
+            self.tell(refused.event, refused.why)
+
+    def _flush_receives(self) -> None:
+        taken = self._responder.give_up() if self._responder is not None else None
+        if taken is not None:
+            self.recv_cq.add(Completion(taken.wr_id, FLUSHED, OP_RECEIVE, 0, self.number))
+        super()._flush_receives()
