@@ -30,14 +30,16 @@ from sidestep.rdma.cm import (
     Unreachable,
 )
 from sidestep.rdma.soft.manager import ListenerTable, SoftRequest
-from sidestep.rdma.verbs import QpState
+from sidestep.rdma.verbs import QpEndpoint, QpState
 from sidestep.remote.control_link import PRIVATE_DATA_MAX, Kind, Rej, Rep, Req
+from sidestep.sdp.wire import service_id
 
 if TYPE_CHECKING:
     from sidestep.rdma.cm import ConnectionEvent, ConnectionHandler, Driver
     from sidestep.rdma.verbs import Device, QueuePair
     from sidestep.remote.control_link import ControlLink, Talker
 
+NO_QUEUE_PAIR: Final = QpEndpoint(bytes(16), 0, 0, 256)
 _PATH_FAILED: Final = 24  # IBTA 12.6.7.2: invalid path
 
 
@@ -282,6 +284,72 @@ class ControlConnection(Connection):
         self._manager.driver.notices.append(partial(self._handler, self, event))
 
 
+class ControlQuestion:
+    """A REQ that names no queue pair, to be rejected with an answer: it takes no device here, which may be gone.
+
+    Args:
+        heard: Called once, with the rejection, or when nobody can be asked; not any more once it is closed.
+    """
+
+    def __init__(
+        self,
+        driver: Driver,
+        wire: str,
+        reach: Callable[[str, Callable[[ControlLink | None], None]], None],
+        address: str,
+        private_data: bytes,
+        heard: Callable[[Rejected | Unreachable], None],
+    ) -> None:
+        self._driver = driver
+        self._wire = wire
+        self._private_data = private_data
+        self._heard: Callable[[Rejected | Unreachable], None] | None = heard
+        self._link: ControlLink | None = None
+        self._number = 0
+        reach(address, self._reached)
+
+    def close(self) -> None:
+        self._heard = None
+        if self._link is not None:
+            self._link.send(Kind.REJ, self._number, Rej(REJECT_TIMEOUT).encode())
+            self._leave(self._link)
+
+    def _reached(self, link: ControlLink | None) -> None:
+        if self._heard is None:
+            return
+        if link is None:
+            self._hear(Unreachable())
+            return
+        self._link, self._number = link, link.add(self)
+        req = Req(self._wire, service_id(0), 0, 0, NO_QUEUE_PAIR, self._private_data)
+        link.send(Kind.REQ, self._number, req.encode())
+
+    def _leave(self, link: ControlLink) -> None:
+        self._link = None
+        link.remove(self._number)
+
+    def _hear(self, event: Rejected | Unreachable) -> None:
+        def tell() -> None:
+            if self._heard is not None:
+                heard, self._heard = self._heard, None
+                heard(event)
+
+        self._driver.notices.append(tell)
+
+    # ---- what the link says ----
+
+    def handle_record(self, kind: Kind, body: bytes) -> None:
+        if kind is not Kind.REJ or self._link is None:
+            raise PeerViolation(f"{kind.name} is no answer to a question", rule="control_order")
+        rej = Rej.decode(body)
+        self._leave(self._link)
+        self._hear(Rejected(rej.reason, rej.private_data))
+
+    def handle_lost(self) -> None:
+        self._link = None
+        self._hear(Unreachable())
+
+
 class ControlManager(ListenerTable):
     """That of one device at one address of this host.
 
@@ -303,7 +371,7 @@ class ControlManager(ListenerTable):
         self.device = device
         self.driver = driver
         self.wire = wire
-        self._reach = reach
+        self.reach = reach
         self.connections: dict[int, ControlConnection] = {}  # by queue pair
         self.requests: set[ControlRequest] = set()  # not answered yet
 
@@ -314,7 +382,7 @@ class ControlManager(ListenerTable):
         self.check_private_data(private_data, PRIVATE_DATA_MAX)
         self.check_qp(qp)
         made = ControlConnection(self, qp, address, handler, check_reply)
-        self._reach(address, lambda link: made.request(link, service_id, private_data))
+        self.reach(address, lambda link: made.request(link, service_id, private_data))
         return made
 
     def check_qp(self, qp: QueuePair) -> None:

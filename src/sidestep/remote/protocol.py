@@ -32,7 +32,7 @@ from sidestep.native.layout import IPPROTO_SDP
 from sidestep.rdma.cm import ConnectionRequest
 from sidestep.rdma.control import Control
 from sidestep.rdma.iwarp.device import IwarpDevice
-from sidestep.rdma.verbs import Device
+from sidestep.rdma.verbs import AsyncEvent, Device, EventKind
 from sidestep.remote.control_link import PRIVATE_DATA_MAX
 from sidestep.remote.control_links import ControlLinks
 from sidestep.remote.control_manager import ControlManager
@@ -41,7 +41,7 @@ from sidestep.remote.link import SdpLink
 from sidestep.remote.node import Node
 from sidestep.remote.peers import PROVIDER_ITSELF, PROVIDER_PORT, Peers
 from sidestep.remote.promotion import SIZE, Promotion, Purpose, read_key, why_not, why_not_in
-from sidestep.remote.resync import Resync, ResyncResponder, Route
+from sidestep.remote.resync import ControlRoute, DeviceRoute, Resync, ResyncResponder, Route
 from sidestep.remote.sdp_connect import SdpConnects
 from sidestep.remote.serving import Serving
 from sidestep.routing import Address
@@ -76,6 +76,8 @@ LINK_SETTINGS: Final = SdpSettings(
 )
 MAPPED_WIRE: Final = "iwarp"  # what the port mapper tells ports of
 HELLO_LEN: Final = BSDH_LEN + Hello.LENGTH
+_BEGINNINGS: Final = (Purpose.CARRY, Purpose.INBOUND, Purpose.CONTROL)
+_DEVICE_GONE: Final = (EventKind.DEVICE_FATAL, EventKind.PORT_ERROR, EventKind.GID_CHANGE)
 
 
 class Sdp(OffloadProtocol):
@@ -92,6 +94,7 @@ class Sdp(OffloadProtocol):
         super().start(services)
         self._devices: dict[tuple[str, Address], _At] = {}  # by transport
         self._carried: dict[Carried, _At] = {}
+        self._retired: set[_At] = set()  # devices that take nothing new, and carry something still
         self._askers: set[Resync] = set()
         self.key: bytes | None = None  # what both providers know
         self._peers: PortMapper
@@ -103,6 +106,7 @@ class Sdp(OffloadProtocol):
         if services.remote.key_file is not None:
             self.key = read_key(services.remote.key_file)
         self.loop = services.loop
+        self.answers = ResyncResponder(services.loop)
         for name in services.remote.transports:
             services.transports.get(name)  # now: it takes a while, and who asks waits for a second only
         if services.port_mapper is not None:
@@ -125,7 +129,7 @@ class Sdp(OffloadProtocol):
             self.controls.close()
         for resync in self._askers:
             resync.close()
-        for at in self._devices.values():
+        for at in (*self._devices.values(), *self._retired):
             at.close()
         for far in list(self._carried):  # nobody will find out any more what has arrived
             far.handle_arrived(None)
@@ -149,7 +153,7 @@ class Sdp(OffloadProtocol):
         """What goes over its devices goes back to TCP, if it can."""
         for (transport, _), at in list(self._devices.items()):
             if transport == name:
-                self._retire(at)
+                self.retire(at)
 
     def join(self, pair: Pair) -> None:
         """Both ends are on this host."""
@@ -194,8 +198,7 @@ class Sdp(OffloadProtocol):
         try:
             transport = self.services.transports.choose(request, without=without)
             if transport.wire != MAPPED_WIRE:
-                at = self._at(transport.name, local.address)
-                _Reaching(self, at, outgoing, 0, again=True, without=(*without, transport.name)).begin()
+                self._reach_by_control(transport.name, outgoing, without)
                 return
         except SidestepError as why:
             outgoing.refuse(why.message)
@@ -216,6 +219,18 @@ class Sdp(OffloadProtocol):
             self._peers.doubt(provider, vain)
         self._peers.ask(local, provider, answered)
 
+    def _reach_by_control(self, transport: str, outgoing: Outgoing, without: tuple[str, ...]) -> None:
+        """By that transport, or by another one if its device does not work."""
+        assert outgoing.request.local is not None
+        without = (*without, transport)
+        try:
+            at = self._at(transport, outgoing.request.local.address)
+        except SidestepError as why:
+            self.services.log(f"{transport} is passed over: {why}")
+            self.reach(outgoing, None, without)
+        else:
+            _Reaching(self, at, outgoing, 0, again=True, without=without).begin()
+
     # ---- for connections ----
 
     def carried(self, far: Carried, at: _At, on_over: Callable[[], None]) -> None:
@@ -223,9 +238,9 @@ class Sdp(OffloadProtocol):
 
         def over() -> None:
             del self._carried[far]
-            if at.retired and at not in self._carried.values():
-                at.close()
             on_over()
+            if at in self._retired:
+                self._close_unused(at)
 
         self._carried[far] = at
         far.on_over = over
@@ -269,17 +284,26 @@ class Sdp(OffloadProtocol):
         try:
             return self._speaking(wire, Request(Endpoint(local, 0), Endpoint(remote, 0), None)).manager
         except SidestepError as why:
+            for at in self._retired:  # what one of them has carried may still have to be settled
+                if at.address == local and at.manager is not None and at.manager.wire == wire:
+                    return at.manager
             self.services.log(f"{remote} asks for {wire} in vain: {why}")
             return None
 
-    def _retire(self, at: _At) -> None:
+    def retire(self, at: _At) -> None:
         """Nothing new goes over that device, and it is closed once nothing does."""
+        if self._devices.get((at.transport, at.address)) is not at:
+            return
         del self._devices[at.transport, at.address]
+        self._retired.add(at)
         at.retire()
-        there = [far for far, over in self._carried.items() if over is at]
-        for far in there:
+        for far in [far for far, over in self._carried.items() if over is at]:
             far.leave()
-        if not there:
+        self._close_unused(at)
+
+    def _close_unused(self, at: _At) -> None:
+        if at in self._retired and at not in self._carried.values():
+            self._retired.discard(at)
             at.close()
 
     def _port_for(self, local: Address, host: Address, service: int) -> tuple[int, float] | None:
@@ -306,6 +330,7 @@ class _At(Node[Device]):
     def __init__(
         self, sdp: Sdp, transport: str, device: Device, address: Address, manager: ControlManager | None
     ) -> None:
+        device.on_event = self._told  # before the stack's, which asks it next
         super().__init__(
             sdp.loop, device, LINK_SETTINGS, private_bytes_max=limits.REMOTE_PRIVATE_BYTES, manager=manager,
             private_data_max=PRIVATE_DATA_MAX if manager is not None else 0,
@@ -314,14 +339,13 @@ class _At(Node[Device]):
         self.sdp = sdp
         self.transport = transport
         self.address = address
-        self.retired = False
+        self._retired = False
         try:
             self._listener = self.stack.take_requests(0, self._requested, backlog=limits.REMOTE_SOUGHT_MAX)
             self._control = self._observed()
         except BaseException:
             self.device.close()
             raise
-        self.answers = ResyncResponder(sdp.loop)
         self.serving = Serving(sdp, transport, self.stack, address)
 
     @property
@@ -329,9 +353,8 @@ class _At(Node[Device]):
         return self._listener.service_id & 0xFFFF
 
     def retire(self) -> None:
-        """Takes no more connections."""
-        self.retired = True
-        self._listener.close()
+        """Takes no more connections; what it has carried may still be asked about."""
+        self._retired = True
         self.serving.close()
 
     def close(self) -> None:
@@ -351,6 +374,13 @@ class _At(Node[Device]):
         except SidestepError as why:
             self.sdp.services.log(f"{self.device.name} cannot be captured: {why}")
             return None
+
+    # ---- what the device says ----
+
+    def _told(self, event: AsyncEvent) -> None:
+        if event.kind in _DEVICE_GONE and event.source is self.device:
+            self.sdp.services.log(f"{self.device.name} is given up, {event.kind.name}: {event.why}")
+            self.sdp.retire(self)
 
     # ---- what other hosts ask for ----
 
@@ -385,10 +415,12 @@ class _At(Node[Device]):
         hello = Hello.decode(memoryview(told))
         if (hello.src_ip, hello.dst_ip) != (host, self.address):
             raise PeerViolation("it concerns other addresses than it comes from", rule="promotion_host")
+        if self._retired and found.purpose in _BEGINNINGS:
+            raise Unavailable("its device is being given up")
         if found.purpose is Purpose.INBOUND:
             if self.sdp.services.port_mapper is not None:
                 raise Unavailable("a worker has no services", remedy="PROVIDER_ITSELF has")
-            self.answers.note_inbound(found.name)
+            self.sdp.answers.note_inbound(found.name)
             client = Endpoint(host, hello.local_port)
             self.serving.take(request, found.port, client, settings_for(told, host, self.address), beside_hello=SIZE)
             return
@@ -396,9 +428,9 @@ class _At(Node[Device]):
             self._take_control(request, found, host)
             return
         if found.purpose is not Purpose.CARRY:
-            self.answers.answer(request, found, told, self.sdp.key)
+            self.sdp.answers.answer(request, found, told, self.sdp.key)
             return
-        self.answers.check(found.name)
+        self.sdp.answers.check(found.name)
         local, remote = Endpoint(self.address, found.port), Endpoint(host, hello.local_port)
 
         def found_end(incoming: Incoming) -> None:
@@ -406,7 +438,7 @@ class _At(Node[Device]):
                 self._accepted(stream, incoming, found, told)
 
             try:
-                self.answers.check(found.name)  # two may have been on their way
+                self.sdp.answers.check(found.name)  # two may have been on their way
             except PeerViolation as why:
                 self._refuse(request, why)
             else:
@@ -420,14 +452,14 @@ class _At(Node[Device]):
         if controls is None:
             raise Unavailable("a worker has no control links", remedy="PROVIDER_ITSELF has")
         controls.check_room()
-        self.answers.note_inbound(found.name)
+        self.sdp.answers.note_inbound(found.name)
         self.stack.serve(
             request, lambda stream: controls.take(stream, self.address, host), self.port, beside_hello=SIZE
         )
 
     def _accepted(self, stream: SdpStream, incoming: Incoming, found: Promotion, hello: bytes) -> None:
         def broken(_relay: Carried) -> None:
-            self.answers.handle_broken(found.name)
+            self.sdp.answers.handle_broken(found.name)
 
         link = SdpLink(stream, self.sdp.loop, broken, self.sdp.services.log, rounds=found.rounds)
         try:
@@ -437,8 +469,8 @@ class _At(Node[Device]):
             link.abandon()
             return
         link.carry(far)
-        self.answers.add(found.name, hello, link, far)
-        self.sdp.carried(far, self, lambda: self.answers.remove(found.name))
+        self.sdp.answers.add(found.name, hello, link, far)
+        self.sdp.carried(far, self, lambda: self.sdp.answers.remove(found.name))
 
 
 class _Reaching:
@@ -494,5 +526,9 @@ class _Reaching:
                 self._outgoing.refuse(f"the provider at {host} has not joined in: its log says why")
 
     def _handle_broken(self, far: Carried) -> None:
-        route = Route(self._at.stack, self._address, self._port, self._hello)
-        self._sdp.settle(route, self._promotion, far)
+        manager, route = self._at.manager, None
+        if manager is not None:
+            route = ControlRoute(manager.reach, manager.wire, self._sdp.loop, self._address, self._hello)
+        self._sdp.settle(
+            route or DeviceRoute(self._at.stack, self._address, self._port, self._hello), self._promotion, far
+        )

@@ -20,32 +20,96 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Protocol
 
 from sidestep import limits
 from sidestep.errors import PeerViolation, SidestepError
 from sidestep.loop import Loop, Timer
 from sidestep.rdma.cm import Connection, ConnectionEvent, ConnectionRequest, Rejected, Unreachable
+from sidestep.remote.control_manager import ControlQuestion
 from sidestep.remote.promotion import Promotion, Purpose
 from sidestep.sdp.wire import service_id
 from sidestep.switch.link import Carried
 
 if TYPE_CHECKING:
+    from sidestep.rdma.cm import Driver
     from sidestep.rdma.verbs import QueuePair
+    from sidestep.remote.control_link import ControlLink
     from sidestep.remote.link import SdpLink
     from sidestep.sdp.stack import Stack
 
 _PAUSES_S: Final = (0.0, 0.2, 1.0, 2.0, 5.0)  # between two questions; the last one again and again
 
 
-@dataclass(frozen=True, slots=True)
-class Route:
+Heard = Callable[[Rejected | Unreachable], None]
+
+
+class Question(Protocol):
+    """A connection request that asks, and is to be rejected with the answer."""
+
+    def close(self) -> None:
+        """It is not heard any more; what it took is given back."""
+
+
+class Route(Protocol):
     """Where the other end of a link is asked."""
+
+    @property
+    def hello(self) -> bytes:
+        """That the link began with."""
+
+    def ask(self, private_data: bytes, heard: Heard) -> Question:
+        """Asks; raises SidestepError if that cannot be done for now."""
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceRoute:
+    """By the device that has carried it."""
 
     stack: Stack
     address: str
     port: int
-    hello: bytes  # that the link began with
+    hello: bytes
+
+    def ask(self, private_data: bytes, heard: Heard) -> Question:
+        return _DeviceQuestion(self, private_data, heard)
+
+
+class _DeviceQuestion:
+    def __init__(self, route: DeviceRoute, private_data: bytes, heard: Heard) -> None:
+        self._heard = heard
+        stack = route.stack
+        self._qp: QueuePair = stack.domain.create_qp(stack.send_cq, stack.recv_cq)
+        try:
+            self._asked: Connection = stack.manager.connect(
+                route.address, service_id(route.port), self._qp, private_data, self._hear,
+                check_reply=lambda _reply: False,
+            )  # fmt: skip
+        except SidestepError:
+            self._qp.destroy()
+            raise
+
+    def close(self) -> None:
+        self._asked.disconnect()
+        self._qp.destroy()
+
+    def _hear(self, _connection: Connection, event: ConnectionEvent) -> None:
+        if isinstance(event, Rejected | Unreachable):
+            self._heard(event)
+
+
+@dataclass(frozen=True, slots=True)
+class ControlRoute:
+    """By a control link: the device that has carried it may be gone."""
+
+    reach: Callable[[str, Callable[[ControlLink | None], None]], None]
+    wire: str
+    driver: Driver
+    address: str
+    hello: bytes
+
+    def ask(self, private_data: bytes, heard: Heard) -> Question:
+        return ControlQuestion(self.driver, self.wire, self.reach, self.address, private_data, heard)
 
 
 class Resync:
@@ -58,8 +122,7 @@ class Resync:
         self._loop = loop
         self._on_over = on_over
         self._timer: Timer | None = None
-        self._qp: QueuePair | None = None  # of the question that waits for its answer
-        self._asked: Connection | None = None
+        self._asked: Question | None = None  # that waits for its answer
         self._route = route
         self._key = key
         self._relay = far
@@ -75,14 +138,12 @@ class Resync:
         """Asks no more: its stack is about to be closed."""
         if self._timer is not None:
             self._timer.cancel()
-        if self._asked is not None:
-            self._asked.disconnect()
         self._end_question()
 
     def _end_question(self) -> None:
-        if self._qp is not None:
-            self._qp.destroy()
-            self._qp = self._asked = None
+        if self._asked is not None:
+            asked, self._asked = self._asked, None
+            asked.close()
 
     def _begin(self, question: Promotion, answered: Callable[[Promotion | None], None]) -> None:
         self._question, self._answered = question, answered
@@ -103,19 +164,14 @@ class Resync:
         if self._loop.now > self._until:
             self._answered(None)
             return
-        stack, hello = self._route.stack, self._route.hello
+        hello = self._route.hello
         try:
-            self._qp = stack.domain.create_qp(stack.send_cq, stack.recv_cq)
-            self._asked = stack.manager.connect(
-                self._route.address, service_id(self._route.port), self._qp,
-                hello + self._question.encode(hello, self._key), self._hear, check_reply=lambda _reply: False,
-            )  # fmt: skip
+            self._asked = self._route.ask(hello + self._question.encode(hello, self._key), self._hear)
         except SidestepError:  # there is no queue pair left for now
-            self._end_question()
             self._again()
 
-    def _hear(self, connection: Connection, event: ConnectionEvent) -> None:
-        if connection is self._asked and isinstance(event, Rejected | Unreachable):
+    def _hear(self, event: Rejected | Unreachable) -> None:
+        if self._asked is not None:
             self._end_question()
             self._told(event)
 
