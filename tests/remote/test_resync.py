@@ -18,7 +18,7 @@ from sidestep.provider.carry.remote_relay import RemoteRelay
 from sidestep.rdma.cm import Connection, ConnectionEvent, ConnectionRequest, Rejected
 from sidestep.remote.link import SdpLink
 from sidestep.remote.promotion import SIZE, Promotion, Purpose
-from sidestep.remote.resync import Resync, ResyncResponder, Route
+from sidestep.remote.resync import DeviceRoute, Resync, ResyncResponder
 from sidestep.sdp.endpoint import SdpStream
 from sidestep.sdp.requests import SdpEvent, SdpEventKind
 from sidestep.sdp.settings import Addresses
@@ -75,7 +75,7 @@ class Settling(World):
         return *apps, made[0], self.taken[0]
 
     def _broken(self, far: Carried) -> None:
-        route = Route(self.one.stack, self.two.device.address, self.port, self.hello)
+        route = DeviceRoute(self.one.stack, self.two.device.address, self.port, self.hello)
         self.askers.add(Resync(self.loop, route, self.promotion, KEY, far, self.askers.discard))
 
     def _requested(self, request: ConnectionRequest) -> None:
