@@ -233,6 +233,7 @@ VERBS_INLINE_MAX: Final = 256  # inline bytes of a request: copied here where th
 VERBS_INLINE_ASKED: Final = 220  # bytes asked of a device, as most offer them; what it refuses is asked for in halves
 VERBS_GATHER_MAX: Final = 32  # entries of a request, where a device takes more: more is Misuse
 VERBS_QUEUE_MIN: Final = 4096  # completions that the device's own queue holds at least; it grows with its queue pairs
+VERBS_LOOK_S: Final = 1.0  # seconds that what sysfs tells of the kernel's RDMA devices is taken for true
 VERBS_BATCH: Final = 32  # completions taken from a device at a time
 VERBS_BACKLOG: Final = 256  # connection requests that the kernel holds for a listener; it drops the next one
 VERBS_DRAIN_TICK_S: Final = 0.005  # seconds until a queue pair in error is looked at again, while work is posted

@@ -35,17 +35,26 @@ def wanted(address: str) -> IPv6Address:
     return found if isinstance(found, IPv6Address) else IPv6Address(_MAPPED | int(found))
 
 
+def address_of(gid: bytes) -> str:
+    """The IP address that a GID of RoCE has."""
+    found = IPv6Address(gid)
+    return str(found.ipv4_mapped or found)
+
+
 def entries(libraries: Libraries, context: int, port: int, count: int) -> list[GidEntry]:
     """All that are in use."""
-    found = []
+    found = (entry(libraries, context, port, index) for index in range(count))
+    return [each for each in found if each is not None]
+
+
+def entry(libraries: Libraries, context: int, port: int, index: int) -> GidEntry | None:
+    """One; None: the place is empty."""
     record = abi.GidEntry()
-    for index in range(count):
-        try:
-            libraries._ibv_query_gid_ex(context, port, index, byref(record), 0, sizeof(record))
-        except OSError:  # ENODATA: an empty place
-            continue
-        found.append(GidEntry(index, IPv6Address(bytes(record.gid.raw)), record.gid_type))
-    return found
+    try:
+        libraries._ibv_query_gid_ex(context, port, index, byref(record), 0, sizeof(record))
+    except OSError:  # ENODATA
+        return None
+    return GidEntry(index, IPv6Address(bytes(record.gid.raw)), record.gid_type)
 
 
 def choose(table: list[GidEntry], address: str) -> GidEntry | None:
