@@ -157,7 +157,6 @@ def test_what_breaks_a_rule_ends_the_link(ends: Ends, raw: bytes) -> None:
 def test_an_end_that_asks_is_asked_nothing(kind: Kind) -> None:
     ends = Ends(answers=False)
     assert ends.link is not None
-    ends.link.begin()
     ends.say(record(kind, body=REQ.encode()))
     assert not ends.link.open
 
@@ -179,7 +178,6 @@ class Asking(Ends):
         self.heard: list[bytes | None] = []
         self.question = Question(self.heard.append)
         assert self.link is not None
-        self.link.begin()
         self.question.begin(self.link, b"what?")
         self.fabric.run()
         assert self.said == record(Kind.ASK, 1, b"what?")
