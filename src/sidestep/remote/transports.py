@@ -56,7 +56,9 @@ class Verbs(OffloadTransport):
         self._looked_at = -limits.VERBS_LOOK_S
 
     def refusal(self, request: Request) -> str | None:
-        from sidestep.rdma.kernel.sysfs import kernel_devices, why_not_joined  # few use it
+        from sidestep.rdma.kernel.finding import devices  # few use it
+        from sidestep.rdma.kernel.libraries import libraries
+        from sidestep.rdma.kernel.sysfs import why_not_joined
 
         route = request.route
         local = request.local.address if request.local is not None else None
@@ -66,14 +68,14 @@ class Verbs(OffloadTransport):
             return "the kernel does not say from which address it would leave"
         now = self.services.loop.now
         if now - self._looked_at >= limits.VERBS_LOOK_S:
-            self._devices, self._looked_at = kernel_devices(), now
+            self._devices, self._looked_at = devices(libraries()), now
         return why_not_joined(str(local), self._devices)
 
     def open(self, local: Address, loop: Loop) -> KernelDevice:
         """A context of the device that has the address."""
         from sidestep.rdma.kernel.device import KernelDevice
 
-        device = KernelDevice(str(local), loop, name=f"verbs@{local}")
+        device = KernelDevice(str(local), loop, name=f"verbs@{local}", by_number=True)
         try:
             device.check_joins()
             device.own_gid()

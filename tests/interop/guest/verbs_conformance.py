@@ -22,6 +22,7 @@ from random import Random
 from sidestep.loop import Loop
 from sidestep.rdma.conformance import CHECKS, Check, DeviceUnderTest, Violation, run
 from sidestep.rdma.kernel.device import KernelDevice
+from sidestep.rdma.kernel.finding import NoManager
 from sidestep.rdma.kernel.manager import KernelManager
 from sidestep.rdma.kernel.settings import VerbsSettings
 from sidestep.rdma.loopback import Fabric
@@ -77,7 +78,7 @@ class KernelUnderTest:
 class JoinedDevice(KernelDevice):
     """One whose queue pairs are joined by number."""
 
-    rdma_cm: KernelManager | None = None  # once another one has its place
+    rdma_cm: KernelManager | NoManager | None = None  # once another one has its place
 
     def use(self, manager: ControlManager) -> None:
         self.rdma_cm = self.cm

@@ -22,6 +22,7 @@ from sidestep import limits
 from sidestep.errors import LimitReached, Misuse, Unavailable
 from sidestep.loop import Loop
 from sidestep.rdma.kernel import abi, gids, quirks
+from sidestep.rdma.kernel.finding import NoManager, open_context
 from sidestep.rdma.kernel.libraries import libraries, told
 from sidestep.rdma.kernel.manager import KernelManager
 from sidestep.rdma.kernel.memory import KernelDomain
@@ -60,18 +61,20 @@ class KernelDevice(Device):
         loop: What drives it; its own unless given, and then closed with it.
         settings: Times.
         name: For people.
+        by_number: Without rdma_cm, which would keep the kernel's device open for as long as this process lives.
 
     Raises:
         Misuse: The address is none.
         Unavailable: A library is missing, which the remedy names, or no RDMA device has the address.
     """
 
-    cm: KernelManager
+    cm: KernelManager | NoManager
     taps = None  # what is on the wire the kernel keeps to itself
 
     def __init__(
-        self, address: str, loop: Loop | None = None, settings: VerbsSettings | None = None, *, name: str = "verbs"
-    ) -> None:
+        self, address: str, loop: Loop | None = None, settings: VerbsSettings | None = None, *, name: str = "verbs",
+        by_number: bool = False,
+    ) -> None:  # fmt: skip
         _check_address(address)
         self.libraries: Any = libraries()
         self.address = address
@@ -94,19 +97,23 @@ class KernelDevice(Device):
         self.loop = loop or Loop()
         self.notices: deque[Callable[[], object]] = self.loop.notices
         try:
-            self._open()
+            self._open(by_number=by_number)
         except BaseException:
             if self._owns_loop:
                 self.loop.close()
             raise
 
-    def _open(self) -> None:
-        self.cm = KernelManager(self)
-        try:
-            self.context, self.port, self.kernel_name = self.cm.open_context()
-        except BaseException:
-            self.cm.close()
-            raise
+    def _open(self, *, by_number: bool) -> None:
+        if by_number:
+            self.cm = NoManager()
+            self.context, self.port, self.kernel_name = open_context(self.libraries, self.address)
+        else:
+            self.cm = KernelManager(self)
+            try:
+                self.context, self.port, self.kernel_name = self.cm.open_context()
+            except BaseException:
+                self.cm.close()
+                raise
         found = cast(self.context, POINTER(abi.Context)).contents
         self.ops = found.ops
         self.iwarp: bool = found.device.contents.transport_type == abi.TRANSPORT_IWARP
@@ -133,7 +140,7 @@ class KernelDevice(Device):
         self.libraries.ibv_query_device(self.context, byref(device))
         self.attributes = _attributes(device, port, iwarp=self.iwarp, driver=self.kernel_name)
         self.shared_scatter_max = min(self.attributes.scatter_max, device.max_srq_sge or self.attributes.scatter_max)
-        table = [] if self.iwarp else gids.entries(self.libraries, self.context, self.port, port.gid_tbl_len)
+        table = [] if self.iwarp else gids.entries(self.libraries, self.context, self.port)
         self.gid = gids.choose(table, self.address)
 
     # ---- the user's side ----
@@ -196,7 +203,7 @@ class KernelDevice(Device):
         if port.link_layer != abi.LINK_LAYER_ETHERNET:
             raise Unavailable(f"{self.kernel_name} is InfiniBand: its paths are known to rdma_cm only")
         if self.gid is None or gids.entry(self.libraries, self.context, self.port, self.gid.index) != self.gid:
-            table = gids.entries(self.libraries, self.context, self.port, port.gid_tbl_len)
+            table = gids.entries(self.libraries, self.context, self.port)
             self.gid = gids.choose(table, self.address)
         if self.gid is None:
             raise Unavailable(f"{self.kernel_name} has no GID of RoCE v2 for {self.address}")

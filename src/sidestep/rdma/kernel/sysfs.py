@@ -10,11 +10,13 @@ from ipaddress import IPv6Address
 from pathlib import Path
 from typing import Final
 
+from sidestep.rdma.kernel.gids import written
+
 SYSFS: Final = Path("/sys/class/infiniband")
 ROCE_V2: Final = "RoCE v2"
-_ETHERNET: Final = "Ethernet"
+ETHERNET: Final = "Ethernet"
 _ACTIVE: Final = "ACTIVE"
-_IWARP: Final = "RNIC"
+IWARP: Final = "RNIC"
 
 
 @dataclass(slots=True)
@@ -62,7 +64,7 @@ def why_not_joined(address: str, devices: list[KernelDeviceView]) -> str | None:
             kinds = {each.type for each in port.gids if each.gid == told}
             if not kinds:
                 continue
-            if port.link_layer != _ETHERNET:
+            if port.link_layer != ETHERNET:
                 reason = f"{device.name} is InfiniBand, whose paths only its subnet manager knows"
             elif ROCE_V2 not in kinds:
                 reason = f"{device.name} has {address} for RoCE v1 only"
@@ -77,7 +79,7 @@ def _why_none(address: str, devices: list[KernelDeviceView]) -> str:
     if not devices:
         return "the kernel has no RDMA device"
     reason = f"no RDMA device of the kernel has a GID for {address}"
-    if iwarp := ", ".join(each.name for each in devices if each.node_type == _IWARP):
+    if iwarp := ", ".join(each.name for each in devices if each.node_type == IWARP):
         reason += f"; {iwarp}: iWARP, whose queue pairs are not joined by number"
     return reason
 
@@ -109,7 +111,7 @@ def _gid(text: str) -> str | None:
         return None
     if not int(found):
         return None
-    return f"::ffff:{found.ipv4_mapped}" if found.ipv4_mapped is not None else str(found)
+    return written(found)
 
 
 def _in_order(folder: Path) -> list[Path]:
