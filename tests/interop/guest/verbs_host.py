@@ -24,6 +24,7 @@ from sidestep.testing import Sidestep
 PLACES = [Path(__file__).with_name("talkers.py"), Path(__file__).parents[2] / "remote" / "talkers.py"]
 TALKERS = [sys.executable, str(next(place for place in PLACES if place.exists()))]
 PORT = 7000
+OFFER_EXPIRY_S = 60.0  # it opens its device when the first one asks, which takes longer than an offer waits elsewhere
 PAUSE_S = "0.05"  # between two messages: an emulated processor that has no rest answers nobody in time
 
 
@@ -82,13 +83,12 @@ class Host:
 
 def main() -> None:
     control, port, address, network, transports = sys.argv[1:]
-    with (
-        socket.create_server((control, int(port))) as server,
-        tempfile.TemporaryDirectory(prefix="verbs-host-") as place,
-        Sidestep(remote=RemoteSettings.parse(network, transports=transports), log=Path(place) / "provider.log") as own,
-    ):
-        print("ready", flush=True)
-        Host(own, address, Path(place) / "provider.log").run(server.accept()[0])
+    with socket.create_server((control, int(port))) as server, tempfile.TemporaryDirectory() as place:
+        log = Path(place) / "provider.log"
+        settings = RemoteSettings.parse(network, transports=transports)
+        with Sidestep(remote=settings, log=log, offer_expiry_s=OFFER_EXPIRY_S) as own:
+            print("ready", flush=True)
+            Host(own, address, log).run(server.accept()[0])
 
 
 main()
