@@ -131,6 +131,7 @@ class Sdp(OffloadProtocol):
             resync.close()
         for at in (*self._devices.values(), *self._retired):
             at.close()
+        self._retired.clear()
         for far in list(self._carried):  # nobody will find out any more what has arrived
             far.handle_arrived(None)
 
@@ -240,7 +241,7 @@ class Sdp(OffloadProtocol):
             del self._carried[far]
             on_over()
             if at in self._retired:
-                self._close_unused(at)
+                self.loop.soon(partial(self._close_unused, at))  # what ended it may still have to be answered by it
 
         self._carried[far] = at, link
         far.on_over = over

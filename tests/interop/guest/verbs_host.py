@@ -12,6 +12,7 @@ import json
 import socket
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -23,13 +24,16 @@ from sidestep.testing import Sidestep
 PLACES = [Path(__file__).with_name("talkers.py"), Path(__file__).parents[2] / "remote" / "talkers.py"]
 TALKERS = [sys.executable, str(next(place for place in PLACES if place.exists()))]
 PORT = 7000
+OFFER_EXPIRY_S = 60.0  # it opens its device when the first one asks, which takes longer than an offer waits elsewhere
+PAUSE_S = "0.05"  # between two messages: an emulated processor that has no rest answers nobody in time
 
 
 class Host:
     """Each method but `run` is a request, with the fields that it takes."""
 
-    def __init__(self, sidestep: Sidestep, address: str) -> None:
+    def __init__(self, sidestep: Sidestep, address: str, log: Path) -> None:
         self._sidestep = sidestep
+        self._log = log
         self._address = address
         self._client: Any = None
 
@@ -53,7 +57,7 @@ class Host:
 
     def talk(self, address: str, size: int) -> dict[str, Any]:
         """A client talks until `finish`; its first message has come back."""
-        argv = [*TALKERS, "talk", address, str(PORT), "0", str(size), "0.001"]
+        argv = [*TALKERS, "talk", address, str(PORT), "0", str(size), PAUSE_S]
         self._client = self._sidestep.popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         return {"says": self._client.stdout.readline().strip()}
 
@@ -68,6 +72,7 @@ class Host:
             status, links = connection.status(), list(connection.links())
         return {
             "counters": status["counters"],
+            "log": self._log.read_text(encoding="utf-8")[-2000:],
             "devices": [link["device"] for link in links],
             "ends": [
                 {"state": each.state, "promoted": each.promoted, "why": each.why}
@@ -78,12 +83,12 @@ class Host:
 
 def main() -> None:
     control, port, address, network, transports = sys.argv[1:]
-    with (
-        socket.create_server((control, int(port))) as server,
-        Sidestep(remote=RemoteSettings.parse(network, transports=transports), log=Path("/var/log/provider.log")) as own,
-    ):
-        print("ready", flush=True)
-        Host(own, address).run(server.accept()[0])
+    with socket.create_server((control, int(port))) as server, tempfile.TemporaryDirectory() as place:
+        log = Path(place) / "provider.log"
+        settings = RemoteSettings.parse(network, transports=transports)
+        with Sidestep(remote=settings, log=log, offer_expiry_s=OFFER_EXPIRY_S) as own:
+            print("ready", flush=True)
+            Host(own, address, log).run(server.accept()[0])
 
 
 main()
