@@ -101,7 +101,7 @@ def started(argv: list[str]) -> Iterator[subprocess.Popen[str]]:
     try:
         yield program
     finally:
-        with contextlib.suppress(ProcessLookupError):
+        if program.poll() is None:  # else its number may be another's by now
             os.killpg(program.pid, signal.SIGKILL)
         program.communicate()
 
