@@ -291,14 +291,17 @@ class Sdp(OffloadProtocol):
             self.services.log(f"{remote} asks for {wire} in vain: {why}")
             return None
 
-    def retire(self, at: _At) -> None:
-        """Nothing new goes over that device, and it is closed once nothing does."""
+    def retire(self, at: _At, *, works: bool = True) -> None:
+        """Nothing new goes over that device, and it is closed once nothing does.
+
+        If it does not work any more its links are broken, and settled by that.
+        """
         if self._devices.get((at.transport, at.address)) is not at:
             return
         del self._devices[at.transport, at.address]
         self._retired.add(at)
         at.retire()
-        for far in [far for far, over in self._carried.items() if over is at]:
+        for far in [far for far, over in self._carried.items() if over is at and works]:
             far.leave()
         self._close_unused(at)
 
@@ -381,7 +384,7 @@ class _At(Node[Device]):
     def _told(self, event: AsyncEvent) -> None:
         if event.kind in _DEVICE_GONE and event.source is self.device:
             self.sdp.services.log(f"{self.device.name} is given up, {event.kind.name}: {event.why}")
-            self.sdp.retire(self)
+            self.sdp.retire(self, works=event.kind is not EventKind.DEVICE_FATAL)
 
     # ---- what other hosts ask for ----
 
