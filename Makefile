@@ -106,7 +106,7 @@ LAB := $(if $(SIDESTEP_LAB),,-m 'not lab')
 # directories and ports. What is killed or compared with the kernel runs alone. All runs take place whatever one finds.
 MATRIX   := tests/apps/test_matrix.py
 AT_ONCE  := $(addprefix tests/,sim system api cli demo net observe policy project provider rdma sdp sdp_model switch)
-HOSTS    := tests/remote tests/native
+HOSTS    := tests/remote tests/native tests/loader
 PROGRAMS := tests/apps tests/cpython
 ALONE    := $(patsubst %,--ignore=%,tests/shim tests/fresh $(AT_ONCE) $(HOSTS) $(PROGRAMS))
 # Many workers and hundreds of providers start: they share what Python compiles, also where it should write nothing.

@@ -17,6 +17,7 @@ from types import NoneType, UnionType
 from typing import Any, Final, Union, get_args, get_origin, get_type_hints
 
 from sidestep.cli import shown
+from sidestep.demo.hosts import Way
 from sidestep.demo.machine import Machine
 from sidestep.gain import Profile
 from sidestep.observe.connections import Connection
@@ -52,6 +53,8 @@ _RATE: Final = {
     "messages_per_s": float, "bytes_per_s": float, "ring_share": float | None, "doorbells_per_s": float,
     "sleeps_per_message": float | None, "spins_per_message": float | None,
 }  # fmt: skip
+_MACHINE: Final = _fields(Machine) | {"load": list[float]}
+_BENCH_HOST: Final = {"version": str, "machine": _MACHINE, "devices": [KernelDeviceView]}
 _RULE: Final = ({"file": str, "line": int, "text": str}, None)
 _ROUTE: Final = ({"interface": str, "first_hop": str | None, "source": str | None, "local": bool}, None)
 _DECISION: Final = {
@@ -104,7 +107,7 @@ DOCUMENTS: Final[dict[str, Any]] = {
     "check": {"program": str, "verdict": Level, "findings": [Finding]},
     "doctor": {"findings": [Finding]},
     "demo": {
-        "machine": _fields(Machine) | {"load": list[float]}, "rounds": int, "seconds": float,
+        "machine": _MACHINE, "rounds": int, "seconds": float,
         "others": {"before": float, "during": float}, "warnings": list[str],
         "works": [{
             "work": str, "title": str, "unit": str, "lower_is_better": bool,
@@ -155,7 +158,14 @@ DOCUMENTS: Final[dict[str, Any]] = {
         "remote_messages": int, "wrong": int, "complete": bool, "seconds": float, "bytes_per_s": float,
         "messages_per_s": float, "cpu_percent": float, "remote_cpu_percent": float, "queue_pair": dict[str, Any],
     },
-    "rdma.bench": {**_fields(Profile), "option": str},
+    "rdma.bench": {
+        "client": _BENCH_HOST, "server": _BENCH_HOST,
+        "rows": [{
+            "way": Way, "problem": str, "round_trip_us": float | None, "messages_per_s": float | None,
+            "mb_per_s": float | None, "message_us": dict[str, list[float]], "carried": dict[str, str],
+        }],
+    },
+    "rdma.profile": {**_fields(Profile), "option": str},
     "rdma.server": {"listening": [{"address": str, "port": int}]},
 }  # fmt: skip
 

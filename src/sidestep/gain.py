@@ -52,7 +52,7 @@ class Profile(NamedTuple):
         except ValueError as error:
             raise Misuse(
                 f"{text!r} is not '{BY_GAIN}', '{ALWAYS}' or three figures",
-                remedy="measure them: 'sidestep rdma bench'",
+                remedy="measure them: 'sidestep rdma profile'",
             ) from error
         if not all(0 <= each <= _FIGURE_MAX for each in (message, mib, turn)):
             raise Misuse(f"{text!r}: figures are microseconds, of 0 to {_FIGURE_MAX:.0f} each")
@@ -62,6 +62,6 @@ class Profile(NamedTuple):
         return f"{self.message_us:g}:{self.mib_us:g}:{self.turn_us:g}"
 
 
-# Two namespaces of a machine with two processors, quiet, software RNIC over TCP: what `sidestep rdma bench` gave.
+# Two namespaces of a machine with two processors, quiet, software RNIC over TCP: what `sidestep rdma profile` gave.
 ENGINE: Final = Profile(message_us=7, mib_us=300, turn_us=80)
 PYTHON: Final = Profile(message_us=6, mib_us=9000, turn_us=700)

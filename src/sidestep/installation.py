@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import Final
 
 from sidestep.errors import Unavailable
+
+LOADER_MACHINES: Final = ("x86_64", "aarch64")  # as meson.build has them
 
 
 def include_dir() -> Path:
@@ -47,7 +50,10 @@ def loader_needed() -> Path:
     """
     if found := loader():
         return found
-    if (machine := os.uname().machine) != "x86_64":
-        raise Unavailable(f"sidestep-loader is for x86-64, and this is {machine}", remedy="do this on such a machine")
+    if (machine := os.uname().machine) not in LOADER_MACHINES:
+        raise Unavailable(
+            f"sidestep-loader is for {' and '.join(LOADER_MACHINES)}, and this is {machine}",
+            remedy="do this on such a machine",
+        )
     path = Path(__file__).with_name("native") / "sidestep-loader"
     raise Unavailable(f"{path} is missing", remedy="install sidestep with pip, or run 'make build' in a checkout")

@@ -152,7 +152,15 @@ def test_what_tells_of_rdma(closing: ExitStack, run: Callable[..., str], tmp_pat
 
 def test_what_tells_of_a_profile(run: Callable[..., str]) -> None:
     need_namespaces()
-    check("rdma bench", run("rdma", "bench", "--rounds=1", "--seconds=0.1", "--json"))
+    check("rdma profile", run("rdma", "profile", "--rounds=1", "--seconds=0.5", "--json"))
+
+
+def test_what_tells_of_two_hosts(closing: ExitStack, run: Callable[..., str]) -> None:
+    argv = [sys.executable, "-m", "sidestep", "rdma", "bench", "--serve", "--address=127.0.0.1"]
+    server = closing.enter_context(ended(subprocess.Popen(argv, stdout=subprocess.PIPE, text=True)))
+    assert server.stdout is not None
+    assert server.stdout.readline() == "listening at 127.0.0.1:7473\n"
+    check("rdma bench", run("rdma", "bench", "127.0.0.1", "--rounds=1", "--seconds=0.1", "--json"))
 
 
 def test_what_tells_of_the_gateway() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 
 import pytest
@@ -9,7 +10,7 @@ from guest_verbs import RxeBench, pattern
 from lab_guest import Lab
 
 from sidestep.rdma.verbs import EventKind, QpCapabilities, QpState
-from sidestep.rdma.work import RdmaRead, RdmaWrite, RKey, Send, Status
+from sidestep.rdma.work import CompareSwap, FetchAdd, RdmaRead, RdmaWrite, RKey, Send, Status
 
 SIZES = [1, 1024, 1025, 300_001]
 ASKS = ["ours", "rxe"]
@@ -192,3 +193,56 @@ def test_a_message_that_is_too_long(rxe_bench: RxeBench, asks: str) -> None:
     assert guest.call("sent")["completions"][0][0] == "REM_INV_REQ_ERR"
     (completion,) = ours.received(1)
     assert completion.status is Status.LOCAL_LENGTH_ERROR
+
+
+@pytest.mark.spec("IBTA 9.4.5, 9.7.5.1.6")
+@pytest.mark.parametrize("asks", ASKS)
+@pytest.mark.usefixtures("link")
+def test_atomic_operations(rxe_bench: RxeBench, asks: str) -> None:
+    """rxe carries each out once, and we get the number before it, however many packets are lost."""
+    ours, guest = rxe_bench.pair(asks, QpCapabilities(initiator_depth=4, responder_resources=4))
+    theirs = rxe_bench.remote(guest, 64, rights="all")
+    where = theirs.address + 8, theirs.key
+    sinks = [ours.memory(8) for _ in range(COUNT)]
+    for number, sink in enumerate(sinks):
+        ours.qp.post_send(FetchAdd(0, (sink.view,), *where, add=number))
+    assert ours.sent(COUNT) == [Status.SUCCESS] * COUNT
+    wanted = [number * (number - 1) // 2 for number in range(COUNT + 1)]
+    assert [int.from_bytes(sink.view, sys.byteorder) for sink in sinks] == wanted[:-1]
+    assert guest.call("number", region=theirs.region, offset=8)["number"] == wanted[-1]
+    for swap, compare in ((1 << 63, 5), (1 << 62 | 1, wanted[-1])):
+        ours.qp.post_send(CompareSwap(0, (sinks[0].view,), *where, compare=compare, swap=swap))
+        assert ours.sent(1) == [Status.SUCCESS]
+        assert int.from_bytes(sinks[0].view, sys.byteorder) == wanted[-1]
+    assert guest.call("number", region=theirs.region, offset=8)["number"] == 1 << 62 | 1
+    assert guest.call("number", region=theirs.region, offset=16)["number"] == 0
+
+
+@pytest.mark.spec("IBTA 9.4.5, 9.7.5.2.8")
+@pytest.mark.parametrize("what", ["alignment", "right"])
+def test_an_atomic_operation_that_rxe_refuses(rxe_bench: RxeBench, what: str) -> None:
+    ours, guest = rxe_bench.pair("ours")
+    theirs = rxe_bench.remote(guest, 64, rights="all" if what == "alignment" else "both")
+    sink, va = ours.memory(8), theirs.address + (4 if what == "alignment" else 0)
+    ours.qp.post_send(FetchAdd(0, (sink.view,), va, theirs.key, add=1))
+    wanted = Status.REMOTE_INVALID_REQUEST if what == "alignment" else Status.REMOTE_ACCESS_ERROR
+    assert ours.sent(1) == [wanted]
+    assert guest.call("number", region=theirs.region)["number"] == 0
+
+
+@pytest.mark.spec("IBTA 9.4.1, 9.4.3")
+@pytest.mark.parametrize("asks", ASKS)
+@pytest.mark.parametrize("size", SIZES)
+def test_immediate_data(rxe_bench: RxeBench, asks: str, size: int) -> None:
+    """Of Sends and Writes of ours, of one packet and of many."""
+    ours, guest = rxe_bench.pair(asks)
+    inbox, target = rxe_bench.remote(guest, size), rxe_bench.remote(guest, size)
+    guest.call("receive", region=inbox.region, length=size, count=2)
+    content = ours.memory(pattern(8, size))
+    ours.qp.post_send(RdmaWrite(0, (content.view,), target.address, target.key, immediate=b"\1\2\3\4"))
+    ours.qp.post_send(Send(0, (content.view,), immediate=b"\xff\0\0\7"))
+    assert ours.sent(2) == [Status.SUCCESS] * 2
+    told = guest.call("immediate", count=2)["completions"]
+    assert told == [["SUCCESS", size, "01020304"], ["SUCCESS", size, "ff000007"]]
+    for region in (inbox.region, target.region):
+        assert guest.call("holds", region=region, seed=8, length=size)["holds"]

@@ -213,8 +213,8 @@ def test_a_loader_that_is_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(installation, "loader", lambda: None)
     with pytest.raises(Unavailable, match="sidestep-loader is missing; install sidestep with pip, or run 'make build'"):
         installation.loader_needed()
-    monkeypatch.setattr(os, "uname", lambda: SimpleNamespace(machine="aarch64"))
-    with pytest.raises(Unavailable, match="sidestep-loader is for x86-64, and this is aarch64"):
+    monkeypatch.setattr(os, "uname", lambda: SimpleNamespace(machine="riscv64"))
+    with pytest.raises(Unavailable, match="sidestep-loader is for x86_64 and aarch64, and this is riscv64"):
         installation.loader_needed()
 
 

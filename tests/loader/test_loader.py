@@ -1,4 +1,4 @@
-"""Static programs and those of musl, started by the loader: promoted, and in all else as without it."""
+"""Static programs, those of musl, and Go, started by the loader: promoted, and in all else as without it."""
 
 from __future__ import annotations
 
@@ -9,10 +9,11 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from foreign_programs import KINDS, build, put_out_of_reach
+from foreign_programs import KINDS, build, build_go, build_rust, put_out_of_reach
 
-from sidestep.testing import Sidestep
+from sidestep.testing import Sidestep, free_port
 
+BYTES = 4 << 20  # each way
 pytestmark = pytest.mark.slow  # real programs
 
 
@@ -70,6 +71,37 @@ def test_children_are_made_as_only_clone3_can(provider: Sidestep, kind: str) -> 
     loaded = provider.run([program], stdout=subprocess.PIPE).stdout.decode()
     assert loaded == native
     assert "both: exit 7, pidfd 1, number 1\n" in native
+
+
+def test_go_returns_what_it_gets_by_splice(provider: Sidestep) -> None:
+    """io.Copy from a connection to itself: by a pipe, and it waits for an edge when the ring has no room."""
+    exchanged_with(provider, [build_go("exchange"), "serve"])
+
+
+@pytest.mark.parametrize("how", ["copy", "read"])
+def test_static_rust_returns_what_it_gets(provider: Sidestep, how: str) -> None:
+    exchanged_with(provider, [build_rust("exchange"), "serve"], how)
+
+
+def exchanged_with(provider: Sidestep, server: list[str | Path], *more: str) -> None:
+    """A client of C, and that server, both promoted: all that the client sends comes back."""
+    port = str(free_port())
+    serving = provider.popen([*server, port, *more], stdout=subprocess.PIPE)
+    assert serving.stdout is not None
+    assert serving.stdout.readline() == b"ready\n"
+    talk = [str(build("exchange", "static")), "talk", port, str(BYTES)]
+    client = provider.popen(talk, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    assert client.stdin is not None
+    assert client.stdout is not None
+    ends = {client.pid, serving.pid}
+    provider.wait_for(lambda found: ends <= {one.pid for one in found if one.promoted})
+    client.stdin.write(b"\n")
+    client.stdin.flush()
+    assert client.stdout.readline() == b"equal\n"
+    moved = {one.pid: min(one.rx.ring_bytes, one.tx.ring_bytes) for one in provider.connections()}
+    assert min(moved[pid] for pid in ends) >= BYTES
+    client.communicate(timeout=60)
+    assert client.returncode == 0
 
 
 # ---- what is refused ----

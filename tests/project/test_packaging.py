@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from sidestep import __version__
+from sidestep import __version__, installation
 from sidestep.cli import COMMANDS
 from sidestep.native import layout
 
@@ -34,7 +34,7 @@ def test_the_wheel_holds_all_modules_and_the_shim_and_runs_with_little_else(tmp_
     names = {name for name in zipfile.ZipFile(wheel).namelist() if ".dist-info/" not in name}
     sources = {str(path.relative_to(ROOT / "src")) for path in (ROOT / "src").rglob("*.py")}
     extensions = (f"{name}.abi3.so" for name in ("_channel", "_engine", "_framing"))
-    loader = ("sidestep-loader",) if os.uname().machine == "x86_64" else ()
+    loader = ("sidestep-loader",) if os.uname().machine in installation.LOADER_MACHINES else ()
     native = {f"sidestep/native/{name}" for name in ("libsidestep.so", *loader, *extensions)}
     units = {f"sidestep-{__version__}.data/data/sidestep/systemd/sidestep.{kind}" for kind in ("socket", "service")}
     assert names == sources | native | units | {"sidestep/py.typed", "sidestep/include/sidestep.h"}

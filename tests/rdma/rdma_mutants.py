@@ -38,7 +38,9 @@ from sidestep.rdma.verbs import EventKind, QpState
 from sidestep.rdma.work import (
     Access,
     BindWindow,
+    CompareSwap,
     Completion,
+    FetchAdd,
     LocalInvalidate,
     Opcode,
     RdmaRead,
@@ -1123,3 +1125,42 @@ def lets_the_small_pass(patch: pytest.MonkeyPatch) -> None:
         return passing
 
     _around(patch, RdmaPool, "get", make)
+
+
+# What not every device offers.
+
+
+@caught_by("send_tells_immediate_data", "write_with_immediate_takes_a_receive")
+def tells_no_immediate_data(patch: pytest.MonkeyPatch) -> None:
+    def make(take: Any) -> Any:
+        return lambda self, request, length: take(self, replace(request, immediate=None), length)
+
+    _around(patch, LoopbackQueuePair, "take_send", make)
+    _around(patch, LoopbackQueuePair, "take_write", make)
+
+
+def _operates(patch: pytest.MonkeyPatch, change: Callable[[CompareSwap | FetchAdd], CompareSwap | FetchAdd]) -> None:
+    def make(take: Any) -> Any:
+        return lambda self, request: take(self, change(request))
+
+    _around(patch, LoopbackQueuePair, "take_atomic", make)
+
+
+@caught_by("compare_swap_changes_what_is_equal")
+def swaps_always(patch: pytest.MonkeyPatch) -> None:
+    _operates(patch, lambda one: replace(one, compare=7) if isinstance(one, CompareSwap) else one)
+
+
+@caught_by("fetch_add_adds", "fence_waits_for_atomics")
+def adds_nothing(patch: pytest.MonkeyPatch) -> None:
+    _operates(patch, lambda one: replace(one, add=0) if isinstance(one, FetchAdd) else one)
+
+
+@caught_by("atomics_need_alignment")
+def operates_anywhere(patch: pytest.MonkeyPatch) -> None:
+    _operates(patch, lambda one: replace(one, remote_va=one.remote_va & ~7))
+
+
+@caught_by("atomics_need_their_right")
+def operates_on_what_may_be_written(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr("sidestep.rdma.loopback.qp.REMOTE_ATOMIC", int(Access.REMOTE_WRITE))

@@ -10,17 +10,15 @@ from typing import Final
 import pytest
 from loopback_dut import LoopbackUnderTest
 
-from sidestep.rdma.cm import REJECT_CONSUMER, REJECT_INVALID_SERVICE_ID, ConnectionRequest, Rejected, Unreachable
 from sidestep.rdma.conformance import CHECKS, Check, run
 from sidestep.rdma.loopback import Fabric
 from sidestep.rdma.verbs import DeviceAttributes
 from sidestep.remote.control_link import PRIVATE_DATA_MAX, ControlLink, Req, Talker
-from sidestep.remote.control_manager import ControlManager, ControlQuestion
+from sidestep.remote.control_manager import ControlManager
 from sidestep.sdp.endpoint import SdpStream
 from sidestep.sdp.requests import SdpEvent, Told
 from sidestep.sdp.settings import Addresses
 from sidestep.sdp.stack import stack_on
-from sidestep.sdp.wire import service_id
 
 WIRE: Final = "loopback"
 ATTRIBUTES: Final = DeviceAttributes(
@@ -78,67 +76,3 @@ def test_a_joined_device_keeps_the_rule(check: Check, seed: int) -> None:
     why_not = run(check, lambda: JoinedUnderTest(seed))
     if why_not is not None:
         pytest.skip(why_not)  # the device does not promise it: its attributes say so
-
-
-class Asking:
-    """Somebody who asks, and a manager that is asked."""
-
-    def __init__(self) -> None:
-        self.world = JoinedUnderTest(1)
-        self.requests: list[ConnectionRequest] = []
-        self.heard: list[Rejected | Unreachable] = []
-
-    def listens(self) -> None:
-        self.world.managers["passive"].listen(service_id(0), self.requests.append)
-
-    def ask(self, address: str = "passive") -> ControlQuestion:
-        world = self.world
-        return ControlQuestion(world.fabric, WIRE, world.reach, address, b"a question", self.heard.append)
-
-
-def test_a_question_takes_no_queue_pair_and_is_answered_by_a_rejection() -> None:
-    asking = Asking()
-    asking.listens()
-    asking.world.active.close()  # the device that it is about
-    asking.ask()
-    asking.world.run()
-    (request,) = asking.requests
-    assert request.private_data == b"a question"
-    request.reject(private_data=b"an answer")
-    asking.world.run()
-    assert asking.heard == [Rejected(REJECT_CONSUMER, b"an answer")]
-
-
-def test_a_question_is_told_that_nobody_listens_or_is_there() -> None:
-    asking = Asking()
-    asking.ask()
-    asking.ask("nowhere")
-    asking.world.run()
-    assert sorted(asking.heard, key=str) == [Rejected(REJECT_INVALID_SERVICE_ID), Unreachable()]
-
-
-def test_a_closed_question_is_withdrawn_and_hears_nothing() -> None:
-    asking = Asking()
-    asking.listens()
-    question = asking.ask()
-    asking.world.run()
-    question.close()
-    asking.world.run()
-    asking.requests[0].reject(private_data=b"an answer")  # who asked is gone, which is no fault
-    asking.world.run()
-    assert asking.heard == []
-
-
-def test_a_question_cannot_be_accepted() -> None:
-    """It names no queue pair: who accepts it hears that the other end is not reached, and so does who asked."""
-    asking = Asking()
-    asking.listens()
-    asking.ask()
-    asking.world.run()
-    device = asking.world.passive
-    queue = device.create_cq(8)
-    told: list[object] = []
-    asking.requests[0].accept(device.alloc_pd().create_qp(queue, queue), b"", lambda _made, event: told.append(event))
-    asking.world.run()
-    assert told == [Unreachable()]
-    assert [type(each) for each in asking.heard] == [Rejected]

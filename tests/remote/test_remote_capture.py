@@ -13,9 +13,10 @@ from pathlib import Path
 
 import pytest
 from dissector import messages_seen, shown
-from hosts import Host, Make
+from hosts import NETWORK, Host, Make
 from talking import PYTHON_SDP, TALKERS, line, promoted, running, talks
 
+from sidestep.config import RemoteSettings
 from sidestep.observe.capture.decode import Decoder
 from sidestep.observe.capture.events import What
 from sidestep.remote.link import CONTROL
@@ -24,17 +25,18 @@ from sidestep.switch.link import Control
 
 pytestmark = [pytest.mark.slow, pytest.mark.app]
 PORT = 7311  # root's captures hear of all providers: no other test has it
+ROCE_PORT = 7321  # likewise
 PIECE = 5000  # bytes: less than what would be advertised
 _MID_AND_LEN = ["infiniband_sdp.bsdh.mid", "infiniband_sdp.bsdh.len"]
 
 
-def serving(host: Host) -> None:
-    server = host.popen([*TALKERS, "serve", host.address, str(PORT)], stdout=subprocess.PIPE, text=True)
+def serving(host: Host, port: int = PORT) -> None:
+    server = host.popen([*TALKERS, "serve", host.address, str(port)], stdout=subprocess.PIPE, text=True)
     assert line(server) == "listens"
 
 
-def telling(host: Host, to: Host, size: int) -> subprocess.Popen[str]:
-    argv = [*TALKERS, "tell", to.address, str(PORT), str(size), str(PIECE)]
+def telling(host: Host, to: Host, size: int, port: int = PORT) -> subprocess.Popen[str]:
+    argv = [*TALKERS, "tell", to.address, str(port), str(size), str(PIECE)]
     client = host.popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     assert line(client) == "talks"
     return client
@@ -117,6 +119,36 @@ def test_the_dissector_sees_sdp_and_every_byte(two: tuple[Host, Host], tmp_path:
 
     ours = [event for event in Decoder(io.BytesIO(data), "x").events() if event.what is What.SDP]
     assert len(ours) == len(credits_told) + 4
+
+
+@pytest.mark.spec("InfiniBand A4 SDP")
+def test_packets_of_the_software_hca_as_they_were(make_hosts: Make, tmp_path: Path) -> None:
+    """The providers have joined the queue pairs; the dissector sees SDP all the same, and no packet is made up."""
+    one, other = make_hosts(2, remote=RemoteSettings.parse(NETWORK, transports="roce"))
+    serving(other, ROCE_PORT)
+    before = telling(one, other, 100_000, ROCE_PORT)
+    promoted(one, other)
+    file = tmp_path / "x.pcapng"
+    with capturing(file, "-i", f"{other.address}:{ROCE_PORT}"):
+        after = telling(one, other, 150_000, ROCE_PORT)
+        promoted(one, other, ends=2)
+        for client in (before, after):
+            digest(client)
+    data = file.read_bytes()
+    assert data.count(b"are made up: these queue pairs") == 2
+    assert data.count(b"began before the capture") == 1
+    assert {row[0] for row in shown(data, tmp_path, ["udp.dstport"])} == {"4791"}
+    requests = shown(data, tmp_path, ["infiniband.cm.req.serviceid", "infiniband_sdp.bsdh.mid"], "infiniband.cm.req")
+    assert [(int(service, 0), int(mid, 0)) for service, mid in requests] == [(0x1_0000 | ROCE_PORT, Mid.HELLO)] * 2
+    fields = ["frame.protocols", "infiniband.bth.opcode"]
+    rows = shown(data, tmp_path, fields, "infiniband_sdp && infiniband.bth.opcode < 0x64")
+    assert len(rows) > 50
+    assert all(layers.startswith("eth:ethertype:ip:udp:infiniband:infiniband_sdp") for layers, _ in rows)
+    assert {int(op, 0) for _, op in rows} <= {0x00, 0x01, 0x02, 0x04}  # Sends
+    assert shown(data, tmp_path, ["frame.number"], "infiniband.bth.opcode == 0x11")  # acknowledgements are real
+    events = list(Decoder(io.BytesIO(data), "x").events())
+    assert not [event.note for event in events if "checksum" in event.note]
+    assert len([event for event in events if event.what is What.SDP]) > 100
 
 
 def test_the_same_as_iwarp(two: tuple[Host, Host], tmp_path: Path) -> None:

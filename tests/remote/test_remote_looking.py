@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import json
 import subprocess
+import sys
 from typing import Any
 
 import pytest
-from hosts import ENGINE, Host, command
+from hosts import ENGINE, NETWORK, Host, Make, command
 from prometheus_client.parser import text_string_to_metric_families
 from talking import PORT, TALKERS, line, promoted, serving
 
 from sidestep import limits
+from sidestep.config import RemoteSettings
+from sidestep.observe.device_totals import DeviceTotals
 from sidestep.observe.links import OTHERS, LinkRoute, LinkTotals, sums
 from sidestep.observe.metrics import Exporter
+from sidestep.observe.rdma import DeviceView, ProcessView
 
 SIZE = 300_000
 NUMBERS = {
@@ -75,6 +79,59 @@ def test_commands_and_metrics_show_the_link(two: tuple[Host, Host]) -> None:
         scraped = values(exporters[host.number].text().decode())
         assert scraped.get("sidestep_links", []) == []
         assert [count > 0 for _, count in scraped["sidestep_link_bytes_total"]] == [True, True]
+
+
+@pytest.mark.slow
+def test_commands_and_metrics_show_the_queue_pairs_of_roce(make_hosts: Make) -> None:
+    one, other = make_hosts(2, remote=RemoteSettings.parse(NETWORK, transports="roce"))
+    serving(other)
+    argv = [*TALKERS, "tell", other.address, str(PORT), str(SIZE), str(SIZE)]
+    with (
+        one.losing("udp dport 4791 numgen random mod 20 0"),
+        one.popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as client,
+    ):
+        assert line(client) == "talks"
+        promoted(one, other)
+        exporters = {host.number: Exporter(host.sidestep.socket) for host in (one, other)}
+        found = [shown(host)["queue_pair"] for host in (one, other)]
+        assert [each["remote_number"] for each in found] == [each["number"] for each in reversed(found)]
+        for host, each in zip((one, other), found, strict=True):
+            assert each["mtu"] in (256, 512, 1024, 2048, 4096)
+            explained = command(host, "explain", f":{PORT}")
+            assert f"{each['number']}, there {each['remote_number']}; path MTU {each['mtu']}" in explained
+            assert "times of going back" in explained
+            assert f"queue pair {each['number']} to {each['remote_number']}" in command(host, "ss")
+            listed = json.loads(subprocess.check_output([sys.executable, "-m", "sidestep", "rdma", "list", "--json"]))
+            of_host = [one for one in listed["processes"] if one["pid"] == shown(host)["process"]]
+            (device,) = [one for process in of_host for one in process["devices"] if "roce@" in one["name"]]
+            assert device["name"] == f"roce@{host.address}"
+            assert each["number"] in [qp["number"] for qp in device["queue_pairs"]]
+            assert device["counters"]["packets_sent"] > 0
+            scraped = values(exporters[host.number].text().decode())
+            way = {"protocol": "sdp", "device": device["name"]}
+            packets = [labels for labels, count in scraped["sidestep_link_packets_total"] if count > 0]
+            assert [labels["direction"] for labels in packets] == ["received", "sent"]
+            assert all(way.items() <= labels.items() for labels in packets)
+            events = {
+                (labels["event"], labels["reason"]): count
+                for labels, count in scraped["sidestep_device_events_total"]
+                if labels["device"] == device["name"]
+            }
+            assert events["packets_sent", ""] >= each["packets_sent"]
+            objects = {labels["kind"]: count for labels, count in scraped["sidestep_device_objects"]}
+            assert objects["queue_pairs"] >= 1
+        client.communicate("go\n", timeout=60)
+    scraped = values(exporters[one.number].text().decode())
+    assert sum(count for _, count in scraped["sidestep_link_packets_total"]) > 50
+
+
+def test_a_worker_that_ends_takes_no_counts_away() -> None:
+    totals = DeviceTotals()
+    for pid, sent in ((1, 5), (1, 7), (2, 3), (2, 4)):
+        counters = {"packets_sent": sent, "nak_sent{sequence}": 1, "queue_pairs": 2}
+        totals.handle([ProcessView(pid, 0, "p", [DeviceView("d", "a", [], counters)])])
+    assert totals.counts == {("d", "packets_sent", ""): 11, ("d", "nak_sent", "sequence"): 2}
+    assert totals.present == {("d", "queue_pairs"): 2}
 
 
 def shown(host: Host) -> dict[str, Any]:

@@ -6,6 +6,7 @@ import random
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import replace
+from functools import partial
 from ipaddress import IPv4Address
 
 import pytest
@@ -18,7 +19,7 @@ from sidestep.provider.carry.remote_relay import RemoteRelay
 from sidestep.rdma.cm import Connection, ConnectionEvent, ConnectionRequest, Rejected
 from sidestep.remote.link import SdpLink
 from sidestep.remote.promotion import SIZE, Promotion, Purpose
-from sidestep.remote.resync import DeviceRoute, Resync, ResyncResponder
+from sidestep.remote.resync import Resync, ResyncResponder, Route, by_request
 from sidestep.sdp.endpoint import SdpStream
 from sidestep.sdp.requests import SdpEvent, SdpEventKind
 from sidestep.sdp.settings import Addresses
@@ -75,7 +76,7 @@ class Settling(World):
         return *apps, made[0], self.taken[0]
 
     def _broken(self, far: Carried) -> None:
-        route = DeviceRoute(self.one.stack, self.two.device.address, self.port, self.hello)
+        route = Route(self.hello, partial(by_request, self.one.stack, self.two.device.address, self.port))
         self.askers.add(Resync(self.loop, route, self.promotion, KEY, far, self.askers.discard))
 
     def _requested(self, request: ConnectionRequest) -> None:
@@ -103,7 +104,7 @@ class Settling(World):
         self.two.stack.serve(request, accepted, self.port, beside_hello=SIZE)
 
     def _answer(self, request: ConnectionRequest, found: Promotion, hello: bytes) -> None:
-        self.answers.answer(request, found, hello, KEY)
+        request.reject(private_data=self.answers.answer(found, hello, KEY))
 
     def ask(self, purpose: Purpose, arrived: int = 0, *, hello: bytes | None = None) -> Promotion | None:
         """One question of the first host's, and its answer."""

@@ -1,12 +1,16 @@
-"""C programs that no C library of ours is loaded into: compiled in several ways."""
+"""Programs that no C library of ours is loaded into: of C, compiled in several ways, and of Go."""
 
 from __future__ import annotations
 
 import os
+import shutil
 import struct
+import subprocess
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
+import pytest
 import toolchain
 
 PROGRAMS: Final = toolchain.TESTS / "loader" / "programs"
@@ -26,7 +30,7 @@ AT_HWCAP2: Final = 26
 def loader_missing() -> str | None:
     """Why this machine cannot have the loader; None: it can."""
     if os.uname().machine != "x86_64":
-        return "the loader is for x86-64"
+        return "these programs are of x86-64; tests/fresh has what runs on aarch64"
     found = dict(struct.iter_unpack("=QQ", Path("/proc/self/auxv").read_bytes()))
     return None if found.get(AT_HWCAP2, 0) & HWCAP2_FSGSBASE else "this machine lacks FSGSBASE"
 
@@ -35,6 +39,38 @@ def build(name: str, kind: str) -> Path:
     """A program of tests/loader/programs, compiled in one of KINDS."""
     cc, options = KINDS[kind]
     return toolchain.build(f"{name}-{kind}", [PROGRAMS / f"{name}.c"], ["-O1", "-D_GNU_SOURCE", *options], cc=cc)
+
+
+def build_go(name: str, **env: str) -> Path:
+    """A program of Go in tests/loader/programs, static unless CGO_ENABLED is 1; skips the test where there is no Go."""
+    compiler = [_compiler("go", "golang-go"), "build"]
+    return made_by(compiler, f"{name}.go", {"CGO_ENABLED": "0", "GOTOOLCHAIN": "local"} | env)
+
+
+def build_rust(name: str) -> Path:
+    """A program of Rust there, static; skips the test where there is no Rust."""
+    return made_by([_compiler("rustc", "rustc"), "-O", "-C", "target-feature=+crt-static"], f"{name}.rs", {})
+
+
+def _compiler(name: str, package: str) -> str:
+    """Its path; without it the test skips, and in CI, where tests/setup brings it, fails."""
+    found = shutil.which(name)
+    if found is not None:
+        return found
+    why = f"there is no {name}; apt-get install {package}"
+    if os.environ.get("CI") == "true":
+        pytest.fail(why)
+    pytest.skip(why)
+
+
+def made_by(compiler: Sequence[str], source: str, env: Mapping[str, str]) -> Path:
+    """What a compiler makes of a file in tests/loader/programs."""
+
+    def make(program: Path) -> None:
+        subprocess.run([*compiler, "-o", program, PROGRAMS / source], check=True, env=os.environ | env)
+
+    words = [*compiler, *(f"{name}={value}" for name, value in sorted(env.items()))]
+    return toolchain.made_once(f"{toolchain.digest(words, PROGRAMS)}-{source.replace('.', '-')}", make)
 
 
 def put_out_of_reach(program: Path) -> Path:

@@ -111,6 +111,14 @@ def build(name: str, sources: Sequence[Path], flags: Sequence[str], *, cc: str |
     return made_once(f"{digest.hexdigest()[:16]}-{name}", partial(_compile, cc, sources, flags))
 
 
+def digest(words: Sequence[str], folder: Path) -> str:
+    """Of a command and of all files in a directory that it may read."""
+    found = hashlib.sha256("\0".join(words).encode())
+    for path in sorted(path for path in folder.iterdir() if path.is_file()):
+        found.update(path.name.encode() + path.read_bytes())
+    return found.hexdigest()[:16]
+
+
 def made_once(name: str, make: Callable[[Path], None]) -> Path:
     """The file or directory `name` in build/native-tests, which `make` makes there unless somebody has."""
     target = OUTPUT / name

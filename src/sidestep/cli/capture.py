@@ -67,7 +67,8 @@ def capture(
     also of connections that began before, and of processes that start later. With HOST or HOST:PORT only connections
     to or from there. Between two processes that are both captured one end is written.
 
-    As iwarp: the very bytes of each connection, both ways, as TCP segments with an FPDU each.
+    As iwarp: the very bytes of each connection, both ways, as TCP segments with an FPDU each. Of devices that speak
+    RoCEv2 the very packets, in either form; sdp leaves out connections that carry no SDP.
 
     As sdp: what SDP connections say, those that carry programs' connections to other hosts among them, as packets of
     RoCEv2, since Wireshark knows SDP over InfiniBand only. Messages, RDMA, keys, times and addresses are what they

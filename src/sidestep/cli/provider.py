@@ -88,7 +88,7 @@ def provider() -> None:
     metavar="gain|always|MESSAGE:MIB:TURN",
     show_default=True,
     help="Which connections with other hosts leave TCP. gain: those that gain time by it, as streams of small messages "
-    "do, for as long as they do; always: all; figures: as gain, by the profile that 'sidestep rdma bench' "
+    "do, for as long as they do; always: all; figures: as gain, by the profile that 'sidestep rdma profile' "
     "has measured.",
 )
 @click.option(

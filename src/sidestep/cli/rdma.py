@@ -12,8 +12,9 @@ COMMANDS: Final = {
     "list": ("List the RDMA devices of running processes.", "sidestep.cli.rdma_list:list_"),
     "server": ("Serve `sidestep rdma ping` and `bw`, and rping of librdmacm.", "sidestep.cli.rdma_server"),
     "ping": ("Measure how long RDMA Sends take to a server and back.", "sidestep.cli.rdma_ping"),
-    "bench": ("Measure which connections gain by the way to another host.", "sidestep.cli.rdma_bench"),
     "bw": ("Measure the bandwidth of RDMA Writes, Reads or Sends to a server.", "sidestep.cli.rdma_bw"),
+    "bench": ("Compare TCP, rsockets, verbs and sidestep between two hosts.", "sidestep.cli.rdma_bench"),
+    "profile": ("Measure which connections gain by the way to another host.", "sidestep.cli.rdma_profile"),
 }
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict
+from typing import Final
 
 import click
 
@@ -10,6 +11,11 @@ from sidestep.cli.options import json_option
 from sidestep.cli.shown import printable, show
 from sidestep.observe.rdma import DeviceView, ProcessView, processes
 from sidestep.rdma.kernel.sysfs import KernelDeviceView, kernel_devices
+
+_BRIEF: Final = (
+    "sends_outstanding", "receives_posted", "reads_outstanding", "crc", "remote_number", "mtu", "packets_resent",
+    "naks_received",
+)  # fmt: skip
 
 
 @click.command(name="list")
@@ -19,7 +25,7 @@ def list_(verbose: bool, as_json: bool) -> None:
     """List the RDMA devices of the kernel, and of running processes: addresses, connections and counters.
 
     Of the kernel's each port is shown with its state and addresses. Of processes those of this user are seen, and root
-    sees those of all users. Counters are explained in docs/internals/iwarp.md.
+    sees those of all users. Counters are explained in docs/internals/iwarp.md and roce.md.
 
     Exit code 0 also if there is none.
     """
@@ -71,6 +77,6 @@ def _lines(process: ProcessView, device: DeviceView, *, verbose: bool) -> list[s
 def _queue_pair(found: dict[str, object], *, verbose: bool) -> str:
     names = [name for name in found if name not in ("number", "state", "remote_address")]
     if not verbose:
-        names = [name for name in names if name in ("sends_outstanding", "receives_posted", "reads_outstanding", "crc")]
+        names = [name for name in names if name in _BRIEF]
     told = ", ".join(f"{name} {found[name]}" for name in names)
     return f"queue pair {found.get('number')}  {found.get('state')}  {found.get('remote_address', '-')}  {told}"

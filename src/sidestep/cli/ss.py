@@ -9,7 +9,7 @@ import sys
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import click
 
@@ -122,9 +122,15 @@ def _link(one: Connection) -> str:
         return ""
     by = " by the engine" if link.get("engine") else ""
     return (
-        f"{link['protocol']} over {link['device']}{by}, {link['send_mechanism']}, {link['send_mode']} mode, "
-        f"credit {link['credit']} of it and {link['remote_credit']} here"
+        f"{link['protocol']} over {link['device']}{by}{_queue_pair(link)}, {link['send_mechanism']}, "
+        f"{link['send_mode']} mode, credit {link['credit']} of it and {link['remote_credit']} here"
     )
+
+
+def _queue_pair(link: dict[str, Any]) -> str:
+    """Of devices whose queue pairs have numbers that the other end knows."""
+    found = link.get("queue_pair", {})
+    return f", queue pair {found['number']} to {found['remote_number']}" if "remote_number" in found else ""
 
 
 def _traffic(traffic: Traffic) -> list[str]:

@@ -18,20 +18,20 @@
 #include <unistd.h>
 
 #define STACK_SIZE (1ul << 20)
-#define HWCAP2_FSGSBASE 2 /* asm/hwcap2.h */
 #define LONGEST_AUXV 64
 
 static const char preload[] = "LD_PRELOAD=", kept[] = LOADED_PRELOAD "=", program[] = LOADED_PROGRAM "=";
 
 static const uint16_t calls_wanted[] = {
-	SYS_accept, SYS_accept4, SYS_arch_prctl, SYS_bind, SYS_brk, SYS_clone, SYS_clone3, SYS_close, SYS_close_range, SYS_connect,
-	SYS_dup, SYS_dup2, SYS_dup3, SYS_epoll_create, SYS_epoll_create1, SYS_epoll_ctl, SYS_epoll_pwait, SYS_epoll_pwait2,
-	SYS_epoll_wait, SYS_execve, SYS_execveat, SYS_exit, SYS_exit_group, SYS_fcntl, SYS_fork, SYS_getpeername, SYS_getsockname,
-	SYS_getsockopt, SYS_io_submit, SYS_io_uring_setup, SYS_ioctl, SYS_listen, SYS_mmap, SYS_mprotect, SYS_open, SYS_openat,
-	SYS_pkey_mprotect, SYS_poll, SYS_ppoll, SYS_prctl, SYS_preadv2, SYS_pselect6, SYS_pwritev2, SYS_readlink,
-	SYS_readlinkat, SYS_rt_sigaction, SYS_seccomp, SYS_select,
+	CALLS_OF_MACHINE
+	SYS_accept, SYS_accept4, SYS_bind, SYS_brk, SYS_clone, SYS_clone3, SYS_close, SYS_close_range, SYS_connect,
+	SYS_dup, SYS_dup3, SYS_epoll_create1, SYS_epoll_ctl, SYS_epoll_pwait, SYS_epoll_pwait2,
+	SYS_execve, SYS_execveat, SYS_exit, SYS_exit_group, SYS_fcntl, SYS_getpeername, SYS_getsockname,
+	SYS_getsockopt, SYS_io_submit, SYS_io_uring_setup, SYS_ioctl, SYS_listen, SYS_mmap, SYS_mprotect, SYS_openat,
+	SYS_pkey_mprotect, SYS_ppoll, SYS_prctl, SYS_preadv2, SYS_pselect6, SYS_pwritev2,
+	SYS_readlinkat, SYS_rt_sigaction, SYS_seccomp,
 	SYS_sendfile, SYS_sendmmsg, SYS_sendmsg, SYS_set_tid_address, SYS_setresuid, SYS_setreuid, SYS_setsockopt,
-	SYS_setuid, SYS_shutdown, SYS_socket, SYS_splice, SYS_vfork,
+	SYS_setuid, SYS_shutdown, SYS_socket, SYS_splice,
 };
 
 /* What the shim, too, passes on at once if it does not know the descriptor. */
@@ -57,26 +57,6 @@ static void start_plain(const char *path, char **argv, char **envp, bool strip)
 	raw(SYS_execve, (long)path, (long)argv, (long)envp, 0, 0, 0);
 	dprintf(STDERR_FILENO, "sidestep: %s: %s\n", path, strerror(errno));
 	_exit(127);
-}
-
-static const char *machine_missing(void)
-{
-	if (!(getauxval(AT_HWCAP2) & HWCAP2_FSGSBASE))
-		return "the CPU or the kernel lacks FSGSBASE, by which a program's thread pointer is kept";
-	__builtin_cpu_init();
-	if (__builtin_cpu_supports("avx512bw")) {
-		loader_entry = loader_entry_zmm;
-		loader_inside = loader_entry_zmm_inside;
-	} else if (__builtin_cpu_supports("avx512f")) {
-		return "the CPU has AVX-512 without BW";
-	} else if (__builtin_cpu_supports("avx")) {
-		loader_entry = loader_entry_ymm;
-		loader_inside = loader_entry_ymm_inside;
-	} else {
-		loader_entry = loader_entry_xmm;
-		loader_inside = loader_entry_xmm_inside;
-	}
-	return NULL;
 }
 
 static const char *load(struct image *image, struct image *interpreter, struct sites *sites)
@@ -183,9 +163,8 @@ __attribute__((noreturn)) static void begin(const struct image *image, const str
 		_exit(127);
 	}
 	thread_block_init(&block, (uint64_t)ours, (uint64_t)ours + STACK_SIZE);
-	__asm__ volatile("wrgsbase %0" : : "r"(&block) : "memory");
-	frame.back = *image->interpreter ? interpreter->entry : image->entry;
-	frame.rsp = (uint64_t)stack;
+	block_set(&block);
+	frame_begin(&frame, *image->interpreter ? interpreter->entry : image->entry, (uint64_t)stack);
 	loader_enter(&frame, &block);
 	__builtin_unreachable();
 }

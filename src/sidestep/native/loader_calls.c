@@ -1,7 +1,6 @@
 /* loader_calls.c - what becomes of each system call of the program; see loader.h. */
 #include "loader.h"
 
-#include <asm/prctl.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <pthread.h>
@@ -15,7 +14,6 @@
 
 #define HEAP_SIZE (4ul << 30)
 #define HEAP_SIZE_LIMITED (64ul << 20) /* where address space is limited */
-#define PAGE 4096ul
 
 const char *program_path;
 const struct loaded *shim;
@@ -79,11 +77,10 @@ static const char *path_meant(const char *path)
 	return names_self(path) ? program_path : path;
 }
 
-static long link_read(const char *path, char *to, long size, long number, long directory)
+static long link_read(long directory, const char *path, char *to, long size)
 {
 	if (!names_self(path))
-		return number == SYS_readlink ? raw(number, (long)path, (long)to, size, 0, 0, 0)
-		                              : raw(number, directory, (long)path, (long)to, size, 0, 0);
+		return raw(SYS_readlinkat, directory, (long)path, (long)to, size, 0, 0);
 	if (size <= 0)
 		return -EINVAL;
 	long length = (long)strlen(program_path);
@@ -96,13 +93,14 @@ static long link_read(const char *path, char *to, long size, long number, long d
 /* ---- memory that can be executed ---- */
 static long memory_map(struct frame *frame)
 {
-	long prot = (long)frame->rdx, flags = (long)frame->r10;
-	long at = raw(SYS_mmap, (long)frame->rdi, (long)frame->rsi, prot, flags, (long)frame->r8, (long)frame->r9);
+	long prot = (long)frame->argument[2], flags = (long)frame->argument[3];
+	long at = raw(SYS_mmap, (long)frame->argument[0], (long)frame->argument[1], prot, flags, (long)frame->argument[4],
+	              (long)frame->argument[5]);
 
 	if (at > 0 && (prot & PROT_EXEC) && !(flags & (MAP_ANONYMOUS | MAP_SHARED)))
-		code_mapped((uint8_t *)at, frame->rsi, (int)frame->r8, frame->r9, (int)prot);
+		code_mapped((uint8_t *)at, frame->argument[1], (int)frame->argument[4], frame->argument[5], (int)prot);
 	else if (at > 0 && (prot & PROT_EXEC))
-		code_made((const uint8_t *)at, frame->rsi, (prot & PROT_WRITE) || (flags & MAP_SHARED));
+		code_made((const uint8_t *)at, frame->argument[1], (prot & PROT_WRITE) || (flags & MAP_SHARED));
 	return at;
 }
 
@@ -115,75 +113,82 @@ static long memory_protect(long number, uint64_t at, uint64_t length, long prot,
 	return result;
 }
 
-static long thread_pointers(struct frame *frame, long code, uint64_t address)
-{
-	switch (code) {
-	case ARCH_SET_FS: frame->fs = address; return 0;
-	case ARCH_GET_FS: *(uint64_t *)address = frame->fs; return 0;
-	case ARCH_SET_GS: return -EPERM;
-	case ARCH_GET_GS: *(uint64_t *)address = 0; return 0;
-	}
-	return raw(SYS_arch_prctl, code, (long)address, 0, 0, 0, 0);
-}
-
 static long tid_address(uint32_t *at)
 {
 	this_block()->clear_tid = at;
 	return raw(SYS_gettid, 0, 0, 0, 0, 0, 0);
 }
 
+static long clone_call(struct frame *frame)
+{
+	const uint64_t *with = frame->argument;
+
+	return thread_clone(frame, with[0], with[1], (uint32_t *)with[2], (uint32_t *)with[CLONE_CHILD_TID], with[CLONE_TLS]);
+}
+
 /* Of a child in its parent's memory: see bare_make(). */
 static long bare_call(struct frame *frame)
 {
-	long a = (long)frame->rdi, b = (long)frame->rsi, c = (long)frame->rdx, number = (long)frame->rax;
+	const long a = (long)frame->argument[0], b = (long)frame->argument[1], c = (long)frame->argument[2];
+	const long number = frame_number(frame);
 
+#ifdef SYS_vfork
 	if (number == SYS_vfork)
 		return thread_clone(frame, CLONE_VM | CLONE_VFORK | SIGCHLD, 0, NULL, NULL, 0);
+#endif
 	if (number == SYS_clone && (a & CLONE_VM) && !(a & CLONE_THREAD))
-		return thread_clone(frame, (uint64_t)a, (uint64_t)b, (uint32_t *)c, (uint32_t *)frame->r10, frame->r8);
+		return clone_call(frame);
 	if (number == SYS_clone3)
 		return -ENOSYS;
 	if (number == SYS_execve)
 		return shim->execute_bare(AT_FDCWD, path_meant((const char *)a), (char **)b, (char **)c, 0);
 	if (number == SYS_execveat)
-		return shim->execute_bare((int)a, (const char *)b, (char **)c, (char **)frame->r10, (int)frame->r8);
-	if (this_block()->lends && (number == SYS_dup || number == SYS_dup2 || number == SYS_dup3 ||
-	                            (number == SYS_fcntl && (b == F_DUPFD || b == F_SETFD))))
+		return shim->execute_bare((int)a, (const char *)b, (char **)c, (char **)frame->argument[3], (int)frame->argument[4]);
+#ifdef SYS_dup2
+	const bool duplicates = number == SYS_dup || number == SYS_dup2 || number == SYS_dup3;
+#else
+	const bool duplicates = number == SYS_dup || number == SYS_dup3;
+#endif
+	if (this_block()->lends && (duplicates || (number == SYS_fcntl && (b == F_DUPFD || b == F_SETFD))))
 		shim->lend_number((int)a);
-	return raw(number, a, b, c, (long)frame->r10, (long)frame->r8, (long)frame->r9);
+	return raw(number, a, b, c, (long)frame->argument[3], (long)frame->argument[4], (long)frame->argument[5]);
 }
 
 static uint64_t call_make(struct frame *frame, const struct block *block)
 {
-	long a = (long)frame->rdi, b = (long)frame->rsi, c = (long)frame->rdx, number = (long)frame->rax;
+	const long a = (long)frame->argument[0], b = (long)frame->argument[1], c = (long)frame->argument[2];
+	const long number = frame_number(frame);
 
 	switch (number) {
 	case SYS_exit: thread_exit(a); break;
 	case SYS_brk: return heap_set((uint64_t)a);
-	case SYS_arch_prctl: return (uint64_t)thread_pointers(frame, a, (uint64_t)b);
-	case SYS_readlink: return (uint64_t)link_read((const char *)a, (char *)b, c, number, 0);
-	case SYS_readlinkat: return (uint64_t)link_read((const char *)b, (char *)c, (long)frame->r10, number, a);
+	case SYS_readlinkat: return (uint64_t)link_read(a, (const char *)b, (char *)c, (long)frame->argument[3]);
+	case SYS_openat: return (uint64_t)raw(number, a, (long)path_meant((const char *)b), c, (long)frame->argument[3], 0, 0);
+#ifdef SYS_open /* and others that newer machines do not have */
+	case SYS_arch_prctl: return (uint64_t)thread_pointers(frame);
+	case SYS_readlink: return (uint64_t)link_read(AT_FDCWD, (const char *)a, (char *)b, c);
 	case SYS_open: return (uint64_t)raw(number, (long)path_meant((const char *)a), b, c, 0, 0, 0);
-	case SYS_openat: return (uint64_t)raw(number, a, (long)path_meant((const char *)b), c, (long)frame->r10, 0, 0);
+#endif
 	}
 	if (block->bare)
 		return (uint64_t)bare_call(frame);
 	switch (number) {
 	case SYS_read: BY_SHIM(read((int)a, (void *)b, (size_t)c));
 	case SYS_write: BY_SHIM(write((int)a, (const void *)b, (size_t)c));
+#ifdef SYS_fork
 	case SYS_fork: return (uint64_t)thread_clone(frame, SIGCHLD, 0, NULL, NULL, 0);
 	case SYS_vfork: return (uint64_t)thread_clone(frame, CLONE_VM | CLONE_VFORK | SIGCHLD, 0, NULL, NULL, 0);
-	case SYS_clone:
-		return (uint64_t)thread_clone(frame, (uint64_t)a, (uint64_t)b, (uint32_t *)c, (uint32_t *)frame->r10, frame->r8);
+#endif
+	case SYS_clone: return (uint64_t)clone_call(frame);
 	case SYS_clone3: return (uint64_t)thread_clone3(frame, (const void *)a, (uint64_t)b);
 	case SYS_set_tid_address: return (uint64_t)tid_address((uint32_t *)a);
-	case SYS_rt_sigaction: return (uint64_t)signal_action((int)a, (const void *)b, (void *)c, frame->r10);
+	case SYS_rt_sigaction: return (uint64_t)signal_action((int)a, (const void *)b, (void *)c, frame->argument[3]);
 	case SYS_mmap: return (uint64_t)memory_map(frame);
 	case SYS_mprotect: case SYS_pkey_mprotect:
-		return (uint64_t)memory_protect(number, (uint64_t)a, (uint64_t)b, c, (long)frame->r10);
+		return (uint64_t)memory_protect(number, (uint64_t)a, (uint64_t)b, c, (long)frame->argument[3]);
 	case SYS_execve: BY_SHIM(execve(path_meant((const char *)a), (char *const *)b, (char *const *)c));
 	}
-	BY_SHIM(syscall(number, a, b, c, frame->r10, frame->r8, frame->r9));
+	BY_SHIM(syscall(number, a, b, c, frame->argument[3], frame->argument[4], frame->argument[5]));
 }
 
 /* Handlers that never returned have ended the calls that they came into. */
@@ -205,11 +210,13 @@ __attribute__((used, visibility("hidden"))) uint64_t loader_call(struct frame *f
 {
 	struct block *block = this_block();
 
-	if (__builtin_expect(block->levels_len, 0) && levels_forget(block, frame->rsp)) {
+	if (__builtin_expect(block->levels_len, 0) && levels_forget(block, frame->sp)) {
 		frame->back -= HOOKED_LENGTH; /* it is made again, from higher up on our stack */
-		return frame->rax;
+		return frame_unchanged(frame);
 	}
 	uint64_t result = block->diverted == frame ? (uint64_t)-EINTR : call_make(frame, block);
+	if (HANDLERS_FIND_REGISTERS)
+		block->leaving = frame;
 	block->inside = INSIDE_SIGNAL; /* no handler sees this call any more */
 	if (__builtin_expect(block->diverted != frame, 1))
 		return result;
@@ -217,5 +224,5 @@ __attribute__((used, visibility("hidden"))) uint64_t loader_call(struct frame *f
 	if (result != (uint64_t)-EINTR)
 		return result; /* too late: it has been made */
 	call_divert(frame, block);
-	return frame->rax;
+	return frame_unchanged(frame);
 }

@@ -12,7 +12,6 @@
 #define SEGMENTS_MAX 64
 #define SECTIONS_MAX 128
 #define SIZE_MAX_MAPPED (1ul << 40)
-#define PAGE 4096ul
 #define DOWN(at) ((at) & ~(PAGE - 1))
 #define UP(at) DOWN((at) + PAGE - 1)
 
@@ -37,7 +36,7 @@ static const char *file_read(struct file *file)
 	if (!read_at(file->fd, &file->header, sizeof(file->header), 0) || memcmp(header->e_ident, ELFMAG, SELFMAG) != 0 ||
 	    header->e_ident[EI_CLASS] != ELFCLASS64 || header->e_ident[EI_DATA] != ELFDATA2LSB)
 		return "it is no ELF file of 64 bits";
-	if (header->e_machine != EM_X86_64 || (header->e_type != ET_EXEC && header->e_type != ET_DYN))
+	if (header->e_machine != MACHINE || (header->e_type != ET_EXEC && header->e_type != ET_DYN))
 		return "it is no program for this machine";
 	if (header->e_phentsize != sizeof(*file->segments) || !header->e_phnum || header->e_phnum > SEGMENTS_MAX ||
 	    !read_at(file->fd, file->segments, header->e_phnum * sizeof(*file->segments), header->e_phoff))
@@ -111,6 +110,7 @@ static const char *sections_patch(int fd, uint8_t *at, uint64_t begin, uint64_t 
 		uint8_t *code_at = at + (section->sh_offset - begin);
 		struct code code = {code_at, code_at + section->sh_size, by_go};
 		sites_patch(&code, sites);
+		__builtin___clear_cache((char *)code.begin, (char *)code.end);
 		any = true;
 	}
 	return any ? NULL : "its code is in no section";
@@ -158,7 +158,7 @@ static const char *file_map(struct image *image, struct file *file, struct sites
 	uint64_t length = file->high - file->low, want = fixed ? file->low : 0;
 	uint64_t at = (uint64_t)raw(SYS_mmap, (long)want, (long)length, PROT_NONE,
 	                            MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | (fixed ? MAP_FIXED_NOREPLACE : 0), -1, 0);
-	if (at > -PAGE || (fixed && at != want))
+	if (at > -4096ul || (fixed && at != want))
 		return fixed ? "the addresses that it must lie at are taken" : "there is no room for it";
 	image->bias = at - file->low;
 	image->entry = image->bias + file->header.e_entry;
@@ -200,6 +200,6 @@ void code_mapped(uint8_t *at, uint64_t length, int fd, uint64_t offset, int prot
 /* Of memory without a file: made as the program runs. */
 void code_made(const uint8_t *at, uint64_t length, bool writable)
 {
-	if (writable || memmem(at, length, "\x0f\x05", SYSCALL_LENGTH) || memmem(at, length, "\xcd\x80", SYSCALL_LENGTH))
+	if (writable || calls_in(at, length))
 		shim->uncovered();
 }

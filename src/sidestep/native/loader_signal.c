@@ -14,7 +14,6 @@
 
 #define SIGNALS 65
 #define RESTORER 0x04000000 /* SA_RESTORER */
-#define RED_ZONE 128        /* below its stack pointer, which a program may use (System V ABI, 3.2.2) */
 
 struct kernel_action {
 	uint64_t handler, flags, restorer, mask;
@@ -30,11 +29,12 @@ static bool is_function(uint64_t handler)
 	return handler != (uint64_t)SIG_DFL && handler != (uint64_t)SIG_IGN;
 }
 
-static bool in_programs_code(uint64_t at)
+static bool in_programs_code(struct registers *now)
 {
 	extern const char __executable_start[], etext[];
+	const uint64_t at = program_counter(now);
 
-	return (at < (uint64_t)__executable_start || at >= (uint64_t)etext) && !trampoline_site(at);
+	return (at < (uint64_t)__executable_start || at >= (uint64_t)etext) && trampoline_left(now);
 }
 
 /*
@@ -46,7 +46,7 @@ __attribute__((used, visibility("hidden"))) uint64_t loader_signal(int sig, sigi
 {
 	const uint64_t handler = straight[sig];
 
-	if (!interrupted && handler && in_programs_code((uint64_t)((ucontext_t *)context)->uc_mcontext.gregs[REG_RIP])) {
+	if (!interrupted && handler && in_programs_code(registers_of(context))) {
 		if (programs[sig].flags & SA_RESETHAND) /* of which the shim does not tell the kernel */
 			kernel_action(sig, &(struct sigaction){.sa_handler = SIG_DFL}, NULL);
 		return handler;
@@ -74,88 +74,40 @@ static bool is_fault(int sig, const siginfo_t *info)
 	return info->si_code > 0 && (sig == SIGSEGV || sig == SIGBUS || sig == SIGFPE || sig == SIGILL || sig == SIGTRAP);
 }
 
-/*
- * What the kernel would show of a call that a signal came into: the program's registers, at its call, which begins again after
- * a handler with SA_RESTART. Handlers look at them, to sample the program or, as musl's for pthread_cancel(3), to leave the call.
- */
-static bool program_shown(const struct block *block, bool restarts, greg_t *now)
-{
-	const struct frame *frame = block->interrupted;
-
-	if (!frame && (now[REG_RIP] <= (greg_t)loader_entry || now[REG_RIP] >= (greg_t)loader_inside)) {
-		greg_t at = (greg_t)trampoline_site((uint64_t)now[REG_RIP]);
-		if (at)
-			now[REG_RIP] = at; /* in a trampoline the registers are the program's */
-		return at;
-	}
-	if (frame) {
-		const uint64_t values[][2] = {
-			{REG_R15, frame->r15}, {REG_R14, frame->r14}, {REG_R13, frame->r13}, {REG_R12, frame->r12}, {REG_RBP, frame->rbp},
-			{REG_RBX, frame->rbx}, {REG_R9, frame->r9},   {REG_R8, frame->r8},   {REG_R10, frame->r10}, {REG_RDX, frame->rdx},
-			{REG_RSI, frame->rsi}, {REG_RDI, frame->rdi}, {REG_RAX, frame->rax}, {REG_RCX, frame->back},
-		};
-		for (size_t i = 0; i < sizeof(values) / sizeof(*values); i++)
-			now[values[i][0]] = (greg_t)values[i][1];
-	}
-	now[REG_RSP] = (greg_t)(frame ? frame->rsp : block->program_sp);
-	now[REG_RIP] = (greg_t)SITE(now[REG_RCX]);
-	now[REG_R11] = now[REG_EFL];
-	if (!restarts) {
-		now[REG_RIP] += SYSCALL_LENGTH;
-		now[REG_RAX] = -EINTR;
-	}
-	return true;
-}
-
 /* The handler has changed where a call of ours goes on: the call is to end as soon as it can, if it has done nothing. */
-static void divert(struct block *block, greg_t *now, const greg_t *real)
+static void divert(struct block *block, struct registers *now, const struct registers *real)
 {
 	if (!block->interrupted)
 		return; /* it has not begun */
 	block->diverted = block->interrupted;
-	memcpy(block->diverted_to, now, sizeof(block->diverted_to));
-	memcpy(now, real, sizeof(block->diverted_to));
-	if (memcmp((const void *)now[REG_RIP], "\x0f\x05", SYSCALL_LENGTH) == 0) { /* which the kernel would begin again */
-		now[REG_RIP] += SYSCALL_LENGTH;
-		now[REG_RAX] = -EINTR;
-	}
+	block->diverted_to = *now;
+	*now = *real;
+	call_ends(now);
 	shim->interrupt();
-}
-
-void call_divert(struct frame *frame, struct block *block)
-{
-	const int64_t *to = block->diverted_to;
-
-	*frame = (struct frame){
-		.r15 = (uint64_t)to[REG_R15], .r14 = (uint64_t)to[REG_R14], .r13 = (uint64_t)to[REG_R13], .r12 = (uint64_t)to[REG_R12],
-		.rbp = (uint64_t)to[REG_RBP], .rbx = (uint64_t)to[REG_RBX], .r9 = (uint64_t)to[REG_R9], .r8 = (uint64_t)to[REG_R8],
-		.r10 = (uint64_t)to[REG_R10], .rdx = (uint64_t)to[REG_RDX], .rsi = (uint64_t)to[REG_RSI], .rdi = (uint64_t)to[REG_RDI],
-		.rax = (uint64_t)to[REG_RAX], .fs = frame->fs, .back = (uint64_t)to[REG_RIP], .rsp = (uint64_t)to[REG_RSP],
-	};
 }
 
 /* What the shim takes for the program's handler, which may come back by siglongjmp. */
 static void loader_handler(int sig, siginfo_t *info, void *context)
 {
 	struct block *block = this_block();
-	greg_t *now = ((ucontext_t *)context)->uc_mcontext.gregs, real[NGREG];
-	const uint64_t top = block->top, inside = block->inside, fs = block->program_fs, sp = block->program_sp;
+	struct registers *now = registers_of(context);
+	const struct registers real = *now;
+	const uint64_t top = block->top, inside = block->inside, pointer = block->program_tp, sp = block->program_sp;
 	const uint64_t here = (uint64_t)__builtin_frame_address(0);
 	const struct kernel_action *action = &programs[sig];
 
-	memcpy(real, now, sizeof(real));
 	bool shown = !is_fault(sig, info) && program_shown(block, action->flags & SA_RESTART, now);
-	const greg_t at = now[REG_RIP];
+	const uint64_t at = program_counter(now);
 	loader_to_handler(action->handler, sig, info, context,
 	                  here >= block->low && here <= block->high ? sp - RED_ZONE : 0);
 	block->program_sp = sp;
-	block->program_fs = fs;
+	block->program_tp = pointer;
 	block->inside = inside;
 	block->top = top;
-	if (shown && now[REG_RIP] == at)
-		memcpy(now, real, sizeof(real));
+	if (shown && program_counter(now) == at)
+		*now = real;
 	else if (shown)
-		divert(block, now, real);
+		divert(block, now, &real);
 }
 
 /* As the shim wants it: the sigaction(2) of our C library, but for the way in. */
@@ -171,8 +123,8 @@ int kernel_action(int sig, const struct sigaction *act, struct sigaction *old)
 	if (act) {
 		straight[sig] = 0;
 		mine.handler = (uint64_t)act->sa_handler;
-		mine.flags = (uint64_t)(unsigned)act->sa_flags | RESTORER;
-		mine.restorer = (uint64_t)loader_restorer;
+		mine.flags = (uint64_t)(unsigned)act->sa_flags | RESTORER_FLAG;
+		mine.restorer = RESTORER_OURS;
 		memcpy(&mine.mask, &act->sa_mask, sizeof(mine.mask));
 		if (is_function(mine.handler)) {
 			to_call[sig] = act->sa_sigaction;

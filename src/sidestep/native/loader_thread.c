@@ -37,7 +37,7 @@ void thread_block_init(struct block *block, uint64_t low, uint64_t high)
 {
 	*block = (struct block){
 		.self = block,
-		.fs = thread_pointer(),
+		.thread_pointer = thread_pointer(),
 		.low = low,
 		.high = high,
 		.top = (high - SPARE) & ~63ul,
@@ -46,10 +46,11 @@ void thread_block_init(struct block *block, uint64_t low, uint64_t high)
 
 static void enter(struct frame *frame, struct block *block, uint64_t mask)
 {
-	block->inside = 1;
-	block->program_fs = frame->fs;
-	block->program_sp = frame->rsp;
-	__asm__ volatile("wrgsbase %0" : : "r"(block) : "memory");
+	block->leaving = frame;
+	block->inside = INSIDE_SIGNAL;
+	block->program_tp = frame->thread_pointer;
+	block->program_sp = frame->sp;
+	block_set(block);
 	signals_set(mask);
 	loader_enter(frame, block);
 }
@@ -97,11 +98,11 @@ static long thread_make(const struct frame *frame, uint64_t flags, uint64_t stac
 	pthread_t thread;
 	uint32_t tid = 0;
 
-	birth.frame.rax = 0;
+	frame_result(&birth.frame, 0);
 	if (stack)
-		birth.frame.rsp = stack;
+		birth.frame.sp = stack;
 	if (flags & CLONE_SETTLS)
-		birth.frame.fs = tls;
+		birth.frame.thread_pointer = tls;
 	birth.mask = signals_set(ALL_SIGNALS);
 	pthread_attr_init(&attributes);
 	pthread_attr_setstacksize(&attributes, STACK_SIZE);
@@ -116,34 +117,24 @@ static long thread_make(const struct frame *frame, uint64_t flags, uint64_t stac
 
 __attribute__((used, visibility("hidden"))) void loader_bare_start(struct block *block)
 {
+	block_set(block);
 	signals_set(block->mask);
 }
 
 /* Where a child of clone3_bare() begins. */
 __attribute__((used, visibility("hidden"))) void loader_bare_run(struct block *block)
 {
-	__asm__ volatile("wrgsbase %0" : : "r"(block) : "memory");
+	block_set(block);
 	signals_set(block->mask);
 	loader_enter((struct frame *)block - 1, block);
 }
 
 static long clone3_bare(struct clone_args *with, struct block *block)
 {
-	long result;
-
 	with->flags &= ~(uint64_t)CLONE_SETTLS;
 	with->stack = block->low;
 	with->stack_size = (block->high & ~63ul) - block->low;
-	__asm__ volatile("syscall\n\t"
-	                 "testq %%rax, %%rax\n\t"
-	                 "jnz 1f\n\t"
-	                 "movq %%rbx, %%rdi\n\t"
-	                 "call loader_bare_run\n"
-	                 "1:"
-	                 : "=a"(result)
-	                 : "a"(SYS_clone3), "D"(with), "S"(sizeof(*with)), "b"(block)
-	                 : "rcx", "r11", "memory");
-	return result;
+	return machine_clone3(with, block);
 }
 
 /*
@@ -153,6 +144,9 @@ static long clone3_bare(struct clone_args *with, struct block *block)
 static long bare_make(const struct frame *frame, uint64_t flags, uint64_t stack, uint32_t *parent_tid, uint32_t *child_tid,
                       uint64_t tls, struct clone_args *with)
 {
+	if ((flags & CLONE_WITH_VM) != CLONE_WITH_VM)
+		return -EINVAL;
+	struct block *own = this_block();
 	char *low = mmap(NULL, BARE_STACK_SIZE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
 
 	if (low == MAP_FAILED)
@@ -160,22 +154,24 @@ static long bare_make(const struct frame *frame, uint64_t flags, uint64_t stack,
 	struct block *block = (struct block *)(low + BARE_STACK_SIZE) - 1;
 	struct frame *child = (struct frame *)block - 1;
 	*child = *frame;
-	child->rax = 0;
+	frame_result(child, 0);
 	if (stack)
-		child->rsp = stack;
+		child->sp = stack;
 	if (flags & CLONE_SETTLS)
-		child->fs = tls;
+		child->thread_pointer = tls;
 	thread_block_init(block, (uint64_t)low, (uint64_t)child);
 	block->bare = true;
 	block->lends = flags & CLONE_VFORK;
-	block->program_fs = child->fs;
-	block->program_sp = child->rsp;
-	block->inside = 1;
+	block->program_tp = child->thread_pointer;
+	block->program_sp = child->sp;
+	block->leaving = child;
+	block->inside = INSIDE_SIGNAL;
 	if (block->lends)
 		shim->lend();
 	block->mask = signals_set(ALL_SIGNALS);
 	long result = with ? clone3_bare(with, block)
 	                   : loader_clone((long)(flags & ~(uint64_t)CLONE_SETTLS), child, parent_tid, child_tid, block);
+	block_set(own); /* the child has set it, where it is found by memory */
 	signals_set(block->mask);
 	if (block->lends)
 		shim->lend_over();
@@ -217,9 +213,9 @@ static long fork_make(struct frame *frame, uint64_t flags, uint64_t stack, uint3
 	if (flags & CLONE_CHILD_CLEARTID)
 		block->clear_tid = child_tid;
 	if (flags & CLONE_SETTLS)
-		frame->fs = tls;
+		frame->thread_pointer = tls;
 	if (stack)
-		frame->rsp = stack;
+		frame->sp = stack;
 	return 0;
 }
 

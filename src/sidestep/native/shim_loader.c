@@ -127,17 +127,25 @@ static enum kind look(int dir, const char *file, char line[LINE_LENGTH], char re
 	return kind;
 }
 
+static bool machine_can_load(void)
+{
+#if defined(__x86_64__)
+	return getauxval(AT_HWCAP2) & HWCAP2_FSGSBASE;
+#else
+	return true;
+#endif
+}
+
 /* The loader's path, or NULL: there is none for this machine, or not in this root (chroot). */
 static const char *loader_find(void)
 {
-#if defined(__x86_64__)
 	static const char loader[] = "sidestep-loader";
 	static char path[PATH_MAX];
 	static _Atomic bool known;
 	Dl_info info;
 
 	if (!known) {
-		if (!(getauxval(AT_HWCAP2) & HWCAP2_FSGSBASE) || !dladdr((void *)loader_find, &info) || !info.dli_fname)
+		if (!machine_can_load() || !dladdr((void *)loader_find, &info) || !info.dli_fname)
 			return NULL;
 		const char *slash = strrchr(info.dli_fname, '/');
 		int directory = slash ? (int)(slash + 1 - info.dli_fname) : 0;
@@ -145,10 +153,7 @@ static const char *loader_find(void)
 			return NULL;
 		known = true;
 	}
-	if (access(path, X_OK) == 0)
-		return path;
-#endif
-	return NULL;
+	return access(path, X_OK) == 0 ? path : NULL;
 }
 
 /* A debugger's breakpoints are for the program that it starts, and whoever traces calls wants to see the program's. */

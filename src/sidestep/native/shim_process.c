@@ -176,7 +176,10 @@ EXEC(fexecve, false, AT_FDCWD, proc_fd(fd, found), (int fd, char *const *argv, c
 long execute_bare(int dir, const char *path, char *const argv[], char *const env[], int flags)
 {
 	START_FOR(start, dir, path, argv, env);
-	int result = start.loader ? real.execve(start.loader, argv, env) : real.execveat(dir, path, argv, env, flags);
+	const char *file = start.loader;
+	if (!file && dir == AT_FDCWD && !flags)
+		file = path; /* execve(2) stays what it is: sandboxes, and emulators, may know no other */
+	int result = file ? real.execve(file, argv, env) : real.execveat(dir, path, argv, env, flags);
 	return result < 0 ? -errno : result;
 }
 

@@ -477,7 +477,25 @@ def _link_facts(one: Connection) -> Iterator[tuple[str, str]]:
     credit = f"{link['credit']} messages may go, {link['remote_credit']} may come"
     credit += f" ({link['receives_posted']} receives posted)"
     yield "credit", f"{credit}; advertised: {link['adverts']} here, {link['remote_adverts']} there"
+    yield from _queue_pair_facts(link.get("queue_pair", {}))
     yield "over it", f"{_moved(link, 'sent', link['sent'])}; {_moved(link, 'received', link['arrived'])}"
+
+
+def _queue_pair_facts(found: dict[str, Any]) -> Iterator[tuple[str, str]]:
+    """What the device tells of a link's queue pair, as far as it does."""
+    if "number" not in found:
+        return
+    text = f"{found['number']}"
+    if "remote_number" in found:
+        text += f", there {found['remote_number']}"
+    if "mtu" in found:
+        text += f"; path MTU {found['mtu']}"
+    yield "queue pair", text
+    if "packets_sent" in found:
+        again, times = found.get("packets_resent", 0), found.get("resent", 0)
+        text = f"{found['packets_sent']:,} sent, {found['packets_received']:,} received"
+        yield "packets", f"{text}; {again:,} sent again in {times:,} times of going back"
+        yield "NAKs", f"{found['naks_sent']:,} sent, {found['naks_received']:,} received"
 
 
 def _carrier(link: dict[str, Any]) -> str:

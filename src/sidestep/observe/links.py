@@ -26,6 +26,14 @@ _GROWING: Final = {
 }  # fmt: skip
 
 
+# The same of its queue pair, where the device's connections are packets: unit and direction.
+_OF_QUEUE_PAIR: Final = {
+    ("packets", "sent"): "packets_sent", ("packets", "received"): "packets_received",
+    ("packets_resent", ""): "packets_resent",
+    ("naks", "sent"): "naks_sent", ("naks", "received"): "naks_received",
+}  # fmt: skip
+
+
 class LinkRoute(NamedTuple):
     """Over what, and where to."""
 
@@ -66,6 +74,18 @@ def number(link: Link, name: str) -> int:
     """One of its numbers; 0 if nobody tells it."""
     found = link.get(name)
     return found if isinstance(found, int) else 0
+
+
+def grown(now: Link, before: Link, name: str) -> int:
+    """By how much; all of it where it has begun anew."""
+    found, more = number(now, name), number(now, name) - number(before, name)
+    return more if more >= 0 else found
+
+
+def queue_pair(link: Link) -> Link:
+    """What the device tells of it; nothing from a provider that does not tell it."""
+    found = link.get("queue_pair")
+    return found if isinstance(found, dict) else {}
 
 
 def sums(links: Iterable[Link], named: Callable[[LinkRoute], LinkRoute] = lambda way: way) -> dict[LinkRoute, Sum]:
@@ -129,8 +149,12 @@ class LinkTotals:
         for which, link in now.items():
             way, before = self.named(LinkRoute.of(link)), self._last.get(which, {})
             for (unit, direction, mechanism), name in _GROWING.items():
-                grown = number(link, name) - number(before, name)
-                self.counts[way, unit, direction, mechanism] += grown if grown >= 0 else number(link, name)
+                self.counts[way, unit, direction, mechanism] += grown(link, before, name)
+            found, found_before = queue_pair(link), queue_pair(before)
+            if "packets_sent" not in found:
+                continue
+            for (unit, direction), name in _OF_QUEUE_PAIR.items():
+                self.counts[way, unit, direction, ""] += grown(found, found_before, name)
         self._last = now
 
     def named(self, way: LinkRoute) -> LinkRoute:

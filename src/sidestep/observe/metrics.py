@@ -1,13 +1,14 @@
 """Metrics for Prometheus: what the connections, the programs and the provider are about, when they are asked for.
 
-A process of its own serves them, so the provider keeps its one thread and no HTTP; looking costs it two short requests
-a scrape, and nothing between scrapes. The exporter keeps the totals, as a Prometheus counter must not go down. An ended
-connection is there to be counted until its place in the program's memory is used again, or the provider forgets it:
-where many come and go between two scrapes, some are not counted; scrape more often to lose less. Both ends of a
-connection are counted where both are under sidestep.
+A process of its own serves them, so the provider keeps its one thread and no HTTP; looking costs it a few short
+requests a scrape, and nothing between scrapes. The exporter keeps the totals, as a Prometheus counter must not go down.
+An ended connection is there to be counted until its place in the program's memory is used again, or the provider
+forgets it: where many come and go between two scrapes, some are not counted; scrape more often to lose less. Both ends
+of a connection are counted where both are under sidestep.
 
 No label has an unbounded set of values: there are no series of single connections or programs; `sidestep top` has them.
-Links to other hosts are summed up by protocol, device and host (`sidestep.observe.links`).
+Links to other hosts are summed up by protocol, device and host (`sidestep.observe.links`), what RDMA devices count by
+device (`sidestep.observe.device_totals`).
 """
 
 from __future__ import annotations
@@ -36,6 +37,7 @@ from sidestep.counters import NAMES
 from sidestep.errors import Unavailable
 from sidestep.native.layout import State
 from sidestep.observe.connections import Ended, ended
+from sidestep.observe.device_totals import DeviceTotals, of_provider
 from sidestep.observe.links import LinkTotals, Sum, modes, sums
 from sidestep.observe.traffic import Sample, Totals, take_sample
 
@@ -69,6 +71,7 @@ class Exporter(Collector):
     def __init__(self, socket_path: Path) -> None:
         self._socket_path = socket_path
         self._totals = Totals()
+        self._devices = DeviceTotals()
         self._lock = threading.Lock()  # scrapes may overlap
         self.registry = CollectorRegistry(auto_describe=False)
         self.registry.register(self)
@@ -86,11 +89,13 @@ class Exporter(Collector):
             try:
                 sample = take_sample(self._socket_path)
                 self._totals.handle(sample.connections.values(), self._ended())
+                self._devices.handle(of_provider(sample.status))
             except Unavailable:
                 sample = None
             yield GaugeMetricFamily("sidestep_provider_up", "Whether the provider answers", value=sample is not None)
             yield from self._traffic()
             yield from _link_traffic(self._totals.links)
+            yield from _of_devices(self._devices, now=sample is not None)
             if sample is not None:
                 yield from _connections(sample)
                 yield from _links(sample, self._totals.links)
@@ -153,13 +158,18 @@ def _link_traffic(totals: LinkTotals) -> Iterator[Metric]:
         "sidestep_link_zcopy_bytes", "Of all bytes over links, those by RDMA Read or Write",
         labels=(*_WAY, "direction", "mechanism"),
     )  # fmt: skip
+    packets = CounterMetricFamily(
+        "sidestep_link_packets", "Packets of links over devices that send packets, such as roce",
+        labels=(*_WAY, "direction"),
+    )  # fmt: skip
+    again = CounterMetricFamily("sidestep_link_packets_resent", "Of the packets sent, those sent again", labels=_WAY)
+    naks = CounterMetricFamily(
+        "sidestep_link_naks", "Negative acknowledgements over links", labels=(*_WAY, "direction")
+    )
+    families = {"bytes": whole, "zcopy_bytes": zcopy, "packets": packets, "packets_resent": again, "naks": naks}
     for (way, unit, direction, mechanism), count in sorted(totals.counts.items()):
-        if unit == "bytes":
-            whole.add_metric((*way, direction), count)
-        else:
-            zcopy.add_metric((*way, direction, mechanism), count)
-    yield whole
-    yield zcopy
+        families[unit].add_metric((*way, *filter(None, (direction, mechanism))), count)
+    yield from families.values()
 
 
 def _links(sample: Sample, totals: LinkTotals) -> Iterator[Metric]:
@@ -175,6 +185,23 @@ def _links(sample: Sample, totals: LinkTotals) -> Iterator[Metric]:
     for labels, count in sorted(modes(sample.links).items()):
         family.add_metric(labels, count)
     yield family
+
+
+def _of_devices(totals: DeviceTotals, *, now: bool) -> Iterator[Metric]:
+    family = CounterMetricFamily(
+        "sidestep_device_events", "What the provider's RDMA devices count, by their own names",
+        labels=("device", "event", "reason"),
+    )  # fmt: skip
+    for labels, count in sorted(totals.counts.items()):
+        family.add_metric(labels, count)
+    yield family
+    if now:
+        present = GaugeMetricFamily(
+            "sidestep_device_objects", "What there is on the provider's RDMA devices", labels=("device", "kind")
+        )
+        for of, count in sorted(totals.present.items()):
+            present.add_metric(of, count)
+        yield present
 
 
 def _provider(status: Any) -> Iterator[Metric]:

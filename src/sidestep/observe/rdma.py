@@ -181,9 +181,12 @@ def look(path: Path, uid: int) -> ProcessView:
         return process
 
 
-def processes() -> list[ProcessView]:
+def processes(pids: set[int] | None = None) -> list[ProcessView]:
+    """All that answer; with `pids` only these are asked."""
     found = []
     for path, uid in sockets():
+        if pids is not None and path.name.partition("-")[0] not in map(str, pids):
+            continue
         try:
             found.append(look(path, uid))
         except Unavailable:  # it has gone meanwhile

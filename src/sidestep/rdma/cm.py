@@ -37,7 +37,7 @@ from sidestep import limits
 from sidestep.errors import Misuse
 
 if TYPE_CHECKING:
-    from sidestep.rdma.verbs import QueuePair
+    from sidestep.rdma.verbs import Beginning, QueuePair
 
 # Reasons of a rejection (IBTA 12.6.7.2).
 REJECT_TIMEOUT: Final = 4  # who asked has given up
@@ -189,6 +189,7 @@ class Connection(ABC):
     __slots__ = ()
 
     transport: Transport | None = None  # the connection beneath, where it is TCP's
+    beginning: Beginning | None = None  # where others than the device's own connection manager make it
 
     qp: QueuePair
     state: CmState

@@ -38,7 +38,7 @@ from sidestep import config, limits
 from sidestep.accepting import Acceptor
 from sidestep.errors import Misuse, PeerViolation, Unavailable
 from sidestep.loop import READ, WRITE
-from sidestep.rdma.iwarp.tap import Seen, SeenKind, WireEnds
+from sidestep.rdma.iwarp.tap import Seen, SeenKind, Speech, WireEnds
 
 if TYPE_CHECKING:
     from sidestep.loop import Loop
@@ -58,7 +58,8 @@ def encode(seen: Seen) -> bytes:
     data = seen.data
     if seen.ends is not None:
         ends = seen.ends
-        data = json.dumps([ends.local, ends.remote, ends.active, ends.device, ends.began_before]).encode()
+        told = [ends.local, ends.remote, ends.active, ends.device, ends.began_before, ends.speaks.value]
+        data = json.dumps(told).encode()
     return _HEADER.pack(seen.what, seen.outbound, seen.wire, seen.time_ns, seen.offset, seen.acknowledged) + data
 
 
@@ -71,9 +72,9 @@ def decode(packet: bytes) -> Seen:
     try:
         kind = SeenKind(what)
         if kind is SeenKind.OPENED:
-            (here, here_port), (there, there_port), active, device, before = json.loads(data)
+            (here, here_port), (there, there_port), active, device, before, speaks = json.loads(data)
             data, local, remote = b"", (str(here), int(here_port)), (str(there), int(there_port))
-            ends = WireEnds(local, remote, bool(active), str(device), bool(before))
+            ends = WireEnds(local, remote, bool(active), str(device), bool(before), Speech(speaks))
     except (ValueError, TypeError) as error:
         raise PeerViolation(f"a packet that cannot be read: {error}", rule="malformed") from error
     return Seen(kind, wire, time_ns, bool(outbound), offset, acknowledged, data, ends)
@@ -93,7 +94,10 @@ class Observed(Protocol):
 
     name: str
     address: str
-    taps: Taps
+
+    @property
+    def taps(self) -> Taps | None:
+        """None: what passes cannot be seen."""
 
     def listening(self) -> list[int]: ...
     def counters(self) -> dict[str, int]: ...
@@ -120,7 +124,8 @@ class CaptureFilter:
             self._forget_closed()
 
     def _forget_closed(self) -> None:
-        self.left_out &= {wire.number for device in self._devices for wire in device.taps.wires}
+        taps = [device.taps for device in self._devices if device.taps is not None]
+        self.left_out &= {wire.number for each in taps for wire in each.wires}
         self._left_out_max = max(limits.RDMA_LEFT_OUT_MAX, 2 * len(self.left_out))
 
     def _fits(self, ends: WireEnds) -> bool:
@@ -208,7 +213,7 @@ class _Client:
         self._lost = 0  # things of a capture that had no room
         self._asked_all = False  # by his own word
         self._wanted: CaptureFilter | None = None
-        self._tapped: list[Observed] = []
+        self._tapped: list[Taps] = []
         self._watched = 0
         self._watch()
 
@@ -220,8 +225,8 @@ class _Client:
         self._control.forget(self)
 
     def _untap(self) -> None:
-        for device in self._tapped:
-            device.taps.remove(self._see)
+        for taps in self._tapped:
+            taps.remove(self._see)
         self._tapped.clear()
 
     # --- questions ---
@@ -269,14 +274,15 @@ class _Client:
 
     def _capture(self, asked: dict[str, Any]) -> None:
         name, address, port = asked.get("device"), asked.get("address"), asked.get("port")
-        devices = [device for device in self._control.devices if name in (None, device.name)]
+        devices = [each for each in self._control.devices if name in (None, each.name) and each.taps is not None]
         self._tell({"devices": [device.name for device in devices], "pid": os.getpid()})
         if self._tapped or not (isinstance(address, str | None) and isinstance(port, int | None)):
             self.close()
             return
         self._wanted = CaptureFilter(address, port, devices)
         for device in devices:
-            self._tapped.append(device)
+            assert device.taps is not None  # as looked for
+            self._tapped.append(device.taps)
             device.taps.add(self._see)
 
     def _leave_out(self, asked: dict[str, Any]) -> None:

@@ -30,10 +30,13 @@ def ethernet_header(side: Side, version: int) -> bytes:
     return _mac(side.other) + _mac(side) + (b"\x08\x00" if version == 4 else b"\x86\xdd")
 
 
-def network_header(source: IpAddress, destination: IpAddress, protocol: int, length: int) -> bytes:
+def network_header(
+    source: IpAddress, destination: IpAddress, protocol: int, length: int, identification: int = 0
+) -> bytes:
     if source.version == 6:
         return _IPV6.pack(6 << 28, length, protocol, _TTL, source.packed, destination.packed)
-    fields = (0x45, 0, 20 + length, 0, 0x4000, _TTL, protocol)  # identification 0, which the checksum covers; DF
+    # RoCE's checksum covers the identification; DF
+    fields = (0x45, 0, 20 + length, identification, 0x4000, _TTL, protocol)
     without = _IPV4.pack(*fields, 0, source.packed, destination.packed)
     return _IPV4.pack(*fields, internet_checksum(without), source.packed, destination.packed)
 

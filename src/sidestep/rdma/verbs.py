@@ -6,14 +6,14 @@ what is beneath. Rules that hold for every device:
 - **Nobody is called back from inside a call.** Completions, events and answers come later, from where the device is
   driven (a `run` of the loopback fabric, the provider's loop). So a handler may post, register and disconnect freely.
 - **Work of one queue pair is begun and completed in the order of posting.** A Send arrives after the Writes posted
-  before it were placed; an RDMA Read may deliver its bytes after a Send posted behind it arrived (IBTA 9.5, RFC 5040
-  5.5).
+  before it were placed; an RDMA Read or atomic operation may deliver its bytes after a Send posted behind it arrived
+  (IBTA 9.5, RFC 5040 5.5).
 - **Errors end a queue pair.** The request that failed is completed with its status, all others with `FLUSHED`, in
   order, receives too; then nothing more happens on it. What no completion tells comes as an `AsyncEvent`.
 - **Nothing is placed before everything was checked**: key (all 32 bits), protection domain, rights, bounds, wrap.
 
 What a device can do is in its `DeviceAttributes`; what it cannot, it refuses with `Misuse` or `LimitReached` at the
-call. Not offered: atomics, unreliable datagrams, sending immediate data; what another stack sends of it is told.
+call. Not offered by any: unreliable datagrams.
 """
 
 from __future__ import annotations
@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from sidestep.errors import SidestepError
     from sidestep.native._framing import Inbound, Outbound
     from sidestep.rdma.cm import CmState, ConnectionManager
+    from sidestep.rdma.iwarp.tap import Taps
     from sidestep.rdma.work import Access, Completion, LKey, Receive, RKey, SendRequest
 
 # What handlers return is of no meaning.
@@ -99,7 +100,9 @@ class DeviceAttributes:
     scatter_max: int = 16  # entries of a receive
     read_scatter_max: int = 16  # entries of an RDMA Read; iWARP: 1
     inline_max: int = 256  # bytes of all `bytes` entries of a gather: copied by the device, needs no region
-    read_depth_max: int = 16  # RDMA Reads of one queue pair under way, each way
+    read_depth_max: int = 16  # RDMA Reads and atomic operations of one queue pair under way, each way
+    atomics: bool = True  # `CompareSwap` and `FetchAdd`
+    immediate: bool = True  # sends immediate data; what another stack sends of it is told by all
     zero_based: bool = True  # regions and windows whose first byte has address 0
     key_part_chosen: bool = True  # the consumer may choose the low 8 bits of a key
     windows_max: int = 65536  # memory windows at a time; 0: not offered
@@ -121,8 +124,8 @@ class QpCapabilities:
 
     max_send_wr: int = 128  # posted and not completed; an unsignaled one counts until a later signaled one is
     max_recv_wr: int = 128  # posted, and no message has come
-    initiator_depth: int = 4  # RDMA Reads of this end under way; more wait, and what is behind them
-    responder_resources: int = 4  # RDMA Reads of the other end under way
+    initiator_depth: int = 4  # RDMA Reads and atomic operations under way; more wait, and what is behind them
+    responder_resources: int = 4  # those of the other end under way
 
 
 class MemoryRegion(ABC):
@@ -281,11 +284,25 @@ class QpEndpoint:
     mtu: int  # bytes: the largest path MTU that it takes
 
 
+@dataclass(frozen=True, slots=True)
+class Beginning:
+    """What the two ends said to each other before their queue pairs were joined, for those who look on."""
+
+    active: bool  # this end asked for it
+    service_id: int
+    request: bytes  # private data
+    reply: bytes  # likewise
+
+
 class JoinedBy(Protocol):
     """Who has joined a queue pair with another one."""
 
     remote_address: str
     state: CmState
+
+    @property
+    def beginning(self) -> Beginning | None:
+        """How it came to that, from `join` on; None: by the device's own connection manager."""
 
     def communication_established(self) -> None:
         """The first message has come, before the handler of completions hears of it."""
@@ -319,6 +336,16 @@ class QueuePair(ABC):
     @abstractmethod
     def sends_outstanding(self) -> int:
         """Requests that occupy the send queue."""
+
+    def details(self) -> dict[str, object]:
+        """How it is now, for people: names and values that JSON knows. A device adds what it counts."""
+        return {
+            "number": self.number,
+            "state": self.state.name,
+            "sends_outstanding": self.sends_outstanding,
+            "receives_posted": self.receives_posted,
+            "shared_receives": self.srq is not None,
+        }
 
     def lend(self, record: dict[str, int], reclaim: Callable[[], object]) -> Lent | None:
         """Leaves the wire to the engine, and its numbers in the record, if nothing is under way; else None.
@@ -481,6 +508,19 @@ class Device(ABC):
     attributes: DeviceAttributes
     cm: ConnectionManager
     on_event: EventHandler | None  # asynchronous events; without a handler they are dropped
+    taps: Taps | None = None  # for those who want to see what passes; None: nobody can
+
+    def listening(self) -> list[int]:
+        """Ports, and numbers of services, that are listened at; for people."""
+        return []
+
+    def counters(self) -> dict[str, int]:
+        """What happened so far, by name or `name{reason}`, and what there is now: names of `iwarp.counting.PRESENT`."""
+        return {}
+
+    def queue_pairs(self) -> list[dict[str, object]]:
+        """`QueuePair.details` of each."""
+        return []
 
     @abstractmethod
     def alloc_pd(self) -> ProtectionDomain:

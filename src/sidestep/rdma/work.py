@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import IntEnum, IntFlag
-from typing import TYPE_CHECKING, NewType, TypeAlias
+from typing import TYPE_CHECKING, Final, NewType, TypeAlias
 
 if TYPE_CHECKING:
     from sidestep.rdma.verbs import MemoryRegion, MemoryWindow
@@ -33,6 +33,7 @@ class Access(IntFlag):
     LOCAL_WRITE = 1
     REMOTE_WRITE = 2  # asks for LOCAL_WRITE as well (IBTA 10.6.3.1)
     REMOTE_READ = 4
+    REMOTE_ATOMIC = 8  # asks for LOCAL_WRITE as well (IBTA 10.6.3.1)
     WINDOW_BIND = 16  # of a region: parts of it may be opened by windows, whatever its own remote rights are
 
 
@@ -42,6 +43,8 @@ class Opcode(IntEnum):
     SEND = 0
     RDMA_WRITE = 1
     RDMA_READ = 2
+    COMPARE_SWAP = 3
+    FETCH_ADD = 4
     BIND_WINDOW = 5
     LOCAL_INVALIDATE = 6
     RECEIVE = 128
@@ -75,6 +78,7 @@ class Send:
     solicited: bool = False  # wakes a completion queue armed for solicited events only
     fence: bool = False  # waits for RDMA Reads posted before
     invalidate: RKey | None = None  # Send with Invalidate: the other end's key of this number is void
+    immediate: bytes | None = None  # four bytes beside the message; not together with `invalidate`
 
 
 @dataclass(slots=True)
@@ -87,6 +91,8 @@ class RdmaWrite:
     rkey: RKey
     signaled: bool = True
     fence: bool = False
+    immediate: bytes | None = None  # four bytes, which take a receive of the other end and complete it
+    solicited: bool = False  # of that completion; without immediate data it means nothing
 
 
 @dataclass(slots=True)
@@ -97,6 +103,37 @@ class RdmaRead:
     scatter: Scatter
     remote_va: int
     rkey: RKey
+    signaled: bool = True
+    fence: bool = False
+
+
+@dataclass(slots=True)
+class CompareSwap:
+    """Puts a number of 64 bits in the other end's region if the one there equals another; brings the one before.
+
+    Numbers in memory are in the byte order of their host. The address is a multiple of 8. Nothing comes between the
+    look and the change that another queue pair of that device does; what its host does may (IBTA 9.4.5).
+    """
+
+    wr_id: int
+    scatter: Scatter  # 8 bytes for the number before
+    remote_va: int
+    rkey: RKey
+    compare: int
+    swap: int
+    signaled: bool = True
+    fence: bool = False
+
+
+@dataclass(slots=True)
+class FetchAdd:
+    """Adds to a number of 64 bits in the other end's region, modulo 2^64; else as `CompareSwap`."""
+
+    wr_id: int
+    scatter: Scatter
+    remote_va: int
+    rkey: RKey
+    add: int
     signaled: bool = True
     fence: bool = False
 
@@ -143,7 +180,9 @@ class Receive:
     scatter: Scatter
 
 
-SendRequest: TypeAlias = Send | RdmaWrite | RdmaRead | LocalInvalidate | BindWindow
+SendRequest: TypeAlias = Send | RdmaWrite | RdmaRead | CompareSwap | FetchAdd | LocalInvalidate | BindWindow
+IMMEDIATE_LEN: Final = 4  # bytes
+ATOMIC_LEN: Final = 8  # bytes of the number that an atomic operation is about
 
 
 @dataclass(slots=True)
@@ -157,7 +196,7 @@ class Completion:
     qp_number: int = 0
     solicited: bool = False  # of a receive: the sender asked for an event
     invalidated: RKey | None = None  # of a receive: the key that the message voided
-    immediate: bytes | None = None  # of a receive: four bytes beside the message, which other stacks may send
+    immediate: bytes | None = None  # of a receive: four bytes beside the message
 
     @property
     def ok(self) -> bool:

@@ -38,7 +38,7 @@ _BODY_MAX: Final = _REQUEST.size + _ENDPOINT.size + PRIVATE_DATA_MAX
 
 
 class Kind(IntEnum):
-    """Those of the connection manager of InfiniBand (IBTA 12.6), as far as they are needed here."""
+    """Those of the connection manager of InfiniBand (IBTA 12.6), as far as they are needed here; and a question."""
 
     REQ = 1
     REP = 2
@@ -46,6 +46,8 @@ class Kind(IntEnum):
     REJ = 4
     DREQ = 5
     DREP = 6
+    ASK = 7  # what has become of a link whose queue pairs are no more; see `resync`
+    ANSWER = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,6 +127,7 @@ class ControlLink:
         driver: What calls `on_lost`.
         asked: Takes a request of the other end, with the number that it goes by, and gives who hears what follows, if
             anything may; None: that end only answers.
+        question: Answers what the other end asks; likewise.
         on_lost: Called once when the link is no more.
         log: Hears of rules that the other provider broke.
     """
@@ -136,12 +139,14 @@ class ControlLink:
         asked: Callable[[ControlLink, int, Req], Talker | None] | None,
         on_lost: Callable[[], object],
         log: Callable[[str], None],
+        question: Callable[[bytes], bytes] | None = None,
     ) -> None:
         self._stream = stream
         self._driver = driver
         self._asked = asked
         self._on_lost = on_lost
         self._log = log
+        self._question = question
         self._talkers: dict[int, Talker] = {}
         self._header = memoryview(bytearray(_HEADER.size))
         self._body: memoryview | None = None  # that is being received
@@ -246,6 +251,10 @@ class ControlLink:
             taken = self._asked(self, number, Req.decode(body))
             if taken is not None:
                 self._talkers[number] = taken
+        elif kind is Kind.ASK:
+            if self._question is None:
+                raise PeerViolation("it asks where it is to answer", rule="control_request")
+            self.send(Kind.ANSWER, number, self._question(body))
         elif talker is not None:
             talker.handle_record(kind, body)
         elif kind is Kind.DREQ:  # it was over here when that was said

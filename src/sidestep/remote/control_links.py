@@ -9,7 +9,7 @@ from ipaddress import ip_address
 from typing import TYPE_CHECKING, Final
 
 from sidestep import limits
-from sidestep.errors import LimitReached, SidestepError, Unavailable
+from sidestep.errors import LimitReached, PeerViolation, SidestepError, Unavailable
 from sidestep.rdma.cm import REJECT_INVALID_SERVICE_ID
 from sidestep.remote.control_link import ControlLink, Kind, Rej, Req, Talker
 from sidestep.remote.peers import PROVIDER_ITSELF
@@ -20,11 +20,50 @@ from sidestep.switch.protocol import Endpoint, Request
 
 if TYPE_CHECKING:
     from sidestep.remote.protocol import Sdp
+    from sidestep.remote.resync import Heard
     from sidestep.routing import Address
     from sidestep.sdp.endpoint import SdpStream
     from sidestep.switch.protocol import PortMapper
 
 Reached = Callable[[ControlLink | None], None]
+
+
+class Question:
+    """One that waits for its answer."""
+
+    def __init__(self, heard: Heard) -> None:
+        self._heard: Heard | None = heard
+        self._link: ControlLink | None = None
+        self._number = 0
+
+    def begin(self, link: ControlLink | None, question: bytes) -> None:
+        """The link is there, or there is none."""
+        if link is None:
+            self._tell(None)
+        if link is None or self._heard is None:
+            return
+        self._link, self._number = link, link.add(self)
+        link.send(Kind.ASK, self._number, question)
+
+    def take_back(self) -> None:
+        self._heard = None
+        if self._link is not None:
+            self._link.remove(self._number)
+
+    def handle_record(self, kind: Kind, body: bytes) -> None:
+        if kind is not Kind.ANSWER:
+            raise PeerViolation(f"{kind.name} to a question", rule="control_order")
+        if self._link is not None:
+            self._link.remove(self._number)
+        self._tell(body)
+
+    def handle_lost(self) -> None:
+        self._tell(None)
+
+    def _tell(self, answer: bytes | None) -> None:
+        heard, self._heard = self._heard, None
+        if heard is not None:
+            heard(answer)
 
 
 class ControlLinks:
@@ -64,9 +103,15 @@ class ControlLinks:
         """Another provider has made one, to an address of this host."""
         link = ControlLink(
             stream, self._sdp.loop, partial(self._asked, local, remote), lambda: self._taken.discard(link),
-            self._sdp.services.log,
+            self._sdp.services.log, lambda question: self._sdp.answer(local, remote, question),
         )  # fmt: skip
         self._taken.add(link)
+
+    def ask(self, local: Address, host: str, question: bytes, heard: Heard) -> Callable[[], None]:
+        """`Route.ask` of resynchronisation."""
+        asked = Question(heard)
+        self.reach(local, host, lambda link: asked.begin(link, question))
+        return asked.take_back
 
     def check_room(self) -> None:
         """Raises LimitReached if no more are taken."""

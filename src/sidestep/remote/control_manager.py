@@ -30,16 +30,14 @@ from sidestep.rdma.cm import (
     Unreachable,
 )
 from sidestep.rdma.soft.manager import ListenerTable, SoftRequest
-from sidestep.rdma.verbs import QpEndpoint, QpState
+from sidestep.rdma.verbs import Beginning, QpState
 from sidestep.remote.control_link import PRIVATE_DATA_MAX, Kind, Rej, Rep, Req
-from sidestep.sdp.wire import service_id
 
 if TYPE_CHECKING:
     from sidestep.rdma.cm import ConnectionEvent, ConnectionHandler, Driver
     from sidestep.rdma.verbs import Device, QueuePair
     from sidestep.remote.control_link import ControlLink, Talker
 
-NO_QUEUE_PAIR: Final = QpEndpoint(bytes(16), 0, 0, 256)
 _PATH_FAILED: Final = 24  # IBTA 12.6.7.2: invalid path
 
 
@@ -79,6 +77,7 @@ class ControlRequest(SoftRequest):
             made.end(Rejected(REJECT_TIMEOUT))
             return made
         made.adopt(self._link, self._number)
+        made.beginning = Beginning(False, req.service_id, req.private_data, private_data)
         depth = min(qp.capabilities.initiator_depth, req.responder_resources)
         resources = min(qp.capabilities.responder_resources, req.initiator_depth)
         try:
@@ -141,6 +140,7 @@ class ControlConnection(Connection):
         self._check_reply = check_reply
         self._link: ControlLink | None = None
         self._number = 0
+        self._asked = 0, b""  # service id and private data
         self.state = CmState.REQUEST_SENT
         manager.connections[qp.number] = self
 
@@ -163,6 +163,7 @@ class ControlConnection(Connection):
         except SidestepError:
             self.end(Unreachable())
             return
+        self._asked = service_id, private_data
         self.adopt(link, link.add(self))
         link.send(Kind.REQ, self._number, req.encode())
 
@@ -231,6 +232,7 @@ class ControlConnection(Connection):
             self.end(Rejected(REJECT_CONSUMER))
             return
         able = self.qp.capabilities
+        self.beginning = Beginning(True, *self._asked, rep.private_data)
         try:
             self.qp.join(
                 rep.endpoint, self, initiator_depth=min(able.initiator_depth, rep.responder_resources),
@@ -284,72 +286,6 @@ class ControlConnection(Connection):
         self._manager.driver.notices.append(partial(self._handler, self, event))
 
 
-class ControlQuestion:
-    """A REQ that names no queue pair, to be rejected with an answer: it takes no device here, which may be gone.
-
-    Args:
-        heard: Called once, with the rejection, or when nobody can be asked; not any more once it is closed.
-    """
-
-    def __init__(
-        self,
-        driver: Driver,
-        wire: str,
-        reach: Callable[[str, Callable[[ControlLink | None], None]], None],
-        address: str,
-        private_data: bytes,
-        heard: Callable[[Rejected | Unreachable], None],
-    ) -> None:
-        self._driver = driver
-        self._wire = wire
-        self._private_data = private_data
-        self._heard: Callable[[Rejected | Unreachable], None] | None = heard
-        self._link: ControlLink | None = None
-        self._number = 0
-        reach(address, self._reached)
-
-    def close(self) -> None:
-        self._heard = None
-        if self._link is not None:
-            self._link.send(Kind.REJ, self._number, Rej(REJECT_TIMEOUT).encode())
-            self._leave(self._link)
-
-    def _reached(self, link: ControlLink | None) -> None:
-        if self._heard is None:
-            return
-        if link is None:
-            self._hear(Unreachable())
-            return
-        self._link, self._number = link, link.add(self)
-        req = Req(self._wire, service_id(0), 0, 0, NO_QUEUE_PAIR, self._private_data)
-        link.send(Kind.REQ, self._number, req.encode())
-
-    def _leave(self, link: ControlLink) -> None:
-        self._link = None
-        link.remove(self._number)
-
-    def _hear(self, event: Rejected | Unreachable) -> None:
-        def tell() -> None:
-            if self._heard is not None:
-                heard, self._heard = self._heard, None
-                heard(event)
-
-        self._driver.notices.append(tell)
-
-    # ---- what the link says ----
-
-    def handle_record(self, kind: Kind, body: bytes) -> None:
-        if kind is not Kind.REJ or self._link is None:
-            raise PeerViolation(f"{kind.name} is no answer to a question", rule="control_order")
-        rej = Rej.decode(body)
-        self._leave(self._link)
-        self._hear(Rejected(rej.reason, rej.private_data))
-
-    def handle_lost(self) -> None:
-        self._link = None
-        self._hear(Unreachable())
-
-
 class ControlManager(ListenerTable):
     """That of one device at one address of this host.
 
@@ -371,7 +307,7 @@ class ControlManager(ListenerTable):
         self.device = device
         self.driver = driver
         self.wire = wire
-        self.reach = reach
+        self._reach = reach
         self.connections: dict[int, ControlConnection] = {}  # by queue pair
         self.requests: set[ControlRequest] = set()  # not answered yet
 
@@ -382,7 +318,7 @@ class ControlManager(ListenerTable):
         self.check_private_data(private_data, PRIVATE_DATA_MAX)
         self.check_qp(qp)
         made = ControlConnection(self, qp, address, handler, check_reply)
-        self.reach(address, lambda link: made.request(link, service_id, private_data))
+        self._reach(address, lambda link: made.request(link, service_id, private_data))
         return made
 
     def check_qp(self, qp: QueuePair) -> None:

@@ -31,7 +31,6 @@ from sidestep.loop import nothing
 from sidestep.native.layout import IPPROTO_SDP
 from sidestep.rdma.cm import ConnectionRequest
 from sidestep.rdma.control import Control
-from sidestep.rdma.iwarp.device import IwarpDevice
 from sidestep.rdma.verbs import AsyncEvent, Device, EventKind
 from sidestep.remote.control_link import PRIVATE_DATA_MAX
 from sidestep.remote.control_links import ControlLinks
@@ -41,7 +40,7 @@ from sidestep.remote.link import SdpLink
 from sidestep.remote.node import Node
 from sidestep.remote.peers import PROVIDER_ITSELF, PROVIDER_PORT, Peers
 from sidestep.remote.promotion import SIZE, Promotion, Purpose, read_key, why_not, why_not_in
-from sidestep.remote.resync import ControlRoute, DeviceRoute, Resync, ResyncResponder, Route
+from sidestep.remote.resync import Resync, ResyncResponder, Route, by_request
 from sidestep.remote.sdp_connect import SdpConnects
 from sidestep.remote.serving import Serving
 from sidestep.routing import Address
@@ -75,8 +74,8 @@ LINK_SETTINGS: Final = SdpSettings(
     remote_size=limits.REMOTE_RECEIVE_SIZE,
 )
 MAPPED_WIRE: Final = "iwarp"  # what the port mapper tells ports of
+QUESTIONS: Final = (Purpose.RESYNC, Purpose.RESYNCED, Purpose.FAILED)
 HELLO_LEN: Final = BSDH_LEN + Hello.LENGTH
-_BEGINNINGS: Final = (Purpose.CARRY, Purpose.INBOUND, Purpose.CONTROL)
 _DEVICE_GONE: Final = (EventKind.DEVICE_FATAL, EventKind.PORT_ERROR, EventKind.GID_CHANGE)
 
 
@@ -93,9 +92,10 @@ class Sdp(OffloadProtocol):
         """Listens for other hosts, if there are any to be believed."""
         super().start(services)
         self._devices: dict[tuple[str, Address], _At] = {}  # by transport
-        self._carried: dict[Carried, _At] = {}
+        self._carried: dict[Carried, tuple[_At, SdpLink]] = {}
         self._retired: set[_At] = set()  # devices that take nothing new, and carry something still
         self._askers: set[Resync] = set()
+        self.answers: ResyncResponder  # also of links whose device is gone
         self.key: bytes | None = None  # what both providers know
         self._peers: PortMapper
         self._workers: Workers | None = None
@@ -234,8 +234,8 @@ class Sdp(OffloadProtocol):
 
     # ---- for connections ----
 
-    def carried(self, far: Carried, at: _At, on_over: Callable[[], None]) -> None:
-        """A connection has its link over that device; `on_over` is called once it is over."""
+    def carried(self, far: Carried, at: _At, link: SdpLink, on_over: Callable[[], None]) -> None:
+        """A connection has that link over that device; `on_over` is called once it is over."""
 
         def over() -> None:
             del self._carried[far]
@@ -243,12 +243,34 @@ class Sdp(OffloadProtocol):
             if at in self._retired:
                 self.loop.soon(partial(self._close_unused, at))  # what ended it may still have to be answered by it
 
-        self._carried[far] = at
+        self._carried[far] = at, link
         far.on_over = over
 
     def settle(self, route: Route, promotion: Promotion, far: Carried) -> None:
         """Its link is broken: finds out where TCP goes on."""
         self._askers.add(Resync(self.loop, route, promotion, self.key, far, self._askers.discard))
+
+    def judged(self, local: Address, host: Address, said: bytes) -> tuple[Promotion, bytes, Hello]:
+        """What another host wants, and its Hello, as it came and decoded; raises if it is not believed."""
+        if not self.trusts(host):
+            raise PeerViolation("it is none of the hosts given with --remote", rule="promotion_host")
+        found = Promotion.find(said, self.key)
+        if found is None or len(said) != HELLO_LEN + SIZE:
+            raise Unavailable("no connection of programs is meant")
+        told = said[:-SIZE]
+        hello = Hello.decode(memoryview(told))
+        if (hello.src_ip, hello.dst_ip) != (host, local):
+            raise PeerViolation("it concerns other addresses than it comes from", rule="promotion_host")
+        return found, told, hello
+
+    def answer(self, local: Address, host: Address, question: bytes) -> bytes:
+        """To what a control link asks; nothing to what is not believed, or none of its business."""
+        try:
+            found, told, _ = self.judged(local, host, question)
+        except SidestepError as why:
+            self.services.log(f"a question of {host} is not answered: {why}")
+            return b""
+        return self.answers.answer(found, told, self.key) if found.purpose in QUESTIONS else b""
 
     def trusts(self, host: Address) -> bool:
         return self.services.remote is not None and self.services.remote.trusts(host)
@@ -285,28 +307,29 @@ class Sdp(OffloadProtocol):
         try:
             return self._speaking(wire, Request(Endpoint(local, 0), Endpoint(remote, 0), None)).manager
         except SidestepError as why:
-            for at in self._retired:  # what one of them has carried may still have to be settled
-                if at.address == local and at.manager is not None and at.manager.wire == wire:
-                    return at.manager
             self.services.log(f"{remote} asks for {wire} in vain: {why}")
             return None
 
     def retire(self, at: _At, *, works: bool = True) -> None:
         """Nothing new goes over that device, and it is closed once nothing does.
 
-        If it does not work any more its links are broken, and settled by that.
+        Over one that works connections take leave, for which all that is under way has to arrive. What another one
+        carries is settled, by what has arrived: before any program hears of it, as it could not send again then.
         """
         if self._devices.get((at.transport, at.address)) is not at:
             return
         del self._devices[at.transport, at.address]
         self._retired.add(at)
         at.retire()
-        for far in [far for far, over in self._carried.items() if over is at and works]:
-            far.leave()
+        for far, link in [(far, link) for far, (over, link) in self._carried.items() if over is at]:
+            if works:
+                far.leave()
+            else:
+                link.stream.abort()
         self._close_unused(at)
 
     def _close_unused(self, at: _At) -> None:
-        if at in self._retired and at not in self._carried.values():
+        if at in self._retired and all(over is not at for over, _ in self._carried.values()):
             self._retired.discard(at)
             at.close()
 
@@ -371,12 +394,10 @@ class _At(Node[Device]):
 
     def _observed(self) -> Control | None:
         """What `sidestep rdma list` and `capture` ask; None: without it the rest goes on."""
-        if not isinstance(self.device, IwarpDevice):
-            return None
         try:
             return Control(self.sdp.loop, [self.device], "sidestep provider")
         except SidestepError as why:
-            self.sdp.services.log(f"{self.device.name} cannot be captured: {why}")
+            self.sdp.services.log(f"{self.device.name} cannot be listed or captured: {why}")
             return None
 
     # ---- what the device says ----
@@ -384,7 +405,7 @@ class _At(Node[Device]):
     def _told(self, event: AsyncEvent) -> None:
         if event.kind in _DEVICE_GONE and event.source is self.device:
             self.sdp.services.log(f"{self.device.name} is given up, {event.kind.name}: {event.why}")
-            self.sdp.retire(self, works=event.kind is not EventKind.DEVICE_FATAL)
+            self.sdp.retire(self, works=False)
 
     # ---- what other hosts ask for ----
 
@@ -410,16 +431,8 @@ class _At(Node[Device]):
     def _judge(self, request: ConnectionRequest) -> None:
         """Whom a request is for, and whether it is believed."""
         host = ip_address(request.remote_address)
-        if not self.sdp.trusts(host):
-            raise PeerViolation("it is none of the hosts given with --remote", rule="promotion_host")
-        found = Promotion.find(request.private_data, self.sdp.key)
-        if found is None or len(request.private_data) != HELLO_LEN + SIZE:
-            raise Unavailable("no connection of programs is meant")
-        told = request.private_data[:-SIZE]
-        hello = Hello.decode(memoryview(told))
-        if (hello.src_ip, hello.dst_ip) != (host, self.address):
-            raise PeerViolation("it concerns other addresses than it comes from", rule="promotion_host")
-        if self._retired and found.purpose in _BEGINNINGS:
+        found, told, hello = self.sdp.judged(self.address, host, request.private_data)
+        if self._retired and found.purpose not in QUESTIONS:
             raise Unavailable("its device is being given up")
         if found.purpose is Purpose.INBOUND:
             if self.sdp.services.port_mapper is not None:
@@ -432,7 +445,7 @@ class _At(Node[Device]):
             self._take_control(request, found, host)
             return
         if found.purpose is not Purpose.CARRY:
-            self.sdp.answers.answer(request, found, told, self.sdp.key)
+            request.reject(private_data=self.sdp.answers.answer(found, told, self.sdp.key))
             return
         self.sdp.answers.check(found.name)
         local, remote = Endpoint(self.address, found.port), Endpoint(host, hello.local_port)
@@ -474,7 +487,7 @@ class _At(Node[Device]):
             return
         link.carry(far)
         self.sdp.answers.add(found.name, hello, link, far)
-        self.sdp.carried(far, self, lambda: self.sdp.answers.remove(found.name))
+        self.sdp.carried(far, self, link, lambda: self.sdp.answers.remove(found.name))
 
 
 class _Reaching:
@@ -516,7 +529,7 @@ class _Reaching:
                 self._outgoing.refuse(why.message)
             else:
                 link.carry(far)
-                self._sdp.carried(far, self._at, nothing)
+                self._sdp.carried(far, self._at, link, nothing)
                 link.handle_established()
         elif event.kind is SdpEventKind.BROKEN:
             host = self._outgoing.request.remote.address
@@ -530,9 +543,9 @@ class _Reaching:
                 self._outgoing.refuse(f"the provider at {host} has not joined in: its log says why")
 
     def _handle_broken(self, far: Carried) -> None:
-        manager, route = self._at.manager, None
-        if manager is not None:
-            route = ControlRoute(manager.reach, manager.wire, self._sdp.loop, self._address, self._hello)
-        self._sdp.settle(
-            route or DeviceRoute(self._at.stack, self._address, self._port, self._hello), self._promotion, far
-        )
+        at, controls = self._at, self._sdp.controls
+        if at.manager is not None and controls is not None:
+            ask = partial(controls.ask, at.address, self._address)
+        else:
+            ask = partial(by_request, at.stack, self._address, self._port)
+        self._sdp.settle(Route(self._hello, ask), self._promotion, far)

@@ -1,6 +1,7 @@
 """What becomes of connections whose link has broken while TCP lives: both ends agree where TCP goes on.
 
-The end that made the link asks, by connection requests that are never accepted:
+The end that made the link asks, by connection requests that are never accepted, or by the control link of a wire whose
+requests have no room for questions, without a queue pair:
 
     SETTLE, so many bytes have arrived here   -->  its application sends by TCP what follows them
     our application sends what follows these  <--  ARRIVED, so many here; or nothing: it is reset there, or not known
@@ -20,96 +21,66 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import TYPE_CHECKING, Final
 
 from sidestep import limits
 from sidestep.errors import PeerViolation, SidestepError
-from sidestep.loop import Loop, Timer
-from sidestep.rdma.cm import Connection, ConnectionEvent, ConnectionRequest, Rejected, Unreachable
-from sidestep.remote.control_manager import ControlQuestion
+from sidestep.loop import Loop, Timer, nothing
+from sidestep.rdma.cm import Connection, ConnectionEvent, Rejected, Unreachable
 from sidestep.remote.promotion import Promotion, Purpose
 from sidestep.sdp.wire import service_id
 from sidestep.switch.link import Carried
 
 if TYPE_CHECKING:
-    from sidestep.rdma.cm import Driver
-    from sidestep.rdma.verbs import QueuePair
-    from sidestep.remote.control_link import ControlLink
     from sidestep.remote.link import SdpLink
     from sidestep.sdp.stack import Stack
 
 _PAUSES_S: Final = (0.0, 0.2, 1.0, 2.0, 5.0)  # between two questions; the last one again and again
 
 
-Heard = Callable[[Rejected | Unreachable], None]
-
-
-class Question(Protocol):
-    """A connection request that asks, and is to be rejected with the answer."""
-
-    def close(self) -> None:
-        """It is not heard any more; what it took is given back."""
-
-
-class Route(Protocol):
-    """Where the other end of a link is asked."""
-
-    @property
-    def hello(self) -> bytes:
-        """That the link began with."""
-
-    def ask(self, private_data: bytes, heard: Heard) -> Question:
-        """Asks; raises SidestepError if that cannot be done for now."""
+Heard = Callable[[bytes | None], None]  # an answer; None: it has not been heard, or who would answer not reached
 
 
 @dataclass(frozen=True, slots=True)
-class DeviceRoute:
-    """By the device that has carried it."""
+class Route:
+    """Where the other end of a link is asked."""
 
-    stack: Stack
-    address: str
-    port: int
-    hello: bytes
-
-    def ask(self, private_data: bytes, heard: Heard) -> Question:
-        return _DeviceQuestion(self, private_data, heard)
+    hello: bytes  # that the link began with
+    ask: Callable[[bytes, Heard], Callable[[], None]]  # the call that it gives takes the question back
 
 
-class _DeviceQuestion:
-    def __init__(self, route: DeviceRoute, private_data: bytes, heard: Heard) -> None:
-        self._heard = heard
-        stack = route.stack
-        self._qp: QueuePair = stack.domain.create_qp(stack.send_cq, stack.recv_cq)
+class _RequestQuestion:
+    """A question as a connection request."""
+
+    def __init__(self, stack: Stack, address: str, port: int, question: bytes, heard: Heard) -> None:
+        self._heard: Heard | None = heard
+        self._qp = stack.domain.create_qp(stack.send_cq, stack.recv_cq)
         try:
-            self._asked: Connection = stack.manager.connect(
-                route.address, service_id(route.port), self._qp, private_data, self._hear,
-                check_reply=lambda _reply: False,
-            )  # fmt: skip
+            self._asked = stack.manager.connect(
+                address, service_id(port), self._qp, question, self._hear, check_reply=lambda _reply: False
+            )
         except SidestepError:
             self._qp.destroy()
             raise
 
-    def close(self) -> None:
-        self._asked.disconnect()
-        self._qp.destroy()
-
     def _hear(self, _connection: Connection, event: ConnectionEvent) -> None:
-        if isinstance(event, Rejected | Unreachable):
-            self._heard(event)
+        if not isinstance(event, Rejected | Unreachable):
+            return
+        heard, self._heard = self._heard, None
+        if heard is not None:
+            self._qp.destroy()
+            heard(event.private_data if isinstance(event, Rejected) else None)
+
+    def take_back(self) -> None:
+        if self._heard is not None:
+            self._heard = None
+            self._asked.disconnect()
+            self._qp.destroy()
 
 
-@dataclass(frozen=True, slots=True)
-class ControlRoute:
-    """By a control link: the device that has carried it may be gone."""
-
-    reach: Callable[[str, Callable[[ControlLink | None], None]], None]
-    wire: str
-    driver: Driver
-    address: str
-    hello: bytes
-
-    def ask(self, private_data: bytes, heard: Heard) -> Question:
-        return ControlQuestion(self.driver, self.wire, self.reach, self.address, private_data, heard)
+def by_request(stack: Stack, address: str, port: int, question: bytes, heard: Heard) -> Callable[[], None]:
+    """`Route.ask` by connection requests; raises SidestepError if there is no queue pair left for now."""
+    return _RequestQuestion(stack, address, port, question, heard).take_back
 
 
 class Resync:
@@ -122,7 +93,7 @@ class Resync:
         self._loop = loop
         self._on_over = on_over
         self._timer: Timer | None = None
-        self._asked: Question | None = None  # that waits for its answer
+        self._take_back: Callable[[], None] = nothing  # the question that waits for its answer
         self._route = route
         self._key = key
         self._relay = far
@@ -138,12 +109,8 @@ class Resync:
         """Asks no more: its stack is about to be closed."""
         if self._timer is not None:
             self._timer.cancel()
-        self._end_question()
-
-    def _end_question(self) -> None:
-        if self._asked is not None:
-            asked, self._asked = self._asked, None
-            asked.close()
+        take_back, self._take_back = self._take_back, nothing
+        take_back()
 
     def _begin(self, question: Promotion, answered: Callable[[Promotion | None], None]) -> None:
         self._question, self._answered = question, answered
@@ -166,21 +133,17 @@ class Resync:
             return
         hello = self._route.hello
         try:
-            self._asked = self._route.ask(hello + self._question.encode(hello, self._key), self._hear)
-        except SidestepError:  # there is no queue pair left for now
+            self._take_back = self._route.ask(hello + self._question.encode(hello, self._key), self._told)
+        except SidestepError:
             self._again()
 
-    def _hear(self, event: Rejected | Unreachable) -> None:
-        if self._asked is not None:
-            self._end_question()
-            self._told(event)
-
-    def _told(self, event: Rejected | Unreachable) -> None:
-        if isinstance(event, Unreachable):
+    def _told(self, answer: bytes | None) -> None:
+        self._take_back = nothing
+        if answer is None:
             self._again()
             return
         try:
-            found = Promotion.find(self._route.hello + event.private_data, self._key)
+            found = Promotion.find(self._route.hello + answer, self._key)
         except PeerViolation:
             found = None
         self._answered(found if found is not None and found.name == self._promotion.name else None)
@@ -261,10 +224,10 @@ class ResyncResponder:
         elif resyncing.far.break_off() is not None:
             resyncing.timer = self._loop.call_later(limits.SETTLE_LOOK_S, lambda: self._look_after(resyncing))
 
-    def answer(self, request: ConnectionRequest, asked: Promotion, hello: bytes, key: bytes | None) -> None:
-        """Answers one question; one that makes no sense, or is of an unknown link, is rejected without a word."""
+    def answer(self, asked: Promotion, hello: bytes, key: bytes | None) -> bytes:
+        """The answer to one question; none to one that makes no sense, or is of an unknown link."""
         answer = self._answer(asked, hello)
-        request.reject(private_data=answer.encode(hello, key) if answer is not None else b"")
+        return answer.encode(hello, key) if answer is not None else b""
 
     def _answer(self, asked: Promotion, hello: bytes) -> Promotion | None:
         now = self._loop.now

@@ -193,7 +193,8 @@ class SdpStream:
 
     def details(self) -> dict[str, object]:
         """How it is now, for people."""
-        return {"device": self.stack.device.name, "peer": self.address, **self.connection.details()}
+        found = {"device": self.stack.device.name, "peer": self.address, **self.connection.details()}
+        return found if self.qp is None else found | {"queue_pair": self.qp.details()}
 
     def use_large_frames(self) -> None:
         """The other end is one of ours; see `QueuePair.use_large_frames`."""

@@ -35,6 +35,10 @@ RIGHTS = {
     "local": enums.IBV_ACCESS_LOCAL_WRITE,
     "read": enums.IBV_ACCESS_REMOTE_READ,
     "write": enums.IBV_ACCESS_LOCAL_WRITE | enums.IBV_ACCESS_REMOTE_WRITE,
+    "all": enums.IBV_ACCESS_LOCAL_WRITE
+    | enums.IBV_ACCESS_REMOTE_READ
+    | enums.IBV_ACCESS_REMOTE_WRITE
+    | enums.IBV_ACCESS_REMOTE_ATOMIC,
     "both": enums.IBV_ACCESS_LOCAL_WRITE | enums.IBV_ACCESS_REMOTE_READ | enums.IBV_ACCESS_REMOTE_WRITE,
 }
 ROOM = QPCap(max_send_wr=WORK_MAX, max_recv_wr=WORK_MAX, max_send_sge=1, max_recv_sge=1)
@@ -128,6 +132,10 @@ class Agent:
         """Whether the pattern is there."""
         return {"holds": self._regions[region].read(length, offset) == pattern(seed, length)}
 
+    def number(self, region: int, offset: int = 0) -> dict[str, int]:
+        """Eight bytes, as this machine reads a number."""
+        return {"number": int.from_bytes(self._regions[region].read(8, offset), sys.byteorder)}
+
     def revoke(self, region: int) -> None:
         self._regions[region].close()
 
@@ -157,6 +165,11 @@ class Agent:
         """Waits for so many completions of the receive queue."""
         return {"completions": [self._status(self._id.get_recv_comp()) for _ in range(count)]}
 
+    def immediate(self, count: int = 1) -> dict[str, Any]:
+        """Waits for so many completions of the receive queue, and tells what they carry beside the message."""
+        found = [self._id.get_recv_comp() for _ in range(count)]
+        return {"completions": [[*self._status(each), _immediate(each)] for each in found]}
+
     # ---- what they need ----
 
     def _status(self, completion: Any) -> list[Any]:
@@ -176,6 +189,13 @@ class Agent:
         if data:
             param.set_private_data(data)
         return param
+
+
+def _immediate(completion: Any) -> str | None:
+    """Four bytes in hex; pyverbs takes them, as they came, for a number of this machine."""
+    if not completion.wc_flags & enums.IBV_WC_WITH_IMM:
+        return None
+    return int(completion.imm_data).to_bytes(4, sys.byteorder).hex()
 
 
 def main() -> None:

@@ -7,6 +7,18 @@
 #include <ucontext.h>
 #include <unistd.h>
 
+#if defined(__x86_64__)
+#define PROGRAM_COUNTER(context) ((context)->uc_mcontext.gregs[REG_RIP])
+#define FRAME_BEGIN(info, context) ((const void *)(context)) /* what is right above what a handler returns to */
+#define SIGRETURN "\x48\xc7\xc0\x0f\0\0\0\x0f\x05"
+#define IS_BEHIND_CALL(at) (memcmp((at) - 2, "\x0f\x05", 2) == 0)
+#elif defined(__aarch64__)
+#define PROGRAM_COUNTER(context) ((context)->uc_mcontext.pc)
+#define FRAME_BEGIN(info, context) ((const void *)(info))
+#define SIGRETURN "\x68\x11\x80\xd2\x01\0\0\xd4"
+#define IS_BEHIND_CALL(at) ((at)[-1] == 0xd4 || (at)[-1] >> 2 == 5) /* svc, or the b that stands in its place */
+#endif
+
 static volatile int *nowhere;
 static char other[64 << 10];
 static volatile int inner;
@@ -21,15 +33,17 @@ __attribute__((noinline)) static void tell(const char *name, int found)
 
 __attribute__((noinline)) static void look(int sig, const char *restorer, void *after, const siginfo_t *info, void *context)
 {
-	const unsigned char *at = (const unsigned char *)((ucontext_t *)context)->uc_mcontext.gregs[REG_RIP];
+	const unsigned char *at = (const unsigned char *)PROGRAM_COUNTER((ucontext_t *)context);
+	extern const unsigned char __executable_start[], etext[];
 	const char local = 0;
 
 	tell("signal", sig);
 	tell("sent by", info->si_code);
-	tell("returns by sigreturn", memcmp(restorer, "\x48\xc7\xc0\x0f\0\0\0\x0f\x05", 9) == 0);
-	tell("context above", after == context);
+	tell("returns by sigreturn", memcmp(restorer, SIGRETURN, sizeof(SIGRETURN) - 1) == 0);
+	tell("context above", after == FRAME_BEGIN(info, context));
 	tell("on the other stack", &local >= other && &local < other + sizeof(other));
-	tell("behind a call", memcmp(at - 2, "\x0f\x05", 2) == 0);
+	tell("in the program", at >= __executable_start && at < etext);
+	tell("behind a call", IS_BEHIND_CALL(at));
 }
 
 /* Both are of this function's frame, whatever it is compiled to. */

@@ -1,6 +1,6 @@
 /*
  * All registers that the kernel keeps over a system call stay what they are: those of the C ABI, flags aside, all vector and mask
- * registers that this machine has; while signals come at 1 kHz. PORT has an echo server.
+ * registers that this machine has, and what may be kept below the stack pointer; while signals come at 1 kHz. PORT has an echo server.
  */
 #include <arpa/inet.h>
 #include <errno.h>
@@ -17,110 +17,6 @@
 
 #define TIMES 20000
 
-struct state {
-	uint64_t general[12]; /* rbx, rbp, r12 to r15, and the arguments rdi, rsi, rdx, r10, r8, r9 */
-	uint64_t result;
-	uint8_t vectors[32][64] __attribute__((aligned(64)));
-	uint64_t masks[8];
-	uint64_t red_zone[16];
-};
-
-static int width; /* bytes of a vector register: 16, 32, 64 */
-static volatile sig_atomic_t signals;
-
-/* Loads everything from `from`, makes the call, and stores everything to `to`. */
-void call_with(long number, const struct state *from, struct state *to, int width);
-__asm__(".text\n"
-        ".p2align 4\n"
-        "call_with:\n"
-        "	push %rbx; push %rbp; push %r12; push %r13; push %r14; push %r15\n"
-        "	push %rdx\n" /* to */
-        "	push %rcx\n" /* width */
-        "	push %rsi\n"
-        "	push %rdi\n"
-        "	mov %rsi, %rax\n"
-        "	cmp $64, %ecx\n"
-        "	jne 1f\n"
-        "	.irp n, 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17, 18, 19, 20, 21, 22, 23, 24, 25, 26, 27, 28, 29, 30, 31\n"
-        "	vmovdqu64 128+\\n*64(%rax), %zmm\\n\n"
-        "	.endr\n"
-        "	.irp n, 0, 1, 2, 3, 4, 5, 6, 7\n"
-        "	kmovq 2176+\\n*8(%rax), %k\\n\n"
-        "	.endr\n"
-        "	jmp 3f\n"
-        "1:	cmp $32, %ecx\n"
-        "	jne 2f\n"
-        "	.irp n, 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15\n"
-        "	vmovdqu 128+\\n*64(%rax), %ymm\\n\n"
-        "	.endr\n"
-        "	jmp 3f\n"
-        "2:\n"
-        "	.irp n, 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15\n"
-        "	movdqu 128+\\n*64(%rax), %xmm\\n\n"
-        "	.endr\n"
-        "3:	.irp n, 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15\n"
-        "	mov 2240+\\n*8(%rax), %rbx\n"
-        "	mov %rbx, -128+\\n*8(%rsp)\n"
-        "	.endr\n"
-        "	mov 0(%rax), %rbx\n"
-        "	mov 8(%rax), %rbp\n"
-        "	mov 16(%rax), %r12\n"
-        "	mov 24(%rax), %r13\n"
-        "	mov 32(%rax), %r14\n"
-        "	mov 40(%rax), %r15\n"
-        "	mov 48(%rax), %rdi\n"
-        "	mov 56(%rax), %rsi\n"
-        "	mov 64(%rax), %rdx\n"
-        "	mov 72(%rax), %r10\n"
-        "	mov 80(%rax), %r8\n"
-        "	mov 88(%rax), %r9\n"
-        "	mov (%rsp), %rax\n"
-        "	syscall\n"
-        "	mov 24(%rsp), %rcx\n"
-        "	mov %rax, 96(%rcx)\n"
-        "	mov %rbx, 0(%rcx)\n"
-        "	mov %rbp, 8(%rcx)\n"
-        "	mov %r12, 16(%rcx)\n"
-        "	mov %r13, 24(%rcx)\n"
-        "	mov %r14, 32(%rcx)\n"
-        "	mov %r15, 40(%rcx)\n"
-        "	mov %rdi, 48(%rcx)\n"
-        "	mov %rsi, 56(%rcx)\n"
-        "	mov %rdx, 64(%rcx)\n"
-        "	mov %r10, 72(%rcx)\n"
-        "	mov %r8, 80(%rcx)\n"
-        "	mov %r9, 88(%rcx)\n"
-        "	.irp n, 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15\n"
-        "	mov -128+\\n*8(%rsp), %rbx\n"
-        "	mov %rbx, 2240+\\n*8(%rcx)\n"
-        "	.endr\n"
-        "	mov 16(%rsp), %rax\n"
-        "	cmp $64, %eax\n"
-        "	jne 1f\n"
-        "	.irp n, 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17, 18, 19, 20, 21, 22, 23, 24, 25, 26, 27, 28, 29, 30, 31\n"
-        "	vmovdqu64 %zmm\\n, 128+\\n*64(%rcx)\n"
-        "	.endr\n"
-        "	.irp n, 0, 1, 2, 3, 4, 5, 6, 7\n"
-        "	kmovq %k\\n, 2176+\\n*8(%rcx)\n"
-        "	.endr\n"
-        "	jmp 3f\n"
-        "1:	cmp $32, %eax\n"
-        "	jne 2f\n"
-        "	.irp n, 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15\n"
-        "	vmovdqu %ymm\\n, 128+\\n*64(%rcx)\n"
-        "	.endr\n"
-        "	jmp 3f\n"
-        "2:\n"
-        "	.irp n, 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15\n"
-        "	movdqu %xmm\\n, 128+\\n*64(%rcx)\n"
-        "	.endr\n"
-        "3:	add $32, %rsp\n"
-        "	pop %r15; pop %r14; pop %r13; pop %r12; pop %rbp; pop %rbx\n"
-        "	ret\n");
-_Static_assert(__builtin_offsetof(struct state, vectors) == 128 && __builtin_offsetof(struct state, masks) == 2176 &&
-                       __builtin_offsetof(struct state, red_zone) == 2240,
-               "the offsets above");
-
 #define NEED(condition) ((condition) ? (void)0 : failed(__LINE__, #condition))
 
 static void failed(int line, const char *what)
@@ -128,6 +24,14 @@ static void failed(int line, const char *what)
 	fprintf(stderr, "line %d: %s: %s\n", line, what, strerror(errno));
 	_exit(1);
 }
+
+#if defined(__x86_64__)
+#include "registers_x86_64.h"
+#elif defined(__aarch64__)
+#include "registers_aarch64.h"
+#endif
+
+static volatile sig_atomic_t signals;
 
 /* Makes use of registers itself. */
 static void handler(int sig)
@@ -142,44 +46,28 @@ static void handler(int sig)
 static long checked(long number, long a, long b, long c, uint64_t seed)
 {
 	static struct state from, to;
-	static unsigned times;
 	uint8_t *bytes = (uint8_t *)&from;
 
 	for (size_t i = 0; i < sizeof(from); i++)
 		bytes[i] = (uint8_t)((seed = seed * 6364136223846793005u + 1442695040888963407u) >> 56);
-	/* in three calls of four nothing is above the lower 16 bytes of what SSE knows, but for a single byte in one of these */
-	for (int i = 0; times % 4 && i < 16; i++)
-		memset(from.vectors[i] + 16, 0, 48);
-	if (times % 4 == 1)
-		from.vectors[times / 4 % 16][16 + times / 64 % 48] = 1;
-	times++;
-	from.general[6] = (uint64_t)a;
-	from.general[7] = (uint64_t)b;
-	from.general[8] = (uint64_t)c;
-	from.general[9] = from.general[10] = from.general[11] = 0;
-	call_with(number, &from, &to, width);
-	NEED(memcmp(from.general, to.general, sizeof(from.general)) == 0);
-	NEED(memcmp(from.red_zone, to.red_zone, sizeof(from.red_zone)) == 0);
-	for (int i = 0; i < (width == 64 ? 32 : 16); i++)
-		NEED(memcmp(from.vectors[i], to.vectors[i], (size_t)width) == 0);
-	if (width == 64)
-		NEED(memcmp(from.masks, to.masks, sizeof(from.masks)) == 0);
-	return (long)to.result;
+	state_prepare(&from, a, b, c);
+	return call_kept(number, &from, &to);
 }
 
 int main(int argc, char **argv)
 {
+	static char stack[64 << 10];
 	struct sockaddr_in to = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
 	struct itimerval often = {{0, 1000}, {0, 1000}};
-	struct sigaction act = {.sa_handler = handler, .sa_flags = SA_RESTART};
+	struct sigaction act = {.sa_handler = handler, .sa_flags = SA_RESTART | HANDLED_ON};
+	const stack_t other = {.ss_sp = stack, .ss_size = sizeof(stack)};
 	uint64_t sent, heard;
 	int fd = socket(AF_INET, SOCK_STREAM, 0);
 
 	NEED(argc == 2);
 	to.sin_port = htons((uint16_t)atoi(argv[1]));
-	__builtin_cpu_init();
-	width = __builtin_cpu_supports("avx512bw") ? 64 : __builtin_cpu_supports("avx2") ? 32 : 16;
 	NEED(connect(fd, (struct sockaddr *)&to, sizeof(to)) == 0);
+	NEED(sigaltstack(&other, NULL) == 0);
 	NEED(sigaction(SIGPROF, &act, NULL) == 0 && setitimer(ITIMER_PROF, &often, NULL) == 0);
 	for (uint64_t i = 0; i < TIMES; i++) {
 		sent = i * 0x9e3779b97f4a7c15u;
@@ -189,6 +77,5 @@ int main(int argc, char **argv)
 		NEED(heard == sent);
 	}
 	NEED(signals > 10);
-	printf("%d\n", width);
 	return 0;
 }

@@ -1,5 +1,7 @@
 /* Tells all that a program can know of how it was started, and what it gets when it asks: the same with the loader as without. */
+#if defined(__x86_64__)
 #include <cpuid.h>
+#endif
 #include <elf.h>
 #include <errno.h>
 #include <fcntl.h>
@@ -59,6 +61,7 @@ static void tell_signals(void)
 			printf("signal %d: %s%s\n", i, act.sa_handler == SIG_IGN ? "ignored" : "handled", sigismember(&mask, i) ? " blocked" : "");
 }
 
+#if defined(__x86_64__)
 /* Whether the CPU knows that registers are empty above what SSE sees, as vzeroupper leaves them: else SSE is slow. */
 static void tell_vectors(void)
 {
@@ -75,6 +78,11 @@ static void tell_vectors(void)
 	                 : "rcx", "rdi", "rsi", "r11", "memory", "cc");
 	printf("upper halves %d %d\n", !(before & 0x44), !(after & 0x44)); /* of AVX, and of AVX-512 */
 }
+#else
+static void tell_vectors(void)
+{
+}
+#endif
 
 static void tell_children(void)
 {

@@ -21,7 +21,8 @@ from sidestep import config, limits
 from sidestep.errors import PeerViolation
 from sidestep.observe import rdma
 from sidestep.observe.capture import remote
-from sidestep.observe.capture.devices import DeviceWriter, Wire
+from sidestep.observe.capture.devices import DeviceWriter
+from sidestep.observe.capture.packets import Wire
 from sidestep.rdma import control
 from sidestep.rdma.control import PACKET_MAX, Control
 from sidestep.rdma.iwarp.counting import EVENTS, NAMES, PRESENT

@@ -278,7 +278,7 @@ def test_immediate_data_is_told() -> None:
     assert ear.ops(LEFT)[-1] is Op.ACK
 
 
-@pytest.mark.parametrize("op", [Op.CMP_SWAP, Op.FETCH_ADD, Op.SEND_LAST, Op.WRITE_MIDDLE])
+@pytest.mark.parametrize("op", [Op.SEND_LAST, Op.SEND_LAST_IMM, Op.WRITE_MIDDLE, Op.WRITE_LAST_IMM])
 def test_what_was_not_due_is_refused(op: Op) -> None:
     wire, active, passive, ear = pair()
     psn = active.qp.path.send_psn if active.qp.path else 0

@@ -94,16 +94,31 @@ def forgets_the_header_of_the_other_end(patch: pytest.MonkeyPatch) -> None:
 
 def answers_no_disconnect(patch: pytest.MonkeyPatch) -> None:
     def make(queue: Any) -> Any:
-        def mute(self: RoceManager, address: str, mad: Any) -> None:
+        def mute(self: RoceManager, address: str, mad: Any, *wire: Any) -> None:
             if type(mad.message).__name__ not in ("Drep", "Dreq"):
-                queue(self, address, mad)
+                queue(self, address, mad, *wire)
 
         return mute
 
     _around(patch, RoceManager, "_queue", make)
 
 
+def operates_twice(patch: pytest.MonkeyPatch) -> None:
+    def again(self: Responder, packet: Any) -> None:
+        expected, self._expected = self._expected, packet.bth.psn
+        self._take_atomic(packet)
+        self._expected = expected
+
+    patch.setattr(Responder, "_operated_before", again)
+
+
+def forgets_what_it_operated(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Responder, "_operated_before", lambda self, packet: None)
+
+
 CAUGHT: dict[Mutant, str] = {
+    operates_twice: "fetch_add_adds",
+    forgets_what_it_operated: "fetch_add_adds",
     never_goes_back: "long_messages_arrive_whole",
     has_no_timer: "silence_becomes_an_error",
     carries_out_what_is_ahead: "both_ways_at_once",

@@ -18,7 +18,7 @@ from sidestep.rdma.work import Access, RdmaRead, Receive, Send
 
 GUARD = 64
 ROOM = 600
-ALL = Access.LOCAL_WRITE | Access.REMOTE_WRITE | Access.REMOTE_READ
+ALL = Access.LOCAL_WRITE | Access.REMOTE_WRITE | Access.REMOTE_READ | Access.REMOTE_ATOMIC
 _settings = RoceSettings(mtu=256, window=8)
 _rc = st.sampled_from([op for op in Op if op < 0x20])
 

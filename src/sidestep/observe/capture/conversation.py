@@ -26,7 +26,8 @@ from typing import TYPE_CHECKING, Any, BinaryIO, Final
 from sidestep import limits
 from sidestep.errors import Misuse, PeerViolation
 from sidestep.observe.capture.cutter import Cutter, Piece
-from sidestep.observe.capture.devices import DeviceWriter, Wire
+from sidestep.observe.capture.devices import DeviceWriter
+from sidestep.observe.capture.packets import Wire
 from sidestep.observe.capture.places import Named, Place, first_message
 from sidestep.rdma.frames import Side
 from sidestep.rdma.iwarp.ddp import INVALIDATING, SENDS, SOLICITED, TAGGED, RdmapOp, ReadRequest, Segment
@@ -50,10 +51,11 @@ _PSN_STEP: Final = 1 << 12  # packets of two connections are not to be taken for
 _PSN_MASK: Final = 0xFF_FFFF
 _REMOTE_OPERATION_ERROR: Final = 0x63  # syndrome: a Terminate says more than any of them
 _MADE: Final = (
-    "sidestep: these frames are synthetic. SDP messages, RDMA Writes and Reads, their bytes, keys, times and IP "
-    "addresses are what software RNICs sent and received over iWARP; InfiniBand's packets around them, and the "
-    "connection manager's, are made up so that dissectors of SDP over InfiniBand can read them. "
-    "The true bytes: sidestep capture --as iwarp"
+    "sidestep: of devices that speak iWARP these frames are synthetic. SDP messages, RDMA Writes and Reads, their "
+    "bytes, keys, times and IP addresses are what software RNICs sent and received over iWARP; InfiniBand's packets "
+    "around them, and the connection manager's, are made up so that dissectors of SDP over InfiniBand can read them. "
+    "The true bytes: sidestep capture --as iwarp. Of devices that speak RoCEv2 the packets are those that they sent "
+    "and received"
 )
 _BEFORE: Final = (
     "sidestep: this connection began before the capture; REQ, REP and RTU are made from what its device remembers"
@@ -112,7 +114,8 @@ class ConversationWriter(DeviceWriter[_Talk]):
     def __init__(
         self, stream: BinaryIO, *, places: Sequence[Place] | None = None, path_mtu: int | None = None, snaplen: int = 0
     ) -> None:
-        super().__init__(stream, places, comment=_MADE, kind=": SDP over iWARP, shown as RoCEv2", snaplen=snaplen)
+        kind = ": SDP over iWARP, shown as RoCEv2"
+        super().__init__(stream, places, comment=_MADE, kind=kind, snaplen=snaplen, sdp_only=True)
         self._packet_max = 0 if path_mtu else PACKET_MAX
         self._mtu_code = _mtu_code(path_mtu) if path_mtu else _MTU_LARGEST
         self._held = 0  # bytes of messages that are not complete
@@ -131,10 +134,11 @@ class ConversationWriter(DeviceWriter[_Talk]):
         halves = {outbound: _Half(Cutter(begins_late=ends.began_before)) for outbound in (True, False)}
         return _Talk(source, ends, self._interface(source, ends.device), halves)
 
-    def _forget(self, talk: _Talk, seen: Seen) -> None:
-        for half in talk.halves.values():
-            self._drop_parts(half)
-        super()._forget(talk, seen)
+    def _forget(self, wire: Wire, seen: Seen) -> None:
+        if isinstance(wire, _Talk):
+            for half in wire.halves.values():
+                self._drop_parts(half)
+        super()._forget(wire, seen)
 
     def _follow(self, talk: _Talk, seen: Seen) -> None:
         half, other = talk.halves[seen.outbound], talk.halves[not seen.outbound]

@@ -1,6 +1,7 @@
 """The file of a capture of RDMA devices: an interface for each device of each process, and what was lost.
 
-What frames there are for what a device tells is decided by who writes into it: `segments`, `conversation`.
+What frames there are for what a device tells is decided by who writes into it: `segments`, `conversation`; for RoCE it
+is what was on the wire, whoever writes (`packets`).
 """
 
 from __future__ import annotations
@@ -8,11 +9,11 @@ from __future__ import annotations
 import time
 from abc import ABC, abstractmethod
 from collections import OrderedDict
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, BinaryIO, Final, Generic, TypeVar
 
 from sidestep import __version__, limits
-from sidestep.rdma.iwarp.tap import SeenKind
+from sidestep.observe.capture.packets import Packets, PacketWire, Wire
+from sidestep.rdma.iwarp.tap import SeenKind, Speech
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -21,15 +22,6 @@ if TYPE_CHECKING:
     from sidestep.rdma.iwarp.tap import Address, Seen, WireEnds
 
 _NAME: Final = "sidestep"
-
-
-@dataclass(slots=True)
-class Wire:
-    """A connection that is written."""
-
-    source: str  # the process that tells it, in words
-    ends: WireEnds
-    interface: int
 
 
 WireT = TypeVar("WireT", bound=Wire)
@@ -45,17 +37,21 @@ class DeviceWriter(ABC, Generic[WireT]):
         comment: What is to be known of all frames.
         kind: What is said of each interface besides.
         snaplen: Bytes that are kept of a frame; 0: all.
+        sdp_only: Of RoCE, only connections that carry SDP.
     """
 
     def __init__(
-        self, stream: BinaryIO, places: Sequence[Place] | None, *, comment: str = "", kind: str = "", snaplen: int = 0
-    ) -> None:
+        self, stream: BinaryIO, places: Sequence[Place] | None, *, comment: str = "", kind: str = "", snaplen: int = 0,
+        sdp_only: bool = False,
+    ) -> None:  # fmt: skip
         from sidestep.observe.capture.pcapng import PcapngWriter  # needs the extra `capture`; the help does not
 
         self._places = places
+        self._packets = Packets(places, sdp_only=sdp_only)
         self._file = PcapngWriter(stream, f"{_NAME} {__version__}", comment=comment, snaplen=snaplen)
         self._kind = kind
         self._wires: dict[tuple[str, int], WireT] = {}  # by process and number
+        self._packet_wires: dict[tuple[str, int], PacketWire] = {}  # likewise
         self._interfaces: dict[tuple[str, str], int] = {}
         self._owners: dict[frozenset[Address], tuple[str, Address]] = {}  # which end of a connection is in the file
         # By whom those that ended were owned, and when that was.
@@ -71,11 +67,30 @@ class DeviceWriter(ABC, Generic[WireT]):
             self.dropped += seen.offset
         elif seen.what is SeenKind.OPENED:
             assert seen.ends is not None
-            if (opened := self._open(source, seen, seen.ends)) is not None:
+            if seen.ends.speaks is Speech.ROCE:
+                self._open_packets(source, seen, seen.ends)
+            elif (opened := self._open(source, seen, seen.ends)) is not None:
                 self._wires[source, seen.wire] = opened
         elif (wire := self._wires.get((source, seen.wire))) is not None:
             return self._hear(wire, seen)
+        elif (packet_wire := self._packet_wires.get((source, seen.wire))) is not None:
+            return self._hear_packets(packet_wire, seen)
         return True
+
+    def _open_packets(self, source: str, seen: Seen, ends: WireEnds) -> None:
+        # A dissector would take what the second end tells for packets that were sent again.
+        if self._owns(source, ends, seen.time_ns):
+            wire = self._packets.wire(source, ends, self._interface(source, ends.device, ""))
+            self._packet_wires[source, seen.wire] = wire
+
+    def _hear_packets(self, wire: PacketWire, seen: Seen) -> bool:
+        known = wire.wanted
+        for outbound, frame, comment in self._packets.frames(wire, seen):
+            self._write(wire, seen.time_ns, frame, outbound=outbound, comment=comment)
+        self.connections += bool(wire.wanted and not known)
+        if seen.what is SeenKind.END or wire.wanted is False:
+            self._forget(wire, seen)
+        return wire.wanted is not False
 
     @abstractmethod
     def _open(self, source: str, seen: Seen, ends: WireEnds) -> WireT | None:
@@ -85,9 +100,10 @@ class DeviceWriter(ABC, Generic[WireT]):
     def _hear(self, wire: WireT, seen: Seen) -> bool:
         """Something was said or has ended on a connection; False: that is not wanted."""
 
-    def _forget(self, wire: WireT, seen: Seen) -> None:
+    def _forget(self, wire: Wire, seen: Seen) -> None:
         """It has ended, or is not wanted."""
         self._wires.pop((wire.source, seen.wire), None)
+        self._packet_wires.pop((wire.source, seen.wire), None)
         key = _both(wire.ends)
         if (owner := self._owners.pop(key, None)) is not None:
             self._ended[key] = owner, seen.time_ns
@@ -95,11 +111,11 @@ class DeviceWriter(ABC, Generic[WireT]):
             if len(self._ended) > limits.CAPTURE_CONNECTIONS_MAX:
                 self._ended.popitem(last=False)
 
-    def _interface(self, source: str, device: str) -> int:
+    def _interface(self, source: str, device: str, kind: str | None = None) -> int:
         key = source, device
         if key not in self._interfaces:
             about = f"{device} of {source}" if source else device
-            self._interfaces[key] = self._file.interface(device, about + self._kind)
+            self._interfaces[key] = self._file.interface(device, about + (self._kind if kind is None else kind))
         return self._interfaces[key]
 
     def _owns(self, source: str, ends: WireEnds, opened_ns: int) -> bool:
@@ -110,7 +126,7 @@ class DeviceWriter(ABC, Generic[WireT]):
             return False
         return self._owners.setdefault(key, end) == end
 
-    def _write(self, wire: WireT, time_ns: int, frame: bytes, *, outbound: bool, comment: str = "") -> None:
+    def _write(self, wire: Wire, time_ns: int, frame: bytes, *, outbound: bool, comment: str = "") -> None:
         """A frame; what was lost before it is told with it."""
         dropped = self._lost.pop(wire.source, 0)
         if dropped:

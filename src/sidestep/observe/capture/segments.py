@@ -20,16 +20,17 @@ from ipaddress import ip_address
 from struct import Struct
 from typing import TYPE_CHECKING, BinaryIO, Final, TypeAlias
 
-from sidestep.errors import PeerViolation, Unavailable
+from sidestep.errors import Misuse, PeerViolation, Unavailable
 from sidestep.observe.capture.cutter import Cutter, Piece
-from sidestep.observe.capture.devices import DeviceWriter, Wire
+from sidestep.observe.capture.devices import DeviceWriter
+from sidestep.observe.capture.packets import Wire
 from sidestep.observe.capture.places import Named, Place
 from sidestep.rdma.frames import IpAddress, Side, ethernet_header, internet_checksum, network_header
 from sidestep.rdma.iwarp.startup.frame import MpaRole, StartFrame
 from sidestep.rdma.iwarp.tap import Seen, SeenKind, WireEnds
 
 if TYPE_CHECKING:
-    from sidestep.rdma.iwarp.device import IwarpDevice
+    from sidestep.rdma.control import Observed
 
 _End: TypeAlias = tuple[IpAddress, int]
 _TCP: Final = Struct("!HHIIBBHHH")
@@ -177,12 +178,16 @@ def tcp_segment(source: _End, destination: _End, numbers: tuple[int, int], flags
 
 
 @contextmanager
-def capture(device: IwarpDevice, stream: BinaryIO) -> Iterator[SegmentWriter]:
+def capture(device: Observed, stream: BinaryIO) -> Iterator[SegmentWriter]:
     """Captures a device of this process while the block runs; the stream stays open.
 
     Raises:
+        Misuse: Nobody can look on at this device.
         Unavailable: At the end, if the stream could not be written: the device was not disturbed by that.
     """
+    taps = device.taps
+    if taps is None:
+        raise Misuse(f"what passes over {device.name} cannot be seen")
     writer = SegmentWriter(stream)
     failed: list[OSError] = []
 
@@ -191,13 +196,13 @@ def capture(device: IwarpDevice, stream: BinaryIO) -> Iterator[SegmentWriter]:
             writer.see("", seen)
         except OSError as error:
             failed.append(error)
-            device.taps.remove(see)
+            taps.remove(see)
 
-    device.taps.add(see)
+    taps.add(see)
     try:
         yield writer
     finally:
-        device.taps.remove(see)
+        taps.remove(see)
     if failed:
         raise Unavailable(f"the capture cannot be written: {failed[0].strerror}") from failed[0]
     writer.close()

@@ -11,12 +11,32 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from sidestep.errors import SidestepError
-from sidestep.rdma.conformance import completion, connection, data, ending, memory, pooling, sharing, windows
+from sidestep.rdma.conformance import (
+    completion,
+    connection,
+    data,
+    ending,
+    memory,
+    operations,
+    pooling,
+    sharing,
+    windows,
+)
 from sidestep.rdma.conformance.harness import CHECKS, Bench, Check, DeviceUnderTest, NotApplicable, Violation
 
 __all__ = ["CHECKS", "Bench", "Check", "DeviceUnderTest", "NotApplicable", "Violation", "run"]
 
-_MODULES = (data, memory, windows, ending, completion, sharing, connection, pooling)  # importing them fills CHECKS
+_MODULES = (
+    data,
+    operations,
+    memory,
+    windows,
+    ending,
+    completion,
+    sharing,
+    connection,
+    pooling,
+)  # importing them fills CHECKS
 
 
 def run(check: Check, make: Callable[[], DeviceUnderTest]) -> str | None:

@@ -40,6 +40,8 @@ ATTRIBUTES: Final = DeviceAttributes(
     message_max=(1 << 32) - 1,  # RFC 5041 5.2
     read_scatter_max=1,  # RFC 5040 5.2: one buffer at either end
     read_depth_max=limits.IWARP_READS_MAX,
+    atomics=False,  # RFC 7306 has them, as an extension that is not spoken here
+    immediate=False,  # likewise
     acknowledged=False,
     error_disconnects=True,
 )
@@ -76,7 +78,7 @@ class IwarpDevice(SoftDevice):
         super().__init__(name, address, attributes, self.loop.notices, SystemRandom())
         self.settings = settings or IwarpSettings()
         self._qp_number = 0
-        self.taps = Taps(name)
+        self.taps: Taps = Taps(name)
         self.events = Counters(EVENTS)
         self.streams: set[RdmapStream] = set()  # with a socket, those that only end included
         self._ended = StreamTally()  # of those that had one

@@ -104,16 +104,7 @@ class IwarpQueuePair(SoftQueuePair):
         return self.stream.sender.take_unfinished() if self.stream is not None else []
 
     def details(self) -> dict[str, object]:
-        found: dict[str, object] = {
-            "number": self.number,
-            "state": self.state.name,
-            "sends_outstanding": self.sends_outstanding,
-            "receives_posted": self.receives_posted,
-            "shared_receives": self.srq is not None,
-        }
-        if self.connection is not None:
-            found["remote_address"] = self.connection.remote_address
-            found["connection"] = self.connection.state.name
+        found = super().details()
         if self.stream is not None:
             found |= self.stream.details() | self.stream.tally.as_json()
         return found

@@ -8,6 +8,8 @@ slower way on which their bytes are seen (`Wire.live` is the one thing that is a
 in the middle is told how each connection began, from what its wire remembers, and then of each direction from the next
 FPDU on: what lies between was not seen, and offsets say how much it is.
 
+Devices whose connections are packets have wires of their own (`rdma.roce.tap`), which tell packets instead of bytes.
+
 A tap is called from within the device: it must be quick, must not raise, and must not call the device.
 """
 
@@ -16,9 +18,9 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from enum import IntEnum
+from enum import Enum, IntEnum
 from itertools import count
-from typing import TYPE_CHECKING, Final, TypeAlias
+from typing import TYPE_CHECKING, Final, Protocol, TypeAlias
 
 if TYPE_CHECKING:
     from sidestep.rdma.iwarp.stream import RdmapStream
@@ -36,6 +38,15 @@ class SeenKind(IntEnum):
     END = 3  # of a direction: FIN
     RESET = 4
     LOST = 5  # so many things happened that could not be kept for this tap: `offset` is how many
+    PACKET = 6  # of UDP, from its header on
+    JOINED = 7  # the two ends were joined by others than the device: `data` is how, as `rdma.roce.tap` writes it
+
+
+class Speech(Enum):
+    """What goes over a connection, and so which kinds of things are told of it."""
+
+    IWARP = "iwarp"  # BYTES of a stream each way
+    ROCE = "rocev2"  # PACKETs; the ports of the ends are the numbers of the queue pairs
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +58,7 @@ class WireEnds:
     active: bool  # this end asked for it
     device: str
     began_before: bool  # before the tap
+    speaks: Speech = Speech.IWARP
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,13 +78,28 @@ class Seen:
 Tap: TypeAlias = Callable[[Seen], object]
 
 
+class Tapped(Protocol):
+    """A connection, as far as its taps ask."""
+
+    number: int
+    live: bool  # somebody looks on
+
+    def introduce(self, tap: Tap, *, began_before: bool = True) -> None:
+        """Tells a tap how it began, and what it has to know to go on from here."""
+
+
+def next_wire() -> int:
+    """The number of another wire of this process."""
+    return next(_numbers)
+
+
 class Taps:
     """Those who look on at one device."""
 
     def __init__(self, device: str) -> None:
         self.device = device
-        self.wires: dict[Wire, None] = {}  # open ones, in the order of opening
-        self._taps: dict[Tap, dict[Wire, int]] = {}  # with the offset from which each sent direction is told
+        self.wires: dict[Tapped, None] = {}  # open ones, in the order of opening
+        self._taps: dict[Tap, dict[Tapped, int]] = {}  # with the offset from which each sent direction is told
 
     def __len__(self) -> int:
         return len(self._taps)
@@ -91,19 +118,19 @@ class Taps:
 
     # For wires.
 
-    def opened(self, wire: Wire) -> None:
+    def opened(self, wire: Tapped) -> None:
         self.wires[wire] = None
         wire.live = bool(self._taps)
         for tap in list(self._taps):
             wire.introduce(tap, began_before=False)
 
-    def closed(self, wire: Wire) -> None:
+    def closed(self, wire: Tapped) -> None:
         self.wires.pop(wire, None)
         wire.live = False
         for skipped in self._taps.values():
             skipped.pop(wire, None)
 
-    def tell(self, wire: Wire, seen: Seen) -> None:
+    def tell(self, wire: Tapped, seen: Seen) -> None:
         """To all, but nobody hears of the rest of an FPDU whose beginning he did not see."""
         for tap, skipped in list(self._taps.items()):
             begin = skipped.get(wire, 0) - seen.offset if seen.outbound else 0
@@ -113,7 +140,7 @@ class Taps:
                 at, data = seen.offset + begin, seen.data[begin:]
                 tap(Seen(seen.what, seen.wire, seen.time_ns, True, at, seen.acknowledged, data))
 
-    def skip(self, tap: Tap, wire: Wire, until: int) -> None:
+    def skip(self, tap: Tap, wire: Tapped, until: int) -> None:
         """The tap is told of what is sent from this offset on."""
         self._taps[tap][wire] = until
 
@@ -127,7 +154,7 @@ class Wire:
     )  # fmt: skip
 
     def __init__(self) -> None:
-        self.number = next(_numbers)
+        self.number = next_wire()
         self.live = False  # somebody looks on
         self.active = False
         self.drained = 0  # bytes that were read and thrown away behind the stream

@@ -21,7 +21,6 @@ from typing import TYPE_CHECKING, Any, Final
 from sidestep import limits
 from sidestep.errors import LimitReached, Misuse, Unavailable
 from sidestep.loop import Loop
-from sidestep.rdma.iwarp.tap import Taps
 from sidestep.rdma.kernel import abi, gids, quirks
 from sidestep.rdma.kernel.finding import NoManager, open_context
 from sidestep.rdma.kernel.libraries import libraries, told
@@ -70,6 +69,7 @@ class KernelDevice(Device):
     """
 
     cm: KernelManager | NoManager
+    taps = None  # what is on the wire the kernel keeps to itself
 
     def __init__(
         self, address: str, loop: Loop | None = None, settings: VerbsSettings | None = None, *, name: str = "verbs",
@@ -84,7 +84,6 @@ class KernelDevice(Device):
         self.log = logging.getLogger(__name__)
         self.closed = False
         self.failed = False  # nothing works on it any more
-        self.taps = Taps(name)  # nothing comes by there: what is on the wire the kernel keeps to itself
         self.domains: list[KernelDomain] = []
         self.queues: dict[int, KernelQueue] = {}  # by address
         self.shared: dict[int | None, KernelSharedReceives] = {}
@@ -393,6 +392,8 @@ def _attributes(device: abi.DeviceAttr, port: abi.PortAttr, *, iwarp: bool, driv
         key_part_chosen=False,
         windows_max=windows,
         shared_receive_queues_max=device.max_srq,
+        atomics=False,  # not asked of the kernel's devices yet
+        immediate=False,  # likewise
         acknowledged=not iwarp,
         error_disconnects=iwarp,
         # RFC 5040 5.2 has the sink's key on the wire; siw asks for local rights of it, adapters for remote ones.

@@ -26,7 +26,7 @@ from sidestep.rdma.kernel.joining import Joining
 from sidestep.rdma.kernel.libraries import told
 from sidestep.rdma.kernel.receives import Poster
 from sidestep.rdma.kernel.sends import Posted, Writer
-from sidestep.rdma.soft.qp import OPCODES, entries_of
+from sidestep.rdma.soft.qp import OPCODES, check_offered, entries_of
 from sidestep.rdma.verbs import AsyncEvent, EventKind, MemoryRegion, QpState, QueuePair
 from sidestep.rdma.work import (
     Access,
@@ -193,6 +193,7 @@ class KernelQueuePair(QueuePair):
             raise Misuse(f"more than {attributes.message_max} bytes")
         if sum(len(entry) for entry in entries if isinstance(entry, bytes)) > attributes.inline_max:
             raise Misuse(f"more than {attributes.inline_max} bytes of inline data")
+        check_offered(request, attributes)
         if isinstance(request, LocalInvalidate):
             if not attributes.windows_max or isinstance(self.device.memory_of(request.rkey), MemoryRegion):
                 raise Misuse("no request of this device voids the key of a region")
@@ -473,13 +474,7 @@ class KernelQueuePair(QueuePair):
         self.device.tell(AsyncEvent(kind, self, why), self.on_event)
 
     def details(self) -> dict[str, object]:
-        found: dict[str, object] = {
-            "number": self.number,
-            "state": self._state.name,
-            "sends_outstanding": len(self._sends),
-            "receives_posted": len(self._receives),
-            "shared_receives": self.srq is not None,
-        }
+        found = super().details()
         if self.connection is not None:
             found["remote_address"] = self.connection.remote_address
             found["connection"] = self.connection.state.name

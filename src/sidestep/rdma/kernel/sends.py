@@ -99,7 +99,7 @@ class Writer:
             wr.opcode, wr.invalidate_rkey = WrOpcode.LOCAL_INV, request.rkey
         elif isinstance(request, BindWindow):
             self._bind(request, posted)
-        else:
+        elif isinstance(request, Send | RdmaWrite | RdmaRead):  # the others are not offered
             self._move(request, posted)
         if posted.verdict is not None:
             return

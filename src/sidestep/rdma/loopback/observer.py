@@ -17,7 +17,8 @@ class Kind(Enum):
     SEND = "send"
     WRITE = "write"
     READ_REQUEST = "read request"
-    READ_RESPONSE = "read response"
+    ATOMIC = "atomic"
+    READ_RESPONSE = "read response"  # to an atomic operation as well
     ACK = "ack"  # with a status other than SUCCESS: the refusal of a request
 
 

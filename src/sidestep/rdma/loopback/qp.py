@@ -3,7 +3,7 @@
 Theory of operation. Requests wait, leave and are completed as `soft.ordered` says. They arrive in the order in
 which they left, and answers leave and return in the order of their requests (IBTA 9.7.3), an acknowledgement behind the
 answer to an earlier RDMA Read. But a request is carried out when it arrives, whatever answers are still to go: that is
-how a Send overtakes the bytes of an earlier RDMA Read.
+how a Send overtakes the bytes of an earlier RDMA Read. Of an atomic operation the number before it travels back.
 
 The memory of a request is read when it arrives at the other end, as a retransmission would: who changes it before the
 completion sends something else. What is on its way when its queue pair ends is lost.
@@ -18,6 +18,7 @@ before the answer goes out.
 
 from __future__ import annotations
 
+import sys
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
@@ -27,11 +28,14 @@ from sidestep.rdma.loopback.observer import Kind, Placed, QpMessage
 from sidestep.rdma.soft.memory import AccessRefusal
 from sidestep.rdma.soft.ordered import OrderedQueuePair, Sent
 from sidestep.rdma.soft.qp import (
+    ATOMICS,
+    FETCHES,
     FLUSHED,
     INIT,
     LOCAL_KINDS,
     OP_RECEIVE,
     OPCODES,
+    REMOTE_ATOMIC,
     REMOTE_READ,
     REMOTE_WRITE,
     RESET,
@@ -40,7 +44,7 @@ from sidestep.rdma.soft.qp import (
     SUCCESS,
 )
 from sidestep.rdma.verbs import EventKind, JoinedBy, QpEndpoint
-from sidestep.rdma.work import Completion, RdmaRead, RdmaWrite, Send, Status
+from sidestep.rdma.work import ATOMIC_LEN, CompareSwap, Completion, FetchAdd, RdmaRead, RdmaWrite, Send, Status
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -51,6 +55,7 @@ if TYPE_CHECKING:
     from sidestep.rdma.work import Gather, SendRequest
 
 
+_ATOMIC_MASK: Final = (1 << 8 * ATOMIC_LEN) - 1
 HEADERS: Final = 60  # bytes of a message besides its payload, about: IP, UDP, BTH, RETH, ICRC
 
 
@@ -177,8 +182,11 @@ class LoopbackQueuePair(OrderedQueuePair):
         if revoked is not None:
             revoked.invalidate()
         self.recv_cq.add(
-            Completion(receive.wr_id, SUCCESS, OP_RECEIVE, length, self.number, request.solicited, request.invalidate)
-        )
+            Completion(
+                receive.wr_id, SUCCESS, OP_RECEIVE, length, self.number, request.solicited, request.invalidate,
+                request.immediate,
+            )
+        )  # fmt: skip
         return SUCCESS
 
     def take_write(self, request: RdmaWrite, length: int) -> Status:
@@ -187,9 +195,38 @@ class LoopbackQueuePair(OrderedQueuePair):
         room = self._grant(request.rkey, request.remote_va, length, REMOTE_WRITE)
         if isinstance(room, Status):
             return room
+        receive = self.next_receive()
+        if request.immediate is not None and receive is None:
+            return Status.RNR_RETRY_EXCEEDED
         if not self.place(Kind.WRITE, request.gather, (room,)):
             return Status.REMOTE_OPERATION_ERROR
+        if request.immediate is not None and receive is not None:
+            self.take_receive()
+            self.recv_cq.add(
+                Completion(
+                    receive.wr_id, SUCCESS, OP_RECEIVE, length, self.number, request.solicited, None, request.immediate
+                )
+            )
         return SUCCESS
+
+    def take_atomic(self, request: CompareSwap | FetchAdd) -> bytes | Status:
+        """Carries it out; the number before it, as the memory had it."""
+        if self.state is RTR:
+            self._communication_established()
+        if request.remote_va % ATOMIC_LEN:  # IBTA 9.4.5
+            self.break_off(EventKind.QP_REQUEST_ERROR, "an atomic operation at an address that is no multiple of 8")
+            return Status.REMOTE_INVALID_REQUEST
+        room = self._grant(request.rkey, request.remote_va, ATOMIC_LEN, REMOTE_ATOMIC)
+        if isinstance(room, Status):
+            return room
+        before = int.from_bytes(room, sys.byteorder)
+        if isinstance(request, FetchAdd):
+            now = before + request.add
+        else:
+            now = request.swap if before == request.compare & _ATOMIC_MASK else before
+        if not self.place(Kind.ATOMIC, ((now & _ATOMIC_MASK).to_bytes(ATOMIC_LEN, sys.byteorder),), (room,)):
+            return Status.REMOTE_OPERATION_ERROR
+        return before.to_bytes(ATOMIC_LEN, sys.byteorder)
 
     def grant_read(self, request: RdmaRead, length: int) -> memoryview | Status:
         if self.state is RTR:
@@ -224,18 +261,18 @@ class LoopbackQueuePair(OrderedQueuePair):
                 return self.fabric.rng.choice(faults.error_statuses)
         return super().begin(request)
 
-    def place_read(self, request: RdmaRead, data: memoryview | bytes) -> bool:
-        """The answer to an RDMA Read is here: checks once more, since the memory may have been taken back."""
+    def place_read(self, request: RdmaRead | CompareSwap | FetchAdd, data: memoryview | bytes) -> bool:
+        """The answer to what brings bytes is here: checks once more, since the memory may have been taken back."""
         return self.may_sink(request.scatter) and self.place(Kind.READ_RESPONSE, (data,), request.scatter)
 
     def _leave(self, sent: Sent) -> None:
         request = sent.request
         assert not isinstance(request, LOCAL_KINDS)
         size = HEADERS + sent.length
-        if isinstance(request, RdmaRead):
+        if isinstance(request, FETCHES):
             size = HEADERS
         self.saw_request(request, sent.length)
-        if self.completes_early and not isinstance(request, RdmaRead):
+        if self.completes_early and isinstance(request, Send | RdmaWrite):
             request = replace(request, gather=(b"".join(request.gather),))
             sent.status = SUCCESS
         if self._passes():
@@ -252,7 +289,7 @@ class LoopbackQueuePair(OrderedQueuePair):
         if self.link.cut or not self.device.port_active:
             self.expect_silence()
             return
-        if isinstance(sent.request, RdmaRead) and status is SUCCESS and not self.place_read(sent.request, data):
+        if isinstance(sent.request, FETCHES) and status is SUCCESS and not self.place_read(sent.request, data):
             status = Status.LOCAL_PROTECTION_ERROR
         sent.status = status
         self._complete_answered()
@@ -261,7 +298,7 @@ class LoopbackQueuePair(OrderedQueuePair):
 
     # What arrives at the other end, and comes back.
 
-    def _arrived(self, sent: Sent, request: Send | RdmaWrite | RdmaRead) -> None:
+    def _arrived(self, sent: Sent, request: Send | RdmaWrite | RdmaRead | CompareSwap | FetchAdd) -> None:
         if self.state is not RTS:
             return
         peer = self.peer
@@ -270,8 +307,11 @@ class LoopbackQueuePair(OrderedQueuePair):
             self.expect_silence()
             return
         fabric = self.fabric
-        delay_s = 0.0
-        if isinstance(request, RdmaRead):
+        delay_s, data = 0.0, b""
+        if isinstance(request, ATOMICS):
+            done = peer.take_atomic(request)
+            status, data = (done, b"") if isinstance(done, Status) else (SUCCESS, done)
+        elif isinstance(request, RdmaRead):
             granted = peer.grant_read(request, sent.length)
             status = granted if isinstance(granted, Status) else SUCCESS
             delay_s = fabric.draw(fabric.timing.read_s)
@@ -285,16 +325,16 @@ class LoopbackQueuePair(OrderedQueuePair):
         peer._answers_leave = max(fabric.now + delay_s, peer._answers_leave)
         if peer._answers_pending or peer._answers_leave > fabric.now:
             peer._answers_pending += 1
-            fabric.arrive(peer._answers_leave, self._answer_due, sent, status)
+            fabric.arrive(peer._answers_leave, self._answer_due, sent, status, data)
         else:
-            self._answer(sent, status)
+            self._answer(sent, status, data)
 
-    def _answer_due(self, sent: Sent, status: Status) -> None:
+    def _answer_due(self, sent: Sent, status: Status, data: bytes) -> None:
         assert self.peer is not None
         self.peer._answers_pending -= 1
-        self._answer(sent, status)
+        self._answer(sent, status, data)
 
-    def _answer(self, sent: Sent, status: Status) -> None:
+    def _answer(self, sent: Sent, status: Status, data: bytes) -> None:
         peer, request = self.peer, sent.request
         assert peer is not None
         if self.state is not RTS:
@@ -302,7 +342,6 @@ class LoopbackQueuePair(OrderedQueuePair):
         if not (peer.hears or peer._refusing):
             self.expect_silence()
             return
-        data = b""
         if isinstance(request, RdmaRead) and status is SUCCESS:
             # The memory is read when the answer leaves; the key may have been withdrawn since the request was checked.
             granted = peer.regrant(request, sent.length)
@@ -311,6 +350,8 @@ class LoopbackQueuePair(OrderedQueuePair):
             else:
                 data = bytes(granted)
                 peer.saw_response(granted)
+        elif data:
+            peer.saw_response(data)
         else:
             peer.saw_ack(status)
         if not peer._passes():
@@ -404,13 +445,15 @@ class LoopbackQueuePair(OrderedQueuePair):
 
     # Being seen.
 
-    def saw_request(self, request: Send | RdmaWrite | RdmaRead, length: int) -> None:
+    def saw_request(self, request: Send | RdmaWrite | RdmaRead | CompareSwap | FetchAdd, length: int) -> None:
         if self.fabric.observer is None:
             return
         if isinstance(request, Send):
             self._saw(Kind.SEND, request.gather, length, solicited=request.solicited, invalidate=request.invalidate)
         elif isinstance(request, RdmaWrite):
             self._saw(Kind.WRITE, request.gather, length, remote_va=request.remote_va, rkey=request.rkey)
+        elif isinstance(request, ATOMICS):
+            self._saw(Kind.ATOMIC, (), length, remote_va=request.remote_va, rkey=request.rkey)
         else:
             self._saw(Kind.READ_REQUEST, (), length, remote_va=request.remote_va, rkey=request.rkey)
 

@@ -7,9 +7,35 @@ from typing import Final
 EVENTS: Final = {
     "packets_sent": "packets sent",
     "packets_received": "packets taken in",
-    "packet_dropped": "packets that came and were dropped, by reason",
+    "packets_resent": "of the packets sent, requests that were sent before",
+    "packet_dropped": "packets that came and were dropped, by reason; `checksum` is the ICRC",
     "packet_unsent": "packets that the kernel did not send, by errno",
+    "nak_sent": "negative acknowledgements sent, by what they say",
+    "nak_received": "negative acknowledgements that came, by what they say",
     "mad_dropped": "messages of the connection manager that came, or were to be sent, and were dropped, by reason",
     "request_rejected": "requests of others that were refused here, by reason",
     "connection_made": "connections established, by who asked: this end (active) or the other one (passive)",
 }
+_RNR: Final = 1  # the upper three bits of a syndrome
+_NAKS: Final = {0x60: "sequence", 0x61: "invalid_request", 0x62: "remote_access", 0x63: "remote_operation"}
+
+
+def nak_reason(syndrome: int) -> str | None:
+    """What a negative acknowledgement says (IBTA 9.7.5.2.8, tables 44 and 46); None: it is a positive one."""
+    kind = syndrome >> 5
+    if not kind:
+        return None
+    return "receiver_not_ready" if kind == _RNR else _NAKS.get(syndrome, "other")
+
+
+class Tally:
+    """Packets of one queue pair."""
+
+    __slots__ = ("naks_received", "naks_sent", "packets_received", "packets_sent")
+
+    def __init__(self) -> None:
+        self.packets_sent = self.packets_received = 0
+        self.naks_sent = self.naks_received = 0
+
+    def as_json(self) -> dict[str, int]:
+        return {name: getattr(self, name) for name in sorted(self.__slots__)}

@@ -38,15 +38,28 @@ def is_intact(
     payload: bytes | bytearray | memoryview, source: IpAddress, destination: IpAddress, source_port: int
 ) -> bool:
     """Whether the last four bytes of a datagram's payload are the checksum of what is before them."""
+    return identification_of(payload, source, destination, source_port) is not None
+
+
+def identification_of(
+    payload: bytes | bytearray | memoryview, source: IpAddress, destination: IpAddress, source_port: int
+) -> int | None:
+    """The identification of IPv4 with which a datagram's checksum is right; None: there is none."""
     transport = payload[:-ICRC_LEN]
     made = int.from_bytes(_checksum(transport, source, destination, source_port), "little")
     difference = made ^ int.from_bytes(payload[-ICRC_LEN:], "little")
-    if not difference or source.version == 6:
-        return not difference
-    for high, vector in _identifications(len(transport)):
-        if difference >> high & 1:
-            difference ^= vector
-    return not difference
+    found = 0
+    if source.version == 4:
+        for high, vector, bits in _identifications(len(transport)):
+            if difference >> high & 1:
+                difference ^= vector
+                found ^= bits
+    return None if difference else found
+
+
+def udp_header(source_port: int, payload_len: int) -> bytes:
+    """Of a datagram with a packet; without UDP's checksum."""
+    return _UDP.pack(source_port, UDP_PORT, _UDP.size + payload_len, 0)
 
 
 @lru_cache(maxsize=1024)
@@ -66,24 +79,25 @@ def _checksum(
 def _begun(transport_len: int, source: IpAddress, destination: IpAddress, source_port: int) -> int:
     """The checksum over the headers in front of a packet, which are the same for all of this length."""
     udp_len = _UDP.size + transport_len + ICRC_LEN
-    udp = _UDP.pack(source_port, UDP_PORT, udp_len, 0)
+    udp = udp_header(source_port, transport_len + ICRC_LEN)
     return begin_icrc(network_header(source, destination, _PROTOCOL_UDP, udp_len) + udp)
 
 
 @lru_cache(maxsize=2048)  # lengths are multiples of 4, up to the largest MTU and its headers
-def _identifications(transport_len: int) -> tuple[tuple[int, int], ...]:
+def _identifications(transport_len: int) -> tuple[tuple[int, int, int], ...]:
     """What each bit of the identification does to the checksum of a packet of this length, as a reduced basis.
 
-    Each vector has a highest bit that the ones behind it have not.
+    Each vector has a highest bit that the ones behind it have not, and the bits that it stands for.
     """
     size = _IPV4_LEN - _IDENTIFICATION + _UDP.size + transport_len
     zero = zlib.crc32(bytes(size))
-    basis: list[tuple[int, int]] = []
+    basis: list[tuple[int, int, int]] = []
     for bit in range(16):
-        vector = zlib.crc32((1 << bit).to_bytes(2).ljust(size, b"\0")) ^ zero
-        for high, other in basis:
+        vector, bits = zlib.crc32((1 << bit).to_bytes(2).ljust(size, b"\0")) ^ zero, 1 << bit
+        for high, other, of_other in basis:
             if vector >> high & 1:
                 vector ^= other
+                bits ^= of_other
         assert vector, "CRC-32 tells all words of 16 bits apart"
-        basis.append((vector.bit_length() - 1, vector))
+        basis.append((vector.bit_length() - 1, vector, bits))
     return tuple(basis)

@@ -23,8 +23,8 @@ from sidestep.rdma.path_mtu import PACKET_OVERHEAD, ROUTE_MTU_UNKNOWN, largest_c
 from sidestep.rdma.roce.counting import EVENTS
 from sidestep.rdma.roce.datagram import is_intact, known_address, seal
 from sidestep.rdma.roce.ip_cm import has_header
-from sidestep.rdma.roce.manager import RoceManager
-from sidestep.rdma.roce.packet import ICRC_LEN, PKEY_DEFAULT, QP_GSI, Bth, Op, Packet
+from sidestep.rdma.roce.manager import Came, RoceManager
+from sidestep.rdma.roce.packet import ICRC_LEN, PKEY_DEFAULT, QP_GSI, UDP_PORT, Bth, Op, Packet
 from sidestep.rdma.roce.qp import RoceQueuePair
 from sidestep.rdma.roce.schedule import Deadlines, Delays
 from sidestep.rdma.roce.settings import RoceSettings
@@ -92,7 +92,7 @@ class RoceDevice(SoftDevice):
         self.guid = rng.getrandbits(64) | 1
         self.queue_pairs_by_number: dict[int, RoceQueuePair] = {}
         self.events = Counters(EVENTS)
-        self.taps = Taps(name)  # nothing comes by there: packets of UDP are captured by others
+        self.taps: Taps = Taps(name)
         self.delays = Delays()
         self._deadlines: Deadlines[RoceQueuePair] = Deadlines()
         self._busy: dict[RoceQueuePair, None] = {}  # those that may have something to send
@@ -133,15 +133,20 @@ class RoceDevice(SoftDevice):
             self.events.add("packet_dropped", "congestion")  # the window is small enough as it is
         elif packet.bth.dest_qp == QP_GSI:
             self.events.add("packets_received")
-            self.cm.handle_packet(address, packet, now)
+            self.cm.handle_packet(address, packet, now, (port, view))
         else:
-            self._to_queue_pair(remote, packet, now)
+            self._to_queue_pair(remote, packet, now, (port, view))
 
     def poll_datagram(self, now: float) -> Datagram | None:
         """The next one to send."""
         self.delays.begin(now)
         if (packet_to := self.cm.poll_packet()) is not None:
-            return self._sealed(*packet_to)
+            address, message, wire = packet_to
+            datagram = self._sealed(address, message)
+            if wire is not None:
+                wire.message(UDP_PORT, datagram.payload, outbound=True)
+                wire.sent()
+            return datagram
         while self._busy:
             qp = next(iter(self._busy))
             packet = self._polled(qp, now)
@@ -155,7 +160,10 @@ class RoceDevice(SoftDevice):
                 continue
             self._busy.setdefault(qp)  # at the end, if it had its turn
             assert qp.path is not None
-            return self._sealed(qp.path.address, packet)
+            datagram = self._sealed(qp.path.address, packet)
+            if qp.wire is not None and qp.wire.live:
+                qp.wire.passed(UDP_PORT, datagram.payload, outbound=True)
+            return datagram
         return None
 
     def _polled(self, qp: RoceQueuePair, now: float) -> Packet | None:
@@ -196,6 +204,7 @@ class RoceDevice(SoftDevice):
             "regions": self.region_count,
             "windows": self.window_count,
             "keys": len(self.keys),
+            "captures": len(self.taps),
         }
         return self.events.as_json() | present
 
@@ -233,17 +242,20 @@ class RoceDevice(SoftDevice):
         """The largest MTU of this device whose packets go there whole."""
         return largest_code(min(self.settings.mtu, self.path_mtu(address) - PACKET_OVERHEAD))
 
-    def _to_queue_pair(self, remote: IpAddress, packet: Packet, now: float) -> None:
+    def _to_queue_pair(self, remote: IpAddress, packet: Packet, now: float, came: Came) -> None:
         qp = self.queue_pairs_by_number.get(packet.bth.dest_qp)
         if qp is None:
             self.events.add("packet_dropped", "no_queue_pair")
         elif qp.path is None or qp.path.remote != remote:
             self.events.add("packet_dropped", "other_end")  # IBTA 9.6.1.5: of whom it is not connected to
-        elif qp.handle_packet(packet, now):
-            self.events.add("packets_received")
-            self._busy.setdefault(qp)
         else:
-            self.events.add("packet_dropped", "state")
+            if qp.wire is not None and qp.wire.live:
+                qp.wire.passed(*came, outbound=False)
+            if qp.handle_packet(packet, now):
+                self.events.add("packets_received")
+                self._busy.setdefault(qp)
+            else:
+                self.events.add("packet_dropped", "state")
 
     def _sealed(self, address: str, packet: Packet) -> Datagram:
         self.events.add("packets_sent")

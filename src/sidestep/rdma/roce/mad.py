@@ -60,6 +60,7 @@ class CmMad:
     PRIVATE_LEN: ClassVar[int]
     FIELDS: ClassVar[tuple[tuple[str, int], ...]]
 
+    local_comm_id: int  # the sender's
     private_data: bytes
 
     def __init_subclass__(cls, *, attribute: int = 0, private_offset: int = 0, fields: str = "") -> None:

@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from sidestep import limits
 from sidestep.errors import LimitReached, Misuse, PeerViolation
@@ -28,6 +28,7 @@ from sidestep.rdma.roce.numbers import timeout_s
 from sidestep.rdma.roce.packet import MTU_CODES, PSN_MASK, QKEY_GSI, QP_GSI, Bth, Deth, Op, Packet
 from sidestep.rdma.roce.path import Path
 from sidestep.rdma.roce.qp import RoceQueuePair
+from sidestep.rdma.roce.tap import PacketWire
 from sidestep.rdma.soft.handshake import CmKind, HandshakeConnection, HandshakeManager
 
 if TYPE_CHECKING:
@@ -48,6 +49,9 @@ _PATIENCE_MAX: Final = 24  # 69 s: what an MRA may ask for, as Linux does
 _EPHEMERAL: Final = 0xC000
 
 
+Came: TypeAlias = "tuple[int, bytes | memoryview]"  # a datagram: the port that it comes from, and its payload
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CmHeard:
     """A message that came, as the handshake looks at it."""
@@ -58,6 +62,7 @@ class CmHeard:
     remote_id: int
     transaction_id: int
     message: CmMad
+    came: Came
     service_id: int = 0
     responder_resources: int = 0
     initiator_depth: int = 0
@@ -88,6 +93,8 @@ class RoceConnection(HandshakeConnection[RoceQueuePair, CmHeard]):
         self._patient = False  # the other end was given the time that it has asked for
         self.asked_as = 0  # transaction of the other end's REQ
         self.stale_key: tuple[str, int, int] | None = None  # the other end's queue pair
+        remote = str(known_address(remote_address))
+        self.wire = PacketWire(device.taps, device.address, remote, active=True)  # unless it has `joined`
 
     def patience(self) -> tuple[float, int]:
         if self.state is CmState.DISCONNECT_SENT:  # which nobody but this end has an interest in
@@ -103,6 +110,8 @@ class RoceConnection(HandshakeConnection[RoceQueuePair, CmHeard]):
         assert isinstance(message, Req)
         # IBTA 12.6.5: that of the REQ, through all of the handshake.
         self.transaction_id = self.asked_as = req.transaction_id
+        self.wire.active = False
+        self.wire.message(*req.came, outbound=False)
         self.mtu_code = message.mtu_code
         self._timeout_code = _bounded(message.local_timeout, *_TIMEOUT_CODES)
         self._retries = message.cm_retries
@@ -127,6 +136,7 @@ class RoceConnection(HandshakeConnection[RoceQueuePair, CmHeard]):
     def end(self, event: Any) -> None:
         super().end(event)
         self._manager.no_longer(self)
+        self.wire.closed(self.qp.number)
 
     def _establish(self, event: Established) -> None:
         passive = self.state is CmState.REPLY_SENT
@@ -147,6 +157,8 @@ class RoceConnection(HandshakeConnection[RoceQueuePair, CmHeard]):
                 window=device.settings.window,
             )
         )  # fmt: skip
+        self.qp.wire = self.wire
+        self.wire.opened(self.qp.number, message.qpn)
 
 
 class RoceManager(HandshakeManager[RoceQueuePair, CmHeard]):
@@ -159,7 +171,7 @@ class RoceManager(HandshakeManager[RoceQueuePair, CmHeard]):
         self.by_queue_pair: dict[tuple[str, int, int], RoceConnection] = {}  # of the other end
         self._comm_id = device.rng.getrandbits(32)
         self._psn = 0  # of datagrams; nobody looks at it
-        self._unsent: deque[tuple[str, Mad]] = deque()
+        self._unsent: deque[tuple[str, Mad, PacketWire | None]] = deque()
         self._over: dict[
             tuple[str, int, int], Mad | None
         ] = {}  # answers to requests that are no more, the oldest first
@@ -202,16 +214,16 @@ class RoceManager(HandshakeManager[RoceQueuePair, CmHeard]):
 
     # --- the device's side ---
 
-    def poll_packet(self) -> tuple[str, Packet] | None:
-        """The next datagram to send."""
+    def poll_packet(self) -> tuple[str, Packet, PacketWire | None] | None:
+        """The next datagram to send, and of whose connection it is."""
         if not self._unsent:
             return None
-        address, mad = self._unsent.popleft()
+        address, mad, wire = self._unsent.popleft()
         self._psn = self._psn + 1 & PSN_MASK
         bth = Bth(Op.UD_SEND_ONLY, QP_GSI, self._psn)
-        return address, Packet(bth, (Deth(QKEY_GSI, QP_GSI),), mad.encode())
+        return address, Packet(bth, (Deth(QKEY_GSI, QP_GSI),), mad.encode()), wire
 
-    def handle_packet(self, address: str, packet: Packet, now: float) -> None:
+    def handle_packet(self, address: str, packet: Packet, now: float, came: Came) -> None:
         """Takes in what came for queue pair 1."""
         self.device.delays.begin(now)
         deth = packet.find(Deth)
@@ -224,9 +236,13 @@ class RoceManager(HandshakeManager[RoceQueuePair, CmHeard]):
             self.device.events.add("mad_dropped", broken.rule)
             return
         message = mad.message
+        if isinstance(message, Rep | Rtu | Rej | Dreq | Drep | Mra | Lap | Apr):  # a REQ has no connection yet
+            connection = self.connections.get(message.remote_comm_id)
+            if isinstance(connection, RoceConnection) and connection.remote_address == address:
+                connection.wire.message(*came, outbound=False)
         if isinstance(message, Mra | Lap | Apr):
             self._beside(address, mad)
-        elif (heard := self._heard(address, mad)) is not None:
+        elif (heard := self._heard(address, mad, came)) is not None:
             self.receive(heard)
 
     def next_comm_id(self) -> int:
@@ -295,7 +311,19 @@ class RoceManager(HandshakeManager[RoceQueuePair, CmHeard]):
         rej = Rej(message.remote_id, message.local_id, reason, about, private_data)
         answer = Mad(message.transaction_id, rej)
         self._remember(message.source, message.local_id, message.transaction_id, answer)
-        self._queue(message.source, answer)
+        if isinstance(message.message, Req) and self.device.taps:
+            wire = self._shown(message, message.message)
+            self._queue(message.source, answer, wire)
+            wire.closed()
+        else:
+            self._queue(message.source, answer)
+
+    def _shown(self, heard: CmHeard, req: Req) -> PacketWire:
+        """Who looks on sees a REQ that becomes no connection here, and why."""
+        wire = PacketWire(self.device.taps, self.device.address, str(known_address(heard.source)), active=False)
+        wire.message(*heard.came, outbound=False)
+        wire.opened(0, req.qpn)
+        return wire
 
     def give_up_request(self, connection: HandshakeConnection[RoceQueuePair, CmHeard]) -> None:
         """The other end's id is not known: it knows the attempt by ours, and our GUID (IBTA 12.6.7.2, reason 4)."""
@@ -327,16 +355,21 @@ class RoceManager(HandshakeManager[RoceQueuePair, CmHeard]):
             **fields,
         )  # fmt: skip
 
-    def _queue(self, address: str, mad: Mad) -> None:
+    def _queue(self, address: str, mad: Mad, wire: PacketWire | None = None) -> None:
         if len(self._unsent) >= limits.ROCE_MADS_MAX:
             self.device.events.add("mad_dropped", "too_many_to_send")
             return
-        self._unsent.append((address, mad))
+        connection = self.connections.get(mad.message.local_comm_id)
+        if wire is None and isinstance(connection, RoceConnection):
+            wire = connection.wire
+        if wire is not None:
+            wire.unsent += 1
+        self._unsent.append((address, mad, wire))
         self.device.wake()
 
     # --- what comes ---
 
-    def _heard(self, address: str, mad: Mad) -> CmHeard | None:
+    def _heard(self, address: str, mad: Mad, came: Came) -> CmHeard | None:
         message = mad.message
         more: dict[str, Any] = {"private_data": message.private_data}
         if isinstance(message, Req):
@@ -359,7 +392,7 @@ class RoceManager(HandshakeManager[RoceQueuePair, CmHeard]):
                 connection.transaction_id = mad.transaction_id  # which the DREP repeats
         return CmHeard(
             kind=CmKind(message.ATTRIBUTE), source=address, local_id=ids[0], remote_id=ids[1],
-            transaction_id=mad.transaction_id, message=message, **more,
+            transaction_id=mad.transaction_id, message=message, came=came, **more,
         )  # fmt: skip
 
     def _on_request(self, message: CmHeard) -> None:

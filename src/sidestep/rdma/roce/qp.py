@@ -5,12 +5,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from sidestep.errors import Misuse, Unavailable
+from sidestep.rdma.roce.counting import Tally, nak_reason
 from sidestep.rdma.roce.mad import address_of, gid
 from sidestep.rdma.roce.numbers import timeout_s
-from sidestep.rdma.roce.packet import MTU_CODES, READ_RESPONSES, Op, Packet
+from sidestep.rdma.roce.packet import MTU_CODES, READ_RESPONSES, Aeth, Op, Packet
 from sidestep.rdma.roce.path import Path
 from sidestep.rdma.roce.requester import Requester
 from sidestep.rdma.roce.responder import Delivered, Refused, Responder
+from sidestep.rdma.roce.tap import Joined, PacketWire
 from sidestep.rdma.soft.ordered import OrderedQueuePair
 from sidestep.rdma.soft.qp import ERROR, FLUSHED, INIT, OP_RECEIVE, RESET, RTR, RTS, SUCCESS
 from sidestep.rdma.verbs import EventKind, JoinedBy, QpEndpoint
@@ -21,6 +23,7 @@ if TYPE_CHECKING:
     from sidestep.rdma.soft.keys import Memory
     from sidestep.rdma.soft.memory import AccessRefusal, QpInit
     from sidestep.rdma.soft.ordered import Sent
+    from sidestep.rdma.verbs import Beginning
 
 _RESPONSES: Final = READ_RESPONSES | {Op.ACK, Op.ATOMIC_ACK}
 
@@ -28,7 +31,7 @@ _RESPONSES: Final = READ_RESPONSES | {Op.ACK, Op.ATOMIC_ACK}
 class RoceQueuePair(OrderedQueuePair):
     """One end of a reliable connection."""
 
-    __slots__ = ("_psn", "_requester", "_responder", "path")
+    __slots__ = ("_psn", "_requester", "_responder", "path", "tally", "wire")
 
     device: RoceDevice
     connection: JoinedBy | None
@@ -37,6 +40,8 @@ class RoceQueuePair(OrderedQueuePair):
         super().__init__(device.next_qp_number(), device, init)
         self.path: Path | None = None  # once the two ends have agreed on one
         self._psn: int | None = None  # of the first packet to it, where `join` connects it
+        self.tally = Tally()
+        self.wire: PacketWire | None = None  # once it is connected
         self._requester: Requester | None = None
         self._responder: Responder | None = None
         device.queue_pairs_by_number[self.number] = self
@@ -49,6 +54,8 @@ class RoceQueuePair(OrderedQueuePair):
     def destroy(self) -> None:
         if self.state is not RESET:
             super().destroy()
+            if self.wire is not None and self._joined:
+                self.wire.closed()
             self._requester = self._responder = None
             self.device.forget_qp(self)
 
@@ -59,21 +66,19 @@ class RoceQueuePair(OrderedQueuePair):
             self._responder.stop()
 
     def details(self) -> dict[str, object]:
-        found: dict[str, object] = {
-            "number": self.number,
-            "state": self.state.name,
-            "sends_outstanding": self.sends_outstanding,
-            "receives_posted": self.receives_posted,
-            "shared_receives": self.srq is not None,
-        }
-        if self.connection is not None:
-            found["remote_address"] = self.connection.remote_address
-            found["connection"] = self.connection.state.name
+        found = super().details()
         if self.path is not None and self._requester is not None:
             found["remote_number"] = self.path.remote_qp
             found["mtu"] = self.path.mtu
             found["resent"] = self._requester.resent
+            found["packets_resent"] = self._requester.packets_resent
+            found |= self.tally.as_json()
         return found
+
+    @property
+    def _joined(self) -> bool:
+        """It is connected by others than the device's connection manager."""
+        return self._psn is not None
 
     # --- the connection manager's side ---
 
@@ -105,7 +110,23 @@ class RoceQueuePair(OrderedQueuePair):
             ),
             responder_resources,
         )  # fmt: skip
+        self._show(str(remote), owner.beginning)
         self.ready_to_receive()
+
+    def _show(self, remote: str, beginning: Beginning | None) -> None:
+        """Lets others look on; how it began they cannot see, and are told."""
+        path = self.path
+        assert path is not None
+        active = beginning is not None and beginning.active
+        self.wire = PacketWire(self.device.taps, self.device.address, remote, active=active)
+        joined = None
+        if beginning is not None:
+            qps, psns = (self.number, path.remote_qp), (path.receive_psn, path.send_psn)
+            joined = Joined(
+                beginning.service_id, beginning.request, beginning.reply, qps if active else qps[::-1],
+                psns if active else psns[::-1], path.mtu,
+            )  # fmt: skip
+        self.wire.opened(self.number, path.remote_qp, joined)
 
     def follow(self, path: Path, responder_resources: int | None = None) -> None:
         """The way is known; what may be sent and taken the state says."""
@@ -123,9 +144,11 @@ class RoceQueuePair(OrderedQueuePair):
 
     def handle_packet(self, packet: Packet, now: float) -> bool:
         """Takes in a packet that came from the other end; False if this state drops it."""
+        self.tally.packets_received += 1
         if packet.bth.opcode in _RESPONSES:
             if self.state is not RTS or self._requester is None:
                 return False
+            self._count_nak("nak_received", packet)
             if self._requester.handle(packet, now):
                 self._statuses_changed()
         elif self._responder is None:
@@ -141,7 +164,7 @@ class RoceQueuePair(OrderedQueuePair):
     def poll_packet(self, now: float) -> Packet | None:
         """The next one to send, if there is any now."""
         if self._responder is not None:
-            packet = self._responder.poll()
+            packet = self._polled(self._responder)
             if self._responder.refused is not None:
                 refused, self._responder.refused = self._responder.refused, None
                 self._refuse(refused)
@@ -150,11 +173,33 @@ class RoceQueuePair(OrderedQueuePair):
         requester = self._requester
         if requester is None or self.state is not RTS:
             return None
+        again = requester.packets_resent
         packet = requester.poll(now)
+        if packet is not None:
+            self.tally.packets_sent += 1
+            if requester.packets_resent != again:
+                self.device.events.add("packets_resent")
         if requester.changed:
             requester.changed = False
             self._statuses_changed()
         return packet
+
+    def _polled(self, responder: Responder) -> Packet | None:
+        packet = responder.poll()
+        if packet is not None:
+            self.tally.packets_sent += 1
+            self._count_nak("nak_sent", packet)
+        return packet
+
+    def _count_nak(self, name: str, packet: Packet) -> None:
+        aeth = packet.find(Aeth)
+        if aeth is None or (reason := nak_reason(aeth.syndrome)) is None:
+            return
+        self.device.events.add(name, reason)
+        if name == "nak_sent":
+            self.tally.naks_sent += 1
+        else:
+            self.tally.naks_received += 1
 
     @property
     def deadline(self) -> float | None:

@@ -8,7 +8,8 @@ RDMA Read as many as its answer. Four numbers lie on the circle:
 The packet at `cursor` is made out of the memory of its request, whenever it is sent: go-back-N only moves `cursor` back
 to `acknowledged`, and nothing is kept of packets that were sent. An RDMA Read is asked for in requests of a part of the
 window each, as far as the depth allows: the answer then does not come in a burst that sockets drop; one that is not
-whole is asked for again from its first packet that is missing.
+whole is asked for again from its first packet that is missing. An atomic operation has one number, as its answer; it is
+asked for again as it was, and the other end carries it out once.
 
 What comes back: an acknowledgement of all up to a number, a NAK, or a packet of a Read's answer. One that passes the
 answer to a Read which is not whole tells that something of it was lost. What lies outside of what was sent and not
@@ -22,13 +23,26 @@ that waits for a CPU, and is not to be given up within half a second. IBTA 9.7.6
 
 from __future__ import annotations
 
+import sys
 from collections import deque
 from typing import TYPE_CHECKING, Final, Protocol
 
 from sidestep.rdma.roce.numbers import after, ahead, packets_of, rnr_timer_s
-from sidestep.rdma.roce.packet import READ_RESPONSES, Aeth, Bth, Extension, Ieth, Op, Packet, Reth
+from sidestep.rdma.roce.packet import (
+    READ_RESPONSES,
+    Aeth,
+    AtomicAckEth,
+    AtomicEth,
+    Bth,
+    Extension,
+    Ieth,
+    ImmDt,
+    Op,
+    Packet,
+    Reth,
+)
 from sidestep.rdma.roce.pieces import piece_of, place
-from sidestep.rdma.work import RdmaRead, RdmaWrite, Send, Status
+from sidestep.rdma.work import ATOMIC_LEN, CompareSwap, FetchAdd, RdmaRead, RdmaWrite, Send, Status
 
 if TYPE_CHECKING:
     from sidestep.rdma.roce.path import Path
@@ -42,7 +56,10 @@ _KEY_MASK: Final = 0xFFFF_FFFF
 _PATIENCE: Final = (1, 2, 4, 8, 16)  # times the timeout, from one expiry to the next
 _SENDS: Final = (Op.SEND_FIRST, Op.SEND_MIDDLE, Op.SEND_LAST, Op.SEND_ONLY)
 _SENDS_INVALIDATE: Final = (Op.SEND_FIRST, Op.SEND_MIDDLE, Op.SEND_LAST_INV, Op.SEND_ONLY_INV)
+_SENDS_IMMEDIATE: Final = (Op.SEND_FIRST, Op.SEND_MIDDLE, Op.SEND_LAST_IMM, Op.SEND_ONLY_IMM)
 _WRITES: Final = (Op.WRITE_FIRST, Op.WRITE_MIDDLE, Op.WRITE_LAST, Op.WRITE_ONLY)
+_WRITES_IMMEDIATE: Final = (Op.WRITE_FIRST, Op.WRITE_MIDDLE, Op.WRITE_LAST_IMM, Op.WRITE_ONLY_IMM)
+_ATOMIC_MASK: Final = 0xFFFF_FFFF_FFFF_FFFF
 _NAK_SEQUENCE: Final = 0x60
 _REFUSED: Final = {  # IBTA 9.7.5.2.8, table 46: what a NAK does to the request
     0x61: Status.REMOTE_INVALID_REQUEST,
@@ -60,19 +77,25 @@ class Memory(Protocol):
 class _Flight:
     """A request that has sequence numbers."""
 
-    __slots__ = ("count", "first", "following", "read", "sent")
+    __slots__ = ("atomic", "count", "first", "following", "read", "sent")
 
     def __init__(self, sent: Sent, first: int, count: int) -> None:
         self.sent = sent
         self.first = first
         self.count = count
         self.read = sent.request if isinstance(sent.request, RdmaRead) else None
+        self.atomic = sent.request if isinstance(sent.request, CompareSwap | FetchAdd) else None
         self.following: _Flight | None = None  # the next one
 
     @property
     def end(self) -> int:
         """The first number behind it."""
         return after(self.first, self.count)
+
+    @property
+    def acknowledgeable(self) -> bool:
+        """An acknowledgement is all that it waits for."""
+        return self.read is None and self.atomic is None
 
 
 class Requester:
@@ -97,6 +120,7 @@ class Requester:
         self._gone_back_to: int | None = None  # for a loss that was told; what else tells of it is no news
         self.changed = False  # a request failed before anything of it was sent
         self.resent = 0  # times that the cursor went back
+        self.packets_resent = 0
 
     # --- the queue pair's side ---
 
@@ -127,20 +151,25 @@ class Requester:
         outstanding = ahead(self._cursor, self._acknowledged)
         if outstanding >= self._path.window:
             return None
-        packet = self._ask(flight, outstanding) if flight.read is not None else self._piece(flight, outstanding)
+        again = ahead(self._cursor, self._reached) < 0
+        if flight.read is not None:
+            packet = self._ask(flight, outstanding)
+        elif flight.atomic is not None:
+            packet = self._operate(flight, flight.atomic)
+        else:
+            packet = self._piece(flight, outstanding)
+        self.packets_resent += again and packet is not None
         if packet is not None and not outstanding:
             self._start_timer(now)
         return packet
 
     def _ask(self, flight: _Flight, outstanding: int) -> Packet | None:
         """Asks for a part of an RDMA Read."""
-        while self._asked and ahead(self._acknowledged, self._asked[0]) >= 0:
-            self._asked.popleft()
         done = ahead(self._cursor, flight.first)
         part = max(1, self._path.window // 2)
         # Asked for again it is a part of one request, never of two: only that may be repeated (IBTA 9.7.5.1.6).
         count = min(flight.count - done, part - done % part)
-        if len(self._asked) >= self.depth or (outstanding and outstanding + count > self._path.window):
+        if not self._may_ask() or (outstanding and outstanding + count > self._path.window):
             return None
         assert flight.read is not None
         begin = done * self._path.mtu
@@ -149,6 +178,25 @@ class Requester:
         packet = self._packet(Op.READ_REQUEST, (where,), ack_req=True)
         self._asked.append(after(self._cursor, count))
         self._step(flight, count)
+        return packet
+
+    def _may_ask(self) -> bool:
+        """Whether the other end has room for one more request that it is to answer."""
+        while self._asked and ahead(self._acknowledged, self._asked[0]) >= 0:
+            self._asked.popleft()
+        return len(self._asked) < self.depth
+
+    def _operate(self, flight: _Flight, atomic: CompareSwap | FetchAdd) -> Packet | None:
+        """Asks for an atomic operation."""
+        if not self._may_ask():
+            return None
+        swaps = isinstance(atomic, CompareSwap)
+        operand, compare = (atomic.swap, atomic.compare) if isinstance(atomic, CompareSwap) else (atomic.add, 0)
+        where = atomic.remote_va & _VA_MASK, atomic.rkey & _KEY_MASK
+        operands = AtomicEth(*where, operand & _ATOMIC_MASK, compare & _ATOMIC_MASK)
+        packet = self._packet(Op.CMP_SWAP if swaps else Op.FETCH_ADD, (operands,), ack_req=True)
+        self._asked.append(after(self._cursor, 1))
+        self._step(flight, 1)
         return packet
 
     def _piece(self, flight: _Flight, outstanding: int) -> Packet | None:
@@ -161,16 +209,19 @@ class Requester:
             return None
         index = ahead(self._cursor, flight.first)
         begins, ends = index == 0, index == flight.count - 1
-        ops = _WRITES if isinstance(request, RdmaWrite) else _SENDS if request.invalidate is None else _SENDS_INVALIDATE
+        ops = _opcodes(request)
         op = ops[3] if begins and ends else ops[0] if begins else ops[2] if ends else ops[1]
         extensions: tuple[Extension, ...] = ()
         if begins and isinstance(request, RdmaWrite):
             extensions = (Reth(request.remote_va & _VA_MASK, request.rkey & _KEY_MASK, flight.sent.length),)
         elif ends and isinstance(request, Send) and request.invalidate is not None:
             extensions = (Ieth(request.invalidate & _KEY_MASK),)
+        if ends and request.immediate is not None:
+            extensions += (ImmDt(request.immediate),)
         payload = piece_of(request.gather, index * self._path.mtu, self._path.mtu)
         asks = ends or outstanding == self._path.window - 1 or not after(self._cursor, 1) % _ACK_EVERY
-        solicited = ends and isinstance(request, Send) and request.solicited
+        # IBTA 9.2.3: what completes a receive may ask for an event.
+        solicited = ends and request.solicited and (isinstance(request, Send) or request.immediate is not None)
         packet = self._packet(op, extensions, payload, ack_req=asks, solicited=solicited)
         self._step(flight, 1)
         return packet
@@ -201,8 +252,10 @@ class Requester:
         if op in READ_RESPONSES:
             return self._answered(packet, now)
         aeth = packet.find(Aeth)
+        if op is Op.ATOMIC_ACK:
+            return self._operated(packet, now)
         if op is not Op.ACK or aeth is None:
-            return False  # atomics are never asked for
+            return False
         kind = aeth.syndrome >> 5
         if kind == 0:
             before = self._acknowledged
@@ -214,12 +267,12 @@ class Requester:
         return self._refused(psn, aeth.syndrome, now) if kind == 3 else False
 
     def _acknowledge(self, end: int, now: float) -> bool:
-        """All before this number was carried out; False if the answer to a Read is missing before it (IBTA 9.7.5.1.2).
+        """All before this number was carried out; False if an answer that it waits for is missing (IBTA 9.7.5.1.2).
 
         What is before that answer is acknowledged.
         """
         begin = self._acknowledged
-        while self._flights and ahead(end, self._acknowledged) > 0 and self._flights[0].read is None:
+        while self._flights and ahead(end, self._acknowledged) > 0 and self._flights[0].acknowledgeable:
             flight = self._flights[0]
             if ahead(end, flight.end) < 0:
                 self._acknowledged = end
@@ -251,6 +304,29 @@ class Requester:
         self._acknowledged = after(psn, 1)
         if self._acknowledged == flight.end:
             self._finish(flight)
+        self._progress(now)
+        return True
+
+    def _operated(self, packet: Packet, now: float) -> bool:
+        """The answer to an atomic operation: the number before it."""
+        psn = packet.bth.psn
+        flight = next((each for each in self._flights if ahead(psn, each.end) < 0), None)
+        if flight is None or flight.atomic is None:
+            return False  # the answer to what is none
+        before = self._acknowledged
+        if not self._acknowledge(flight.first, now):
+            return self._go_back(now) or self._acknowledged != before  # something before it was lost
+        aeth, answer = packet.find(Aeth), packet.find(AtomicAckEth)
+        assert aeth is not None  # the opcode has both
+        assert answer is not None
+        if aeth.syndrome >> 5 or len(packet.payload):
+            return self._fail(flight, Status.BAD_RESPONSE)
+        scatter = flight.atomic.scatter
+        number = answer.original.to_bytes(ATOMIC_LEN, sys.byteorder)
+        if not (self._memory.may_sink(scatter) and place(scatter, 0, number)):
+            return self._fail(flight, Status.LOCAL_PROTECTION_ERROR)
+        self._acknowledged = flight.end
+        self._finish(flight)
         self._progress(now)
         return True
 
@@ -338,3 +414,12 @@ class Requester:
         flight.sent.status = status
         self.changed = True
         return True
+
+
+def _opcodes(request: Send | RdmaWrite) -> tuple[Op, Op, Op, Op]:
+    """Of its first, middle and last packet, and of one that is all of it."""
+    if isinstance(request, RdmaWrite):
+        return _WRITES if request.immediate is None else _WRITES_IMMEDIATE
+    if request.invalidate is not None:
+        return _SENDS_INVALIDATE
+    return _SENDS if request.immediate is None else _SENDS_IMMEDIATE

@@ -2,10 +2,11 @@
 
 Theory of operation. The packet that is expected goes through a line of checks; the first that fails decides the answer.
 A packet ahead of it tells that one was lost, and is answered with one NAK until the expected one is here. One behind it
-was carried out before: it is acknowledged again, and an RDMA Read is answered again out of the memory as it is now.
+was carried out before: it is acknowledged again, an RDMA Read is answered again out of the memory as it is now, and an
+atomic operation by the number that was kept, or not at all (IBTA 9.7.5.1.6): it is never carried out twice.
 
     a check fails for                     answer                          queue pair
-    order of opcodes, lengths, rights     NAK 0x61 invalid request        error
+    opcodes, lengths, rights, alignment   NAK 0x61 invalid request        error
     key, domain, bounds                   NAK 0x62 remote access          error
     a receive of this end                 NAK 0x63 remote operational     error
     no receive is posted                  RNR NAK: the same packet again  goes on
@@ -21,6 +22,7 @@ the specification would have a queue pair in error be silent (IBTA 9.7.4.1 says 
 
 from __future__ import annotations
 
+import sys
 from collections import deque
 from dataclasses import dataclass
 from enum import Enum
@@ -35,7 +37,10 @@ from sidestep.rdma.roce.packet import (
     STARTS,
     WRITES,
     Aeth,
+    AtomicAckEth,
+    AtomicEth,
     Bth,
+    Extension,
     Ieth,
     ImmDt,
     Op,
@@ -44,9 +49,9 @@ from sidestep.rdma.roce.packet import (
 )
 from sidestep.rdma.roce.pieces import place
 from sidestep.rdma.soft.memory import AccessRefusal
-from sidestep.rdma.soft.qp import REMOTE_READ, REMOTE_WRITE
+from sidestep.rdma.soft.qp import REMOTE_ATOMIC, REMOTE_READ, REMOTE_WRITE
 from sidestep.rdma.verbs import EventKind
-from sidestep.rdma.work import RKey, Status
+from sidestep.rdma.work import ATOMIC_LEN, RKey, Status
 
 if TYPE_CHECKING:
     from sidestep.rdma.roce.path import Path
@@ -56,6 +61,9 @@ if TYPE_CHECKING:
 _RNR_NAK: Final = 0x20  # and the code of a timer
 _FULL: Final = frozenset({Op.SEND_FIRST, Op.SEND_MIDDLE, Op.WRITE_FIRST, Op.WRITE_MIDDLE})
 _LASTS: Final = ENDS - STARTS
+_ATOMICS: Final = frozenset({Op.CMP_SWAP, Op.FETCH_ADD})
+_ANSWERED: Final = _ATOMICS | {Op.READ_REQUEST}  # requests that no acknowledgement answers
+_ATOMIC_MASK: Final = (1 << 8 * ATOMIC_LEN) - 1
 _LENGTH_MAX: Final = 1 << 31  # bytes of a message (IBTA 9.7.8)
 _READ_OPS: Final = (
     Op.READ_RESPONSE_FIRST,
@@ -149,19 +157,30 @@ class _Read:
     sent: int = 0  # of these
 
 
+@dataclass(frozen=True, slots=True)
+class _Operated:
+    """An atomic operation that was carried out, and the number before it."""
+
+    psn: int
+    op: Op
+    operands: AtomicEth
+    original: int
+
+
 class Responder:
     """Of one queue pair."""
 
     def __init__(self, path: Path, host: Host, *, resources: int) -> None:
         self._path = path
         self._host = host
-        self._resources = resources  # RDMA Reads that wait to be answered
+        self._resources = resources  # RDMA Reads and atomic operations that wait to be answered
         self._expected = path.receive_psn
         self._completed = 0  # messages, modulo 2^24
         self._told_gap = False  # who is ahead was told, or asked to wait
         self._message: _Sending | _Writing | None = None
-        self._answers: deque[_Answer | _Read] = deque()  # in the order of their numbers
-        self._reads: deque[_Read] = deque(maxlen=max(1, resources))  # the last ones, should they be asked for again
+        self._answers: deque[_Answer | _Read | _Operated] = deque()  # in the order of their numbers
+        # The last ones, should they be asked for again.
+        self._fetches: deque[_Read | _Operated] = deque(maxlen=max(1, resources))
         self._carried_out = after(path.receive_psn, -1)  # the last packet of a Send or Write
         self._last_word: _Answer | None = None  # it has ended by this
         self.refused: Refused | None = None  # found when an answer was sent
@@ -181,7 +200,7 @@ class Responder:
         """Nothing is answered any more, but what was before the last word, and that."""
         if self._last_word is None:
             self._answers.clear()
-        self._reads.clear()
+        self._fetches.clear()
 
     def insist(self, psn: int) -> None:
         """Asked again after the last word."""
@@ -209,6 +228,8 @@ class Responder:
             return self._refuse(psn, Nak.INVALID_REQUEST, broken, EventKind.QP_REQUEST_ERROR)
         if op is Op.READ_REQUEST:
             return self._take_read(packet)
+        if op in _ATOMICS:
+            return self._take_atomic(packet)
         outcome = self._take_send(packet) if op in SENDS else self._take_write(packet)
         if not isinstance(outcome, Refused) and packet.bth.ack_req and self._carried_out == psn:
             self._queue(_Answer(psn, ACK_NO_CREDITS))
@@ -217,7 +238,7 @@ class Responder:
     def _out_of_sequence(self, op: Op) -> str | None:
         """IBTA 9.7.4.1.3: packets of one message follow each other, and nothing comes between them."""
         if self._message is None:
-            fits = op is Op.READ_REQUEST or (op in STARTS and op in SENDS | WRITES)
+            fits = op in _ANSWERED or (op in STARTS and op in SENDS | WRITES)
         else:
             fits = op not in STARTS and op in (SENDS if isinstance(self._message, _Sending) else WRITES)
         return None if fits else f"{op.name} was not due"
@@ -227,7 +248,7 @@ class Responder:
         mtu = self._path.mtu
         if op in _FULL:
             right = size == mtu and not pad
-        elif op is Op.READ_REQUEST:
+        elif op in _ANSWERED:
             right = not size and not pad
         else:
             right = (1 if op in _LASTS else 0) <= size <= mtu and pad == -size % 4
@@ -319,26 +340,58 @@ class Responder:
             why = f"the other end named memory that it may not use so: {granted.name}"
             return self._refuse(psn, Nak.REMOTE_ACCESS, why, EventKind.QP_ACCESS_ERROR)
         read = _Read(psn, reth.va, reth.rkey, reth.length, packets_of(reth.length, self._path.mtu))
-        waiting = [each for each in self._answers if isinstance(each, _Read)]
+        self._answer_by(read, after(psn, read.count))
+        return None
+
+    def _take_atomic(self, packet: Packet) -> Outcome:
+        psn, operands = packet.bth.psn, packet.find(AtomicEth)
+        assert operands is not None  # the opcode has them
+        if not self._host.remote_access & REMOTE_ATOMIC or not self._resources:
+            why = "an atomic operation, which the other end may not ask for on this queue pair"
+            return self._refuse(psn, Nak.INVALID_REQUEST, why, EventKind.QP_REQUEST_ERROR)
+        if operands.va % ATOMIC_LEN:  # IBTA 9.4.5
+            why = f"an atomic operation at {operands.va:#x}, which is not a multiple of {ATOMIC_LEN}"
+            return self._refuse(psn, Nak.INVALID_REQUEST, why, EventKind.QP_REQUEST_ERROR)
+        granted = self._host.grant(operands.rkey, operands.va, ATOMIC_LEN, REMOTE_ATOMIC)
+        if isinstance(granted, AccessRefusal):
+            why = f"the other end named memory that it may not use so: {granted.name}"
+            return self._refuse(psn, Nak.REMOTE_ACCESS, why, EventKind.QP_ACCESS_ERROR)
+        original = int.from_bytes(granted, sys.byteorder)
+        if packet.bth.opcode is Op.FETCH_ADD:
+            new = original + operands.swap_or_add & _ATOMIC_MASK
+        else:
+            new = operands.swap_or_add if original == operands.compare else original
+        if not place((granted,), 0, new.to_bytes(ATOMIC_LEN, sys.byteorder)):
+            return self._refuse(psn, Nak.REMOTE_OPERATION, "memory cannot be written", EventKind.QP_FATAL)
+        self._answer_by(_Operated(psn, packet.bth.opcode, operands, original), after(psn, 1))
+        return None
+
+    def _answer_by(self, answer: _Read | _Operated, expected: int) -> None:
+        """It was asked for the first time; the number that comes next."""
+        waiting = [each for each in self._answers if not isinstance(each, _Answer)]
         if len(waiting) >= self._resources:
             # Who keeps to the depth that was agreed has the oldest answer already, and it is a repeated one.
             self._answers.remove(waiting[0])
-        self._reads.append(read)
-        self._queue(read)
-        self._expected = after(psn, read.count)
+        self._fetches.append(answer)
+        self._queue(answer)
+        self._expected = expected
         self._finish()
-        return None
 
     def _repeat(self, packet: Packet) -> None:
         """Carried out before (IBTA 9.7.4.2, 9.7.5.1.6)."""
         psn = packet.bth.psn
+        if packet.bth.opcode in _ATOMICS:
+            self._operated_before(packet)
+            return
         if packet.bth.opcode is not Op.READ_REQUEST:
             # The number of a Read's answer would tell that the answer was lost.
             self._queue(_Answer(self._carried_out, ACK_NO_CREDITS))
             return
         reth = packet.find(Reth)
         assert reth is not None  # the opcode has one
-        for read in self._reads:
+        for read in self._fetches:
+            if not isinstance(read, _Read):
+                continue
             skipped = ahead(psn, read.psn)
             begin = skipped * self._path.mtu
             if not 0 <= skipped < read.count or reth.rkey != read.rkey or reth.va != read.va + begin:
@@ -346,6 +399,14 @@ class Responder:
             if begin + reth.length <= read.length:
                 self._answer_again(_Read(psn, reth.va, reth.rkey, reth.length, packets_of(reth.length, self._path.mtu)))
             return
+
+    def _operated_before(self, packet: Packet) -> None:
+        """What is not known any more, or is another operation, is dropped (IBTA 9.7.5.1.6)."""
+        asked = packet.bth.psn, packet.bth.opcode, packet.find(AtomicEth)
+        for each in self._fetches:
+            known = isinstance(each, _Operated) and (each.psn, each.op, each.operands) == asked
+            if known and each not in self._answers:  # else its answer is on its way
+                self._queue(each)
 
     def _answer_again(self, read: _Read) -> None:
         for at, each in enumerate(self._answers):
@@ -365,6 +426,9 @@ class Responder:
         if isinstance(answer, _Answer):
             self._answers.popleft()
             return self._packet(Op.ACK, answer.psn, answer.syndrome)
+        if isinstance(answer, _Operated):
+            self._answers.popleft()
+            return self._packet(Op.ATOMIC_ACK, answer.psn, ACK_NO_CREDITS, more=(AtomicAckEth(answer.original),))
         begin, psn = answer.sent * self._path.mtu, after(answer.psn, answer.sent)
         size = min(self._path.mtu, answer.length - begin)
         granted = self._host.grant(answer.rkey, answer.va + begin, size, REMOTE_READ)
@@ -380,9 +444,11 @@ class Responder:
             op = _READ_OPS[3 if answer.count == 1 else 2]
         return self._packet(op, psn, ACK_NO_CREDITS, granted)
 
-    def _packet(self, op: Op, psn: int, syndrome: int, payload: memoryview | bytes = b"") -> Packet:
+    def _packet(
+        self, op: Op, psn: int, syndrome: int, payload: memoryview | bytes = b"", more: tuple[Extension, ...] = ()
+    ) -> Packet:
         bth = Bth(op, self._path.remote_qp, psn, pad=-len(payload) % 4)
-        extensions = () if op is Op.READ_RESPONSE_MIDDLE else (Aeth.of(syndrome, self._completed),)
+        extensions = () if op is Op.READ_RESPONSE_MIDDLE else (Aeth.of(syndrome, self._completed), *more)
         return Packet(bth, extensions, payload)
 
     # --- what follows ---
@@ -418,7 +484,7 @@ class Responder:
         self._queue(self._last_word)
         return Refused(nak, why, event, receive, status)
 
-    def _queue(self, answer: _Answer | _Read) -> None:
+    def _queue(self, answer: _Answer | _Read | _Operated) -> None:
         """In the order of numbers; an acknowledgement takes the place of the one before it, or after it."""
         answers = self._answers
         if len(answers) >= limits.ROCE_ANSWERS_MAX:

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from sidestep.rdma.verbs import CompletionQueue, EventHandler, Registered, SharedReceiveQueue
 
 _LOCAL_WRITE: Final = int(Access.LOCAL_WRITE)
-_EVERYTHING: Final = Access.REMOTE_READ | Access.REMOTE_WRITE
+_EVERYTHING: Final = Access.REMOTE_READ | Access.REMOTE_WRITE | Access.REMOTE_ATOMIC
 _ADDRESS_LAST: Final = 0xFFFF_FFFF_FFFF_FFFF
 _NOTHING: Final = memoryview(b"")
 
@@ -250,7 +250,7 @@ class Domain(ProtectionDomain):
             key: All 32 bits.
             va: Of the first byte.
             length: Bytes; of none neither key nor address is looked at (RFC 5041 5.2).
-            right: REMOTE_READ or REMOTE_WRITE. What the queue pair allows is the caller's matter.
+            right: REMOTE_READ, REMOTE_WRITE or REMOTE_ATOMIC. What the queue pair allows is the caller's matter.
             qp: On which the other end asks.
         """
         if not length:
@@ -339,7 +339,7 @@ class Domain(ProtectionDomain):
         view = memoryview(buffer)
         if not view.c_contiguous or not view.nbytes:
             raise Misuse("only contiguous memory of at least a byte can be registered")
-        if rights & Access.REMOTE_WRITE and not rights & Access.LOCAL_WRITE:
+        if rights & (Access.REMOTE_WRITE | Access.REMOTE_ATOMIC) and not rights & Access.LOCAL_WRITE:
             raise Misuse("a region that the other end may write must be writable here as well")  # IBTA 10.6.3.1
         if rights & Access.LOCAL_WRITE and view.readonly:
             raise Misuse("read-only memory cannot be registered for writing")

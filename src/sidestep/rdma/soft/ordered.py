@@ -1,7 +1,8 @@
 """A queue pair whose requests wait, leave and are completed in the order of posting.
 
-A posted request waits in `_waiting` until it may leave: behind an RDMA Read when too many are under way, or when it is
-fenced. What has left is in `_sent` until its answer is back; answers may come in any order, completions do not.
+A posted request waits in `_waiting` until it may leave: behind an RDMA Read or atomic operation when too many are under
+way, or when it is fenced. What has left is in `_sent` until its answer is back; answers may come in any order,
+completions do not.
 """
 
 from __future__ import annotations
@@ -10,8 +11,8 @@ from abc import abstractmethod
 from collections import deque
 from typing import TYPE_CHECKING
 
-from sidestep.rdma.soft.qp import LOCAL_KINDS, RTR, RTS, SUCCESS, SoftQueuePair, length_of
-from sidestep.rdma.work import LocalInvalidate, RdmaRead, Status
+from sidestep.rdma.soft.qp import FETCHES, LOCAL_KINDS, RTR, RTS, SUCCESS, SoftQueuePair, length_of
+from sidestep.rdma.work import LocalInvalidate, Status
 
 if TYPE_CHECKING:
     from sidestep.rdma.soft.device import SoftDevice
@@ -39,7 +40,7 @@ class OrderedQueuePair(SoftQueuePair):
         super().__init__(number, device, init)
         self._waiting: deque[SendRequest] = deque()
         self._sent: deque[Sent] = deque()
-        self._reads = 0  # among those sent
+        self._reads = 0  # among those sent, and atomic operations
         self._unsignaled = 0  # done, and in the queue until a signaled one is
 
     @property
@@ -81,14 +82,14 @@ class OrderedQueuePair(SoftQueuePair):
                 sent.status = status  # told in its turn, behind what left before it
                 self._complete_answered()
             else:
-                if isinstance(request, RdmaRead):
+                if isinstance(request, FETCHES):
                     self._reads += 1
                 self._leave(sent)
 
     def _may_leave(self, request: SendRequest) -> bool:
         if self._sent and self._sent[-1].status not in (None, SUCCESS):
             return False  # behind a request that failed here nothing is begun
-        if isinstance(request, RdmaRead) and self._reads >= max(self.initiator_depth, 1):
+        if isinstance(request, FETCHES) and self._reads >= max(self.initiator_depth, 1):
             return False
         if isinstance(request, LocalInvalidate):
             return not self._sent  # the verbs draft for iWARP 8.2.2.2: it waits for all before it
@@ -101,8 +102,8 @@ class OrderedQueuePair(SoftQueuePair):
     def _complete_answered(self) -> None:
         while self._sent and (status := self._sent[0].status) is not None:
             sent = self._sent.popleft()
-            is_read = isinstance(sent.request, RdmaRead)
-            if is_read and self._reads:
+            is_fetch = isinstance(sent.request, FETCHES)
+            if is_fetch and self._reads:
                 self._reads -= 1
             self._unsignaled = 0 if sent.request.signaled else self._unsignaled + 1
-            self.complete(sent.request, status, sent.length if is_read and status is SUCCESS else 0)
+            self.complete(sent.request, status, sent.length if is_fetch and status is SUCCESS else 0)

@@ -15,9 +15,13 @@ from sidestep.rdma.soft.memory import AccessRefusal
 from sidestep.rdma.soft.windows import SoftWindow
 from sidestep.rdma.verbs import AsyncEvent, EventKind, QpState, QueuePair
 from sidestep.rdma.work import (
+    ATOMIC_LEN,
+    IMMEDIATE_LEN,
     Access,
     BindWindow,
+    CompareSwap,
     Completion,
+    FetchAdd,
     LocalInvalidate,
     Opcode,
     RdmaRead,
@@ -32,7 +36,7 @@ if TYPE_CHECKING:
     from sidestep.rdma.soft.memory import Domain, QpInit
     from sidestep.rdma.soft.queues import SoftQueue
     from sidestep.rdma.soft.receives import SharedReceives
-    from sidestep.rdma.verbs import JoinedBy
+    from sidestep.rdma.verbs import DeviceAttributes, JoinedBy
     from sidestep.rdma.work import Gather, Receive, Scatter, SendRequest
 
 # Looking up a member of an enum costs as much as copying a header.
@@ -49,6 +53,8 @@ OPCODES: Final = {
     Send: Opcode.SEND,
     RdmaWrite: Opcode.RDMA_WRITE,
     RdmaRead: Opcode.RDMA_READ,
+    CompareSwap: Opcode.COMPARE_SWAP,
+    FetchAdd: Opcode.FETCH_ADD,
     LocalInvalidate: Opcode.LOCAL_INVALIDATE,
     BindWindow: Opcode.BIND_WINDOW,
 }
@@ -56,6 +62,9 @@ LOCAL_KINDS: Final = (LocalInvalidate, BindWindow)  # requests that never leave 
 LOCAL_WRITE: Final = int(Access.LOCAL_WRITE)
 REMOTE_WRITE: Final = int(Access.REMOTE_WRITE)
 REMOTE_READ: Final = int(Access.REMOTE_READ)
+REMOTE_ATOMIC: Final = int(Access.REMOTE_ATOMIC)
+ATOMICS: Final = (CompareSwap, FetchAdd)
+FETCHES: Final = (RdmaRead, CompareSwap, FetchAdd)  # requests that bring bytes
 
 
 class SoftQueuePair(QueuePair):
@@ -94,6 +103,13 @@ class SoftQueuePair(QueuePair):
         self.domain.queue_pairs.add(self)
         if self.srq is not None:
             self.srq.users.add(self)
+
+    def details(self) -> dict[str, object]:
+        found = super().details()
+        if self.connection is not None:
+            found["remote_address"] = self.connection.remote_address
+            found["connection"] = self.connection.state.name
+        return found
 
     # Receives.
 
@@ -150,13 +166,14 @@ class SoftQueuePair(QueuePair):
             raise LimitReached(f"{self._max_send_wr} requests are outstanding")
         attributes = self.device.attributes
         entries = entries_of(request)
-        most = attributes.read_scatter_max if isinstance(request, RdmaRead) else attributes.gather_max
+        most = attributes.read_scatter_max if isinstance(request, FETCHES) else attributes.gather_max
         if len(entries) > most:
             raise Misuse(f"{len(entries)} entries; the device takes {most}")
         if sum(map(len, entries)) > attributes.message_max:
             raise Misuse(f"more than {attributes.message_max} bytes")
         if sum(len(entry) for entry in entries if isinstance(entry, bytes)) > attributes.inline_max:
             raise Misuse(f"more than {attributes.inline_max} bytes of inline data")
+        check_offered(request, attributes)
         if isinstance(request, BindWindow):
             if not attributes.windows_max:
                 raise Misuse("the device has no memory windows")
@@ -168,7 +185,7 @@ class SoftQueuePair(QueuePair):
 
         One that never leaves is carried out.
         """
-        if isinstance(request, RdmaRead):
+        if isinstance(request, FETCHES):
             if not self.initiator_depth:
                 return Status.LOCAL_QP_OPERATION_ERROR  # the verbs draft for iWARP 8.2.2: a Read with a depth of zero
             return SUCCESS if self.may_sink(request.scatter) else Status.LOCAL_PROTECTION_ERROR
@@ -204,7 +221,7 @@ class SoftQueuePair(QueuePair):
         return _may_write(self.domain if self.srq is None else self.srq.domain, scatter)
 
     def may_sink(self, scatter: Scatter) -> bool:
-        """Whether the answer to an RDMA Read may go there."""
+        """Whether the answer to an RDMA Read or an atomic operation may go there."""
         if not self.device.attributes.read_sink_remote_write:
             return _may_write(self.domain, scatter)
         return all(self.domain.covers(entry, LOCAL_WRITE | REMOTE_WRITE) for entry in scatter)
@@ -261,8 +278,24 @@ def _may_write(domain: Domain, scatter: Scatter) -> bool:
     return all(id(entry.obj) in domain.writable or domain.covers(entry, LOCAL_WRITE) for entry in scatter)
 
 
+def check_offered(request: SendRequest, attributes: DeviceAttributes) -> None:
+    """Raises Misuse for atomic operations and immediate data where there are none, or that are none."""
+    if isinstance(request, ATOMICS):
+        if not attributes.atomics:
+            raise Misuse("the device has no atomic operations")
+        if length_of(request) != ATOMIC_LEN:
+            raise Misuse(f"an atomic operation brings {ATOMIC_LEN} bytes, and there is room for {length_of(request)}")
+    elif isinstance(request, Send | RdmaWrite) and request.immediate is not None:
+        if not attributes.immediate:
+            raise Misuse("the device sends no immediate data")
+        if len(request.immediate) != IMMEDIATE_LEN:
+            raise Misuse(f"{len(request.immediate)} bytes of immediate data, which has {IMMEDIATE_LEN}")
+        if isinstance(request, Send) and request.invalidate is not None:
+            raise Misuse("a Send has immediate data or invalidates a key, not both")  # IBTA 9.2: no opcode has
+
+
 def entries_of(request: SendRequest) -> Gather:
-    if isinstance(request, RdmaRead):
+    if isinstance(request, FETCHES):
         return request.scatter
     return () if isinstance(request, LOCAL_KINDS) else request.gather
 

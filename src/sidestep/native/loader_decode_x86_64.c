@@ -1,4 +1,4 @@
-/* loader_decode.c - how long an x86-64 instruction is, and where its parts lie (Intel SDM, volume 2, appendix A). */
+/* loader_decode_x86_64.c - how long an x86-64 instruction is, and where its parts lie (Intel SDM, volume 2, appendix A). */
 #include "loader.h"
 
 #include <string.h>

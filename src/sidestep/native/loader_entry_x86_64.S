@@ -1,4 +1,4 @@
-/* loader_entry.S - between a program's calling convention and ours; see loader.h. x86-64, with FSGSBASE (Linux 5.9). */
+/* loader_entry_x86_64.S - between a program's calling convention and ours; see loader.h. x86-64, with FSGSBASE (Linux 5.9). */
 #include "loader.h"
 
 	.text
@@ -79,14 +79,14 @@ loader_entry_\vector:
 	pushq %rcx
 	rdfsbase %r11
 	pushq %r11
-	movq %r11, %gs:BLOCK_PROGRAM_FS
+	movq %r11, %gs:BLOCK_PROGRAM_TP
 	pushq %rax
-	pushq %rdi
-	pushq %rsi
-	pushq %rdx
-	pushq %r10
-	pushq %r8
 	pushq %r9
+	pushq %r8
+	pushq %r10
+	pushq %rdx
+	pushq %rsi
+	pushq %rdi
 	pushq %rbx
 	pushq %rbp
 	pushq %r12
@@ -95,7 +95,7 @@ loader_entry_\vector:
 	pushq %r15
 	movq %rsp, %gs:BLOCK_INSIDE
 loader_entry_\vector\()_inside:
-	movq %gs:BLOCK_FS, %rcx
+	movq %gs:BLOCK_THREAD_POINTER, %rcx
 	wrfsbase %rcx
 	movq %rsp, %rdi
 	movq %rsp, %rbp
@@ -137,7 +137,7 @@ loader_entry_\vector\()_inside:
 to_program:                     /* rbp: the frame */
 	movq %rbp, %rsp
 	movq FRAME_FS(%rsp), %rcx
-	movq %rcx, %gs:BLOCK_PROGRAM_FS /* it may have been changed by the call */
+	movq %rcx, %gs:BLOCK_PROGRAM_TP /* it may have been changed by the call */
 	wrfsbase %rcx
 	movq $0, %gs:BLOCK_INSIDE
 	popq %r15
@@ -146,12 +146,12 @@ to_program:                     /* rbp: the frame */
 	popq %r12
 	popq %rbp
 	popq %rbx
-	popq %r9
-	popq %r8
-	popq %r10
-	popq %rdx
-	popq %rsi
 	popq %rdi
+	popq %rsi
+	popq %rdx
+	popq %r10
+	popq %r8
+	popq %r9
 	popq %rax
 	popq %rcx
 	popq %rcx
@@ -224,7 +224,7 @@ loader_signal_entry:
 	rdfsbase %rbx
 	movq %gs:BLOCK_TOP, %r12
 	movq %gs:BLOCK_INSIDE, %r13
-	movq %gs:BLOCK_PROGRAM_FS, %r14
+	movq %gs:BLOCK_PROGRAM_TP, %r14
 	movq %gs:BLOCK_PROGRAM_SP, %r15
 	movq CONTEXT_RSP(%rdx), %rax
 	cmpq %gs:BLOCK_LOW, %rax
@@ -240,9 +240,9 @@ loader_signal_entry:
 	movq %rax, %gs:BLOCK_PROGRAM_SP
 2:	testq %r13, %r13
 	jnz 3f
-	movq %rbx, %gs:BLOCK_PROGRAM_FS
+	movq %rbx, %gs:BLOCK_PROGRAM_TP
 3:	movq $INSIDE_SIGNAL, %gs:BLOCK_INSIDE
-	movq %gs:BLOCK_FS, %rax
+	movq %gs:BLOCK_THREAD_POINTER, %rax
 	wrfsbase %rax
 	andq $-64, %rsp
 	movq %r12, %rcx
@@ -252,7 +252,7 @@ loader_signal_entry:
 	wrfsbase %rbx
 	movq %r13, %gs:BLOCK_INSIDE
 	movq %r15, %gs:BLOCK_PROGRAM_SP
-	movq %r14, %gs:BLOCK_PROGRAM_FS
+	movq %r14, %gs:BLOCK_PROGRAM_TP
 	movq %r12, %gs:BLOCK_TOP
 	leaq -64(%rbp), %rsp
 	popq %rdx
@@ -291,7 +291,7 @@ loader_to_handler:
 	movq %rax, %gs:BLOCK_TOP
 	movq %r8, %rsp
 1:	andq $-64, %rsp
-	movq %gs:BLOCK_PROGRAM_FS, %rax
+	movq %gs:BLOCK_PROGRAM_TP, %rax
 	wrfsbase %rax
 	movq $0, %gs:BLOCK_INSIDE
 	movq %rdi, %rax
@@ -300,7 +300,7 @@ loader_to_handler:
 	movq %rcx, %rdx
 	call *%rax
 	movq $INSIDE_SIGNAL, %gs:BLOCK_INSIDE
-	movq %gs:BLOCK_FS, %rax
+	movq %gs:BLOCK_THREAD_POINTER, %rax
 	wrfsbase %rax
 	movq %rbp, %rsp
 	popq %rbp

@@ -1,5 +1,5 @@
 /*
- * loader_sites.c - replaces the system calls of a piece of code by jumps, before any of it runs.
+ * loader_sites_x86_64.c - replaces the system calls of a piece of code by jumps, before any of it runs.
  *
  * A call is two bytes, a jump takes five, so there are four ways, tried in this order:
  *
@@ -419,4 +419,9 @@ void sites_patch(const struct code *code, struct sites *sites)
 		functions_patch(code, sites);
 	else
 		code_patch(code, sites);
+}
+
+bool calls_in(const uint8_t *at, uint64_t length)
+{
+	return memmem(at, length, "\x0f\x05", SYSCALL_LENGTH) || memmem(at, length, "\xcd\x80", SYSCALL_LENGTH);
 }

@@ -1,98 +1,14 @@
 /*
- * loader_trampoline.c - what stands for a call that was replaced: code that comes to loader_entry, or makes the call itself where
+ * loader_trampoline_x86_64.c - what stands for a call that was replaced: code that comes to loader_entry, or makes the call itself where
  * its number, or its descriptor, is none of ours.
  */
 #include "loader.h"
 
 #include <string.h>
-#include <sys/mman.h>
-#include <sys/syscall.h>
 
-#define POOL_SIZE 65536ul
-#define POOLS_MAX 64
 #define TRAMPOLINE_MAX 192
-#define REACH 0x7fff0000l /* of a jump with 32 bits, and some less */
 
 const char *loader_entry, *loader_inside;
-
-/* ---- room for trampolines, near the code; at its end is told what they stand for, from the last one on ---- */
-struct made {
-	const uint8_t *site;
-	const uint8_t *begin, *plain, *behind; /* the trampoline; in it what follows the call: one that is none of ours, and any */
-};
-
-static struct pool {
-	uint8_t *begin, *free;
-	struct made *made;
-} pools[POOLS_MAX];
-static size_t pools_len, pools_done;
-
-static bool pool_has_room(const struct pool *pool)
-{
-	return pool->free + TRAMPOLINE_MAX <= (const uint8_t *)(pool->made - 1);
-}
-
-static bool near_to(const uint8_t *a, const uint8_t *b)
-{
-	return a - b < REACH && b - a < REACH;
-}
-
-static struct pool *pool_at(uintptr_t hint)
-{
-	void *at = (void *)raw(SYS_mmap, (long)hint, POOL_SIZE, PROT_READ | PROT_WRITE,
-	                       MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED_NOREPLACE, -1, 0);
-
-	if ((uintptr_t)at > -4096ul)
-		return NULL;
-	if (at != (void *)hint) { /* a kernel that does not know the flag */
-		raw(SYS_munmap, (long)at, POOL_SIZE, 0, 0, 0, 0);
-		return NULL;
-	}
-	pools[pools_len] = (struct pool){at, at, (struct made *)((uint8_t *)at + POOL_SIZE)};
-	return &pools[pools_len++];
-}
-
-static struct pool *pool_near(const uint8_t *site)
-{
-	for (size_t i = pools_done; i < pools_len; i++)
-		if (near_to(pools[i].begin, site) && pool_has_room(&pools[i]))
-			return &pools[i];
-	if (pools_len == POOLS_MAX)
-		return NULL;
-	/* not close by: a program's heap grows there */
-	for (long distance = 16l << 20; distance < REACH - (16l << 20); distance += 8l << 20)
-		for (int sign = 1; sign >= -1; sign -= 2) {
-			uintptr_t hint = ((uintptr_t)site + (uintptr_t)(sign * distance)) & ~(POOL_SIZE - 1);
-			struct pool *pool = hint > POOL_SIZE && hint < 1ul << 47 ? pool_at(hint) : NULL;
-			if (pool)
-				return pool;
-		}
-	return NULL;
-}
-
-uint64_t trampoline_site(uint64_t at)
-{
-	const uint8_t *here = (const uint8_t *)at;
-
-	for (size_t i = 0; i < pools_len; i++) {
-		const struct pool *pool = &pools[i];
-		if (here < pool->begin || here >= pool->free)
-			continue;
-		const struct made *made = pool->made;
-		while (here < made->begin)
-			made++;
-		return (uint64_t)made->site + (here == made->plain || here >= made->behind ? SYSCALL_LENGTH : 0);
-	}
-	return 0;
-}
-
-bool trampolines_finish(void)
-{
-	for (; pools_done < pools_len; pools_done++)
-		if (raw(SYS_mprotect, (long)pools[pools_done].begin, POOL_SIZE, PROT_READ | PROT_EXEC, 0, 0, 0))
-			return false;
-	return true;
-}
 
 /* ---- what is written there ---- */
 struct writer {
@@ -147,7 +63,7 @@ static bool put_moved(struct writer *writer, const uint8_t *from, const struct i
 		}
 		return true;
 	}
-	if (!near_to(to, writer->at) || (*opcode >= 0xe0 && *opcode <= 0xe3)) /* loop, jrcxz: short only */
+	if (to - writer->at >= REACH || writer->at - to >= REACH || (*opcode >= 0xe0 && *opcode <= 0xe3)) /* loop, jrcxz: short only */
 		return false;
 	if (*opcode == 0xe8) { /* its return address is here, which an unwinder does not know: as it is with all that runs here */
 		put(writer, "\xe8", 1);
@@ -238,12 +154,11 @@ static uint8_t *put_looks(struct writer *writer, bool unknown, uint8_t **plain)
 
 uint8_t *trampoline(uint8_t *site, long number, const uint8_t *begin, const uint8_t *end, bool set)
 {
-	struct pool *pool = pool_near(site);
-	uint8_t *lea, *plain = NULL;
+	uint8_t *room = pool_room(site, TRAMPOLINE_MAX), *lea, *plain = NULL;
 
-	if (!pool)
+	if (!room)
 		return NULL;
-	struct writer writer = {pool->free};
+	struct writer writer = {room};
 	if (!put_moved_all(&writer, begin, site))
 		return NULL;
 	if (set) {
@@ -263,8 +178,6 @@ uint8_t *trampoline(uint8_t *site, long number, const uint8_t *begin, const uint
 	if (!put_moved_all(&writer, site + SYSCALL_LENGTH, end))
 		return NULL;
 	put_jump(&writer, end);
-	pool->made[-1] = (struct made){site, pool->free, plain, behind};
-	__atomic_store_n(&pool->made, pool->made - 1, __ATOMIC_RELEASE); /* handlers look at it */
-	pool->free = writer.at + (-(uintptr_t)writer.at & 15);
-	return (uint8_t *)pool->made->begin;
+	pool_take(&(struct made){site, room, plain, behind}, writer.at);
+	return room;
 }
