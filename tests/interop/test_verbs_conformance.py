@@ -23,6 +23,7 @@ _SOLICITED = "no queue armed for solicited events is woken by one"
 _LENGTH = "a message longer than its receive is told as LOC_QP_OP_ERR"
 _DEPTHS = "who is asked takes as many RDMA Reads as the other end wants (relaxed_ird_negotiation), whatever it said"
 _DOMAIN = "receives of a shared queue are looked for in the domain of the queue pair"
+_GENERAL = "memory of a receive that may not be written is told as GENERAL_ERR"
 _SCATTER = "told as LOC_QP_OP_ERR"
 _RXE: Final = {
     "queue_pairs_share_a_queue": _LENGTH,
@@ -40,7 +41,8 @@ NOT_MET: Final[dict[str, dict[str, str]]] = {
         "error_and_connection": "a connection that the other end breaks off is told as one that ended",
         "rights_are_those_of_the_region": "a Terminate for a refused RDMA Read is logged, and ends nothing",
         "rights_are_those_of_the_queue_pair": "access flags of a queue pair are not looked at",
-        "scatter_lies_in_a_writable_region": "told as GENERAL_ERR",
+        "scatter_lies_in_a_writable_region": _GENERAL,
+        "shared_receives_lie_in_their_own_domain": _GENERAL,
     },
     "rxe": {
         "private_data_arrives_exactly": "rdma_cm's TCP port space leaves 56 bytes of InfiniBand's 92; SDP wants 76",

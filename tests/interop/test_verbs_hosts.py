@@ -64,7 +64,7 @@ class Peer:
     def wait_for(self, happened: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
         end = time.monotonic() + _ANSWER_S
         while not happened(found := self.call("look")):
-            assert time.monotonic() < end, found
+            assert time.monotonic() < end, json.dumps(found)
             time.sleep(_LOOK_S)  # each look costs the guest more than that of its time
         return dict(found)
 
