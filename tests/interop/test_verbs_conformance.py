@@ -69,7 +69,7 @@ def _outcomes(lab: Lab, device: str) -> Outcomes:
 def suites(booted: Lab | Unusable) -> Iterator[dict[str, Future[Outcomes]]]:
     """All runs, begun at a time: each of them waits for most of it."""
     if isinstance(booted, Unusable):
-        pytest.skip(str(booted))
+        pytest.skip(str(booted))  # there is no lab: it says why
     booted.install()
     with ThreadPoolExecutor(len(NOT_MET)) as pool:
         yield {device: pool.submit(_outcomes, booted, device) for device in NOT_MET}
@@ -84,7 +84,7 @@ def test_kernel_device_keeps_the_rule(suites: dict[str, Future[Outcomes]], check
     found = suites[device].result()[check.name]
     if (reason := NOT_MET[device].get(check.name)) is not None:
         assert found["outcome"] in ("broken", "raised"), f"{device} keeps the rule: take it out of the table"
-        pytest.skip(reason)
+        pytest.skip(reason)  # it was seen to fail; the table says what the driver does
     if found["outcome"] == "does not apply":
-        pytest.skip(found["why"])
+        pytest.skip(found["why"])  # the device does not promise it: its attributes say so
     assert found["outcome"] == "kept", found["why"]

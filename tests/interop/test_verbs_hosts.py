@@ -136,7 +136,7 @@ def test_promoted_between_the_kernels_rxe_and_the_software_hca(lab: Lab, peers: 
 
 def test_promoted_between_two_kernels(lab: Lab, second: Lab | Unusable, peers: ExitStack) -> None:
     if isinstance(second, Unusable):
-        pytest.skip(str(second))
+        pytest.skip(str(second))  # there is no lab, or no room for a second guest: it says which
     one, other = peers.enter_context(in_guest(lab)), peers.enter_context(in_guest(second))
     promoted_both_ways(one, "verbs", other, "verbs")
 
