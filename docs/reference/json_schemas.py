@@ -25,7 +25,7 @@ from sidestep.observe.demotion import Result
 from sidestep.observe.doctor import Finding, Level
 from sidestep.observe.explain import Explanation, Verdict
 from sidestep.observe.rdma import ProcessView
-from sidestep.observe.rdma_kernel import KernelDeviceView
+from sidestep.rdma.kernel.sysfs import KernelDeviceView
 from sidestep.remote.gateway import Tally
 from sidestep.switch.protocol import Capabilities
 

@@ -65,7 +65,7 @@ def test_the_example_is_found_started_and_listed(through: Sidestep) -> None:
         answer, descriptors = connection.request("modules")
         descriptors.close()
     states = {one["name"]: one["state"] for one in answer["modules"]}
-    loaded_when_first_wanted = {"relay": "installed", "sdp": "installed", "iwarp": "installed", "roce": "installed"}
+    loaded_when_first_wanted = dict.fromkeys(("relay", "sdp", "iwarp", "roce", "verbs"), "installed")
     assert states == {"local": "removed"} | loaded_when_first_wanted
     assert (installed() / "sidestep_relay.py").exists()
 

@@ -152,7 +152,7 @@ def test_what_tells_of_rdma(closing: ExitStack, run: Callable[..., str], tmp_pat
 
 def test_what_tells_of_a_profile(run: Callable[..., str]) -> None:
     need_namespaces()
-    check("rdma profile", run("rdma", "profile", "--rounds=1", "--seconds=0.1", "--json"))
+    check("rdma profile", run("rdma", "profile", "--rounds=1", "--seconds=0.5", "--json"))
 
 
 def test_what_tells_of_two_hosts(closing: ExitStack, run: Callable[..., str]) -> None:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import shutil
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from guest_verbs import WAIT_S, RxeBench
+from hosts import need
 from lab_guest import RXE_BRIDGE, Lab
 from rping_client import RpingClient
 
@@ -57,10 +57,9 @@ def test_we_ping_over_ipv6(lab: Lab) -> None:
     server.kill()
 
 
-# Who has the lab may not have Wireshark, and all else here needs none.
-@pytest.mark.skipif(shutil.which("tshark") is None, reason="no tshark")
 @pytest.mark.usefixtures("rping")
 def test_tshark_finds_nothing_wrong(rxe_bench: RxeBench, lab: Lab, tmp_path: Path) -> None:
+    need("tshark")  # where it is missing CI fails, as tests/setup brings it
     failures: list[str] = []
     with lab.capture(tmp_path / "rping.pcap", only=f"udp port {UDP_PORT}", interface=RXE_BRIDGE):
         client = RpingClient(rxe_bench.device, 4096, 2, failures.append)

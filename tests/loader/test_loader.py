@@ -9,7 +9,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from foreign_programs import KINDS, build, build_go, put_out_of_reach
+from foreign_programs import KINDS, build, build_go, build_rust, put_out_of_reach
 
 from sidestep.testing import Sidestep, free_port
 
@@ -75,15 +75,25 @@ def test_children_are_made_as_only_clone3_can(provider: Sidestep, kind: str) -> 
 
 def test_go_returns_what_it_gets_by_splice(provider: Sidestep) -> None:
     """io.Copy from a connection to itself: by a pipe, and it waits for an edge when the ring has no room."""
+    exchanged_with(provider, [build_go("exchange"), "serve"])
+
+
+@pytest.mark.parametrize("how", ["copy", "read"])
+def test_static_rust_returns_what_it_gets(provider: Sidestep, how: str) -> None:
+    exchanged_with(provider, [build_rust("exchange"), "serve"], how)
+
+
+def exchanged_with(provider: Sidestep, server: list[str | Path], *more: str) -> None:
+    """A client of C, and that server, both promoted: all that the client sends comes back."""
     port = str(free_port())
-    server = provider.popen([build_go("exchange"), "serve", port], stdout=subprocess.PIPE)
-    assert server.stdout is not None
-    assert server.stdout.readline() == b"ready\n"
+    serving = provider.popen([*server, port, *more], stdout=subprocess.PIPE)
+    assert serving.stdout is not None
+    assert serving.stdout.readline() == b"ready\n"
     talk = [str(build("exchange", "static")), "talk", port, str(BYTES)]
     client = provider.popen(talk, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     assert client.stdin is not None
     assert client.stdout is not None
-    ends = {client.pid, server.pid}
+    ends = {client.pid, serving.pid}
     provider.wait_for(lambda found: ends <= {one.pid for one in found if one.promoted})
     client.stdin.write(b"\n")
     client.stdin.flush()

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
-import signal
 import subprocess
 import sys
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from typing import Any
 
 import pytest
+from common import standing_still
 from netns import ip, veth
 
 from sidestep.native.layout import REASON_TEXT, Reason
@@ -65,11 +64,9 @@ def test_the_other_host_is_told_from_both_ends(answers: bool) -> None:
         server.stdin.write("\n")
         server.stdin.flush()
         assert server.stdout.readline() == "listening\n"
-        if not answers:
-            os.kill(here.provider_pid, signal.SIGSTOP)
-        client: Any = here.popen([sys.executable, "-c", CLIENT], **pipes)
-        assert client.stdout.readline() == "talked\n"
-        os.kill(here.provider_pid, signal.SIGCONT)
+        with nullcontext() if answers else standing_still(here.provider_pid):
+            client: Any = here.popen([sys.executable, "-c", CLIENT], **pipes)
+            assert client.stdout.readline() == "talked\n"
         (mine,) = explain(here, client.pid)
         others = [one for one in explain(here, server.pid) if one["verdict"] == "tcp"]
     for found in (mine, *others):

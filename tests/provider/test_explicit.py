@@ -5,7 +5,6 @@ from __future__ import annotations
 import ctypes
 import errno
 import os
-import signal
 import socket
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -13,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from common import eventually
+from common import eventually, standing_still
 from ledger import WITNESS_NUMBER, Book, install
 from shim_client import ShimClient
 
@@ -252,12 +251,9 @@ def test_an_end_that_the_successor_made_known_is_heard_once(
     assert first.ask(client, IPPROTO_SDP).error == 0
     first.sock.close()
     second = bound("127.0.0.1", first.address[1])
-    os.kill(sidestep.provider_pid, signal.SIGSTOP)
-    try:
+    with standing_still(sidestep.provider_pid):
         _ask_bind(client, second.address, [second.sock.fileno(), second.reader], IPPROTO_SDP)
         first.close()
-    finally:
-        os.kill(sidestep.provider_pid, signal.SIGCONT)
     with (packet := client.receive()).descriptors:
         assert (packet.message.type, packet.message.error) == (Rpc.ANSWER, 0)
     assert sidestep.status()["explicit_binds"] == 1

@@ -114,8 +114,8 @@ def on_tcp(*hosts: Host) -> None:
 
 def ends_well(client: subprocess.Popen[str], more_than: int = 0) -> None:
     """Every byte was right, and the end came behind them."""
-    assert client.stdin is not None
-    client.stdin.close()
+    if client.stdin is not None:
+        client.stdin.close()
     said = line(client)
     assert said.startswith("right: "), said
     assert int(said.split()[1]) > more_than

@@ -15,6 +15,7 @@ from sidestep import limits
 from sidestep.rdma.loopback import Fabric
 from sidestep.rdma.verbs import QpEndpoint
 from sidestep.remote.control_link import PRIVATE_DATA_MAX, ControlLink, Kind, Rej, Rep, Req, Talker
+from sidestep.remote.control_links import Question
 from sidestep.sdp.endpoint import SdpStream
 from sidestep.sdp.requests import SdpEvent, SdpEventKind, StreamReceive, Told
 from sidestep.sdp.settings import Addresses
@@ -156,7 +157,6 @@ def test_what_breaks_a_rule_ends_the_link(ends: Ends, raw: bytes) -> None:
 def test_an_end_that_asks_is_asked_nothing(kind: Kind) -> None:
     ends = Ends(answers=False)
     assert ends.link is not None
-    ends.link.begin()
     ends.say(record(kind, body=REQ.encode()))
     assert not ends.link.open
 
@@ -168,6 +168,54 @@ def test_connections_are_bounded(ends: Ends) -> None:
     assert len(ends.asked) == limits.CONTROL_CONNECTIONS_MAX
     refused = [limits.CONTROL_CONNECTIONS_MAX, limits.CONTROL_CONNECTIONS_MAX + 1]
     assert ends.said == b"".join(record(Kind.REJ, number, Rej(3).encode()) for number in refused)
+
+
+class Asking(Ends):
+    """Our link asks."""
+
+    def __init__(self) -> None:
+        super().__init__(answers=False)
+        self.heard: list[bytes | None] = []
+        self.question = Question(self.heard.append)
+        assert self.link is not None
+        self.question.begin(self.link, b"what?")
+        self.fabric.run()
+        assert self.said == record(Kind.ASK, 1, b"what?")
+
+
+def test_an_answer_is_heard_once() -> None:
+    asking = Asking()
+    asking.say(record(Kind.ANSWER, 1, b"that") * 2)
+    assert asking.heard == [b"that"]
+
+
+def test_a_question_whose_link_breaks_is_not_answered() -> None:
+    asking = Asking()
+    assert asking.link is not None
+    asking.link.close()
+    assert asking.heard == [None]
+
+
+def test_a_question_without_a_link_is_not_answered() -> None:
+    heard: list[bytes | None] = []
+    Question(heard.append).begin(None, b"what?")
+    assert heard == [None]
+
+
+def test_a_question_that_is_taken_back_hears_nothing() -> None:
+    asking = Asking()
+    asking.question.take_back()
+    asking.say(record(Kind.ANSWER, 1, b"that"))
+    assert asking.heard == []
+    assert asking.link is not None
+    assert asking.link.open
+
+
+def test_a_connection_is_no_answer() -> None:
+    asking = Asking()
+    asking.say(record(Kind.REP, 1, REP.encode()))
+    assert asking.heard == [None]
+    assert len(asking.logged) == 1
 
 
 @settings(max_examples=60, deadline=None)

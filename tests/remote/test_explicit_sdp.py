@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import os
-import signal
 import socket
 import subprocess
 import sys
@@ -14,6 +13,7 @@ from pathlib import Path
 
 import pytest
 import toolchain
+from common import standing_still
 from hosts import NETWORK, Host, Make
 from sdp_connects import IPPROTO_SDP
 from talking import PORT, TALKERS, ends_well, line, listening, talking
@@ -62,11 +62,8 @@ def go_on(waiting: subprocess.Popen[str]) -> None:
 @contextmanager
 def asleep(host: Host) -> Iterator[None]:
     """The provider of a host does nothing."""
-    os.kill(host.sidestep.provider_pid, signal.SIGSTOP)
-    try:
+    with standing_still(host.sidestep.provider_pid):
         yield
-    finally:
-        os.kill(host.sidestep.provider_pid, signal.SIGCONT)
 
 
 @pytest.fixture

@@ -18,6 +18,7 @@ from pathlib import Path
 
 import pytest
 import toolchain
+from common import standing_still
 from ledger import Book, install
 
 from sidestep import limits
@@ -197,15 +198,12 @@ print(outcome(explicit, AF_INET_OFFLOAD, IPPROTO_SDP), flush=True)
 """,
     )
     assert running.hear() == "connected"
-    os.kill(sidestep.provider_pid, signal.SIGSTOP)
-    running.go_on()
-    try:
+    with standing_still(sidestep.provider_pid):
+        running.go_on()
         timeout_s = limits.EXPLICIT_ASK_TIMEOUT_S
         assert timeout_s * 0.99 < float(running.hear()) < timeout_s + 10
         assert float(running.hear()) < timeout_s / 2
         assert [running.hear() for _ in range(2)] == ["EPROTONOSUPPORT", "stalled"]
-    finally:
-        os.kill(sidestep.provider_pid, signal.SIGCONT)
     deadline = time.monotonic() + 10
     while sidestep.status()["counters"].get("explicit_asked{OPEN}") != 1:  # it answers what was asked before
         assert time.monotonic() < deadline
@@ -221,14 +219,11 @@ def test_a_named_protocol_is_waited_for_longer_than_one_that_can_be_done_without
     named = Talking(with_protocols, begin + "told(outcome(explicit, AF_INET_OFFLOAD, IPPROTO_SDP))")
     unnamed = Talking(with_protocols, begin + 'told(outcome(explicit().bind, ("127.0.0.1", 0)))')
     assert [each.hear() for each in (named, unnamed)] == ["ready", "ready"]
-    os.kill(with_protocols.provider_pid, signal.SIGSTOP)
-    try:
+    with standing_still(with_protocols.provider_pid):
         for each in (named, unnamed):
             each.go_on()
             assert each.hear() == "asks"
         assert unnamed.hear() == "ok"  # EXPLICIT_ASK_TIMEOUT_S later
-    finally:
-        os.kill(with_protocols.provider_pid, signal.SIGCONT)
     assert named.hear() == "ok"
     named.end()
     unnamed.end()

@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from common import standing_still
 
 from sidestep.config import Proof
 from sidestep.testing import Sidestep
@@ -59,8 +60,7 @@ def told_to_end(how: str) -> Iterator[tuple[socket.socket, subprocess.Popen[str]
     with Sidestep(prove_by=Proof.POSSESSION) as sidestep, socket.create_server(("127.0.0.1", 0)) as server:
         program = started(sidestep, server, how)
         assert program.stdin is not None
-        os.kill(sidestep.provider_pid, signal.SIGSTOP)
-        try:
+        with standing_still(sidestep.provider_pid):
             program.stdin.write("go\n")
             program.stdin.flush()
             with server.accept()[0] as second:
@@ -68,8 +68,6 @@ def told_to_end(how: str) -> Iterator[tuple[socket.socket, subprocess.Popen[str]
                 assert second.recv(1) == b"a"
                 second.sendall(b"b")
                 yield second, program, lambda: os.kill(sidestep.provider_pid, signal.SIGCONT)
-        finally:
-            os.kill(sidestep.provider_pid, signal.SIGCONT)
         assert queued_offer_was_read(sidestep)
         program.stdin.close()
 

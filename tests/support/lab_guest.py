@@ -7,20 +7,26 @@ guest from running is an `Unusable` that says what it was.
 
 from __future__ import annotations
 
+import compileall
 import fcntl
 import os
+import py_compile
 import shlex
 import shutil
 import signal
 import socket
 import subprocess
 import sys
+import tarfile
 import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
+from importlib import metadata
 from pathlib import Path
 from typing import Final, Self
+
+import click
 
 from sidestep.observe.namespaces import thread_in_netns
 
@@ -34,6 +40,10 @@ _TOLD_MAX: Final = 600  # characters at the end of an output that are of interes
 _GRACE_S: Final = 30.0  # of a command's limit, for the way into the guest and back
 _DISCARD: Final = 9  # RFC 863
 _MARK: Final = b"the capture ends here"
+_INSTALLED: Final = "/opt/sidestep"  # in the guest
+_GUEST_PYTHON: Final = (3, 11)
+_TALKERS: Final = ROOT / "tests" / "remote" / "talkers.py"
+_PROGRAMS: Final = ROOT / "tests" / "interop" / "guest"
 _NICE: Final = ("nice", "-n", "19")
 
 
@@ -56,7 +66,7 @@ class Background:
 
     def __init__(self, lab: Lab, pid: int, file: str) -> None:
         self._lab = lab
-        self._pid = pid
+        self.pid = pid
         self._file = file
 
     def log(self) -> str:
@@ -72,23 +82,27 @@ class Background:
 
     def kill(self) -> None:
         """The shell that runs the command, or the program that it has become with `exec`, is gone."""
-        self._lab.run(["kill", "-KILL", str(self._pid)], check=False)
+        self._lab.run(["kill", "-KILL", str(self.pid)], check=False)
 
 
 class Lab:
     """One guest, from boot to stop, in a network namespace that nobody else uses."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, beside: Lab | None = None) -> None:
+        self.name, number = ("a", 1) if beside is None else ("b", 2)
         self._script = folder / "lab"
-        self._place = Path(tempfile.mkdtemp(prefix="sidestep-lab-"))
+        place = tempfile.mkdtemp(prefix="sidestep-lab-") if beside is None else beside._place
+        self._place: Path = Path(place)
         self._netns = f"{self._place.name}"
         self._environment = {**os.environ, "LAB_RUN": str(self._place / "run"), "LAB_NETNS": self._netns}
-        self._keeper: subprocess.Popen[bytes] | None = None
-        self.siw_address = "198.18.1.11"  # of the guest; guest number 1, since nobody else is in the namespace
+        self._keeper: subprocess.Popen[bytes] | None = None  # of the first guest: it stops both
+        self._installed = False
+        self.siw_address = f"198.18.1.{10 + number}"  # of the guest
         self.host_address = "198.18.1.1"  # of this machine, as the guest's siw sees it
-        self.rxe_address = "198.18.2.11"  # of the guest's other link, where rxe is
+        self.rxe_address = f"198.18.2.{10 + number}"  # of the guest's other link, where rxe is
         self.rxe_host_address = "198.18.2.1"
-        self.rxe_address6, self.rxe_host_address6 = "fd18:2::11", "fd18:2::1"
+        self.rxe_address6, self.rxe_host_address6 = f"fd18:2::{10 + number}", "fd18:2::1"
+        self.siw_nobody, self.rxe_nobody = "198.18.1.99", "198.18.2.99"  # of the same networks, of nobody
 
     # ---- boot and stop ----
 
@@ -109,6 +123,12 @@ class Lab:
             raise
         return lab
 
+    def beside(self) -> Lab:
+        """A second guest in the same network; it goes with this one. `Unusable` with the reason if there is none."""
+        other = Lab(self._script.parent, self)
+        other._own("start", other.name, f"--timeout={START_TIMEOUT_S:.0f}", timeout_s=START_TIMEOUT_S + _GRACE_S)
+        return other
+
     def _build(self) -> None:
         with (Path(tempfile.gettempdir()) / "sidestep-lab-build.lock").open("w") as lock:
             # Two builds at a time would write the same files.
@@ -124,7 +144,7 @@ class Lab:
             ["sh", "-c", stopping], stdin=subprocess.PIPE, env=self._environment, start_new_session=True
         )
         limit = f"--timeout={START_TIMEOUT_S:.0f}"
-        self._own("start", "a", limit, "--links", "siw,rxe", timeout_s=START_TIMEOUT_S + _GRACE_S)
+        self._own("start", self.name, limit, "--links", "siw,rxe", timeout_s=START_TIMEOUT_S + _GRACE_S)
 
     def _own(self, *arguments: str, timeout_s: float) -> None:
         """A command of the lab's that must work, or there is no guest."""
@@ -161,7 +181,7 @@ class Lab:
         """
         argv = ["bash", "-c", command] if isinstance(command, str) else list(command)
         done = subprocess.run(
-            [self._script, "exec", "-t", str(timeout_s), "--", *argv], timeout=timeout_s + _GRACE_S,
+            [self._script, "exec", "-n", self.name, "-t", str(timeout_s), "--", *argv], timeout=timeout_s + _GRACE_S,
             env=self._environment, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False,
         )  # fmt: skip
         assert not check or done.returncode == 0, (
@@ -169,11 +189,39 @@ class Lab:
         )
         return done
 
+    def install(self) -> None:
+        """The package, the programs of `guest/` and the talkers are in the guest; `python_in_guest` finds them."""
+        if self._installed:
+            return
+        with tempfile.TemporaryDirectory() as place:
+            folder, packed = Path(place) / "site", Path(place) / "site.tar"
+            unneeded = shutil.ignore_patterns("__pycache__", "*.c", "*.h")
+            shutil.copytree(ROOT / "src" / "sidestep", folder / "sidestep", ignore=unneeded)
+            shutil.copytree(Path(click.__file__).parent, folder / "click", ignore=unneeded)
+            described = f"sidestep-{metadata.version('sidestep')}.dist-info"  # with the entry points
+            shutil.copytree(str(metadata.distribution("sidestep").locate_file(described)), folder / described)
+            for program in (_TALKERS, *_PROGRAMS.glob("*.py")):
+                shutil.copy(program, folder)
+            if sys.version_info[:2] == _GUEST_PYTHON:  # an emulated processor takes a minute for it
+                mode = py_compile.PycInvalidationMode.UNCHECKED_HASH
+                compileall.compile_dir(folder, quiet=1, invalidation_mode=mode)
+            with tarfile.open(packed, "w") as archive:
+                archive.add(folder, ".")
+            self.push(packed, "/run/site.tar")
+        self.run(f"mkdir -p {_INSTALLED} && tar xf /run/site.tar -C {_INSTALLED}")
+        self._installed = True
+
+    def python_in_guest(self, program: str, *arguments: str) -> list[str]:
+        """Runs a program of `guest/` there, by its Python, which is as old as the oldest we support: the command."""
+        self.install()
+        return ["env", f"PYTHONPATH={_INSTALLED}", "python3", f"{_INSTALLED}/{program}", *arguments]
+
     def background(self, tag: str, command: str) -> Background:
         """Starts it in the guest and leaves it running."""
         done = subprocess.run(
-            [self._script, "exec", "--bg", tag, "--", "bash", "-c", command], timeout=COMMAND_TIMEOUT_S, check=True,
-            env=self._environment, stdin=subprocess.DEVNULL, capture_output=True, text=True,
+            [self._script, "exec", "-n", self.name, "--bg", tag, "--", "bash", "-c", command],
+            timeout=COMMAND_TIMEOUT_S, check=True, capture_output=True, text=True,
+            env=self._environment, stdin=subprocess.DEVNULL,
         )  # fmt: skip
         pid, file = done.stdout.split()
         return Background(self, int(pid), file)
@@ -193,7 +241,7 @@ class Lab:
     def push(self, source: Path, destination: str) -> None:
         """Copies a file into the guest."""
         subprocess.run(
-            [self._script, "push", source, destination], timeout=COMMAND_TIMEOUT_S, check=True,
+            [self._script, "push", "-n", self.name, source, destination], timeout=COMMAND_TIMEOUT_S, check=True,
             env=self._environment, stdin=subprocess.DEVNULL, capture_output=True,
         )  # fmt: skip
 

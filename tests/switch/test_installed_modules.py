@@ -88,6 +88,7 @@ def test_what_is_installed_while_the_provider_runs(tmp_path: Path, monkeypatch: 
             ("protocol", "sdp"): "installed",
             ("transport", "iwarp"): "installed",
             ("transport", "roce"): "installed",
+            ("transport", "verbs"): "installed",
         }
         assert "carrier is not installed" in asked()
         install(tmp_path)
@@ -104,6 +105,7 @@ def test_what_is_installed_while_the_provider_runs(tmp_path: Path, monkeypatch: 
             ("protocol", "sdp"): "installed",
             ("transport", "iwarp"): "installed",
             ("transport", "roce"): "installed",
+            ("transport", "verbs"): "installed",
             ("transport", "wire"): "started",
         }
         connection.document("module_remove", name="wire", kind="transport")

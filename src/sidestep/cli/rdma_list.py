@@ -10,7 +10,7 @@ import click
 from sidestep.cli.options import json_option
 from sidestep.cli.shown import printable, show
 from sidestep.observe.rdma import DeviceView, ProcessView, processes
-from sidestep.observe.rdma_kernel import KernelDeviceView, kernel_devices
+from sidestep.rdma.kernel.sysfs import KernelDeviceView, kernel_devices
 
 _BRIEF: Final = (
     "sends_outstanding", "receives_posted", "reads_outstanding", "crc", "remote_number", "mtu", "packets_resent",

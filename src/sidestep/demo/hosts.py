@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Final
 
 from sidestep.errors import Unavailable
-from sidestep.observe.rdma_kernel import kernel_devices
+from sidestep.rdma.kernel.sysfs import kernel_devices
 
 DEFAULT_PORT: Final = 7473
 ITERATIONS_MAX: Final = 10_000_000

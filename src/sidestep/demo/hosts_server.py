@@ -23,7 +23,7 @@ from sidestep.demo.demo import plain_environment
 from sidestep.demo.hosts import ITERATIONS_MAX, Run, Way, Work
 from sidestep.demo.machine import Machine
 from sidestep.errors import SidestepError, Unavailable
-from sidestep.observe.rdma_kernel import kernel_devices
+from sidestep.rdma.kernel.sysfs import kernel_devices
 
 LINE_MAX: Final = 1 << 16  # bytes: of a host with many devices
 RUN_MAX_S: Final = 120.0  # of one measurement, and of a client that says nothing
@@ -101,7 +101,7 @@ def started(argv: list[str]) -> Iterator[subprocess.Popen[str]]:
     try:
         yield program
     finally:
-        with contextlib.suppress(ProcessLookupError):
+        if program.poll() is None:  # else its number may be another's by now
             os.killpg(program.pid, signal.SIGKILL)
         program.communicate()
 

@@ -8,8 +8,8 @@ from typing import Final
 
 from sidestep.errors import Unavailable
 from sidestep.observe.doctor import Checks, Finding, Level
-from sidestep.observe.rdma_kernel import SYSFS, kernel_devices
 from sidestep.rdma.kernel.libraries import Libraries
+from sidestep.rdma.kernel.sysfs import SYSFS, kernel_devices
 
 _COMFORTABLE: Final = 64 << 20  # bytes: some hundred connections with what they register (limits.SDP_*)
 _CAP_IPC_LOCK: Final = 14  # include/uapi/linux/capability.h

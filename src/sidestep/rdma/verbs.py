@@ -67,6 +67,7 @@ class EventKind(IntEnum):
     PORT_ERROR = 10  # the link is down; connections live on until they give up
     SRQ_LIMIT_REACHED = 15  # a shared receive queue has fewer receives than the limit it was armed with
     QP_LAST_WQE_REACHED = 16  # a queue pair in error takes no more receives out of its shared receive queue
+    GID_CHANGE = 18  # the device's address is not its port's any more, or stands elsewhere: see `QpEndpoint`
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,6 +115,7 @@ class DeviceAttributes:
     checks_local_memory: bool = True  # entries must lie in a region of the domain, else LOCAL_PROTECTION_ERROR
     read_sink_remote_write: bool = False  # the sink of an RDMA Read needs REMOTE_WRITE as well (some RNICs)
     access_errors_told: bool = True  # what the other end did wrong is an AsyncEvent here, and the queue pair in ERROR
+    regions_voided: bool = True  # requests void keys of regions, too; if not of windows alone
     solicited_told: bool = True  # a receive's completion says whether it was solicited; if not it is False always
 
 

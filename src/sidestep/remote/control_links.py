@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 Reached = Callable[[ControlLink | None], None]
 
 
-class _Question:
+class Question:
     """One that waits for its answer."""
 
     def __init__(self, heard: Heard) -> None:
@@ -109,7 +109,7 @@ class ControlLinks:
 
     def ask(self, local: Address, host: str, question: bytes, heard: Heard) -> Callable[[], None]:
         """`Route.ask` of resynchronisation."""
-        asked = _Question(heard)
+        asked = Question(heard)
         self.reach(local, host, lambda link: asked.begin(link, question))
         return asked.take_back
 

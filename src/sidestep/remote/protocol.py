@@ -31,7 +31,7 @@ from sidestep.loop import nothing
 from sidestep.native.layout import IPPROTO_SDP
 from sidestep.rdma.cm import ConnectionRequest
 from sidestep.rdma.control import Control
-from sidestep.rdma.verbs import Device
+from sidestep.rdma.verbs import AsyncEvent, Device, EventKind
 from sidestep.remote.control_link import PRIVATE_DATA_MAX
 from sidestep.remote.control_links import ControlLinks
 from sidestep.remote.control_manager import ControlManager
@@ -76,6 +76,7 @@ LINK_SETTINGS: Final = SdpSettings(
 MAPPED_WIRE: Final = "iwarp"  # what the port mapper tells ports of
 QUESTIONS: Final = (Purpose.RESYNC, Purpose.RESYNCED, Purpose.FAILED)
 HELLO_LEN: Final = BSDH_LEN + Hello.LENGTH
+_DEVICE_GONE: Final = (EventKind.DEVICE_FATAL, EventKind.PORT_ERROR, EventKind.GID_CHANGE)
 
 
 class Sdp(OffloadProtocol):
@@ -91,7 +92,8 @@ class Sdp(OffloadProtocol):
         """Listens for other hosts, if there are any to be believed."""
         super().start(services)
         self._devices: dict[tuple[str, Address], _At] = {}  # by transport
-        self._carried: dict[Carried, _At] = {}
+        self._carried: dict[Carried, tuple[_At, SdpLink]] = {}
+        self._retired: set[_At] = set()  # devices that take nothing new, and carry something still
         self._askers: set[Resync] = set()
         self.answers: ResyncResponder  # also of links whose device is gone
         self.key: bytes | None = None  # what both providers know
@@ -127,8 +129,9 @@ class Sdp(OffloadProtocol):
             self.controls.close()
         for resync in self._askers:
             resync.close()
-        for at in self._devices.values():
+        for at in (*self._devices.values(), *self._retired):
             at.close()
+        self._retired.clear()
         for far in list(self._carried):  # nobody will find out any more what has arrived
             far.handle_arrived(None)
 
@@ -151,7 +154,7 @@ class Sdp(OffloadProtocol):
         """What goes over its devices goes back to TCP, if it can."""
         for (transport, _), at in list(self._devices.items()):
             if transport == name:
-                self._retire(at)
+                self.retire(at)
 
     def join(self, pair: Pair) -> None:
         """Both ends are on this host."""
@@ -196,8 +199,7 @@ class Sdp(OffloadProtocol):
         try:
             transport = self.services.transports.choose(request, without=without)
             if transport.wire != MAPPED_WIRE:
-                at = self._at(transport.name, local.address)
-                _Reaching(self, at, outgoing, 0, again=True, without=(*without, transport.name)).begin()
+                self._reach_by_control(transport.name, outgoing, without)
                 return
         except SidestepError as why:
             outgoing.refuse(why.message)
@@ -218,18 +220,30 @@ class Sdp(OffloadProtocol):
             self._peers.doubt(provider, vain)
         self._peers.ask(local, provider, answered)
 
+    def _reach_by_control(self, transport: str, outgoing: Outgoing, without: tuple[str, ...]) -> None:
+        """By that transport, or by another one if its device does not work."""
+        assert outgoing.request.local is not None
+        without = (*without, transport)
+        try:
+            at = self._at(transport, outgoing.request.local.address)
+        except SidestepError as why:
+            self.services.log(f"{transport} is passed over: {why}")
+            self.reach(outgoing, None, without)
+        else:
+            _Reaching(self, at, outgoing, 0, again=True, without=without).begin()
+
     # ---- for connections ----
 
-    def carried(self, far: Carried, at: _At, on_over: Callable[[], None]) -> None:
-        """A connection has its link over that device; `on_over` is called once it is over."""
+    def carried(self, far: Carried, at: _At, link: SdpLink, on_over: Callable[[], None]) -> None:
+        """A connection has that link over that device; `on_over` is called once it is over."""
 
         def over() -> None:
             del self._carried[far]
-            if at.retired and at not in self._carried.values():
-                at.close()
             on_over()
+            if at in self._retired:
+                self.loop.soon(partial(self._close_unused, at))  # what ended it may still have to be answered by it
 
-        self._carried[far] = at
+        self._carried[far] = at, link
         far.on_over = over
 
     def settle(self, route: Route, promotion: Promotion, far: Carried) -> None:
@@ -296,14 +310,27 @@ class Sdp(OffloadProtocol):
             self.services.log(f"{remote} asks for {wire} in vain: {why}")
             return None
 
-    def _retire(self, at: _At) -> None:
-        """Nothing new goes over that device, and it is closed once nothing does."""
+    def retire(self, at: _At, *, works: bool = True) -> None:
+        """Nothing new goes over that device, and it is closed once nothing does.
+
+        Over one that works connections take leave, for which all that is under way has to arrive. What another one
+        carries is settled, by what has arrived: before any program hears of it, as it could not send again then.
+        """
+        if self._devices.get((at.transport, at.address)) is not at:
+            return
         del self._devices[at.transport, at.address]
+        self._retired.add(at)
         at.retire()
-        there = [far for far, over in self._carried.items() if over is at]
-        for far in there:
-            far.leave()
-        if not there:
+        for far, link in [(far, link) for far, (over, link) in self._carried.items() if over is at]:
+            if works:
+                far.leave()
+            else:
+                link.stream.abort()
+        self._close_unused(at)
+
+    def _close_unused(self, at: _At) -> None:
+        if at in self._retired and all(over is not at for over, _ in self._carried.values()):
+            self._retired.discard(at)
             at.close()
 
     def _port_for(self, local: Address, host: Address, service: int) -> tuple[int, float] | None:
@@ -330,6 +357,7 @@ class _At(Node[Device]):
     def __init__(
         self, sdp: Sdp, transport: str, device: Device, address: Address, manager: ControlManager | None
     ) -> None:
+        device.on_event = self._told  # before the stack's, which asks it next
         super().__init__(
             sdp.loop, device, LINK_SETTINGS, private_bytes_max=limits.REMOTE_PRIVATE_BYTES, manager=manager,
             private_data_max=PRIVATE_DATA_MAX if manager is not None else 0,
@@ -338,7 +366,7 @@ class _At(Node[Device]):
         self.sdp = sdp
         self.transport = transport
         self.address = address
-        self.retired = False
+        self._retired = False
         try:
             self._listener = self.stack.take_requests(0, self._requested, backlog=limits.REMOTE_SOUGHT_MAX)
             self._control = self._observed()
@@ -352,9 +380,8 @@ class _At(Node[Device]):
         return self._listener.service_id & 0xFFFF
 
     def retire(self) -> None:
-        """Takes no more connections."""
-        self.retired = True
-        self._listener.close()
+        """Takes no more connections; what it has carried may still be asked about."""
+        self._retired = True
         self.serving.close()
 
     def close(self) -> None:
@@ -372,6 +399,13 @@ class _At(Node[Device]):
         except SidestepError as why:
             self.sdp.services.log(f"{self.device.name} cannot be listed or captured: {why}")
             return None
+
+    # ---- what the device says ----
+
+    def _told(self, event: AsyncEvent) -> None:
+        if event.kind in _DEVICE_GONE and event.source is self.device:
+            self.sdp.services.log(f"{self.device.name} is given up, {event.kind.name}: {event.why}")
+            self.sdp.retire(self, works=False)
 
     # ---- what other hosts ask for ----
 
@@ -398,6 +432,8 @@ class _At(Node[Device]):
         """Whom a request is for, and whether it is believed."""
         host = ip_address(request.remote_address)
         found, told, hello = self.sdp.judged(self.address, host, request.private_data)
+        if self._retired and found.purpose not in QUESTIONS:
+            raise Unavailable("its device is being given up")
         if found.purpose is Purpose.INBOUND:
             if self.sdp.services.port_mapper is not None:
                 raise Unavailable("a worker has no services", remedy="PROVIDER_ITSELF has")
@@ -451,7 +487,7 @@ class _At(Node[Device]):
             return
         link.carry(far)
         self.sdp.answers.add(found.name, hello, link, far)
-        self.sdp.carried(far, self, lambda: self.sdp.answers.remove(found.name))
+        self.sdp.carried(far, self, link, lambda: self.sdp.answers.remove(found.name))
 
 
 class _Reaching:
@@ -493,7 +529,7 @@ class _Reaching:
                 self._outgoing.refuse(why.message)
             else:
                 link.carry(far)
-                self._sdp.carried(far, self._at, nothing)
+                self._sdp.carried(far, self._at, link, nothing)
                 link.handle_established()
         elif event.kind is SdpEventKind.BROKEN:
             host = self._outgoing.request.remote.address

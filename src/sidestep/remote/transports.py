@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, ClassVar
 
+from sidestep import limits
+from sidestep.errors import SidestepError
 from sidestep.rdma.iwarp.device import IwarpDevice
-from sidestep.switch.protocol import Capabilities, OffloadTransport
+from sidestep.switch.protocol import Capabilities, OffloadTransport, Request, Services
 
 if TYPE_CHECKING:
     from sidestep.loop import Loop
+    from sidestep.rdma.kernel.device import KernelDevice
+    from sidestep.rdma.kernel.sysfs import KernelDeviceView
     from sidestep.rdma.roce.udp_link import UdpRoceDevice
     from sidestep.routing import Address
 
@@ -37,3 +41,45 @@ class Roce(OffloadTransport):
         from sidestep.rdma.roce.udp_link import UdpRoceDevice  # few use it
 
         return UdpRoceDevice(str(local), loop, name=f"roce@{local}")
+
+
+class Verbs(OffloadTransport):
+    """The kernel's RDMA devices: adapters that speak RoCE v2, and Linux's rxe, at addresses that their GIDs have."""
+
+    name: ClassVar[str] = "verbs"
+    wire: ClassVar[str] = "rocev2"
+    capabilities: ClassVar[Capabilities] = Capabilities(rdma=True, local=False, remote=True)
+
+    def start(self, services: Services) -> None:
+        super().start(services)
+        self._devices: list[KernelDeviceView] = []
+        self._looked_at = -limits.VERBS_LOOK_S
+
+    def refusal(self, request: Request) -> str | None:
+        from sidestep.rdma.kernel.finding import devices  # few use it
+        from sidestep.rdma.kernel.libraries import libraries
+        from sidestep.rdma.kernel.sysfs import why_not_joined
+
+        route = request.route
+        local = request.local.address if request.local is not None else None
+        if local is None or local.is_unspecified:
+            local = route.source if route is not None else None
+        if local is None:
+            return "the kernel does not say from which address it would leave"
+        now = self.services.loop.now
+        if now - self._looked_at >= limits.VERBS_LOOK_S:
+            self._devices, self._looked_at = devices(libraries()), now
+        return why_not_joined(str(local), self._devices)
+
+    def open(self, local: Address, loop: Loop) -> KernelDevice:
+        """A context of the device that has the address."""
+        from sidestep.rdma.kernel.device import KernelDevice
+
+        device = KernelDevice(str(local), loop, name=f"verbs@{local}", by_number=True)
+        try:
+            device.check_joins()
+            device.own_gid()
+        except SidestepError:
+            device.close()
+            raise
+        return device

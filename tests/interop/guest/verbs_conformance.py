@@ -2,7 +2,10 @@
 
     {"check": "send_delivers_its_bytes", "outcome": "kept"}       or "does not apply", "broken", "raised", with "why"
 
-usage: verbs_conformance.py ADDRESS NOBODY [CHECK...]        NOBODY: an address of the same network without a host
+usage: verbs_conformance.py HOW ADDRESS NOBODY [CHECK...]
+
+HOW is `rdma_cm`, or `joined`: queue pairs are joined by number, as a control link has told it. NOBODY is an address of
+the same network without a host.
 """
 
 from __future__ import annotations
@@ -12,41 +15,59 @@ import sys
 import time
 import traceback
 from collections.abc import Callable
+from dataclasses import replace
+from ipaddress import ip_address
+from random import Random
 
 from sidestep.loop import Loop
-from sidestep.rdma.conformance import CHECKS, Check, Violation, run
+from sidestep.rdma.conformance import CHECKS, Check, DeviceUnderTest, Violation, run
 from sidestep.rdma.kernel.device import KernelDevice
+from sidestep.rdma.kernel.finding import NoManager
+from sidestep.rdma.kernel.manager import KernelManager
 from sidestep.rdma.kernel.settings import VerbsSettings
+from sidestep.rdma.loopback import Fabric
 from sidestep.rdma.verbs import Device
+from sidestep.remote.control_link import PRIVATE_DATA_MAX, ControlLink, Req, Talker
+from sidestep.remote.control_manager import ControlManager
+from sidestep.sdp.endpoint import SdpStream
+from sidestep.sdp.requests import SdpEvent, Told
+from sidestep.sdp.settings import Addresses
+from sidestep.sdp.stack import stack_on
 
 QUIET_S = 0.04  # the machine is emulated: what is on its way may rest so long
 QUIET_TURNS = 3
 LOOK_S = 0.02  # a polled queue that is not armed wakes nobody
 WAIT_S = 12.0
+WIRE = "rocev2"
 
 
 class KernelUnderTest:
     """Two devices, each with a context of its own, on the one that the kernel has."""
 
+    kind: type[KernelDevice] = KernelDevice
+
     def __init__(self, address: str, nobody: str) -> None:
         self.loop = Loop()
         settings = VerbsSettings(connect_s=4.0)
-        self.active: Device = KernelDevice(address, self.loop, settings, name="active")
-        self.passive: Device = KernelDevice(address, self.loop, settings, name="passive")
+        self.active: Device = self.kind(address, self.loop, settings, name="active")
+        self.passive: Device = self.kind(address, self.loop, settings, name="passive")
         self.nowhere: str | None = nobody
 
     def run(self) -> None:
         quiet = 0
         while quiet < QUIET_TURNS:
-            quiet = 0 if self.loop.turn(QUIET_S) else quiet + 1
+            quiet = 0 if self.turn(QUIET_S) else quiet + 1
 
     def run_until(self, condition: Callable[[], bool]) -> bool:
         end = time.monotonic() + WAIT_S
         while not condition():
             if time.monotonic() > end:
                 return False
-            self.loop.turn(LOOK_S)
+            self.turn(LOOK_S)
         return True
+
+    def turn(self, wait_s: float) -> bool:
+        return self.loop.turn(wait_s)
 
     def close(self) -> None:
         self.active.close()
@@ -54,9 +75,78 @@ class KernelUnderTest:
         self.loop.close()
 
 
-def outcome(check: Check, address: str, nobody: str) -> dict[str, str]:
+class JoinedDevice(KernelDevice):
+    """One whose queue pairs are joined by number."""
+
+    rdma_cm: KernelManager | NoManager | None = None  # once another one has its place
+
+    def use(self, manager: ControlManager) -> None:
+        self.rdma_cm = self.cm
+        self.cm = manager  # type: ignore[assignment]  # what users ask for is all the same
+        self.attributes = replace(
+            self.attributes, request_private_data_max=PRIVATE_DATA_MAX, reply_private_data_max=PRIVATE_DATA_MAX,
+            reject_private_data_max=PRIVATE_DATA_MAX, reject_reasons=True, private_data_padded=False,
+        )  # fmt: skip
+
+    def close(self) -> None:
+        if self.rdma_cm is not None:
+            self.cm.close()
+            self.cm, self.rdma_cm = self.rdma_cm, None
+        super().close()
+
+
+class JoinedUnderTest(KernelUnderTest):
+    """Their queue pairs are joined by number; the control link that tells them goes between two more devices."""
+
+    kind = JoinedDevice
+
+    def __init__(self, address: str, nobody: str) -> None:
+        super().__init__(address, nobody)
+        self.fabric = Fabric(Random(1))
+        self.link: ControlLink | None = None
+        self.managers = [ControlManager(each, self.loop, WIRE, self.reach) for each in (self.active, self.passive)]
+        for device, manager in zip((self.active, self.passive), self.managers, strict=True):
+            assert isinstance(device, JoinedDevice)
+            device.use(manager)
+        self.stacks = [stack_on(self.fabric, self.fabric.device(name)) for name in ("asks", "answers")]
+        one, other = self.stacks
+        other.listen(1, self.accepted)
+        one.connect("answers", Addresses(ip_address("10.0.0.1"), 2, ip_address("10.0.0.2"), 1), self.told)
+        self.fabric.run_until(lambda: self.link is not None)
+        self.fabric.run()
+
+    def told(self, stream: SdpStream, event: Told) -> None:
+        assert isinstance(event, SdpEvent)
+        self.link = ControlLink(stream, self.fabric, None, lambda: None, print)
+        self.link.begin()
+
+    def accepted(self, stream: SdpStream) -> None:
+        ControlLink(stream, self.fabric, self.asked, lambda: None, print)
+
+    def asked(self, link: ControlLink, number: int, req: Req) -> Talker | None:
+        return self.managers[1].take(link, number, req)
+
+    def reach(self, address: str, reached: Callable[[ControlLink | None], None]) -> None:
+        reached(self.link if address == self.active.address else None)
+
+    def turn(self, wait_s: float) -> bool:
+        self.fabric.run()
+        done = self.loop.turn(wait_s)
+        self.fabric.run()
+        return done
+
+    def close(self) -> None:
+        super().close()
+        for stack in self.stacks:
+            stack.close()
+
+
+KINDS = {"rdma_cm": KernelUnderTest, "joined": JoinedUnderTest}
+
+
+def outcome(check: Check, make: Callable[[], DeviceUnderTest]) -> dict[str, str]:
     try:
-        why_not = run(check, lambda: KernelUnderTest(address, nobody))
+        why_not = run(check, make)
     except Violation as why:
         return {"outcome": "broken", "why": str(why)}
     except Exception:
@@ -65,11 +155,11 @@ def outcome(check: Check, address: str, nobody: str) -> dict[str, str]:
 
 
 def main() -> None:
-    address, nobody, *names = sys.argv[1:]
+    how, address, nobody, *names = sys.argv[1:]
     for check in CHECKS:
         if not names or check.name in names:
             began = time.monotonic()
-            found = outcome(check, address, nobody)
+            found = outcome(check, lambda: KINDS[how](address, nobody))
             took = {"seconds": round(time.monotonic() - began, 2)}
             print(json.dumps({"check": check.name} | found | took), flush=True)
 

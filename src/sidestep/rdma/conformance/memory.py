@@ -257,6 +257,7 @@ def read_sink_is_writable(bench: Bench) -> None:
 @check("RFC 5040 5.3; IBTA 9.4.1.1")
 def send_with_invalidate_voids_the_key(bench: Bench) -> None:
     """A Send with Invalidate delivers its bytes, voids the key it names, and tells which; the region can be rekeyed."""
+    bench.needs(bench.passive.attributes.regions_voided, "no request voids the key of a region")
     sides = active, passive = bench.pair()
     target = passive.memory(b"." * 8, ALL)
     room = passive.post_recv(1, 8)
@@ -275,6 +276,7 @@ def send_with_invalidate_voids_the_key(bench: Bench) -> None:
 @check("RFC 5040 5.3, 7.2")
 def only_open_regions_are_invalidated(bench: Bench) -> None:
     """A Send with Invalidate fails for a key that is none, of another domain, or of a region not open to the peer."""
+    bench.needs(bench.passive.attributes.regions_voided, "no request voids the key of a region")
     for what in ("no key", "other domain", "local only"):
         active, passive = bench.pair()
         room = passive.post_recv(1, 8)
@@ -294,6 +296,7 @@ def only_open_regions_are_invalidated(bench: Bench) -> None:
 @check("IBTA 10.7.1; iWARP verbs draft 7.10")
 def local_invalidate_voids_the_key(bench: Bench) -> None:
     """A local invalidate voids a key of this end, in the order of the send queue, and completes."""
+    bench.needs(bench.passive.attributes.regions_voided, "no request voids the key of a region")
     active, passive = bench.pair()
     mine = active.memory(b"." * 8, ALL)
     active.qp.post_send(LocalInvalidate(1, mine.rkey))
@@ -310,6 +313,7 @@ def local_invalidate_voids_the_key(bench: Bench) -> None:
 @check("iWARP verbs draft 7.8")
 def void_keys_may_be_voided_again(bench: Bench) -> None:
     """Voiding a key that is void already succeeds at both ends, and changes nothing."""
+    bench.needs(bench.passive.attributes.regions_voided, "no request voids the key of a region")
     active, passive = bench.pair()
     far, near = passive.memory(8, ALL), active.memory(8, ALL)
     passive.post_recvs(2)
@@ -327,6 +331,7 @@ def void_keys_may_be_voided_again(bench: Bench) -> None:
 @check("RFC 5040 5.3; iWARP verbs draft 7.8")
 def closed_queue_pair_voids_nothing(bench: Bench) -> None:
     """A Send with Invalidate fails on a queue pair that allows the other end no access."""
+    bench.needs(bench.passive.attributes.regions_voided, "no request voids the key of a region")
     active, passive = bench.pair(passive=bench.side(bench.passive, remote_access=Access.LOCAL_READ))
     kept, room = passive.memory(8, ALL), passive.post_recv(1, 8)
     active.qp.post_send(Send(1, (b"done",), invalidate=kept.rkey))

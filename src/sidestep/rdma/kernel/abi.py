@@ -38,6 +38,7 @@ MW_TYPE_2: Final = 2
 SRQ_LIMIT: Final = 1 << 1  # enum ibv_srq_attr_mask
 TRANSPORT_IWARP: Final = 1  # enum ibv_transport_type
 GID_ROCE_V2: Final = 2  # enum ibv_gid_type
+LINK_LAYER_ETHERNET: Final = 2  # IBV_LINK_LAYER_ETHERNET
 DEVICE_MEM_WINDOW_TYPE_2B: Final = 1 << 24  # enum ibv_device_cap_flags
 ACCESS_LOCAL_WRITE: Final = 1
 WC_WITH_INV: Final = 1 << 3  # enum ibv_wc_flags
@@ -74,11 +75,17 @@ class QpMask:
     ACCESS_FLAGS: Final = 1 << 3
     PKEY_INDEX: Final = 1 << 4
     PORT: Final = 1 << 5
+    AV: Final = 1 << 7  # the address vector
+    PATH_MTU: Final = 1 << 8
     TIMEOUT: Final = 1 << 9
     RETRY_CNT: Final = 1 << 10
+    RNR_RETRY: Final = 1 << 11
+    RQ_PSN: Final = 1 << 12
     MAX_QP_RD_ATOMIC: Final = 1 << 13
     MIN_RNR_TIMER: Final = 1 << 15
+    SQ_PSN: Final = 1 << 16
     MAX_DEST_RD_ATOMIC: Final = 1 << 17
+    DEST_QPN: Final = 1 << 20
 
 
 class CmKind:

@@ -280,6 +280,9 @@ class KernelConnection(Connection):
         if self.state in _ASKING:
             self.end(None)
 
+    def lost(self) -> None:
+        """The device is gone: rdma_cm says so by itself."""
+
     # ---- the end ----
 
     def end(self, event: ConnectionEvent | None) -> None:

@@ -19,15 +19,18 @@ from ipaddress import ip_address
 from typing import TYPE_CHECKING, Any, Final
 
 from sidestep import limits
-from sidestep.errors import LimitReached, Misuse
+from sidestep.errors import LimitReached, Misuse, Unavailable
 from sidestep.loop import Loop
 from sidestep.rdma.kernel import abi, gids, quirks
+from sidestep.rdma.kernel.finding import NoManager, open_context
 from sidestep.rdma.kernel.libraries import libraries, told
 from sidestep.rdma.kernel.manager import KernelManager
 from sidestep.rdma.kernel.memory import KernelDomain
 from sidestep.rdma.kernel.queues import KernelHandledQueue, KernelPolledQueue
 from sidestep.rdma.kernel.receives import KernelSharedReceives
+from sidestep.rdma.kernel.removal import Removal
 from sidestep.rdma.kernel.settings import VerbsSettings
+from sidestep.rdma.roce.packet import MTU_CODES
 from sidestep.rdma.verbs import AsyncEvent, Device, DeviceAttributes, EventKind
 from sidestep.rdma.work import RKey
 
@@ -47,7 +50,7 @@ _IWARP_PRIVATE: Final = 248  # bytes; with 252 Linux 6.1 makes no connection
 _DEPTH_MAX: Final = 255  # RDMA Reads: of 8 bits
 _KINDS: Final = {int(kind) for kind in EventKind}
 _OF_SRQ: Final = (EventKind.SRQ_LIMIT_REACHED,)
-_OF_DEVICE: Final = (EventKind.DEVICE_FATAL, EventKind.PORT_ACTIVE, EventKind.PORT_ERROR)
+_OF_PORT: Final = (EventKind.PORT_ACTIVE, EventKind.PORT_ERROR, EventKind.GID_CHANGE)
 
 
 class KernelDevice(Device):
@@ -58,18 +61,20 @@ class KernelDevice(Device):
         loop: What drives it; its own unless given, and then closed with it.
         settings: Times.
         name: For people.
+        by_number: Without rdma_cm, which would keep the kernel's device open for as long as this process lives.
 
     Raises:
         Misuse: The address is none.
         Unavailable: A library is missing, which the remedy names, or no RDMA device has the address.
     """
 
-    cm: KernelManager
+    cm: KernelManager | NoManager
     taps = None  # what is on the wire the kernel keeps to itself
 
     def __init__(
-        self, address: str, loop: Loop | None = None, settings: VerbsSettings | None = None, *, name: str = "verbs"
-    ) -> None:
+        self, address: str, loop: Loop | None = None, settings: VerbsSettings | None = None, *, name: str = "verbs",
+        by_number: bool = False,
+    ) -> None:  # fmt: skip
         _check_address(address)
         self.libraries: Any = libraries()
         self.address = address
@@ -78,6 +83,7 @@ class KernelDevice(Device):
         self.on_event: EventHandler | None = None
         self.log = logging.getLogger(__name__)
         self.closed = False
+        self.failed = False  # nothing works on it any more
         self.domains: list[KernelDomain] = []
         self.queues: dict[int, KernelQueue] = {}  # by address
         self.shared: dict[int | None, KernelSharedReceives] = {}
@@ -91,19 +97,23 @@ class KernelDevice(Device):
         self.loop = loop or Loop()
         self.notices: deque[Callable[[], object]] = self.loop.notices
         try:
-            self._open()
+            self._open(by_number=by_number)
         except BaseException:
             if self._owns_loop:
                 self.loop.close()
             raise
 
-    def _open(self) -> None:
-        self.cm = KernelManager(self)
-        try:
-            self.context, self.port, self.kernel_name = self.cm.open_context()
-        except BaseException:
-            self.cm.close()
-            raise
+    def _open(self, *, by_number: bool) -> None:
+        if by_number:
+            self.cm = NoManager()
+            self.context, self.port, self.kernel_name = open_context(self.libraries, self.address)
+        else:
+            self.cm = KernelManager(self)
+            try:
+                self.context, self.port, self.kernel_name = self.cm.open_context()
+            except BaseException:
+                self.cm.close()
+                raise
         found = cast(self.context, POINTER(abi.Context)).contents
         self.ops = found.ops
         self.iwarp: bool = found.device.contents.transport_type == abi.TRANSPORT_IWARP
@@ -115,17 +125,22 @@ class KernelDevice(Device):
         if quirks.is_siw(self.kernel_name):
             self._filler = self.libraries.ibv_create_cq(self.context, quirks.SIW_FILLER, None, None, 0)
         self._read_attributes()
+        self._removal: Removal | None = None
+        try:
+            name = found.device.contents.dev_name.decode()
+            self._removal = Removal(self.loop, name, lambda: self.fail(f"the kernel takes {self.kernel_name} away"))
+        except OSError as error:
+            self.log.debug("%s: nobody tells when it is taken away: %s", self.name, error)
         for fd, handler in ((self._async_fd, self._read_events), (self._completion_fd, self._read_completions)):
             os.set_blocking(fd, False)
             self.loop.on_readable(fd, handler)
 
     def _read_attributes(self) -> None:
-        device, port = abi.DeviceAttr(), abi.PortAttr()
+        device, port = abi.DeviceAttr(), self._port()
         self.libraries.ibv_query_device(self.context, byref(device))
-        self.libraries.ibv_query_port(self.context, self.port, byref(port))
         self.attributes = _attributes(device, port, iwarp=self.iwarp, driver=self.kernel_name)
         self.shared_scatter_max = min(self.attributes.scatter_max, device.max_srq_sge or self.attributes.scatter_max)
-        table = [] if self.iwarp else gids.entries(self.libraries, self.context, self.port, port.gid_tbl_len)
+        table = [] if self.iwarp else gids.entries(self.libraries, self.context, self.port)
         self.gid = gids.choose(table, self.address)
 
     # ---- the user's side ----
@@ -166,6 +181,8 @@ class KernelDevice(Device):
         self.cm.close()
         for fd in (self._async_fd, self._completion_fd):
             self.loop.forget(fd)
+        if self._removal is not None:
+            self._removal.close()
         if self._filler is not None:
             self.libraries.ibv_destroy_cq(self._filler)
         self.libraries.ibv_destroy_comp_channel(self.channel)
@@ -174,6 +191,35 @@ class KernelDevice(Device):
             self.loop.close()
 
     # ---- for what belongs to the device ----
+
+    def check_joins(self) -> None:
+        """Misuse if queue pairs of this device cannot be joined by number."""
+        if self.iwarp:
+            raise Misuse("an iWARP device's queue pairs are connected by its connection manager only")
+
+    def own_gid(self) -> gids.GidEntry:
+        """The entry of RoCE v2 that has the device's address, as the table is now; raises Unavailable."""
+        port = self._port()
+        if port.link_layer != abi.LINK_LAYER_ETHERNET:
+            raise Unavailable(f"{self.kernel_name} is InfiniBand: its paths are known to rdma_cm only")
+        if self.gid is None or gids.entry(self.libraries, self.context, self.port, self.gid.index) != self.gid:
+            table = gids.entries(self.libraries, self.context, self.port)
+            self.gid = gids.choose(table, self.address)
+        if self.gid is None:
+            raise Unavailable(f"{self.kernel_name} has no GID of RoCE v2 for {self.address}")
+        return self.gid
+
+    def active_mtu(self) -> int:
+        """Bytes of payload that a packet of the port has at most, now."""
+        return MTU_CODES.get(self._port().active_mtu, MTU_CODES[1])
+
+    def _port(self) -> abi.PortAttr:
+        port = abi.PortAttr()
+        try:
+            self.libraries.ibv_query_port(self.context, self.port, byref(port))
+        except OSError as error:
+            raise Unavailable(f"{self.kernel_name} tells nothing of its port: {error.strerror}") from error
+        return port
 
     def check_open(self) -> None:
         """Misuse when the device is closed."""
@@ -208,9 +254,13 @@ class KernelDevice(Device):
         if (handler := handler or self.on_event) is not None:
             self.notices.append(lambda: handler(event))
 
+    def memory_of(self, key: RKey) -> KernelRegion | KernelWindow | None:
+        """What has that key, or another one of the same index."""
+        return self.memory_by_index.get(key >> 8)
+
     def invalidated(self, key: RKey) -> None:
         """A request, of this end or the other one, voided a key."""
-        memory = self.memory_by_index.get(key >> 8)
+        memory = self.memory_of(key)
         if memory is not None and memory.rkey == key:
             memory.invalidated()
 
@@ -273,16 +323,17 @@ class KernelDevice(Device):
                 self.libraries.ibv_get_async_event(self.context, byref(record))
             except OSError:  # EAGAIN
                 return
-            number, address = record.event_type, record.element.object or 0
+            number, address, port = record.event_type, record.element.object or 0, record.element.port_num
             self.libraries.ibv_ack_async_event(byref(record))
-            if number in _KINDS:
+            if number in _OF_PORT:
+                if port == self.port:
+                    self._port_event(EventKind(number))
+            elif number in _KINDS:
                 self._event(EventKind(number), address)
 
     def _event(self, kind: EventKind, address: int) -> None:
-        if kind in _OF_DEVICE:
-            self.tell(AsyncEvent(kind, self, f"{self.kernel_name} says so"))
-            if kind is EventKind.DEVICE_FATAL:
-                self.fail()
+        if kind is EventKind.DEVICE_FATAL:
+            self.fail(f"{self.kernel_name} says so")
         elif kind is EventKind.CQ_ERROR:
             if (queue := self.queues.get(address)) is not None:
                 self.tell(AsyncEvent(kind, queue, "the device's own queue ran over"))
@@ -294,15 +345,31 @@ class KernelDevice(Device):
         elif (qp := self.by_address.get(address)) is not None:
             qp.event(kind)
 
-    def fail(self) -> None:
-        """The device is gone: everything on it is over."""
+    def _port_event(self, kind: EventKind) -> None:
+        if kind is EventKind.GID_CHANGE:
+            before = self.gid
+            try:
+                if self.iwarp or before is None or self.own_gid() == before:
+                    return  # it is about another address
+            except Unavailable as error:
+                self.log.debug("%s: %s", self.name, error)
+        self.tell(AsyncEvent(kind, self, f"{self.kernel_name} says so of port {self.port}"))
+
+    def fail(self, why: str) -> None:
+        """The device is gone: everything on it is over, which is told once."""
+        if self.failed:
+            return
+        self.failed = True
+        self.tell(AsyncEvent(EventKind.DEVICE_FATAL, self, why))
         for qp in list(self.by_number.values()):
-            qp.failed()
+            qp.lose_device()
 
 
 def _attributes(device: abi.DeviceAttr, port: abi.PortAttr, *, iwarp: bool, driver: str) -> DeviceAttributes:
     """What the device says of itself, and what its transport is known for."""
     windows = device.max_mw if device.device_cap_flags & abi.DEVICE_MEM_WINDOW_TYPE_2B else 0
+    if quirks.is_rxe(driver):
+        windows = 0
     depth = min(device.max_qp_rd_atom, device.max_qp_init_rd_atom or device.max_qp_rd_atom, _DEPTH_MAX)
     return DeviceAttributes(
         request_private_data_max=_IWARP_PRIVATE if iwarp else _IB_REQUEST,
@@ -332,6 +399,7 @@ def _attributes(device: abi.DeviceAttr, port: abi.PortAttr, *, iwarp: bool, driv
         # RFC 5040 5.2 has the sink's key on the wire; siw asks for local rights of it, adapters for remote ones.
         read_sink_remote_write=iwarp and not quirks.is_siw(driver),
         access_errors_told=not quirks.is_rxe(driver),
+        regions_voided=False,  # what ibv_reg_mr makes no request of a driver's voids
         solicited_told=False,  # ibv_wc does not say so
     )
 

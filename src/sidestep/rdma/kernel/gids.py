@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from ipaddress import IPv6Address, ip_address
 from typing import TYPE_CHECKING, Final
 
+from sidestep import limits
 from sidestep.rdma.kernel import abi
 
 if TYPE_CHECKING:
@@ -35,17 +36,36 @@ def wanted(address: str) -> IPv6Address:
     return found if isinstance(found, IPv6Address) else IPv6Address(_MAPPED | int(found))
 
 
-def entries(libraries: Libraries, context: int, port: int, count: int) -> list[GidEntry]:
-    """All that are in use."""
-    found = []
+def address_of(gid: bytes) -> str:
+    """The IP address that a GID of RoCE has."""
+    found = IPv6Address(gid)
+    return str(found.ipv4_mapped or found)
+
+
+def written(gid: IPv6Address) -> str:
+    """As `sidestep rdma list` shows it."""
+    return f"::ffff:{gid.ipv4_mapped}" if gid.ipv4_mapped is not None else str(gid)
+
+
+def entries(libraries: Libraries, context: int, port: int) -> list[GidEntry]:
+    """All of a port that are in use: one call of the kernel's, as a table may have a thousand places."""
+    room = (abi.GidEntry * limits.VERBS_GIDS_MAX)()
+    count = libraries._ibv_query_gid_table(context, room, limits.VERBS_GIDS_MAX, 0, sizeof(abi.GidEntry))
+    return [
+        GidEntry(each.gid_index, IPv6Address(bytes(each.gid.raw)), each.gid_type)
+        for each in room[:count]
+        if each.port_num == port
+    ]
+
+
+def entry(libraries: Libraries, context: int, port: int, index: int) -> GidEntry | None:
+    """One; None: the place is empty."""
     record = abi.GidEntry()
-    for index in range(count):
-        try:
-            libraries._ibv_query_gid_ex(context, port, index, byref(record), 0, sizeof(record))
-        except OSError:  # ENODATA: an empty place
-            continue
-        found.append(GidEntry(index, IPv6Address(bytes(record.gid.raw)), record.gid_type))
-    return found
+    try:
+        libraries._ibv_query_gid_ex(context, port, index, byref(record), 0, sizeof(record))
+    except OSError:  # ENODATA
+        return None
+    return GidEntry(index, IPv6Address(bytes(record.gid.raw)), record.gid_type)
 
 
 def choose(table: list[GidEntry], address: str) -> GidEntry | None:

@@ -16,7 +16,7 @@ from __future__ import annotations
 import ctypes
 import errno
 import os
-from ctypes import POINTER, c_char_p, c_int, c_size_t, c_uint8, c_uint16, c_uint32, c_void_p
+from ctypes import POINTER, c_char_p, c_int, c_size_t, c_ssize_t, c_uint8, c_uint16, c_uint32, c_void_p
 from functools import cache
 from typing import Any, Final
 
@@ -31,16 +31,21 @@ PACKAGES: Final = {
 }
 _POINTER = c_void_p  # objects of the libraries go by address
 
-# Result, and arguments, of what is called. A result of POINTER or _FAILS tells its error in errno; one of _ERRNO is it.
+# Result, and arguments, of what is called. A result of POINTER or _FAILS tells its error in errno; one of _ERRNO is it,
+# and one of _COUNT if it is negative.
 _FAILS: Final = "-1 and errno"
 _ERRNO: Final = "an errno"
+_COUNT: Final = c_ssize_t
 _VERBS_CALLS: Final[dict[str, tuple[Any, ...]]] = {
     "ibv_fork_init": (_ERRNO,),
+    "ibv_get_device_list": (_POINTER, POINTER(c_int)),
+    "ibv_free_device_list": (None, _POINTER),
     "ibv_open_device": (_POINTER, _POINTER),
     "ibv_close_device": (_FAILS, _POINTER),
     "ibv_query_device": (_ERRNO, _POINTER, POINTER(abi.DeviceAttr)),
     "ibv_query_port": (_ERRNO, _POINTER, c_uint8, POINTER(abi.PortAttr)),
     "_ibv_query_gid_ex": (_ERRNO, _POINTER, c_uint32, c_uint32, POINTER(abi.GidEntry), c_uint32, c_size_t),
+    "_ibv_query_gid_table": (_COUNT, _POINTER, POINTER(abi.GidEntry), c_size_t, c_uint32, c_size_t),
     "ibv_get_async_event": (_FAILS, _POINTER, POINTER(abi.AsyncEventRecord)),
     "ibv_ack_async_event": (None, POINTER(abi.AsyncEventRecord)),
     "ibv_alloc_pd": (_POINTER, _POINTER),
@@ -145,6 +150,8 @@ def _bound(library: ctypes.CDLL, calls: dict[str, tuple[Any, ...]], name: str) -
             function.errcheck = _raise_minus_one
         elif result is _ERRNO:
             function.errcheck = _raise_result
+        elif result is _COUNT:
+            function.errcheck = _raise_negative
         elif result is not None and result is not c_uint16:
             function.errcheck = _raise_null
         functions[call] = function
@@ -163,6 +170,13 @@ def _raise_result(result: int, function: Any, arguments: Any) -> int:
     if result:
         # Most return the errno, some -1, and some the negative errno (a library and its drivers are not of one mind).
         raise _error(0 if result == -1 else abs(result))
+    return result
+
+
+def _raise_negative(result: int, function: Any, arguments: Any) -> int:
+    del function, arguments
+    if result < 0:
+        raise _error(-result)
     return result
 
 

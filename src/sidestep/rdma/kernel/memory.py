@@ -4,8 +4,8 @@ A region is one `ibv_mr`; its address is the real one. What differs from devices
 
 - `rekey` registers anew, so the local key changes too: nothing may be posted in the region meanwhile. A pool rekeys
   what nobody uses (`pools.RdmaPool`).
-- Linux voids keys of windows by request, and those of regions only where the driver does (siw); others fail such a
-  request, and the queue pair with it.
+- Requests void keys of windows, and none of regions (`regions_voided`): drivers fail such a request, and the queue pair
+  with it.
 - Not offered: zero-based memory, as the kernel wants an address with the offset of its page, and a chosen part of a
   region's key. Windows are of type 2B, where the device has them.
 """

@@ -22,11 +22,12 @@ from sidestep import limits
 from sidestep.errors import LimitReached, Misuse
 from sidestep.rdma.kernel import abi
 from sidestep.rdma.kernel.abi import QpMask
+from sidestep.rdma.kernel.joining import Joining
 from sidestep.rdma.kernel.libraries import told
 from sidestep.rdma.kernel.receives import Poster
 from sidestep.rdma.kernel.sends import Posted, Writer
 from sidestep.rdma.soft.qp import OPCODES, check_offered, entries_of
-from sidestep.rdma.verbs import AsyncEvent, EventKind, QpState, QueuePair
+from sidestep.rdma.verbs import AsyncEvent, EventKind, MemoryRegion, QpState, QueuePair
 from sidestep.rdma.work import (
     Access,
     BindWindow,
@@ -35,16 +36,18 @@ from sidestep.rdma.work import (
     Opcode,
     RdmaRead,
     RKey,
+    Send,
     Status,
 )
 
 if TYPE_CHECKING:
     from sidestep.rdma.kernel.connection import KernelConnection
     from sidestep.rdma.kernel.device import KernelDevice
+    from sidestep.rdma.kernel.joining import Joined
     from sidestep.rdma.kernel.memory import KernelDomain, KernelWindow
     from sidestep.rdma.kernel.queues import KernelQueue
     from sidestep.rdma.kernel.receives import KernelSharedReceives
-    from sidestep.rdma.verbs import EventHandler, QpCapabilities
+    from sidestep.rdma.verbs import EventHandler, JoinedBy, QpCapabilities, QpEndpoint
     from sidestep.rdma.work import Receive, SendRequest
 
 _KNOWN: Final = frozenset(map(int, Status))
@@ -78,7 +81,7 @@ class KernelQueuePair(QueuePair):
         self.on_event = on_event
         self.initiator_depth = 0
         self.windows: set[KernelWindow] = set()
-        self.connection: KernelConnection | None = None
+        self.connection: KernelConnection | Joined | None = None
         self._state = QpState.INIT
         self._sends: deque[Posted] = deque()
         self._first = 0  # number of the oldest one there
@@ -86,6 +89,7 @@ class KernelQueuePair(QueuePair):
         self._receives: dict[int, Receive] = {}
         self._quiet: list[Callable[[], object]] = []  # who waits until nothing is posted any more
         self._told_last = False
+        self._joining: Joining | None = None
         self._make()
         self.send_cq.users.append(self)
         self.recv_cq.users.append(self)
@@ -190,7 +194,13 @@ class KernelQueuePair(QueuePair):
         if sum(len(entry) for entry in entries if isinstance(entry, bytes)) > attributes.inline_max:
             raise Misuse(f"more than {attributes.inline_max} bytes of inline data")
         check_offered(request, attributes)
-        if isinstance(request, BindWindow):
+        if isinstance(request, LocalInvalidate):
+            if not attributes.windows_max or isinstance(self.device.memory_of(request.rkey), MemoryRegion):
+                raise Misuse("no request of this device voids the key of a region")
+        elif isinstance(request, Send):
+            if request.invalidate is not None and not attributes.windows_max:
+                raise Misuse("no request of this device voids a key")
+        elif isinstance(request, BindWindow):
             if not attributes.windows_max:
                 raise Misuse("the device has no memory windows")
             if request.zero_based:
@@ -265,6 +275,23 @@ class KernelQueuePair(QueuePair):
             self.connection.broken()
 
     # ---- the connection manager's side ----
+
+    def endpoint(self, address: str) -> QpEndpoint:
+        return self._join_by_number().endpoint(address)
+
+    def join(self, other: QpEndpoint, owner: JoinedBy, *, initiator_depth: int, responder_resources: int) -> None:
+        self._join_by_number().join(
+            other, owner, initiator_depth=initiator_depth, responder_resources=responder_resources
+        )
+
+    def ready_to_send(self) -> None:
+        self._join_by_number().ready_to_send()
+
+    def _join_by_number(self) -> Joining:
+        self.device.check_joins()
+        if self._joining is None:
+            self._joining = Joining(self)
+        return self._joining
 
     def modify(self, attributes: abi.QpAttr, mask: int) -> None:
         """Raises OSError."""
@@ -436,6 +463,12 @@ class KernelQueuePair(QueuePair):
             return
         self.tell(kind, why)
         self.failed()
+
+    def lose_device(self) -> None:
+        """The device is gone, and the other end is heard of no more."""
+        self.failed()
+        if self.connection is not None:
+            self.connection.lost()
 
     def tell(self, kind: EventKind, why: str = "") -> None:
         self.device.tell(AsyncEvent(kind, self, why), self.on_event)

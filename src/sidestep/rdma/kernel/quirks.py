@@ -7,7 +7,7 @@
 | siw | completes RDMA Reads behind later requests | completions are told in order all the same |
 | siw | refuses a fence on an RDMA Read (libsiw) | left out: Reads are done in order anyway (RFC 5040 5.5) |
 | siw | wants local rights only of the sink of an RDMA Read, unlike adapters | `read_sink_remote_write` is False |
-| rxe | Linux 6.1 ends in a panic at a local invalidation of a key in the range of windows that is none (rxe_invalidate_mw drops a reference to nothing) | keys that are none of the device's fail before they reach it |
+| rxe | Linux 6.1 ends in a panic when a window that is void is invalidated, by this end or the other (rxe_invalidate_mw takes "free" for valid) | it has no windows: `windows_max` is 0 |
 | rxe | tells no asynchronous event when the other end breaks a rule of access | `access_errors_told` is False |
 """  # noqa: E501 - a table
 

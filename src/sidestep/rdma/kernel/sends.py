@@ -92,9 +92,9 @@ class Writer:
         wr.send_flags = (SendFlags.SIGNALED if posted.tells else 0) | (SendFlags.FENCE if fence else 0)
         wr.num_sge = 0
         if isinstance(request, LocalInvalidate):
-            memory = self._domain.device.memory_by_index.get(request.rkey >> 8)
+            memory = self._domain.device.memory_of(request.rkey)
             if memory is None or memory.domain is not self._domain:
-                posted.verdict = Status.LOCAL_PROTECTION_ERROR  # see quirks: rxe must not see it
+                posted.verdict = Status.LOCAL_PROTECTION_ERROR
                 return
             wr.opcode, wr.invalidate_rkey = WrOpcode.LOCAL_INV, request.rkey
         elif isinstance(request, BindWindow):

@@ -20,11 +20,12 @@ from sidestep import limits
 from sidestep.counters import Counters
 from sidestep.errors import Misuse, PeerViolation
 from sidestep.rdma.iwarp.tap import Taps
+from sidestep.rdma.path_mtu import PACKET_OVERHEAD, ROUTE_MTU_UNKNOWN, largest_code
 from sidestep.rdma.roce.counting import EVENTS
 from sidestep.rdma.roce.datagram import is_intact, known_address, seal
 from sidestep.rdma.roce.ip_cm import has_header
 from sidestep.rdma.roce.manager import Came, RoceManager
-from sidestep.rdma.roce.packet import ICRC_LEN, MTU_CODES, PKEY_DEFAULT, QP_GSI, UDP_PORT, Bth, Op, Packet
+from sidestep.rdma.roce.packet import ICRC_LEN, PKEY_DEFAULT, QP_GSI, UDP_PORT, Bth, Op, Packet
 from sidestep.rdma.roce.qp import RoceQueuePair
 from sidestep.rdma.roce.schedule import Deadlines, Delays
 from sidestep.rdma.roce.settings import RoceSettings
@@ -42,7 +43,6 @@ if TYPE_CHECKING:
 
 ATTRIBUTES: Final = DeviceAttributes()
 _PKEY_PARTITION: Final = 0x7FFF
-_OVERHEAD: Final = 80  # bytes of a packet beside its payload, as Linux's rxe counts them
 _QP_FIRST: Final = 17  # as Linux's rxe; the lower ones are special (IBTA 3.9.4), or may be taken for it
 _QP_MASK: Final = 0xFF_FFFF
 _log: Final = logging.getLogger(__name__)
@@ -114,7 +114,7 @@ class RoceDevice(SoftDevice):
     def path_mtu(self, address: str) -> int:
         """Bytes of an IP packet that goes there whole."""
         del address
-        return 1500
+        return ROUTE_MTU_UNKNOWN
 
     def source_port(self, qp: RoceQueuePair) -> int:
         """That packets of this queue pair are sent from: always the same."""
@@ -264,8 +264,7 @@ class RoceDevice(SoftDevice):
 
     def mtu_code_to(self, address: str) -> int:
         """The largest MTU of this device whose packets go there whole."""
-        most = min(self.settings.mtu, self.path_mtu(address) - _OVERHEAD)
-        return max((code for code, mtu in MTU_CODES.items() if mtu <= most), default=1)
+        return largest_code(min(self.settings.mtu, self.path_mtu(address) - PACKET_OVERHEAD))
 
     def _heard_from(self, qp: RoceQueuePair, port: int | None) -> None:
         """Packets of the other end come from there; None: from nowhere."""

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Final
 from sidestep import limits
 from sidestep.errors import SidestepError, Unavailable
 from sidestep.loop import READ, WRITE, Loop, Timer
+from sidestep.rdma.path_mtu import route_mtu
 from sidestep.rdma.roce.device import ATTRIBUTES, Datagram, RoceDevice
 from sidestep.rdma.roce.own_sockets import OwnSockets, unfragmented
 from sidestep.rdma.roce.packet import UDP_PORT
@@ -32,11 +33,7 @@ if TYPE_CHECKING:
     from sidestep.rdma.roce.settings import RoceSettings
     from sidestep.rdma.verbs import DeviceAttributes
 
-# Of Linux, and not in Python's socket module.
-_IP_MTU: Final = 14
-_IPV6_MTU: Final = 24
 _DATAGRAM_MAX: Final = 65536
-_MTU_UNKNOWN: Final = 1500
 _log: Final = logging.getLogger(__name__)
 
 
@@ -159,15 +156,7 @@ class UdpRoceDevice(RoceDevice):
 
     def path_mtu(self, address: str) -> int:
         """That of the route there, as far as the kernel knows."""
-        family = self._sock.family
-        level, option = (socket.IPPROTO_IPV6, _IPV6_MTU) if family is socket.AF_INET6 else (socket.IPPROTO_IP, _IP_MTU)
-        try:
-            with socket.socket(family, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as probe:
-                probe.bind((self.address, 0))
-                probe.connect((address, UDP_PORT))  # nothing is sent
-                return probe.getsockopt(level, option)
-        except OSError:
-            return _MTU_UNKNOWN
+        return route_mtu(self.address, address, ipv6=self.ip.version == 6)
 
     # --- the user's side ---
 

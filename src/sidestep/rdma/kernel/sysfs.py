@@ -10,7 +10,13 @@ from ipaddress import IPv6Address
 from pathlib import Path
 from typing import Final
 
+from sidestep.rdma.kernel.gids import written
+
 SYSFS: Final = Path("/sys/class/infiniband")
+ROCE_V2: Final = "RoCE v2"
+ETHERNET: Final = "Ethernet"
+_ACTIVE: Final = "ACTIVE"
+IWARP: Final = "RNIC"
 
 
 @dataclass(slots=True)
@@ -49,6 +55,40 @@ def kernel_devices(sysfs: Path = SYSFS) -> list[KernelDeviceView]:
     return [_device(path) for path in _in_order(sysfs)]
 
 
+def why_not_joined(address: str, devices: list[KernelDeviceView]) -> str | None:
+    """Why no queue pair at an address of this host can be joined by number, as a half sentence; None: it can."""
+    told = _mapped(address)
+    reason = ""
+    for device in devices:
+        for port in device.ports:
+            kinds = {each.type for each in port.gids if each.gid == told}
+            if not kinds:
+                continue
+            if port.link_layer != ETHERNET:
+                reason = f"{device.name} is InfiniBand, whose paths only its subnet manager knows"
+            elif ROCE_V2 not in kinds:
+                reason = f"{device.name} has {address} for RoCE v1 only"
+            elif port.state != _ACTIVE:
+                reason = f"port {port.number} of {device.name} is {port.state}"
+            else:
+                return None
+    return reason or _why_none(address, devices)
+
+
+def _why_none(address: str, devices: list[KernelDeviceView]) -> str:
+    if not devices:
+        return "the kernel has no RDMA device"
+    reason = f"no RDMA device of the kernel has a GID for {address}"
+    if iwarp := ", ".join(each.name for each in devices if each.node_type == IWARP):
+        reason += f"; {iwarp}: iWARP, whose queue pairs are not joined by number"
+    return reason
+
+
+def _mapped(address: str) -> str:
+    """The GID of an IP address, as it is written here."""
+    return address if ":" in address else f"::ffff:{address}"
+
+
 def _device(path: Path) -> KernelDeviceView:
     ports = [_port(each) for each in _in_order(path / "ports")]
     return KernelDeviceView(path.name, _word(path / "node_type"), _text(path / "fw_ver"), ports)
@@ -71,7 +111,7 @@ def _gid(text: str) -> str | None:
         return None
     if not int(found):
         return None
-    return f"::ffff:{found.ipv4_mapped}" if found.ipv4_mapped is not None else str(found)
+    return written(found)
 
 
 def _in_order(folder: Path) -> list[Path]:
