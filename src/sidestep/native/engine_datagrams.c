@@ -80,9 +80,9 @@ static PyObject *datagrams_begin(PyObject *self, PyObject *args)
 
 static PyObject *datagrams_record(PyObject *self, PyObject *Py_UNUSED(unused))
 {
-	struct datagrams *object = idle(self);
+	const struct rc_record *record = &((struct datagrams *)self)->rc.record;
 
-	return object ? PyBytes_FromStringAndSize((const char *)&object->rc.record, sizeof(object->rc.record)) : NULL;
+	return PyBytes_FromStringAndSize((const char *)record, sizeof(*record));
 }
 
 /* The message that the packet with this number belongs to, and how many of its packets are left from there on. */
@@ -168,7 +168,8 @@ static PyMethodDef datagrams_methods[] = {
 	{"begin", datagrams_begin, METH_VARARGS,
 	 "begin($self, record, partial=b'', /)\n--\n\nIts numbers from now on, as `layout.pack('rc_record', ...)`; nothing is\n"
 	 "unacknowledged. Of a message so much has come already."},
-	{"record", datagrams_record, METH_NOARGS, "record($self, /)\n--\n\nIts numbers as they are."},
+	{"record", datagrams_record, METH_NOARGS,
+	 "record($self, /)\n--\n\nIts numbers as they are; while an engine has it only the counts are to be believed."},
 	{"unacknowledged", datagrams_unacknowledged, METH_NOARGS,
 	 "unacknowledged($self, /)\n--\n\nMessages that are not acknowledged to their end: the number of the first packet, and the bytes;\n"
 	 "those of packets that are acknowledged are zeros."},

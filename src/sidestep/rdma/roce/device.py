@@ -219,6 +219,8 @@ class RoceDevice(SoftDevice):
 
     def counters(self) -> dict[str, int]:
         """What happened so far and is not zero, and what there is now."""
+        for qp in self.queue_pairs_by_number.values():
+            qp.count()
         present = {
             "connections": len(self.cm.connections),
             "listeners": len(self.cm.listeners),

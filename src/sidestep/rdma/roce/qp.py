@@ -39,8 +39,8 @@ class RoceQueuePair(OrderedQueuePair):
     """One end of a reliable connection."""
 
     __slots__ = (
-        "_datagrams", "_psn", "_reclaim", "_requester", "_responder", "_resumed", "path", "remote_port", "returned",
-        "tally", "wire",
+        "_counted", "_datagrams", "_psn", "_reclaim", "_requester", "_responder", "_resumed", "path", "remote_port",
+        "returned", "tally", "wire",
     )  # fmt: skip
 
     device: RoceDevice
@@ -56,6 +56,7 @@ class RoceQueuePair(OrderedQueuePair):
         self._responder: Responder | None = None
         self.remote_port: int | None = None  # that packets of the other end come from
         self._datagrams: Datagrams | None = None  # while the engine has it
+        self._counted: dict[str, int] = {}  # of what that has done since
         self._reclaim: Callable[[], object] | None = None
         self.returned = False  # it is back, and what has come has still to be looked at
         self._resumed: deque[Sent] = deque()  # what the engine has sent, and is not acknowledged
@@ -90,6 +91,7 @@ class RoceQueuePair(OrderedQueuePair):
             self._responder.stop()
 
     def details(self) -> dict[str, object]:
+        self.count()
         found = super().details()
         if self.path is not None and self._requester is not None:
             found["remote_number"] = self.path.remote_qp
@@ -121,7 +123,7 @@ class RoceQueuePair(OrderedQueuePair):
             "timeout_ns": round(path.timeout_s * 1e9),
         }  # fmt: skip
         datagrams.begin(layout.pack("rc_record", **numbers), partial)
-        self._datagrams, self._reclaim = datagrams, reclaim
+        self._datagrams, self._reclaim, self._counted = datagrams, reclaim, numbers
         self.wire.reclaim = self.reclaim
         self.device.leave_to_engine(self)
         return LentDatagrams(datagrams)
@@ -135,7 +137,7 @@ class RoceQueuePair(OrderedQueuePair):
         numbers = layout.unpack("rc_record", datagrams.record())
         self._resumed += requester.take_back(numbers, datagrams.unacknowledged())
         responder.take_back(numbers)
-        self._count_engine(numbers)
+        self._add_counts(numbers)
         left = datagrams.left()
         datagrams.release()
         self.returned = True
@@ -145,15 +147,22 @@ class RoceQueuePair(OrderedQueuePair):
         self.reclaim()
         self.device.catch_up(self)
 
-    def _count_engine(self, numbers: dict[str, int]) -> None:
+    def count(self) -> None:
+        """What the engine has done up to now is counted."""
+        if self._datagrams is not None:
+            self._add_counts(layout.unpack("rc_record", self._datagrams.record()))
+
+    def _add_counts(self, numbers: dict[str, int]) -> None:
+        before, self._counted = self._counted, numbers
+        grown = {name: count - before[name] for name, count in numbers.items()}
         tally, add = self.tally, self.device.events.add_many
         for name in ("packets_sent", "packets_received", "naks_sent", "naks_received"):
-            setattr(tally, name, getattr(tally, name) + numbers[name])
+            setattr(tally, name, getattr(tally, name) + grown[name])
         for name in ("packets_sent", "packets_received", "packets_resent"):
-            add(numbers[name], name)
-        add(numbers["naks_sent"], "nak_sent", "sequence")
-        add(numbers["naks_received"], "nak_received", "sequence")
-        add(numbers["packets_dropped"], "packet_dropped", "engine")
+            add(grown[name], name)
+        add(grown["naks_sent"], "nak_sent", "sequence")
+        add(grown["naks_received"], "nak_received", "sequence")
+        add(grown["packets_dropped"], "packet_dropped", "engine")
 
     def reclaim(self) -> None:
         """Somebody here has to do with it."""
