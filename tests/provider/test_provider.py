@@ -24,7 +24,7 @@ from sidestep.native.layout import Refusal, Rpc, State
 from sidestep.provider import arena, control, memory, rpc
 from sidestep.provider.clients import Client
 from sidestep.provider.rpc import Message
-from sidestep.provider.server import Provider
+from sidestep.provider.server import Provider, Watchdog
 from sidestep.switch.budget import SWEEP_INTERVAL_S
 from sidestep.switch.offers import ClientId
 from sidestep.testing import Sidestep
@@ -523,6 +523,28 @@ def test_silent_connections_are_closed_after_a_while(sidestep: Sidestep, closing
     assert silent.hung_up()
     assert time.monotonic() - started > limits.HELLO_TIMEOUT_S / 2
     assert counter(sidestep, "client_dropped{silent}") == 1
+
+
+def test_who_has_spoken_to_a_provider_without_a_cpu_is_heard(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "HELLO_TIMEOUT_S", 0.05)
+    monkeypatch.setattr(Watchdog, "__enter__", lambda _: None)  # it takes SIGALRM for itself, as pytest's timeouts do
+    path = tmp_path / "provider"
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
+        listener.bind(str(path))
+        listener.listen()
+        listener.setblocking(False)
+        provider = Provider(ProviderSettings(path), listener)
+        with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as client:
+            client.connect(str(path))
+            rpc.send(client, Message(type=Rpc.CONTROL), body=b'{"op": "status"}')
+            provider.parts.loop.notices.append(lambda: time.sleep(0.2))  # held up in the turn that takes the client in
+            for _ in range(2):
+                provider._turn(1)
+            client.setblocking(False)
+            packet = rpc.receive(client)
+            assert packet is not None
+            assert b"client_accepted" in packet.body
+        provider.close()
 
 
 def test_many_clients_share_one_provider_and_one_arena(sidestep: Sidestep, closing: ExitStack) -> None:

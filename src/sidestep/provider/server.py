@@ -108,10 +108,11 @@ class Provider:
         ready = self.parts.waiting.wait(timeout_s)
         if ready == [(self._wake_reader.fileno(), READ)] and self._signals_told() == _TIMER_ONLY:
             return  # that would set it anew, for ever
+        now = self.parts.loop.now  # what came before is taken in first, however long this process waits for a CPU then
         with self._watchdog:
             self.parts.loop.run(ready)
             self.parts.hub.handle_turn()
-            self._handle_timeouts(self.parts.loop.now)
+            self._handle_timeouts(now)
 
     def _timeout(self) -> float | None:
         timed = (self.parts.pairing, self.parts.log, self.parts.table)
