@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from loopback_dut import LoopbackUnderTest
 
-from sidestep.rdma import cm, conformance, loopback, verbs, work
+from sidestep.rdma import cm, conformance, grh, loopback, verbs, work
 from sidestep.rdma.conformance import DeviceUnderTest
 from sidestep.rdma.loopback import NO_DELAY, Fabric
 from sidestep.rdma.soft import device as soft_device
@@ -66,6 +66,7 @@ def test_the_names_exist() -> None:
         work,
         cm.Connection,
         conformance,
+        grh,
         loopback,
         Fabric,
         Send,
@@ -78,7 +79,7 @@ def test_the_names_exist() -> None:
 def test_who_writes_a_device_is_told_every_class() -> None:
     classes = [one for place in (verbs, cm) for one in vars(place).values() if inspect.isabstract(one)]
     ours = {one.__name__ for one in classes if one.__module__.startswith("sidestep")}
-    assert len(ours) == 11
+    assert len(ours) == 12
     assert {name for name in ours if f"`{name}`" not in PAGE} == set()
 
 

@@ -26,6 +26,7 @@ from sidestep.rdma.work import (
     Send,
     SendRequest,
     Status,
+    UdSend,
 )
 
 if TYPE_CHECKING:
@@ -99,7 +100,7 @@ class Writer:
             wr.opcode, wr.invalidate_rkey = WrOpcode.LOCAL_INV, request.rkey
         elif isinstance(request, BindWindow):
             self._bind(request, posted)
-        elif isinstance(request, Send | RdmaWrite | RdmaRead):  # the others are not offered
+        elif isinstance(request, Send | UdSend | RdmaWrite | RdmaRead):  # the others are not offered
             self._move(request, posted)
         if posted.verdict is not None:
             return
@@ -114,13 +115,20 @@ class Writer:
             self.slab.put(posted.slot)
             posted.slot = None
 
-    def _move(self, request: Send | RdmaWrite | RdmaRead, posted: Posted) -> None:
+    def _move(self, request: Send | UdSend | RdmaWrite | RdmaRead, posted: Posted) -> None:
         wr = self._wr
-        if isinstance(request, Send):
+        if isinstance(request, Send | UdSend):
             wr.opcode = WrOpcode.SEND
             if request.solicited:
                 wr.send_flags |= SendFlags.SOLICITED
-            if request.invalidate is not None:
+            if isinstance(request, UdSend):
+                ah: Any = request.ah  # of this domain: it was looked at
+                wr.wr.ud.ah, wr.wr.ud.remote_qpn, wr.wr.ud.remote_qkey = (
+                    ah.pointer,
+                    request.remote_qpn,
+                    request.remote_qkey,
+                )
+            elif request.invalidate is not None:
                 wr.opcode, wr.invalidate_rkey = WrOpcode.SEND_WITH_INV, request.invalidate
         else:
             wr.opcode = WrOpcode.RDMA_READ if isinstance(request, RdmaRead) else WrOpcode.RDMA_WRITE
