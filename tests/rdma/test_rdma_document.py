@@ -12,9 +12,10 @@ from typing import Any
 import pytest
 from loopback_dut import LoopbackUnderTest
 
-from sidestep.rdma import cm, conformance, grh, loopback, verbs, work
+from sidestep.rdma import cm, conformance, datagrams, grh, loopback, verbs, work
 from sidestep.rdma.conformance import DeviceUnderTest
 from sidestep.rdma.loopback import NO_DELAY, Fabric
+from sidestep.rdma.roce.wire import Wire
 from sidestep.rdma.soft import device as soft_device
 from sidestep.rdma.soft import manager as soft_manager
 from sidestep.rdma.soft import memory as soft_memory
@@ -32,12 +33,23 @@ def test_the_first_sample_runs(capsys: pytest.CaptureFixture[str]) -> None:
     assert "SUCCESS" in capsys.readouterr().out
 
 
+def test_the_datagram_service_runs_as_shown() -> None:
+    wire = Wire(Random(1))
+    own, other = wire.device("10.0.0.1"), wire.device("10.0.0.2")
+    known = {"DatagramService": datagrams.DatagramService, "loop": wire}
+    got: list[datagrams.Message] = []
+    receiver = datagrams.DatagramService(other, 0x1234567, got.append, lambda: wire.now)
+    exec(compile(SAMPLES[1], "rdma.md", "exec"), known | {"device": own, "number_of_the_other": receiver.number})
+    wire.run()
+    assert [bytes(each.data) for each in got] == [b"a message of any length"]
+
+
 def test_the_suite_runs_as_shown() -> None:
     def make_devices() -> DeviceUnderTest:
         return LoopbackUnderTest(Fabric(Random(1), timing=NO_DELAY))
 
-    exec(compile(SAMPLES[1], "rdma.md", "exec"), {"make_devices": make_devices})
-    assert len(SAMPLES) == 2
+    exec(compile(SAMPLES[2], "rdma.md", "exec"), {"make_devices": make_devices})
+    assert len(SAMPLES) == 3
 
 
 def test_the_files_exist() -> None:
@@ -66,6 +78,7 @@ def test_the_names_exist() -> None:
         work,
         cm.Connection,
         conformance,
+        datagrams,
         grh,
         loopback,
         Fabric,
