@@ -220,6 +220,27 @@ def test_address_handles_have_a_bound() -> None:
     assert both.left.counters()["address_handles"] == 0
 
 
+@pytest.mark.parametrize("address", ["::ffff:10.0.0.2", "10.0.0.2"])
+def test_an_address_may_be_written_otherwise(address: str) -> None:
+    both = ends(V4)
+    memory = both.post()
+    both.send(b"there", ah=both.sender.domain.create_ah(address))
+    assert bytes(memory[GRH_LEN : GRH_LEN + 5]) == b"there"
+
+
+def test_what_is_shown_of_a_queue_pair() -> None:
+    both = ends()
+    both.post()
+    both.send(b"one")
+    both.send(b"lost")
+    for device, sent, received in ((both.left, 2, 0), (both.right, 0, 1)):
+        (shown_,) = device.queue_pairs()
+        assert (shown_["type"], shown_["state"]) == ("UD", "RTS")
+        assert (shown_["packets_sent"], shown_["packets_received"]) == (sent, received)
+    assert both.right.counters()["packets_received"] == 1
+    assert both.dropped() == {"no_receive": 1}
+
+
 def test_a_flood_costs_no_more_than_the_receives() -> None:
     both = ends()
     rooms = [both.post(8) for _ in range(4)]

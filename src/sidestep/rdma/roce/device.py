@@ -197,20 +197,20 @@ class RoceDevice(SoftDevice):
         return UdQueuePair(self, init, qkey)
 
     def make_ah(self, domain: Domain, address: str) -> SoftAddressHandle:
-        remote = self.check_address(address)
+        remote, address = self.reached(address)
         if remote.is_multicast or remote.is_unspecified:
             raise Misuse(f"{address} is not the address of one host")
         return SoftAddressHandle(domain, address, MTU_CODES[self.mtu_code_to(address)])
 
-    def check_address(self, address: str) -> IpAddress:
-        """Misuse if it is none, or of another version of IP than this device's."""
+    def reached(self, address: str) -> tuple[IpAddress, str]:
+        """An address on the wire, and as sockets tell it; Misuse if it is none, or of another version of IP."""
         try:
             remote = known_address(address)
         except ValueError as why:
             raise Misuse(f"{address!r} is not an IP address") from why
         if remote.version != self.ip.version:
             raise Misuse(f"{address} is of another version of IP than {self.address}")
-        return remote
+        return remote, str(remote) + address[len(address.partition("%")[0]) :]
 
     def end_connections(self) -> None:
         self.cm.close()

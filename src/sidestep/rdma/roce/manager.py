@@ -185,10 +185,9 @@ class RoceManager(HandshakeManager[RoceQueuePair, CmHeard]):
     ) -> RoceConnection:  # fmt: skip
         device = self.device
         device.check_open()
-        remote = device.check_address(address)
+        remote, address = device.reached(address)
         if not 0 <= service_id < 1 << 64:
             raise Misuse("a service id has 64 bits")
-        address = str(remote) + address[len(address.partition("%")[0]) :]  # as sockets will tell it
         if ip_cm.has_header(service_id):
             most = device.attributes.request_private_data_max - ip_cm.HEADER_LEN
             self.check_private_data(private_data, most)
