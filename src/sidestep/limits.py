@@ -232,9 +232,7 @@ DATAGRAM_SENDS_MAX: Final = 64  # messages that wait to be sent; the next is Lim
 DATAGRAM_BUFFERS: Final = 64  # datagrams of a service on their way to the device; more wait
 DATAGRAM_RECEIVES: Final = 512  # of a service: a device takes in half as many datagrams before it sees to its users
 DATAGRAM_WAYS_MAX: Final = 256  # address handles of a service; then one that is idle goes; if none is: LimitReached
-DATAGRAM_REASSEMBLY_BYTES: Final = (
-    4 << 20
-)  # of messages not whole; then a heavy sender's oldest goes: message_lost{room}
+DATAGRAM_REASSEMBLY_BYTES: Final = 4 << 20  # of messages not whole; beyond it the heaviest sender's oldest is lost
 DATAGRAM_REASSEMBLY_S: Final = 2.0  # seconds from the first segment to the last; then message_lost{timeout}
 DATAGRAM_DONE_MAX: Final = 4096  # messages done with, remembered lest one comes twice; the oldest are forgotten
 
