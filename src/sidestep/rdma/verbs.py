@@ -91,7 +91,7 @@ class AsyncEvent:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceAttributes:
-    """What a device can do. The defaults are those of an InfiniBand device."""
+    """What a device can do. The defaults are those of an InfiniBand device that has no datagrams."""
 
     # Private data of the connection manager (IBTA 12.6).
     request_private_data_max: int = 92  # bytes; SDP needs 68 at least, and 24 of a reply (sdp.private_data)
