@@ -25,6 +25,7 @@ from sidestep.errors import LimitReached, Misuse, PeerViolation, Unavailable
 from sidestep.rdma import grh
 from sidestep.rdma.pools import DatagramPool, Element, MessagePool
 from sidestep.rdma.segments import HEADER_LEN, Reassembly, segments
+from sidestep.rdma.soft.handles import check_datagrams
 from sidestep.rdma.verbs import QpCapabilities, QpState
 from sidestep.rdma.work import GRH_LEN, Opcode, Receive, UdSend
 
@@ -86,6 +87,7 @@ class DatagramService:
         self, device: Device, qkey: int, received: Callable[[Message], object], clock: Callable[[], float], *,
         rng: Random | None = None, on_event: EventHandler | None = None,
     ) -> None:  # fmt: skip
+        check_datagrams(device.attributes, qkey)
         self._qkey = qkey
         self._received = received
         self._clock = clock
@@ -97,11 +99,13 @@ class DatagramService:
         self._receiving: dict[int, Element] = {}
         self._request = 0
         self._domain = device.alloc_pd()
-        self._cq = device.create_cq(limits.DATAGRAM_BUFFERS + limits.DATAGRAM_RECEIVES, self._on_completions)
-        room = QpCapabilities(max_send_wr=limits.DATAGRAM_BUFFERS, max_recv_wr=limits.DATAGRAM_RECEIVES)
+        most = device.attributes.work_requests_max
+        sends, receives = min(limits.DATAGRAM_BUFFERS, most), min(limits.DATAGRAM_RECEIVES, most)
+        self._cq = device.create_cq(sends + receives, self._on_completions)
+        room = QpCapabilities(max_send_wr=sends, max_recv_wr=receives)
         self._qp = self._domain.create_ud_qp(self._cq, self._cq, qkey, room, on_event=on_event)
-        self._sends = MessagePool(self._domain, size=_DATAGRAM_MAX, count=limits.DATAGRAM_BUFFERS)
-        self._receives = DatagramPool(self._domain, size=_DATAGRAM_MAX, count=limits.DATAGRAM_RECEIVES)
+        self._sends = MessagePool(self._domain, size=_DATAGRAM_MAX, count=sends)
+        self._receives = DatagramPool(self._domain, size=_DATAGRAM_MAX, count=receives)
         while (element := self._receives.take()) is not None:
             self._post(element)
 
