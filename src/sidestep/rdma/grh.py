@@ -1,7 +1,7 @@
 """The 40 bytes in front of a received datagram: from where it comes.
 
 RoCEv2 has the IP header there: IPv6's is 40 bytes, IPv4's are the last 20, behind 20 of no meaning (IBTA annex A17).
-It is told apart as Linux does: by the version, and by IPv4's checksum where the bytes of no meaning look like IPv6.
+They are told apart as Linux does it: by the version, and by IPv4's checksum where the other bytes look like IPv6.
 """
 
 from __future__ import annotations
@@ -31,9 +31,11 @@ def source_of(grh: bytes | bytearray | memoryview) -> str:
     """
     header = bytes(grh[_IPV4_LEN:GRH_LEN])
     if len(header) == _IPV4_LEN:
-        if header[0] == _IPV4_FIRST and not internet_checksum(header):
+        is_v6 = grh[0] >> 4 == 6
+        # rxe leaves out the checksum where a packet does not leave its host.
+        if header[0] == _IPV4_FIRST and not (is_v6 and internet_checksum(header)):
             return str(IPv4Address(header[12:16]))
-        if grh[0] >> 4 == 6:
+        if is_v6:
             found = IPv6Address(bytes(grh[8:24]))
             return str(found.ipv4_mapped or found)
     raise PeerViolation("a datagram tells no address", rule="grh")

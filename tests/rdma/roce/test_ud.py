@@ -151,8 +151,12 @@ def test_the_header_of_others_is_read() -> None:
     assert grh.source_of(bytes(20) + v4) == "10.1.2.3"
     assert grh.source_of(b"\x60" * 20 + v4) == "10.1.2.3", "what is in front means nothing"
     assert grh.source_of(v6) == "2001:db8::7"
+    looks_like_v4 = network_header(ip_address("2001:db8::4500:7"), ip_address("2001:db8::8"), 17, 99)
+    assert looks_like_v4[20] == 0x45
+    assert grh.source_of(looks_like_v4) == "2001:db8::4500:7"
     assert grh.source_of(mapped) == "10.1.2.3"
-    for nothing in (bytes(40), b"\x45" * 40, b"", v4, bytes(20) + v4[:-1] + b"\xff"):
+    assert grh.source_of(bytes(20) + v4[:10] + bytes(2) + v4[12:]) == "10.1.2.3", "rxe, within a host"
+    for nothing in (bytes(40), b"\x44" * 40, b"", v4, bytes(20) + b"\x65" + v4[1:]):
         with pytest.raises(PeerViolation):
             grh.source_of(nothing)
 

@@ -39,7 +39,8 @@ class _Talk:
         self, device: Device, *, qkey: int = QKEY, srq: SharedReceiveQueue | None = None,
         capabilities: QpCapabilities | None = None,
     ) -> Side:  # fmt: skip
-        domain, send_cq, recv_cq = device.alloc_pd(), device.create_cq(256), device.create_cq(256)
+        domain = device.alloc_pd() if srq is None else srq.domain
+        send_cq, recv_cq = device.create_cq(256), device.create_cq(256)
         events: list[Any] = []
         qp = domain.create_ud_qp(send_cq, recv_cq, qkey, capabilities, srq=srq, on_event=events.append)
         return Side(device, domain, send_cq, recv_cq, qp, events=events)

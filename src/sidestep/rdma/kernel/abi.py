@@ -61,7 +61,9 @@ class WrOpcode:
     """enum ibv_wr_opcode."""
 
     RDMA_WRITE: Final = 0
+    RDMA_WRITE_WITH_IMM: Final = 1
     SEND: Final = 2
+    SEND_WITH_IMM: Final = 3
     RDMA_READ: Final = 4
     LOCAL_INV: Final = 7
     BIND_MW: Final = 8
@@ -186,7 +188,7 @@ class SendWr(_Abi):
         ("num_sge", c_int),
         ("opcode", c_int),
         ("send_flags", c_uint),
-        ("invalidate_rkey", c_uint32),
+        ("invalidate_rkey", c_uint32),  # or imm_data, of which it is a union
         ("wr", _Wr),
         ("qp_type", c_uint32),
         ("bind_mw", _BindMw),

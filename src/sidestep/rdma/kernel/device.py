@@ -397,7 +397,7 @@ def _attributes(device: abi.DeviceAttr, port: abi.PortAttr, *, iwarp: bool, driv
         shared_receive_queues_max=device.max_srq,
         address_handles_max=0 if iwarp else device.max_ah,
         atomics=False,  # not asked of the kernel's devices yet
-        immediate=False,  # likewise
+        immediate=not iwarp,
         acknowledged=not iwarp,
         error_disconnects=iwarp,
         # RFC 5040 5.2 has the sink's key on the wire; siw asks for local rights of it, adapters for remote ones.

@@ -42,6 +42,7 @@ class KernelUdQueuePair(KernelQueuePair):
     ) -> None:
         self._qkey = qkey
         super().__init__(domain, queues, capabilities, 0, srq, on_event)
+        self._writer.own_qkey = qkey
 
     def _make_ready(self) -> None:
         init = abi.QpAttr(qp_state=QpState.INIT, port_num=self.device.port, qkey=self._qkey)
