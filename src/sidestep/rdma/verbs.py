@@ -520,6 +520,7 @@ class ProtectionDomain(ABC):
 
         It takes `UdSend` alone, and gets the datagrams that have its number and this Q_Key. What is wrong with one that
         comes, or that no receive is posted for it, or one too short, is told to nobody: it is dropped (IBTA 9.8.3).
+        Some drivers end the queue pair instead where the receive is too short: post those of a whole packet.
 
         Raises:
             Misuse: As `create_qp`; or the device does not offer it, or the Q_Key has more than 31 bits.
