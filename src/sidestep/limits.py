@@ -228,6 +228,16 @@ ROCE_MADS_MAX: Final = 1024  # messages of the connection manager that wait to b
 ROCE_ANSWERED_MAX: Final = 1024  # connection requests done with that a device remembers; the oldest are forgotten
 ROCE_RECEIVE_BUFFER: Final = 4 << 20  # bytes asked of the kernel for what came and was not read; it gives less, often
 
+# Messages in several datagrams (the datagram service).
+DATAGRAM_MESSAGE_MAX: Final = 64 << 10  # bytes of a message; more is Misuse, and segment_dropped{segment_message}
+DATAGRAM_SENDS_MAX: Final = 64  # messages that wait to be sent; the next is LimitReached
+DATAGRAM_BUFFERS: Final = 64  # datagrams of a service on their way to the device; more wait
+DATAGRAM_RECEIVES: Final = 512  # of a service: a device takes in half as many datagrams before it sees to its users
+DATAGRAM_WAYS_MAX: Final = 256  # address handles of a service; then one that is idle goes; if none is: LimitReached
+DATAGRAM_REASSEMBLY_BYTES: Final = 4 << 20  # of messages not whole; beyond it the heaviest sender's oldest is lost
+DATAGRAM_REASSEMBLY_S: Final = 2.0  # seconds from the first segment to the last; then message_lost{timeout}
+DATAGRAM_DONE_MAX: Final = 4096  # messages done with, remembered lest one comes twice; the oldest are forgotten
+
 # Devices of the kernel (verbs).
 VERBS_RESOLVE_S: Final = 5.0  # seconds for rdma_cm to find an address or a route; then Unreachable
 VERBS_CONNECT_S: Final = 20.0  # seconds from `connect` to the answer; then Unreachable

@@ -18,6 +18,12 @@ from sidestep.rdma.iwarp.settings import IwarpSettings
 from sidestep.rdma.roce.udp_link import UdpRoceDevice
 
 _FIRST_TIMEOUT_S = BUILD_TIMEOUT_S + START_TIMEOUT_S + 300  # the first test waits for the guest
+ROUGH = {
+    "perfect": "",
+    "loss": "loss 1%",
+    "disorder": "delay 2ms reorder 95% 50%",
+    "both": "loss 1% delay 1ms reorder 98% 25% duplicate 1%",
+}
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -87,3 +93,19 @@ def rxe_bench(lab: Lab, rxe_agents: Background | None) -> Iterator[RxeBench]:
             yield bench
         finally:
             bench.close()
+
+
+@pytest.fixture(params=ROUGH)
+def link(lab: Lab, request: pytest.FixtureRequest) -> Iterator[str]:
+    """What `tc netem` of the guest does to packets, both ways: those that come go through another interface first."""
+    how = ROUGH[request.param]
+    if how:
+        lab.run(
+            "modprobe -a sch_netem ifb act_mirred cls_matchall; ip link add ifb0 type ifb; set -e; ip link set ifb0 up;"
+            "tc qdisc add dev eth1 ingress;"
+            "tc filter add dev eth1 parent ffff: matchall action mirred egress redirect dev ifb0;"
+            f"tc qdisc add dev eth1 root netem {how}; tc qdisc add dev ifb0 root netem {how}"
+        )
+    yield how
+    if how:
+        lab.run("tc qdisc del dev eth1 root; tc qdisc del dev eth1 ingress; tc qdisc del dev ifb0 root")

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
 
 import pytest
 from guest_verbs import RxeBench, pattern
-from lab_guest import Lab
 
 from sidestep.rdma.verbs import EventKind, QpCapabilities, QpState
 from sidestep.rdma.work import CompareSwap, FetchAdd, RdmaRead, RdmaWrite, RKey, Send, Status
@@ -16,28 +14,6 @@ SIZES = [1, 1024, 1025, 300_001]
 ASKS = ["ours", "rxe"]
 _PORTS = 7310
 COUNT = 64  # messages at a time
-ROUGH = {
-    "perfect": "",
-    "loss": "loss 1%",
-    "disorder": "delay 2ms reorder 95% 50%",
-    "both": "loss 1% delay 1ms reorder 98% 25% duplicate 1%",
-}
-
-
-@pytest.fixture(params=ROUGH)
-def link(lab: Lab, request: pytest.FixtureRequest) -> Iterator[str]:
-    """What `tc netem` of the guest does to packets, both ways: those that come go through another interface first."""
-    how = ROUGH[request.param]
-    if how:
-        lab.run(
-            "modprobe -a sch_netem ifb act_mirred cls_matchall; ip link add ifb0 type ifb; set -e; ip link set ifb0 up;"
-            "tc qdisc add dev eth1 ingress;"
-            "tc filter add dev eth1 parent ffff: matchall action mirred egress redirect dev ifb0;"
-            f"tc qdisc add dev eth1 root netem {how}; tc qdisc add dev ifb0 root netem {how}"
-        )
-    yield how
-    if how:
-        lab.run("tc qdisc del dev eth1 root; tc qdisc del dev eth1 ingress; tc qdisc del dev ifb0 root")
 
 
 @pytest.mark.spec("IBTA 9.7")

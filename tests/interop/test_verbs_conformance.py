@@ -31,6 +31,8 @@ _RXE: Final = {
     "message_too_long_takes_one_shared_receive": _LENGTH,
     "scatter_lies_in_a_writable_region": _SCATTER,
     "shared_receives_lie_in_their_own_domain": _DOMAIN,
+    "datagram_too_long_for_its_receive_is_dropped": _LENGTH,
+    "datagram_memory_is_registered": _SCATTER,
 }
 NOT_MET: Final[dict[str, dict[str, str]]] = {
     "siw": {

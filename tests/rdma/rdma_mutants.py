@@ -1164,3 +1164,8 @@ def operates_anywhere(patch: pytest.MonkeyPatch) -> None:
 @caught_by("atomics_need_their_right")
 def operates_on_what_may_be_written(patch: pytest.MonkeyPatch) -> None:
     patch.setattr("sidestep.rdma.loopback.qp.REMOTE_ATOMIC", int(Access.REMOTE_WRITE))
+
+
+@caught_by("devices_without_datagrams_say_so")
+def gives_handles_that_lead_nowhere(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Domain, "create_ah", lambda self, address: object())

@@ -23,4 +23,6 @@ def test_the_check_catches_the_mutant(mutant: str, check: str, monkeypatch: pyte
 
 
 def test_every_check_catches_something() -> None:
-    assert {check for _, check in PAIRS} == set(BY_NAME)
+    """This device has no datagrams, and has to say so; the other checks of that group are seen in `roce`."""
+    others = {check.name for check in CHECKS if check.group == "datagrams"} - {"devices_without_datagrams_say_so"}
+    assert {check for _, check in PAIRS} == set(BY_NAME) - others

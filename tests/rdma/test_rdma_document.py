@@ -12,9 +12,10 @@ from typing import Any
 import pytest
 from loopback_dut import LoopbackUnderTest
 
-from sidestep.rdma import cm, conformance, loopback, verbs, work
+from sidestep.rdma import cm, conformance, datagrams, grh, loopback, verbs, work
 from sidestep.rdma.conformance import DeviceUnderTest
 from sidestep.rdma.loopback import NO_DELAY, Fabric
+from sidestep.rdma.roce.wire import Wire
 from sidestep.rdma.soft import device as soft_device
 from sidestep.rdma.soft import manager as soft_manager
 from sidestep.rdma.soft import memory as soft_memory
@@ -32,12 +33,23 @@ def test_the_first_sample_runs(capsys: pytest.CaptureFixture[str]) -> None:
     assert "SUCCESS" in capsys.readouterr().out
 
 
+def test_the_datagram_service_runs_as_shown() -> None:
+    wire = Wire(Random(1))
+    own, other = wire.device("10.0.0.1"), wire.device("10.0.0.2")
+    known = {"DatagramService": datagrams.DatagramService, "loop": wire}
+    got: list[datagrams.Message] = []
+    receiver = datagrams.DatagramService(other, 0x1234567, got.append, lambda: wire.now)
+    exec(compile(SAMPLES[1], "rdma.md", "exec"), known | {"device": own, "number_of_the_other": receiver.number})
+    wire.run()
+    assert [bytes(each.data) for each in got] == [b"a message of any length"]
+
+
 def test_the_suite_runs_as_shown() -> None:
     def make_devices() -> DeviceUnderTest:
         return LoopbackUnderTest(Fabric(Random(1), timing=NO_DELAY))
 
-    exec(compile(SAMPLES[1], "rdma.md", "exec"), {"make_devices": make_devices})
-    assert len(SAMPLES) == 2
+    exec(compile(SAMPLES[2], "rdma.md", "exec"), {"make_devices": make_devices})
+    assert len(SAMPLES) == 3
 
 
 def test_the_files_exist() -> None:
@@ -66,19 +78,21 @@ def test_the_names_exist() -> None:
         work,
         cm.Connection,
         conformance,
+        datagrams,
+        grh,
         loopback,
         Fabric,
         Send,
     )
     known = {name for place in places for name in dir(place)} | set(Status.__members__)
-    assert names - known == {"memoryview", "bytes", "loopback", "SystemRandom"}
+    assert names - known == {"memoryview", "bytes", "loopback"}
     assert "observer" in inspect.signature(Fabric).parameters
 
 
 def test_who_writes_a_device_is_told_every_class() -> None:
     classes = [one for place in (verbs, cm) for one in vars(place).values() if inspect.isabstract(one)]
     ours = {one.__name__ for one in classes if one.__module__.startswith("sidestep")}
-    assert len(ours) == 11
+    assert len(ours) == 12
     assert {name for name in ours if f"`{name}`" not in PAGE} == set()
 
 

@@ -13,8 +13,8 @@ from sidestep.observe.rdma import DeviceView, ProcessView, processes
 from sidestep.rdma.kernel.sysfs import KernelDeviceView, kernel_devices
 
 _BRIEF: Final = (
-    "sends_outstanding", "receives_posted", "reads_outstanding", "crc", "remote_number", "mtu", "packets_resent",
-    "naks_received",
+    "type", "sends_outstanding", "receives_posted", "reads_outstanding", "crc", "remote_number", "mtu",
+    "packets_resent", "naks_received",
 )  # fmt: skip
 
 

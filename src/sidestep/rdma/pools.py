@@ -23,7 +23,7 @@ from sidestep import limits
 from sidestep.errors import LimitReached, Misuse, SidestepError, Unavailable
 from sidestep.rdma.address import buffer_address
 from sidestep.rdma.verbs import MemoryRegion
-from sidestep.rdma.work import Access
+from sidestep.rdma.work import GRH_LEN, Access
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
@@ -31,7 +31,6 @@ if TYPE_CHECKING:
     from sidestep.rdma.verbs import ProtectionDomain
     from sidestep.rdma.work import RKey
 
-ROUTING_HEADER: Final = 40  # bytes that a device writes in front of a received datagram (IBTA 11.4.1.2)
 _REMOTE: Final = int(Access.REMOTE_READ | Access.REMOTE_WRITE)
 _T = TypeVar("_T")
 
@@ -167,7 +166,7 @@ class MessagePool:
 class DatagramPool(MessagePool):
     """Buffers for datagrams: `payload` is behind the room for the routing header."""
 
-    HEADROOM = ROUTING_HEADER
+    HEADROOM = GRH_LEN
 
 
 class RdmaElement:

@@ -13,7 +13,11 @@ what is beneath. Rules that hold for every device:
 - **Nothing is placed before everything was checked**: key (all 32 bits), protection domain, rights, bounds, wrap.
 
 What a device can do is in its `DeviceAttributes`; what it cannot, it refuses with `Misuse` or `LimitReached` at the
-call. Not offered by any: unreliable datagrams.
+call.
+
+A queue pair is one end of a reliable connection (RC), or takes and sends unreliable datagrams (UD): those of anybody
+who knows its number and its Q_Key, to whoever an `AddressHandle` leads to. UD has no connection manager: who talks to
+whom is agreed otherwise.
 """
 
 from __future__ import annotations
@@ -22,7 +26,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import TYPE_CHECKING, NamedTuple, Protocol, Self, TypeAlias, cast
+from typing import TYPE_CHECKING, ClassVar, NamedTuple, Protocol, Self, TypeAlias, cast
 
 from sidestep.errors import Misuse
 
@@ -54,6 +58,13 @@ class QpState(IntEnum):
     ERROR = 6  # what is posted is flushed; nothing arrives
 
 
+class QpType(IntEnum):
+    """What travels how; the values of `ibv_qp_type`."""
+
+    RC = 2  # reliable connection
+    UD = 4  # unreliable datagram
+
+
 class EventKind(IntEnum):
     """What happened outside of any work request; the values of `ibv_event_type`."""
 
@@ -81,7 +92,7 @@ class AsyncEvent:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceAttributes:
-    """What a device can do. The defaults are those of an InfiniBand device."""
+    """What a device can do. The defaults are those of an InfiniBand device that has no datagrams."""
 
     # Private data of the connection manager (IBTA 12.6).
     request_private_data_max: int = 92  # bytes; SDP needs 68 at least, and 24 of a reply (sdp.private_data)
@@ -108,6 +119,7 @@ class DeviceAttributes:
     key_part_chosen: bool = True  # the consumer may choose the low 8 bits of a key
     windows_max: int = 65536  # memory windows at a time; 0: not offered
     shared_receive_queues_max: int = 65536  # at a time; 0: not offered
+    address_handles_max: int = 0  # at a time; 0: unreliable datagrams are not offered
 
     # What differs between transports.
     acknowledged: bool = True  # a Send or Write completes when the other end has it (iWARP: when TCP has it)
@@ -321,11 +333,27 @@ class JoinedBy(Protocol):
         """The other end is heard of no more; the queue pair is in ERROR."""
 
 
+class AddressHandle(ABC):
+    """The way to another host, for datagrams."""
+
+    __slots__ = ()
+
+    address: str  # where it leads
+    mtu: int  # bytes of the longest datagram that goes there
+    domain: ProtectionDomain
+    valid: bool  # False once it is destroyed
+
+    @abstractmethod
+    def destroy(self) -> None:
+        """Gives it back; requests that name it have to be completed. Calling it again does nothing."""
+
+
 class QueuePair(ABC):
-    """One end of a connection: a queue of work to send and a queue of receives."""
+    """A queue of work to send and a queue of receives: one end of a connection, or for datagrams."""
 
     __slots__ = ("on_event",)
 
+    qp_type: ClassVar[QpType] = QpType.RC
     number: int  # 24 bits
     state: QpState
     capabilities: QpCapabilities
@@ -351,6 +379,7 @@ class QueuePair(ABC):
         """How it is now, for people: names and values that JSON knows. A device adds what it counts."""
         return {
             "number": self.number,
+            "type": self.qp_type.name,
             "state": self.state.name,
             "sends_outstanding": self.sends_outstanding,
             "receives_posted": self.receives_posted,
@@ -408,7 +437,8 @@ class QueuePair(ABC):
         In ERROR the request is flushed.
 
         Raises:
-            Misuse: Before RTS, after `destroy`, more entries or bytes than the device takes, or what it does not offer.
+            Misuse: Before RTS, after `destroy`, more entries or bytes than the device takes, what it does not offer, or
+                what this type of queue pair does not send. A datagram longer than the path's MTU is Misuse, too.
             LimitReached: The send queue is full.
         """
 
@@ -489,6 +519,38 @@ class ProtectionDomain(ABC):
         """
 
     @abstractmethod
+    def create_ud_qp(
+        self,
+        send_cq: CompletionQueue,
+        recv_cq: CompletionQueue,
+        qkey: int,
+        capabilities: QpCapabilities | None = None,
+        *,
+        srq: SharedReceiveQueue | None = None,
+        on_event: EventHandler | None = None,
+    ) -> QueuePair:
+        """Makes a queue pair for datagrams, in RTS: nobody has to be asked.
+
+        It takes `UdSend` alone, and gets the datagrams that have its number and this Q_Key. What is wrong with one that
+        comes, or that no receive is posted for it, or one too short, is told to nobody: it is dropped (IBTA 9.8.3).
+        Some drivers end the queue pair instead where the receive is too short: post those of a whole packet.
+
+        Raises:
+            Misuse: As `create_qp`; or the device does not offer it, or the Q_Key has more than 31 bits.
+            LimitReached: The device has no more queue pairs.
+        """
+
+    @abstractmethod
+    def create_ah(self, address: str) -> AddressHandle:
+        """Finds the way to a host, for datagrams from this domain's queue pairs.
+
+        Raises:
+            Misuse: The device does not offer datagrams, or the address is not that of one host.
+            LimitReached: The device has no more address handles.
+            Unavailable: The address cannot be reached from this device.
+        """
+
+    @abstractmethod
     def create_srq(self, max_wr: int, *, on_event: EventHandler | None = None) -> SharedReceiveQueue:
         """Makes a queue of so many receives for several queue pairs.
 
@@ -508,7 +570,7 @@ class ProtectionDomain(ABC):
 
     @abstractmethod
     def deallocate(self) -> None:
-        """Misuse while it has regions, windows, queue pairs or shared receive queues."""
+        """Misuse while it has regions, windows, queue pairs, address handles or shared receive queues."""
 
 
 class Device(ABC):

@@ -15,10 +15,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import IntEnum, IntFlag
-from typing import TYPE_CHECKING, Final, NewType, TypeAlias
+from typing import TYPE_CHECKING, ClassVar, Final, NewType, TypeAlias
 
 if TYPE_CHECKING:
-    from sidestep.rdma.verbs import MemoryRegion, MemoryWindow
+    from sidestep.rdma.verbs import AddressHandle, MemoryRegion, MemoryWindow
 
 RKey = NewType("RKey", int)  # 32 bits: what the other end shows to read or write a region (iWARP: STag)
 LKey = NewType("LKey", int)  # 32 bits: what this end shows
@@ -79,6 +79,27 @@ class Send:
     fence: bool = False  # waits for RDMA Reads posted before
     invalidate: RKey | None = None  # Send with Invalidate: the other end's key of this number is void
     immediate: bytes | None = None  # four bytes beside the message; not together with `invalidate`
+
+
+@dataclass(slots=True, kw_only=True)
+class UdSend:
+    """One datagram, on a UD queue pair. It succeeds once it has left: nobody tells whether it has arrived.
+
+    It arrives at a queue pair with this Q_Key that has a receive posted with room for `GRH_LEN` bytes and it; else it
+    is dropped there. Where the highest bit of `remote_qkey` is set, the Q_Key of this end's queue pair goes out in its
+    place (IBTA 10.2.5).
+    """
+
+    wr_id: int
+    gather: Gather
+    ah: AddressHandle
+    remote_qpn: int
+    remote_qkey: int
+    signaled: bool = True
+    solicited: bool = False
+    immediate: bytes | None = None
+
+    fence: ClassVar[bool] = False  # there are no RDMA Reads to wait for
 
 
 @dataclass(slots=True)
@@ -174,15 +195,17 @@ class BindWindow:
 
 @dataclass(slots=True)
 class Receive:
-    """Room for one message."""
+    """Room for one message; for a datagram with `GRH_LEN` bytes in front, from where it comes (`rdma.grh`)."""
 
     wr_id: int
     scatter: Scatter
 
 
-SendRequest: TypeAlias = Send | RdmaWrite | RdmaRead | CompareSwap | FetchAdd | LocalInvalidate | BindWindow
+SendRequest: TypeAlias = Send | UdSend | RdmaWrite | RdmaRead | CompareSwap | FetchAdd | LocalInvalidate | BindWindow
 IMMEDIATE_LEN: Final = 4  # bytes
 ATOMIC_LEN: Final = 8  # bytes of the number that an atomic operation is about
+GRH_LEN: Final = 40  # bytes that a device writes in front of a received datagram (IBTA 11.4.1.2)
+QKEY_CONTROLLED: Final = 1 << 31  # the bit of those that only the system's own queue pairs have (IBTA 10.2.5)
 
 
 @dataclass(slots=True)
@@ -192,11 +215,12 @@ class Completion:
     wr_id: int
     status: Status
     opcode: Opcode
-    byte_len: int = 0  # bytes received, or read
+    byte_len: int = 0  # bytes received, or read; of a datagram `GRH_LEN` of them are not its own
     qp_number: int = 0
     solicited: bool = False  # of a receive: the sender asked for an event
     invalidated: RKey | None = None  # of a receive: the key that the message voided
     immediate: bytes | None = None  # of a receive: four bytes beside the message
+    source_qpn: int | None = None  # of a datagram received: the queue pair that has sent it
 
     @property
     def ok(self) -> bool:

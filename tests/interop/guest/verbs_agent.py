@@ -13,15 +13,23 @@ import os
 import signal
 import socket
 import sys
+import time
 from hashlib import shake_128
+from ipaddress import IPv6Address, ip_address
 from typing import Any
 
 from pyverbs import cm_enums, enums
+from pyverbs.addr import AH, GID, AHAttr, GlobalRoute
 from pyverbs.cmid import CMID, AddrInfo, CMEvent, CMEventChannel, ConnParam
+from pyverbs.cq import CQ
+from pyverbs.device import Context, get_device_list
 from pyverbs.mr import MR
-from pyverbs.qp import QPCap, QPInitAttr
+from pyverbs.pd import PD
+from pyverbs.qp import QP, QPAttr, QPCap, QPInitAttr
+from pyverbs.wr import SGE, RecvWR, SendWR
 
 WORK_MAX = 256
+GRH_LEN = 40  # bytes in front of a received datagram
 EVENTS = {
     getattr(cm_enums, name): name.removeprefix("RDMA_CM_EVENT_")
     for name in dir(cm_enums)
@@ -59,6 +67,7 @@ class Agent:
         self._id: Any = None
         self._event: Any = None
         self._regions: list[Any] = []
+        self._datagrams: Datagrams | None = None
 
     def run(self, control: socket.socket) -> None:
         """Until the test hangs up."""
@@ -170,6 +179,34 @@ class Agent:
         found = [self._id.get_recv_comp() for _ in range(count)]
         return {"completions": [[*self._status(each), _immediate(each)] for each in found]}
 
+    # ---- datagrams ----
+
+    def datagrams(self, qkey: int) -> dict[str, int]:
+        """Makes a queue pair for them."""
+        self._datagrams = Datagrams(self._address, qkey)
+        return {"number": self._datagrams.qp.qp_num}
+
+    def datagram_rooms(self, length: int, count: int = 1) -> None:
+        """Posts receives for so many bytes behind the routing header."""
+        assert self._datagrams is not None
+        for _ in range(count):
+            self._datagrams.post(length)
+
+    def datagram(
+        self, address: str, number: int, qkey: int, seed: int, length: int, immediate: str | None = None
+    ) -> dict[str, str]:
+        """Sends one, and waits until it has left."""
+        assert self._datagrams is not None
+        content = pattern(seed, length)
+        data = None if immediate is None else bytes.fromhex(immediate)
+        completion = self._datagrams.send(address, number, qkey, content, data)
+        return {"status": STATUSES[completion.status]}
+
+    def datagrams_received(self, count: int = 1, wait_s: float = 20.0) -> dict[str, Any]:
+        """What has come, once so many have, or after that time."""
+        assert self._datagrams is not None
+        return {"datagrams": self._datagrams.received(count, wait_s)}
+
     # ---- what they need ----
 
     def _status(self, completion: Any) -> list[Any]:
@@ -189,6 +226,86 @@ class Agent:
         if data:
             param.set_private_data(data)
         return param
+
+
+class Datagrams:
+    """A queue pair for datagrams."""
+
+    def __init__(self, address: str, qkey: int) -> None:
+        self._context, self._index = _device_with(address)
+        self._pd = PD(self._context)
+        self._send_cq, self._recv_cq = CQ(self._context, WORK_MAX), CQ(self._context, WORK_MAX)
+        attributes = QPAttr(port_num=1)
+        attributes.qkey = qkey
+        made = QPInitAttr(qp_type=enums.IBV_QPT_UD, scq=self._send_cq, rcq=self._recv_cq, cap=ROOM)
+        self.qp = QP(self._pd, made, attributes)
+        self._rooms: list[Any] = []
+        self._ways: dict[str, Any] = {}
+
+    def post(self, length: int) -> None:
+        size = GRH_LEN + length
+        room = MR(self._pd, size, enums.IBV_ACCESS_LOCAL_WRITE)
+        self._rooms.append(room)
+        entry = SGE(room.buf, size, room.lkey)
+        self.qp.post_recv(RecvWR(wr_id=len(self._rooms) - 1, num_sge=1, sg=[entry]))
+
+    def send(self, address: str, number: int, qkey: int, content: bytes, immediate: bytes | None) -> Any:
+        memory = MR(self._pd, max(1, len(content)), enums.IBV_ACCESS_LOCAL_WRITE)
+        memory.write(content, len(content))
+        opcode, data = enums.IBV_WR_SEND, 0
+        if immediate is not None:
+            opcode, data = enums.IBV_WR_SEND_WITH_IMM, int.from_bytes(immediate, sys.byteorder)
+        request = SendWR(
+            num_sge=1, sg=[SGE(memory.buf, len(content), memory.lkey)], opcode=opcode, imm_data=data,
+            send_flags=enums.IBV_SEND_SIGNALED,
+        )  # fmt: skip
+        request.set_wr_ud(self._way(address), number, qkey)
+        self.qp.post_send(request)
+        return self._poll(self._send_cq, time.monotonic() + 20.0)
+
+    def received(self, count: int, wait_s: float) -> list[dict[str, Any]]:
+        end = time.monotonic() + wait_s
+        found = [self._poll(self._recv_cq, end) for _ in range(count)]
+        return [self._told(each) for each in found if each is not None]
+
+    def _told(self, completion: Any) -> dict[str, Any]:
+        told = {"status": STATUSES[completion.status], "length": completion.byte_len, "source": completion.src_qp}
+        if completion.status == enums.IBV_WC_SUCCESS:
+            told["bytes"] = self._rooms[completion.wr_id].read(completion.byte_len, 0).hex()
+        return told | {"immediate": _immediate(completion)}
+
+    def _poll(self, queue: Any, end: float) -> Any:
+        while time.monotonic() < end:
+            count, found = queue.poll(1)
+            if count:
+                return found[0]
+            time.sleep(0.001)
+        return None
+
+    def _way(self, address: str) -> Any:
+        if address not in self._ways:
+            route = GlobalRoute(dgid=GID(_gid_of(address).exploded), sgid_index=self._index)
+            self._ways[address] = AH(self._pd, attr=AHAttr(gr=route, is_global=1, port_num=1))
+        return self._ways[address]
+
+
+def _gid_of(address: str) -> IPv6Address:
+    found = ip_address(address)
+    return found if isinstance(found, IPv6Address) else IPv6Address(0xFFFF << 32 | int(found))
+
+
+def _device_with(address: str) -> tuple[Any, int]:
+    """The device that has this address, opened, and its place in the table of GIDs."""
+    for each in get_device_list():
+        context = Context(name=each.name.decode())
+        for index in range(16):
+            try:
+                gid = context.query_gid(1, index)
+            except Exception:
+                break
+            if IPv6Address(str(gid)) == _gid_of(address):
+                return context, index
+    raise RuntimeError(f"no RDMA device has {address}")
 
 
 def _immediate(completion: Any) -> str | None:

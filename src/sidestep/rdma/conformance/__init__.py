@@ -15,6 +15,7 @@ from sidestep.rdma.conformance import (
     completion,
     connection,
     data,
+    datagrams,
     ending,
     memory,
     operations,
@@ -29,6 +30,7 @@ __all__ = ["CHECKS", "Bench", "Check", "DeviceUnderTest", "NotApplicable", "Viol
 _MODULES = (
     data,
     operations,
+    datagrams,
     memory,
     windows,
     ending,

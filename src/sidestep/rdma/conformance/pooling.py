@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 from sidestep.errors import LimitReached, Misuse, SidestepError, Unavailable
 from sidestep.rdma.conformance.harness import ALL, LOCAL, READ, WRITE, check
-from sidestep.rdma.pools import ROUTING_HEADER, DatagramPool, Element, MessagePool, RdmaElement, RdmaPool
-from sidestep.rdma.work import RdmaRead, RdmaWrite, Receive, Send
+from sidestep.rdma.pools import DatagramPool, Element, MessagePool, RdmaElement, RdmaPool
+from sidestep.rdma.work import GRH_LEN, RdmaRead, RdmaWrite, Receive, Send
 
 if TYPE_CHECKING:
     from sidestep.rdma.conformance.harness import Bench
@@ -74,9 +74,9 @@ def datagram_pool_leaves_room(bench: Bench) -> None:
     pool = DatagramPool(bench.active.alloc_pd(), size=64, count=2)
     element = pool.take()
     assert element is not None
-    bench.equal((len(element.view), len(element.payload)), (ROUTING_HEADER + 64, 64), "room in front")
+    bench.equal((len(element.view), len(element.payload)), (GRH_LEN + 64, 64), "room in front")
     element.payload[:] = b"p" * 64
-    bench.equal(bytes(element.view), bytes(ROUTING_HEADER) + b"p" * 64, "the payload is behind it")
+    bench.equal(bytes(element.view), bytes(GRH_LEN) + b"p" * 64, "the payload is behind it")
 
 
 @check("the 2002 design: RDMA pools")

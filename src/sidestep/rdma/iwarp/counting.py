@@ -40,6 +40,7 @@ PRESENT: Final = {
     "queue_pairs": "queue pairs at the moment",
     "regions": "memory regions at the moment",
     "windows": "memory windows at the moment",
+    "address_handles": "address handles at the moment, of datagrams",
     "keys": "keys held at the moment: of regions, windows and read sinks",
     "captures": "captures at the moment",
 }

@@ -33,7 +33,6 @@ from typing import Any, ClassVar, Final
 _NAME_MAX: Final = 64  # IBV_SYSFS_NAME_MAX
 _SOCKADDR_STORAGE: Final = 128  # bytes of struct sockaddr_storage
 
-QPT_RC: Final = 2
 MW_TYPE_2: Final = 2
 SRQ_LIMIT: Final = 1 << 1  # enum ibv_srq_attr_mask
 TRANSPORT_IWARP: Final = 1  # enum ibv_transport_type
@@ -41,7 +40,8 @@ GID_ROCE_V2: Final = 2  # enum ibv_gid_type
 LINK_LAYER_ETHERNET: Final = 2  # IBV_LINK_LAYER_ETHERNET
 DEVICE_MEM_WINDOW_TYPE_2B: Final = 1 << 24  # enum ibv_device_cap_flags
 ACCESS_LOCAL_WRITE: Final = 1
-WC_WITH_INV: Final = 1 << 3  # enum ibv_wc_flags
+WC_WITH_IMM: Final = 1 << 1  # enum ibv_wc_flags
+WC_WITH_INV: Final = 1 << 3
 PS_TCP: Final = 0x0106  # enum rdma_port_space
 OPTION_ID: Final = 0  # level of rdma_set_option
 OPTION_ID_REUSEADDR: Final = 1
@@ -61,7 +61,9 @@ class WrOpcode:
     """enum ibv_wr_opcode."""
 
     RDMA_WRITE: Final = 0
+    RDMA_WRITE_WITH_IMM: Final = 1
     SEND: Final = 2
+    SEND_WITH_IMM: Final = 3
     RDMA_READ: Final = 4
     LOCAL_INV: Final = 7
     BIND_MW: Final = 8
@@ -75,6 +77,7 @@ class QpMask:
     ACCESS_FLAGS: Final = 1 << 3
     PKEY_INDEX: Final = 1 << 4
     PORT: Final = 1 << 5
+    QKEY: Final = 1 << 6
     AV: Final = 1 << 7  # the address vector
     PATH_MTU: Final = 1 << 8
     TIMEOUT: Final = 1 << 9
@@ -159,8 +162,12 @@ class _Atomic(Structure):
     _fields_ = [("remote_addr", c_uint64), ("compare_add", c_uint64), ("swap", c_uint64), ("rkey", c_uint32)]
 
 
+class _Ud(Structure):
+    _fields_ = [("ah", c_void_p), ("remote_qpn", c_uint32), ("remote_qkey", c_uint32)]
+
+
 class _Wr(Union):
-    _fields_ = [("rdma", _Rdma), ("atomic", _Atomic)]
+    _fields_ = [("rdma", _Rdma), ("atomic", _Atomic), ("ud", _Ud)]
 
 
 class MwBindInfo(_Abi):
@@ -181,7 +188,7 @@ class SendWr(_Abi):
         ("num_sge", c_int),
         ("opcode", c_int),
         ("send_flags", c_uint),
-        ("invalidate_rkey", c_uint32),
+        ("invalidate_rkey", c_uint32),  # or imm_data, of which it is a union
         ("wr", _Wr),
         ("qp_type", c_uint32),
         ("bind_mw", _BindMw),
@@ -201,7 +208,7 @@ class Wc(_Abi):
         ("opcode", c_int),
         ("vendor_err", c_uint32),
         ("byte_len", c_uint32),
-        ("invalidated_rkey", c_uint32),
+        ("invalidated_rkey", c_uint32),  # or imm_data, of which it is a union
         ("qp_num", c_uint32),
         ("src_qp", c_uint32),
         ("wc_flags", c_uint),

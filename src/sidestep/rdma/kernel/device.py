@@ -172,6 +172,8 @@ class KernelDevice(Device):
                 qp.destroy()
             for region in list(domain.regions):
                 region.deregister()
+            for handle in list(domain.handles):
+                handle.destroy()
         for domain in list(self.domains):  # a queue pair may use the shared receives of another domain
             for srq in list(domain.shared_receives):
                 srq.destroy()
@@ -298,6 +300,7 @@ class KernelDevice(Device):
             "queue_pairs": len(self.by_number),
             "regions": sum(len(domain.regions) for domain in self.domains),
             "windows": sum(len(domain.windows) for domain in self.domains),
+            "address_handles": sum(len(domain.handles) for domain in self.domains),
         }
 
     # ---- the descriptors' side ----
@@ -392,8 +395,9 @@ def _attributes(device: abi.DeviceAttr, port: abi.PortAttr, *, iwarp: bool, driv
         key_part_chosen=False,
         windows_max=windows,
         shared_receive_queues_max=device.max_srq,
+        address_handles_max=0 if iwarp else device.max_ah,
         atomics=False,  # not asked of the kernel's devices yet
-        immediate=False,  # likewise
+        immediate=not iwarp,
         acknowledged=not iwarp,
         error_disconnects=iwarp,
         # RFC 5040 5.2 has the sink's key on the wire; siw asks for local rights of it, adapters for remote ones.

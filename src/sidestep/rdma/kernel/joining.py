@@ -24,6 +24,7 @@ from sidestep.rdma.verbs import EventKind, JoinedBy, QpEndpoint, QpState
 if TYPE_CHECKING:
     from sidestep.rdma.cm import CmState
     from sidestep.rdma.kernel.device import KernelDevice
+    from sidestep.rdma.kernel.gids import GidEntry
     from sidestep.rdma.kernel.qp import KernelQueuePair
 
 _HOPS: Final = 64  # of the packets; those of rdma_cm have as many
@@ -80,7 +81,7 @@ class Joining:
     def endpoint(self, address: str) -> QpEndpoint:
         device = self._qp.device
         entry = device.own_gid()
-        return QpEndpoint(entry.gid.packed, self._qp.number, self._psn, self._mtu or _mtu_to(device, address))
+        return QpEndpoint(entry.gid.packed, self._qp.number, self._psn, self._mtu or mtu_to(device, address))
 
     def join(self, other: QpEndpoint, owner: JoinedBy, *, initiator_depth: int, responder_resources: int) -> None:
         """As `QueuePair.join`."""
@@ -90,15 +91,12 @@ class Joining:
         if not 0 < other.number < 1 << 24 or not 0 <= other.psn < 1 << 24:
             raise Unavailable(f"the other end tells of queue pair {other.number} with PSN {other.psn}")
         entry, remote = device.own_gid(), address_of(other.gid)
-        code = largest_code(min(other.mtu, _mtu_to(device, remote)))
+        code = largest_code(min(other.mtu, mtu_to(device, remote)))
         attributes = abi.QpAttr(
             qp_state=QpState.RTR, path_mtu=code, dest_qp_num=other.number, rq_psn=self._psn,
             max_dest_rd_atomic=responder_resources, min_rnr_timer=device.settings.rnr_timer,
         )  # fmt: skip
-        vector = attributes.ah_attr
-        vector.is_global, vector.port_num = 1, device.port
-        vector.grh.dgid.raw[:] = other.gid
-        vector.grh.sgid_index, vector.grh.hop_limit = entry.index, _HOPS
+        fill_vector(attributes.ah_attr, device.port, entry, other.gid)
         try:
             qp.modify(attributes, _READY_TO_RECEIVE)
         except OSError as error:
@@ -125,7 +123,14 @@ class Joining:
             qp.told_state(QpState.RTS)
 
 
-def _mtu_to(device: KernelDevice, address: str) -> int:
+def fill_vector(vector: abi.AhAttr, port: int, own: GidEntry, gid: bytes) -> None:
+    """The way to a GID of RoCE v2."""
+    vector.is_global, vector.port_num = 1, port
+    vector.grh.dgid.raw[:] = gid
+    vector.grh.sgid_index, vector.grh.hop_limit = own.index, _HOPS
+
+
+def mtu_to(device: KernelDevice, address: str) -> int:
     """Bytes of payload a packet: as the port has it, and the way there."""
     route = route_mtu(device.address, address, ipv6=":" in device.address)
     return MTU_CODES[largest_code(min(device.active_mtu(), route - PACKET_OVERHEAD))]

@@ -62,6 +62,8 @@ _VERBS_CALLS: Final[dict[str, tuple[Any, ...]]] = {
     "ibv_create_srq": (_POINTER, _POINTER, POINTER(abi.SrqInitAttr)),
     "ibv_modify_srq": (_ERRNO, _POINTER, POINTER(abi.SrqAttr), c_int),
     "ibv_destroy_srq": (_ERRNO, _POINTER),
+    "ibv_create_ah": (_POINTER, _POINTER, POINTER(abi.AhAttr)),
+    "ibv_destroy_ah": (_ERRNO, _POINTER),
     "ibv_create_qp": (POINTER(abi.Qp), _POINTER, POINTER(abi.QpInitAttr)),
     "ibv_modify_qp": (_ERRNO, POINTER(abi.Qp), POINTER(abi.QpAttr), c_int),
     "ibv_destroy_qp": (_ERRNO, POINTER(abi.Qp)),

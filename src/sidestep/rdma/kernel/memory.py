@@ -22,6 +22,8 @@ from sidestep.rdma.kernel import abi
 from sidestep.rdma.kernel.libraries import told
 from sidestep.rdma.kernel.qp import KernelQueuePair
 from sidestep.rdma.kernel.receives import KernelSharedReceives
+from sidestep.rdma.kernel.ud import KernelAddressHandle, KernelUdQueuePair
+from sidestep.rdma.soft.handles import check_datagrams
 from sidestep.rdma.verbs import MemoryRegion, MemoryWindow, ProtectionDomain, QpCapabilities
 from sidestep.rdma.work import Access, LKey, RKey
 
@@ -29,6 +31,7 @@ if TYPE_CHECKING:
     from typing_extensions import Buffer
 
     from sidestep.rdma.kernel.device import KernelDevice
+    from sidestep.rdma.kernel.queues import KernelQueue
     from sidestep.rdma.verbs import CompletionQueue, EventHandler, Registered, SharedReceiveQueue
 
 _EVERYTHING: Final = Access.REMOTE_READ | Access.REMOTE_WRITE
@@ -169,6 +172,7 @@ class KernelDomain(ProtectionDomain):
         self.windows: set[KernelWindow] = set()
         self.queue_pairs: set[KernelQueuePair] = set()
         self.shared_receives: set[KernelSharedReceives] = set()
+        self.handles: set[KernelAddressHandle] = set()
         self._by_object: dict[int, list[KernelRegion]] = {}  # by identity of what they are views of
         self._deallocated = False
 
@@ -207,6 +211,32 @@ class KernelDomain(ProtectionDomain):
         srq: SharedReceiveQueue | None = None,
         on_event: EventHandler | None = None,
     ) -> KernelQueuePair:
+        queues, wanted, own = self._qp_parts(send_cq, recv_cq, capabilities, srq)
+        access = _EVERYTHING if remote_access is None else remote_access
+        return KernelQueuePair(self, queues, wanted, int(access), own, on_event)
+
+    def create_ud_qp(
+        self,
+        send_cq: CompletionQueue,
+        recv_cq: CompletionQueue,
+        qkey: int,
+        capabilities: QpCapabilities | None = None,
+        *,
+        srq: SharedReceiveQueue | None = None,
+        on_event: EventHandler | None = None,
+    ) -> KernelUdQueuePair:
+        check_datagrams(self.device.attributes, qkey)
+        queues, wanted, own = self._qp_parts(send_cq, recv_cq, capabilities, srq)
+        return KernelUdQueuePair(self, queues, wanted, qkey, own, on_event)
+
+    def _qp_parts(
+        self,
+        send_cq: CompletionQueue,
+        recv_cq: CompletionQueue,
+        capabilities: QpCapabilities | None,
+        srq: SharedReceiveQueue | None,
+    ) -> tuple[tuple[KernelQueue, KernelQueue], QpCapabilities, KernelSharedReceives | None]:
+        """What a queue pair is made of, checked."""
         self._check_usable()
         device = self.device
         queues = device.own_queue(send_cq), device.own_queue(recv_cq)
@@ -216,8 +246,14 @@ class KernelDomain(ProtectionDomain):
             raise Misuse("a shared receive queue of another device, or one that is destroyed")
         wanted = capabilities or QpCapabilities()
         device.check_capabilities(wanted)
-        access = _EVERYTHING if remote_access is None else remote_access
-        return KernelQueuePair(self, queues, wanted, int(access), srq, on_event)
+        return queues, wanted, srq
+
+    def create_ah(self, address: str) -> KernelAddressHandle:
+        self._check_usable()
+        check_datagrams(self.device.attributes)
+        handle = KernelAddressHandle(self, address)
+        self.handles.add(handle)
+        return handle
 
     def create_srq(self, max_wr: int, *, on_event: EventHandler | None = None) -> KernelSharedReceives:
         self._check_usable()
@@ -239,7 +275,7 @@ class KernelDomain(ProtectionDomain):
         return window
 
     def deallocate(self) -> None:
-        for what in (self.regions, self.windows, self.queue_pairs, self.shared_receives):
+        for what in (self.regions, self.windows, self.queue_pairs, self.handles, self.shared_receives):
             if what:
                 raise Misuse(f"the domain has {len(what)} {type(next(iter(what))).__name__} still")
         if not self._deallocated:

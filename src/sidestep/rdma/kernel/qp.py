@@ -12,6 +12,7 @@ one names only its number), and what users are promised beyond verbs:
 
 from __future__ import annotations
 
+import sys
 from collections import deque
 from collections.abc import Callable
 from ctypes import byref, c_void_p, cast
@@ -26,8 +27,9 @@ from sidestep.rdma.kernel.joining import Joining
 from sidestep.rdma.kernel.libraries import told
 from sidestep.rdma.kernel.receives import Poster
 from sidestep.rdma.kernel.sends import Posted, Writer
+from sidestep.rdma.soft.handles import check_type
 from sidestep.rdma.soft.qp import OPCODES, check_offered, entries_of
-from sidestep.rdma.verbs import AsyncEvent, EventKind, MemoryRegion, QpState, QueuePair
+from sidestep.rdma.verbs import AsyncEvent, EventKind, MemoryRegion, QpState, QpType, QueuePair
 from sidestep.rdma.work import (
     Access,
     BindWindow,
@@ -108,7 +110,7 @@ class KernelQueuePair(QueuePair):
         while True:
             asked = abi.QpInitAttr(
                 send_cq=self.send_cq.hardware.address, recv_cq=self.recv_cq.hardware.address,
-                srq=None if self.srq is None else self.srq.address, qp_type=abi.QPT_RC,
+                srq=None if self.srq is None else self.srq.address, qp_type=self.qp_type,
                 cap=abi.QpCap(wanted.max_send_wr, wanted.max_recv_wr, entries, attributes.scatter_max, inline),
             )  # fmt: skip
             try:
@@ -124,12 +126,16 @@ class KernelQueuePair(QueuePair):
         device.by_address[self.address] = self
         self._writer = Writer(self.domain, entries, min(inline, asked.cap.max_inline_data), wanted.max_send_wr)
         self._poster = Poster(self.domain, attributes.scatter_max)
-        init = abi.QpAttr(qp_state=QpState.INIT, port_num=device.port, qp_access_flags=self.access_flags)
         try:
-            self.modify(init, QpMask.STATE | QpMask.PORT | QpMask.PKEY_INDEX | QpMask.ACCESS_FLAGS)
+            self._make_ready()
         except OSError as error:
             device.libraries.ibv_destroy_qp(self.handle)
             raise told(error, "the queue pair could not be made ready") from error
+
+    def _make_ready(self) -> None:
+        """Raises OSError."""
+        init = abi.QpAttr(qp_state=QpState.INIT, port_num=self.device.port, qp_access_flags=self.access_flags)
+        self.modify(init, QpMask.STATE | QpMask.PORT | QpMask.PKEY_INDEX | QpMask.ACCESS_FLAGS)
 
     @property
     def access_flags(self) -> int:
@@ -194,6 +200,7 @@ class KernelQueuePair(QueuePair):
         if sum(len(entry) for entry in entries if isinstance(entry, bytes)) > attributes.inline_max:
             raise Misuse(f"more than {attributes.inline_max} bytes of inline data")
         check_offered(request, attributes)
+        check_type(request, self)
         if isinstance(request, LocalInvalidate):
             if not attributes.windows_max or isinstance(self.device.memory_of(request.rkey), MemoryRegion):
                 raise Misuse("no request of this device voids the key of a region")
@@ -417,7 +424,11 @@ class KernelQueuePair(QueuePair):
             if invalidated is not None:
                 self.device.invalidated(invalidated)
             # Whether it was solicited is not told; a queue that is armed for such alone is woken by the device.
-            done = Completion(receive.wr_id, _SUCCESS, _RECEIVE, wc.byte_len, self.number, False, invalidated)
+            immediate = int(wc.invalidated_rkey).to_bytes(4, sys.byteorder) if wc.wc_flags & abi.WC_WITH_IMM else None
+            source = wc.src_qp if self.qp_type is QpType.UD else None
+            done = Completion(
+                receive.wr_id, _SUCCESS, _RECEIVE, wc.byte_len, self.number, False, invalidated, immediate, source
+            )
         else:
             done = Completion(receive.wr_id, status, _RECEIVE, 0, self.number)
         self.recv_cq.add(done)

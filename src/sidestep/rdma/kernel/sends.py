@@ -8,6 +8,7 @@ it may hold. The slab is made when it is needed first.
 from __future__ import annotations
 
 import errno
+import sys
 from ctypes import byref, c_char_p, c_void_p, cast
 from typing import TYPE_CHECKING, Any, Final
 
@@ -18,6 +19,7 @@ from sidestep.rdma.kernel import abi, quirks
 from sidestep.rdma.kernel.abi import SendFlags, WrOpcode
 from sidestep.rdma.soft.qp import entries_of
 from sidestep.rdma.work import (
+    QKEY_CONTROLLED,
     Access,
     BindWindow,
     LocalInvalidate,
@@ -26,6 +28,7 @@ from sidestep.rdma.work import (
     Send,
     SendRequest,
     Status,
+    UdSend,
 )
 
 if TYPE_CHECKING:
@@ -71,7 +74,7 @@ class Slab:
 class Writer:
     """Fills in what the device is told of a request; one for each queue pair."""
 
-    __slots__ = ("_bad", "_domain", "_entries", "_inline_max", "_no_read_fence", "_slots", "_wr", "slab")
+    __slots__ = ("_bad", "_domain", "_entries", "_inline_max", "_no_read_fence", "_slots", "_wr", "own_qkey", "slab")
 
     def __init__(self, domain: KernelDomain, entries_max: int, inline_max: int, slots: int) -> None:
         self._domain = domain
@@ -82,6 +85,7 @@ class Writer:
         self._no_read_fence = quirks.is_siw(domain.device.kernel_name)
         self._slots = slots
         self.slab: Slab | None = None
+        self.own_qkey = 0  # of a queue pair for datagrams
 
     def post(self, call: Any, queue: int, wr_id: int, posted: Posted) -> None:
         """Hands it over, or sets the verdict; raises LimitReached, Misuse or Unavailable."""
@@ -99,7 +103,7 @@ class Writer:
             wr.opcode, wr.invalidate_rkey = WrOpcode.LOCAL_INV, request.rkey
         elif isinstance(request, BindWindow):
             self._bind(request, posted)
-        elif isinstance(request, Send | RdmaWrite | RdmaRead):  # the others are not offered
+        elif isinstance(request, Send | UdSend | RdmaWrite | RdmaRead):  # the others are not offered
             self._move(request, posted)
         if posted.verdict is not None:
             return
@@ -114,17 +118,9 @@ class Writer:
             self.slab.put(posted.slot)
             posted.slot = None
 
-    def _move(self, request: Send | RdmaWrite | RdmaRead, posted: Posted) -> None:
+    def _move(self, request: Send | UdSend | RdmaWrite | RdmaRead, posted: Posted) -> None:
+        self._describe(request)
         wr = self._wr
-        if isinstance(request, Send):
-            wr.opcode = WrOpcode.SEND
-            if request.solicited:
-                wr.send_flags |= SendFlags.SOLICITED
-            if request.invalidate is not None:
-                wr.opcode, wr.invalidate_rkey = WrOpcode.SEND_WITH_INV, request.invalidate
-        else:
-            wr.opcode = WrOpcode.RDMA_READ if isinstance(request, RdmaRead) else WrOpcode.RDMA_WRITE
-            wr.wr.rdma.remote_addr, wr.wr.rdma.rkey = request.remote_va, request.rkey
         entries = entries_of(request)
         copied = sum(len(entry) for entry in entries if isinstance(entry, bytes))
         inline = bool(copied) and sum(map(len, entries)) <= self._inline_max
@@ -155,6 +151,30 @@ class Writer:
                 return
             place.lkey = region.lkey
         wr.num_sge = used
+
+    def _describe(self, request: Send | UdSend | RdmaWrite | RdmaRead) -> None:
+        """The opcode, and what goes with it."""
+        wr = self._wr
+        if isinstance(request, RdmaRead):
+            wr.opcode = WrOpcode.RDMA_READ
+            wr.wr.rdma.remote_addr, wr.wr.rdma.rkey = request.remote_va, request.rkey
+            return
+        immediate = request.immediate
+        if isinstance(request, RdmaWrite):
+            wr.opcode = WrOpcode.RDMA_WRITE if immediate is None else WrOpcode.RDMA_WRITE_WITH_IMM
+            wr.wr.rdma.remote_addr, wr.wr.rdma.rkey = request.remote_va, request.rkey
+        else:
+            wr.opcode = WrOpcode.SEND if immediate is None else WrOpcode.SEND_WITH_IMM
+        if request.solicited and not (isinstance(request, RdmaWrite) and immediate is None):
+            wr.send_flags |= SendFlags.SOLICITED
+        if immediate is not None:  # imm_data shares its place, and is in the order of the wire
+            wr.invalidate_rkey = int.from_bytes(immediate, sys.byteorder)
+        if isinstance(request, UdSend):
+            ah: Any = request.ah  # of this domain: it was looked at
+            qkey = self.own_qkey if request.remote_qkey & QKEY_CONTROLLED else request.remote_qkey
+            wr.wr.ud.ah, wr.wr.ud.remote_qpn, wr.wr.ud.remote_qkey = ah.pointer, request.remote_qpn, qkey
+        elif isinstance(request, Send) and request.invalidate is not None:
+            wr.opcode, wr.invalidate_rkey = WrOpcode.SEND_WITH_INV, request.invalidate
 
     def _slot(self, posted: Posted) -> int:
         if self.slab is None:

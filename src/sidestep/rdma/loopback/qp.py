@@ -32,7 +32,6 @@ from sidestep.rdma.soft.qp import (
     FETCHES,
     FLUSHED,
     INIT,
-    LOCAL_KINDS,
     OP_RECEIVE,
     OPCODES,
     REMOTE_ATOMIC,
@@ -44,7 +43,19 @@ from sidestep.rdma.soft.qp import (
     SUCCESS,
 )
 from sidestep.rdma.verbs import EventKind, JoinedBy, QpEndpoint
-from sidestep.rdma.work import ATOMIC_LEN, CompareSwap, Completion, FetchAdd, RdmaRead, RdmaWrite, Send, Status
+from sidestep.rdma.work import (
+    ATOMIC_LEN,
+    BindWindow,
+    CompareSwap,
+    Completion,
+    FetchAdd,
+    LocalInvalidate,
+    RdmaRead,
+    RdmaWrite,
+    Send,
+    Status,
+    UdSend,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -267,7 +278,7 @@ class LoopbackQueuePair(OrderedQueuePair):
 
     def _leave(self, sent: Sent) -> None:
         request = sent.request
-        assert not isinstance(request, LOCAL_KINDS)
+        assert not isinstance(request, LocalInvalidate | BindWindow | UdSend)
         size = HEADERS + sent.length
         if isinstance(request, FETCHES):
             size = HEADERS

@@ -1,4 +1,4 @@
-"""The software HCA: an RDMA device that speaks InfiniBand's reliable connections, as RoCEv2 carries them in UDP.
+"""The software HCA: an RDMA device that speaks InfiniBand's transport, as RoCEv2 carries it in UDP.
 
 This is all of it but the socket: datagrams go in and come out, and time is told by who drives it.
 
@@ -14,7 +14,7 @@ from __future__ import annotations
 import logging
 from abc import abstractmethod
 from collections import Counter
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias
 
 from sidestep import limits
 from sidestep.counters import Counters
@@ -25,11 +25,13 @@ from sidestep.rdma.roce.counting import EVENTS
 from sidestep.rdma.roce.datagram import is_intact, known_address, seal
 from sidestep.rdma.roce.ip_cm import has_header
 from sidestep.rdma.roce.manager import Came, RoceManager
-from sidestep.rdma.roce.packet import ICRC_LEN, PKEY_DEFAULT, QP_GSI, UDP_PORT, Bth, Op, Packet
+from sidestep.rdma.roce.packet import ICRC_LEN, MTU_CODES, PKEY_DEFAULT, QP_GSI, UDP_PORT, Bth, Op, Packet
 from sidestep.rdma.roce.qp import RoceQueuePair
 from sidestep.rdma.roce.schedule import Deadlines, Delays
 from sidestep.rdma.roce.settings import RoceSettings
+from sidestep.rdma.roce.ud import DATAGRAMS, UdQueuePair
 from sidestep.rdma.soft.device import SoftDevice
+from sidestep.rdma.soft.handles import SoftAddressHandle
 from sidestep.rdma.verbs import DeviceAttributes, EventKind
 
 if TYPE_CHECKING:
@@ -39,13 +41,14 @@ if TYPE_CHECKING:
 
     from sidestep.native._engine import Datagrams
     from sidestep.rdma.frames import IpAddress
-    from sidestep.rdma.soft.memory import QpInit
+    from sidestep.rdma.soft.memory import Domain, QpInit
 
-ATTRIBUTES: Final = DeviceAttributes()
+ATTRIBUTES: Final = DeviceAttributes(address_handles_max=65536)
 _PKEY_PARTITION: Final = 0x7FFF
 _QP_FIRST: Final = 17  # as Linux's rxe; the lower ones are special (IBTA 3.9.4), or may be taken for it
 _QP_MASK: Final = 0xFF_FFFF
 _log: Final = logging.getLogger(__name__)
+AnyQueuePair: TypeAlias = RoceQueuePair | UdQueuePair
 
 
 class Datagram(NamedTuple):
@@ -93,12 +96,12 @@ class RoceDevice(SoftDevice):
         self.settings = settings or RoceSettings()
         self.rng = rng
         self.guid = rng.getrandbits(64) | 1
-        self.queue_pairs_by_number: dict[int, RoceQueuePair] = {}
+        self.queue_pairs_by_number: dict[int, AnyQueuePair] = {}
         self.events = Counters(EVENTS)
         self.taps: Taps = Taps(name)
         self.delays = Delays()
-        self._deadlines: Deadlines[RoceQueuePair] = Deadlines()
-        self._busy: dict[RoceQueuePair, None] = {}  # those that may have something to send
+        self._deadlines: Deadlines[AnyQueuePair] = Deadlines()
+        self._busy: dict[AnyQueuePair, None] = {}  # those that may have something to send
         self._left = limits.ROCE_TURN_PACKETS  # that the first of them may send
         self.senders: Counter[tuple[IpAddress, int]] = Counter()  # queue pairs whose other end sends from there
         self._qp_number = rng.randrange(_QP_FIRST, _QP_MASK)
@@ -163,8 +166,8 @@ class RoceDevice(SoftDevice):
     def poll_datagram(self, now: float) -> Datagram | None:
         """The next one to send."""
         self.delays.begin(now)
-        if (packet_to := self.cm.poll_packet()) is not None:
-            address, message, wire = packet_to
+        if (message_to := self.cm.poll_packet()) is not None:
+            address, message, wire = message_to
             datagram = self._sealed(address, message)
             if wire is not None:
                 wire.message(UDP_PORT, datagram.payload, outbound=True)
@@ -172,24 +175,24 @@ class RoceDevice(SoftDevice):
             return datagram
         while self._busy:
             qp = next(iter(self._busy))
-            packet = self._polled(qp, now)
-            if packet is not None:
+            packet_to = self._polled(qp, now)
+            if packet_to is not None:
                 self._left -= 1
-            if packet is None or not self._left:
+            if packet_to is None or not self._left:
                 self._left = limits.ROCE_TURN_PACKETS
                 self._busy.pop(qp, None)
-            if packet is None:
+            if packet_to is None:
                 self._deadlines.set(qp, qp.deadline)
                 continue
             self._busy.setdefault(qp)  # at the end, if it had its turn
-            assert qp.path is not None
-            datagram = self._sealed(qp.path.address, packet, self.source_port(qp))
+            source_port = self.source_port(qp) if isinstance(qp, RoceQueuePair) else UDP_PORT
+            datagram = self._sealed(*packet_to, source_port)
             if qp.wire is not None and qp.wire.live:
                 qp.wire.passed(datagram.source_port, datagram.payload, outbound=True)
             return datagram
         return None
 
-    def _polled(self, qp: RoceQueuePair, now: float) -> Packet | None:
+    def _polled(self, qp: AnyQueuePair, now: float) -> tuple[str, Packet] | None:
         """A fault of ours ends one connection, not the loop that serves others."""
         try:
             return qp.poll_packet(now)
@@ -214,13 +217,33 @@ class RoceDevice(SoftDevice):
     def make_qp(self, init: QpInit) -> RoceQueuePair:
         return RoceQueuePair(self, init)
 
+    def make_ud_qp(self, init: QpInit, qkey: int) -> UdQueuePair:
+        return UdQueuePair(self, init, qkey)
+
+    def make_ah(self, domain: Domain, address: str) -> SoftAddressHandle:
+        remote, address = self.reached(address)
+        if remote.is_multicast or remote.is_unspecified:
+            raise Misuse(f"{address} is not the address of one host")
+        return SoftAddressHandle(domain, address, MTU_CODES[self.mtu_code_to(address)])
+
+    def reached(self, address: str) -> tuple[IpAddress, str]:
+        """An address on the wire, and as sockets tell it; Misuse if it is none, or of another version of IP."""
+        try:
+            remote = known_address(address)
+        except ValueError as why:
+            raise Misuse(f"{address!r} is not an IP address") from why
+        if remote.version != self.ip.version:
+            raise Misuse(f"{address} is of another version of IP than {self.address}")
+        return remote, str(remote) + address[len(address.partition("%")[0]) :]
+
     def end_connections(self) -> None:
         self.cm.close()
 
     def counters(self) -> dict[str, int]:
         """What happened so far and is not zero, and what there is now."""
         for qp in self.queue_pairs_by_number.values():
-            qp.count()
+            if isinstance(qp, RoceQueuePair):
+                qp.count()
         present = {
             "connections": len(self.cm.connections),
             "listeners": len(self.cm.listeners),
@@ -228,6 +251,7 @@ class RoceDevice(SoftDevice):
             "queue_pairs": len(self.queue_pairs_by_number),
             "regions": self.region_count,
             "windows": self.window_count,
+            "address_handles": self.ah_count,
             "keys": len(self.keys),
             "captures": len(self.taps),
         }
@@ -243,14 +267,15 @@ class RoceDevice(SoftDevice):
 
     # --- for queue pairs ---
 
-    def has_work(self, qp: RoceQueuePair) -> None:
+    def has_work(self, qp: AnyQueuePair) -> None:
         if qp not in self._busy:
             self._busy[qp] = None
             self.wake()
 
-    def forget_qp(self, qp: RoceQueuePair) -> None:
+    def forget_qp(self, qp: AnyQueuePair) -> None:
         self.queue_pairs_by_number.pop(qp.number, None)
-        self._heard_from(qp, None)
+        if isinstance(qp, RoceQueuePair):
+            self._heard_from(qp, None)
         self._busy.pop(qp, None)
         self._deadlines.set(qp, None)
 
@@ -283,6 +308,13 @@ class RoceDevice(SoftDevice):
         qp = self.queue_pairs_by_number.get(packet.bth.dest_qp)
         if qp is None:
             self.events.add("packet_dropped", "no_queue_pair")
+        elif isinstance(qp, UdQueuePair):
+            if (reason := qp.handle_packet(remote, packet)) is None:
+                self.events.add("packets_received")
+            else:
+                self.events.add("packet_dropped", reason)
+        elif packet.bth.opcode in DATAGRAMS:
+            self.events.add("packet_dropped", "transport")
         elif qp.path is None or qp.path.remote != remote:
             self.events.add("packet_dropped", "other_end")  # IBTA 9.6.1.5: of whom it is not connected to
         else:

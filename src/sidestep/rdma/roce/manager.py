@@ -25,10 +25,11 @@ from sidestep.rdma.roce import ip_cm
 from sidestep.rdma.roce.datagram import known_address
 from sidestep.rdma.roce.mad import Apr, CmMad, Drep, Dreq, Lap, Mad, Mra, Rej, Rep, Req, Rtu, gid
 from sidestep.rdma.roce.numbers import timeout_s
-from sidestep.rdma.roce.packet import MTU_CODES, PSN_MASK, QKEY_GSI, QP_GSI, Bth, Deth, Op, Packet
+from sidestep.rdma.roce.packet import MTU_CODES, QKEY_GSI, QP_GSI, Op, Packet
 from sidestep.rdma.roce.path import Path
 from sidestep.rdma.roce.qp import RoceQueuePair
 from sidestep.rdma.roce.tap import PacketWire
+from sidestep.rdma.roce.ud import DatagramMaker, deth_of
 from sidestep.rdma.soft.handshake import CmKind, HandshakeConnection, HandshakeManager
 
 if TYPE_CHECKING:
@@ -170,7 +171,7 @@ class RoceManager(HandshakeManager[RoceQueuePair, CmHeard]):
         super().__init__(device)
         self.by_queue_pair: dict[tuple[str, int, int], RoceConnection] = {}  # of the other end
         self._comm_id = device.rng.getrandbits(32)
-        self._psn = 0  # of datagrams; nobody looks at it
+        self._datagrams = DatagramMaker(QP_GSI)
         self._unsent: deque[tuple[str, Mad, PacketWire | None]] = deque()
         self._over: dict[
             tuple[str, int, int], Mad | None
@@ -184,15 +185,9 @@ class RoceManager(HandshakeManager[RoceQueuePair, CmHeard]):
     ) -> RoceConnection:  # fmt: skip
         device = self.device
         device.check_open()
-        try:
-            remote = known_address(address)
-        except ValueError as why:
-            raise Misuse(f"{address!r} is not an IP address") from why
-        if remote.version != device.ip.version:
-            raise Misuse(f"{address} is of another version of IP than {device.address}")
+        remote, address = device.reached(address)
         if not 0 <= service_id < 1 << 64:
             raise Misuse("a service id has 64 bits")
-        address = str(remote) + address[len(address.partition("%")[0]) :]  # as sockets will tell it
         if ip_cm.has_header(service_id):
             most = device.attributes.request_private_data_max - ip_cm.HEADER_LEN
             self.check_private_data(private_data, most)
@@ -219,15 +214,12 @@ class RoceManager(HandshakeManager[RoceQueuePair, CmHeard]):
         if not self._unsent:
             return None
         address, mad, wire = self._unsent.popleft()
-        self._psn = self._psn + 1 & PSN_MASK
-        bth = Bth(Op.UD_SEND_ONLY, QP_GSI, self._psn)
-        return address, Packet(bth, (Deth(QKEY_GSI, QP_GSI),), mad.encode()), wire
+        return address, self._datagrams.packet(QP_GSI, QKEY_GSI, mad.encode()), wire
 
     def handle_packet(self, address: str, packet: Packet, now: float, came: Came) -> None:
         """Takes in what came for queue pair 1."""
         self.device.delays.begin(now)
-        deth = packet.find(Deth)
-        if packet.bth.opcode is not Op.UD_SEND_ONLY or deth is None or deth.qkey != QKEY_GSI:
+        if packet.bth.opcode is not Op.UD_SEND_ONLY or deth_of(packet, QKEY_GSI) is None:
             self.device.events.add("mad_dropped", "not_general_services")  # IBTA 10.2.5: privileged, and only there
             return
         try:

@@ -257,10 +257,15 @@ class RoceQueuePair(OrderedQueuePair):
             return False
         return True
 
-    def poll_packet(self, now: float) -> Packet | None:
-        """The next one to send, if there is any now."""
-        if self._datagrams is not None:
+    def poll_packet(self, now: float) -> tuple[str, Packet] | None:
+        """The next one to send, if there is any now, and where to."""
+        packet = self._next_packet(now) if self._datagrams is None else None
+        if packet is None:
             return None
+        assert self.path is not None
+        return self.path.address, packet
+
+    def _next_packet(self, now: float) -> Packet | None:
         if self._responder is not None:
             packet = self._polled(self._responder)
             if self._responder.refused is not None:

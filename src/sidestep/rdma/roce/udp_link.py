@@ -29,6 +29,7 @@ from sidestep.rdma.roce.packet import UDP_PORT
 
 if TYPE_CHECKING:
     from sidestep.native._engine import Datagrams
+    from sidestep.rdma.roce.device import AnyQueuePair
     from sidestep.rdma.roce.qp import RoceQueuePair
     from sidestep.rdma.roce.settings import RoceSettings
     from sidestep.rdma.verbs import DeviceAttributes
@@ -66,7 +67,7 @@ class UdpRoceDevice(RoceDevice):
         self._timer: Timer | None = None
         self._timer_at = 0.0
         self._unsent: Datagram | None = None  # the kernel had no room for it
-        self._own: dict[RoceQueuePair, OwnSockets] = {}
+        self._own: dict[AnyQueuePair, OwnSockets] = {}
         self._sending: dict[int, socket.socket] = {}  # by their ports
         super().__init__(address, self.loop.notices, SystemRandom(), settings, name=name, attributes=attributes)
         self._sock = _opened(address, self.ip.version, self.settings.receive_buffer)
@@ -138,7 +139,7 @@ class UdpRoceDevice(RoceDevice):
             for source, datagram in own.received(limits.ROCE_TURN_DATAGRAMS):
                 self._take(source[0], source[1], datagram)
 
-    def forget_qp(self, qp: RoceQueuePair) -> None:
+    def forget_qp(self, qp: AnyQueuePair) -> None:
         super().forget_qp(qp)
         if (own := self._own.pop(qp, None)) is not None:
             self._part(own)

@@ -7,6 +7,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from sidestep.errors import LimitReached, Misuse
+from sidestep.rdma.soft.handles import SoftAddressHandle
 from sidestep.rdma.soft.keys import Keys
 from sidestep.rdma.soft.memory import Domain
 from sidestep.rdma.soft.queues import HandledQueue, PolledQueue, SoftQueue
@@ -58,7 +59,7 @@ class SoftDevice(Device):
         self.keys = Keys(rng)
         self.domains: list[Domain] = []
         self.closed = False
-        self.region_count = self.window_count = self.srq_count = 0  # of all domains
+        self.region_count = self.window_count = self.srq_count = self.ah_count = 0  # of all domains
         self._va = VA_FIRST
 
     def alloc_pd(self) -> Domain:
@@ -85,6 +86,8 @@ class SoftDevice(Device):
                 qp.destroy()
             for region in list(domain.regions):
                 region.deregister()
+            for handle in list(domain.handles):
+                handle.destroy()
         for domain in self.domains:  # a queue pair may use the shared receives of another domain
             for srq in list(domain.shared_receives):
                 srq.destroy()
@@ -99,6 +102,14 @@ class SoftDevice(Device):
     @abstractmethod
     def make_qp(self, init: QpInit) -> SoftQueuePair:
         """Makes a queue pair, which adds itself to `Domain.queue_pairs`."""
+
+    def make_ud_qp(self, init: QpInit, qkey: int) -> SoftQueuePair:
+        """The same for datagrams, of a device whose attributes offer them."""
+        raise NotImplementedError
+
+    def make_ah(self, domain: Domain, address: str) -> SoftAddressHandle:
+        """Finds the way; raises Misuse for what is not the address of one host."""
+        raise NotImplementedError
 
     def own_queue(self, queue: CompletionQueue) -> SoftQueue:
         """Misuse if the completion queue is not of this device."""

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, ClassVar, Final
 
 from sidestep.errors import LimitReached, Misuse, Unavailable
 from sidestep.rdma.address import buffer_address
+from sidestep.rdma.soft.handles import SoftAddressHandle, check_datagrams
 from sidestep.rdma.soft.receives import SharedReceives
 from sidestep.rdma.soft.windows import REMOTE, SoftWindow
 from sidestep.rdma.verbs import MemoryRegion, ProtectionDomain, QpCapabilities
@@ -153,6 +154,7 @@ class Domain(ProtectionDomain):
         self.windows: set[SoftWindow] = set()
         self.queue_pairs: set[SoftQueuePair] = set()
         self.shared_receives: set[SharedReceives] = set()
+        self.handles: set[SoftAddressHandle] = set()
         self._by_object: dict[int, list[SoftRegion]] = {}  # the valid ones, by identity of what they are views of
         self._deallocated = False
         self._lenient = not device.attributes.checks_local_memory
@@ -195,13 +197,32 @@ class Domain(ProtectionDomain):
         srq: SharedReceiveQueue | None = None,
         on_event: EventHandler | None = None,
     ) -> SoftQueuePair:
+        access = _EVERYTHING if remote_access is None else remote_access
+        return self.device.make_qp(self._qp_init(send_cq, recv_cq, capabilities, int(access), srq, on_event))
+
+    def create_ud_qp(
+        self,
+        send_cq: CompletionQueue,
+        recv_cq: CompletionQueue,
+        qkey: int,
+        capabilities: QpCapabilities | None = None,
+        *,
+        srq: SharedReceiveQueue | None = None,
+        on_event: EventHandler | None = None,
+    ) -> SoftQueuePair:
+        check_datagrams(self.device.attributes, qkey)
+        return self.device.make_ud_qp(self._qp_init(send_cq, recv_cq, capabilities, 0, srq, on_event), qkey)
+
+    def create_ah(self, address: str) -> SoftAddressHandle:
         self._check_usable()
         device = self.device
-        own_send, own_recv, own_srq = device.own_queue(send_cq), device.own_queue(recv_cq), device.own_shared(srq)
-        wanted = capabilities or QpCapabilities()
-        device.check_capabilities(wanted)
-        access = int(_EVERYTHING if remote_access is None else remote_access)
-        return device.make_qp(QpInit(self, own_send, own_recv, wanted, access, own_srq, on_event))
+        check_datagrams(device.attributes)
+        if device.ah_count >= device.attributes.address_handles_max:
+            raise LimitReached(f"the device has {device.ah_count} address handles already")
+        handle = device.make_ah(self, address)
+        self.handles.add(handle)
+        device.ah_count += 1
+        return handle
 
     def create_srq(self, max_wr: int, *, on_event: EventHandler | None = None) -> SharedReceives:
         self._check_usable()
@@ -232,12 +253,28 @@ class Domain(ProtectionDomain):
         return window
 
     def deallocate(self) -> None:
-        for what in (self.regions, self.windows, self.queue_pairs, self.shared_receives):
+        for what in (self.regions, self.windows, self.queue_pairs, self.handles, self.shared_receives):
             if what:
                 raise Misuse(f"the domain has {len(what)} {type(next(iter(what))).__name__} still")
         if not self._deallocated:
             self._deallocated = True
             self.device.forget(self)
+
+    def _qp_init(
+        self,
+        send_cq: CompletionQueue,
+        recv_cq: CompletionQueue,
+        capabilities: QpCapabilities | None,
+        access: int,
+        srq: SharedReceiveQueue | None,
+        on_event: EventHandler | None,
+    ) -> QpInit:
+        self._check_usable()
+        device = self.device
+        own_send, own_recv, own_srq = device.own_queue(send_cq), device.own_queue(recv_cq), device.own_shared(srq)
+        wanted = capabilities or QpCapabilities()
+        device.check_capabilities(wanted)
+        return QpInit(self, own_send, own_recv, wanted, access, own_srq, on_event)
 
     # For the queue pairs.
 

@@ -11,9 +11,10 @@ from collections import deque
 from typing import TYPE_CHECKING, Final
 
 from sidestep.errors import LimitReached, Misuse
+from sidestep.rdma.soft.handles import check_type
 from sidestep.rdma.soft.memory import AccessRefusal
 from sidestep.rdma.soft.windows import SoftWindow
-from sidestep.rdma.verbs import AsyncEvent, EventKind, QpState, QueuePair
+from sidestep.rdma.verbs import AsyncEvent, EventKind, QpState, QpType, QueuePair
 from sidestep.rdma.work import (
     ATOMIC_LEN,
     IMMEDIATE_LEN,
@@ -28,6 +29,7 @@ from sidestep.rdma.work import (
     RdmaWrite,
     Send,
     Status,
+    UdSend,
 )
 
 if TYPE_CHECKING:
@@ -42,6 +44,7 @@ if TYPE_CHECKING:
 # Looking up a member of an enum costs as much as copying a header.
 RTS: Final = QpState.RTS
 INIT: Final = QpState.INIT
+UD: Final = QpType.UD
 RTR: Final = QpState.RTR
 ERROR: Final = QpState.ERROR
 RESET: Final = QpState.RESET
@@ -51,6 +54,7 @@ OP_SEND: Final = Opcode.SEND
 OP_RECEIVE: Final = Opcode.RECEIVE
 OPCODES: Final = {
     Send: Opcode.SEND,
+    UdSend: Opcode.SEND,
     RdmaWrite: Opcode.RDMA_WRITE,
     RdmaRead: Opcode.RDMA_READ,
     CompareSwap: Opcode.COMPARE_SWAP,
@@ -158,7 +162,7 @@ class SoftQueuePair(QueuePair):
         """Whether the request may be queued; False if it was flushed.
 
         Raises:
-            Misuse: Before RTS, too many entries or bytes, or what the device does not offer.
+            Misuse: Before RTS, too many entries or bytes, or what device or type of queue pair do not offer.
             LimitReached: The queue is full.
         """
         if self.state is ERROR:
@@ -178,7 +182,9 @@ class SoftQueuePair(QueuePair):
         if sum(len(entry) for entry in entries if isinstance(entry, bytes)) > attributes.inline_max:
             raise Misuse(f"more than {attributes.inline_max} bytes of inline data")
         check_offered(request, attributes)
-        if isinstance(request, BindWindow):
+        if self.qp_type is UD or isinstance(request, UdSend):
+            check_type(request, self)
+        elif isinstance(request, BindWindow):
             if not attributes.windows_max:
                 raise Misuse("the device has no memory windows")
             self.domain.part(request.key_part, zero_based=request.zero_based)
@@ -289,7 +295,7 @@ def check_offered(request: SendRequest, attributes: DeviceAttributes) -> None:
             raise Misuse("the device has no atomic operations")
         if length_of(request) != ATOMIC_LEN:
             raise Misuse(f"an atomic operation brings {ATOMIC_LEN} bytes, and there is room for {length_of(request)}")
-    elif isinstance(request, Send | RdmaWrite) and request.immediate is not None:
+    elif isinstance(request, Send | RdmaWrite | UdSend) and request.immediate is not None:
         if not attributes.immediate:
             raise Misuse("the device sends no immediate data")
         if len(request.immediate) != IMMEDIATE_LEN:
