@@ -33,24 +33,26 @@ PROFILE: Final = "7:300:80"
 SMALL: Final = Traffic(1000, 64_000, 0)  # a stream of small messages
 TALK: Final = Traffic(1000, 64_000, 500)  # a conversation
 BATCHES: Final = Traffic(1000, 64_000, 10)  # ... whose messages go in batches
-LARGE: Final = Traffic(1000, 1000 << 16, 0)  # a stream of large pieces
+PAGES: Final = Traffic(1000, 1000 << 12, 0)  # a stream of pieces of 4 KiB
+LARGE: Final = Traffic(1000, 1000 << 16, 0)  # ... of 64 KiB
+EACH: Final = {SMALL, TALK, BATCHES, PAGES, LARGE}
 
 
 @pytest.mark.parametrize(
     ("transport", "engine", "gains"),
     [
-        (Iwarp, True, {SMALL, BATCHES}),
+        (Iwarp, True, {SMALL, BATCHES, PAGES}),
         (Iwarp, False, {SMALL}),
-        (Roce, True, {SMALL, BATCHES}),
+        (Roce, True, {SMALL, BATCHES, PAGES}),
         (Roce, False, set()),
-        (Verbs, True, {SMALL, TALK, BATCHES, LARGE}),
-        (Verbs, False, {SMALL, TALK, BATCHES, LARGE}),
+        (Verbs, True, EACH),
+        (Verbs, False, EACH),
     ],
 )
 def test_what_gains(transport: type[OffloadTransport], engine: bool, gains: set[Traffic]) -> None:
     settings = RemoteSettings.parse(NETWORK, engine=engine, promote=gain.BY_GAIN)
     profile = settings.profile(transport.profiles)
-    found = {each for each in (SMALL, TALK, BATCHES, LARGE) if profile is None or profile.gain_us(each) > 0}
+    found = {each for each in EACH if profile is None or profile.gain_us(each) > 0}
     assert found == gains
 
 
