@@ -16,7 +16,7 @@ from lab_guest import Lab, Unusable
 
 from sidestep.demo.hosts import Way, Work
 
-_SOCKET: Final = "--socket=/run/sidestep-bench"
+_SOCKET: Final = "--socket=/run/sidestep-bench/provider"
 _START_S: Final = 60.0
 _BENCH_S: Final = 900.0
 
