@@ -22,6 +22,7 @@ from sidestep.demo.machine import Machine
 from sidestep.gain import Profile
 from sidestep.observe.connections import Connection
 from sidestep.observe.demotion import Result
+from sidestep.observe.device_totals import DeviceActivity
 from sidestep.observe.doctor import Finding, Level
 from sidestep.observe.explain import Explanation, Verdict
 from sidestep.observe.rdma import ProcessView
@@ -100,7 +101,7 @@ DOCUMENTS: Final[dict[str, Any]] = {
     },
     "top": {
         "seconds": float, "total": _RATE, "states": _NUMBERS, "reasons": _NUMBERS,
-        "connections": [_CONNECTION | {"rate": _RATE}], "provider": _STATUS,
+        "connections": [_CONNECTION | {"rate": _RATE}], "devices": [DeviceActivity], "provider": _STATUS,
     },
     "demote": _OUTCOMES,
     "promote": _OUTCOMES,

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 from typing import ClassVar
 
+from sidestep.gain import Profiles
 from sidestep.loop import Loop
 from sidestep.rdma.iwarp.device import IwarpDevice
 from sidestep.routing import Address
@@ -20,6 +21,8 @@ class Fabric(OffloadTransport):
 
     name: ClassVar[str] = "fabric"
     wire: ClassVar[str] = "iwarp"  # the other host may have any transport that speaks it
+    # Whatever goes over it gains: by `--remote-promote gain` conversations leave TCP, too. The default is careful.
+    profiles: ClassVar[Profiles] = Profiles(engine=None, python=None)
     # Not self_routing: each request comes with the kernel's route.
     capabilities: ClassVar[Capabilities] = Capabilities(rdma=True, local=False, remote=True)
 

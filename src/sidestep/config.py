@@ -18,9 +18,9 @@ from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple, Self
 
-from sidestep import gain, limits
+from sidestep import limits
 from sidestep.errors import Misuse, Unavailable
-from sidestep.gain import ALWAYS, BY_GAIN, Profile
+from sidestep.gain import ALWAYS, BY_GAIN, Profile, Profiles
 from sidestep.installation import native_library
 from sidestep.native import layout
 from sidestep.native.layout import Welcome
@@ -377,7 +377,9 @@ class RemoteSettings(NamedTuple):
     key_file: Path | None = None  # what both providers know, and nobody else
     engine: bool = True  # ordinary messages pass in compiled code
     engine_cpus: tuple[int, ...] = ()  # where that runs; none: anywhere
-    profile: Profile | None = None  # by whose figures connections have to gain; None: they need not
+    promote: str | Profile = (
+        ALWAYS  # whether connections have to gain: BY_GAIN, by figures of their transport; by these
+    )
     transports: tuple[str, ...] = TRANSPORTS  # the kinds of device that carry them, the first one first
 
     def trusts(self, host: IPv4Address | IPv6Address) -> bool:
@@ -398,16 +400,22 @@ class RemoteSettings(NamedTuple):
             raise Misuse(
                 f"{hosts!r} are not networks: {error}", remedy="for example 192.0.2.0/24 or 192.0.2.7,2001:db8::/64"
             ) from error
-        profile: Profile | None = gain.ENGINE if engine else gain.PYTHON
-        if promote != BY_GAIN:
-            profile = None if promote == ALWAYS else Profile.parse(promote)
+        figures = promote if promote in (ALWAYS, BY_GAIN) else Profile.parse(promote)
         key = Path(key_file).absolute() if key_file else None
         order = tuple(transports.split(",")) if transports else TRANSPORTS
         for name in order:
             if not re.fullmatch("[a-z][a-z0-9-]{0,31}", name):
                 raise Misuse(f"{name!r} is no name of a transport", remedy="give names with commas, as in verbs,iwarp")
         order += () if TRANSPORTS[-1] in order else TRANSPORTS[-1:]  # by which the providers talk to each other
-        return cls(networks, key, engine, engine_cpus, profile, order)
+        return cls(networks, key, engine, engine_cpus, figures, order)
+
+    def profile(self, profiles: Profiles) -> Profile | None:
+        """By whose figures connections have to gain over a transport that has these; None: they need not."""
+        if isinstance(self.promote, Profile):
+            return self.promote
+        if self.promote == ALWAYS:
+            return None
+        return profiles.engine if self.engine else profiles.python
 
     def arguments(self) -> list[str]:
         """What tells a provider, or a worker of one, the same."""
@@ -415,7 +423,7 @@ class RemoteSettings(NamedTuple):
         cpus = [f"--engine-cpu={','.join(map(str, self.engine_cpus))}"] if self.engine_cpus else []
         engine = [] if self.engine else ["--engine=off"]
         return [
-            f"--remote={self}", *key, *engine, *cpus, f"--remote-promote={self.profile or ALWAYS}",
+            f"--remote={self}", *key, *engine, *cpus, f"--remote-promote={self.promote}",
             f"--remote-transports={','.join(self.transports)}",
         ]  # fmt: skip
 

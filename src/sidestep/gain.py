@@ -1,4 +1,4 @@
-"""What it brings to carry a connection to another host, rather than leave it on TCP: time, by a device's profile.
+"""What it brings to carry a connection to another host, rather than leave it on TCP: time, by a transport's profile.
 
 On a device in software a message costs less than a system call on TCP does, since messages are gathered in a ring; each
 byte is copied more often; and whenever an application waits for the other one's answer (a *turn*), the bytes pass
@@ -41,8 +41,8 @@ class Profile(NamedTuple):
 
     @property
     def nanoseconds(self) -> tuple[int, int, int]:
-        """As shims get it."""
-        return round(self.message_us * 1000), round(self.mib_us * 1000), round(self.turn_us * 1000)
+        """As shims get it, for which nothing gained with a message is no profile."""
+        return max(1, round(self.message_us * 1000)), round(self.mib_us * 1000), round(self.turn_us * 1000)
 
     @classmethod
     def parse(cls, text: str) -> Self:
@@ -62,6 +62,18 @@ class Profile(NamedTuple):
         return f"{self.message_us:g}:{self.mib_us:g}:{self.turn_us:g}"
 
 
-# Two namespaces of a machine with two processors, quiet, software RNIC over TCP: what `sidestep rdma profile` gave.
-ENGINE: Final = Profile(message_us=7, mib_us=300, turn_us=80)
-PYTHON: Final = Profile(message_us=6, mib_us=9000, turn_us=700)
+class Profiles(NamedTuple):
+    """Of a transport, by what carries ordinary messages; None: whatever goes over it gains."""
+
+    engine: Profile | None
+    python: Profile | None
+
+
+# Two namespaces of a machine with two processors, quiet: what `sidestep rdma profile` gave for each transport.
+IWARP: Final = Profiles(
+    engine=Profile(message_us=7, mib_us=300, turn_us=80), python=Profile(message_us=6, mib_us=9000, turn_us=700)
+)
+ROCE: Final = Profiles(
+    engine=Profile(message_us=7, mib_us=1500, turn_us=80), python=Profile(message_us=0, mib_us=100_000, turn_us=1800)
+)
+VERBS: Final = Profiles(engine=None, python=None)  # not measured: an adapter is made to be faster at conversations, too

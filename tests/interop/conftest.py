@@ -56,6 +56,17 @@ def lab(booted: Lab | Unusable) -> Lab:
 
 
 @pytest.fixture(scope="session")
+def second(booted: Lab | Unusable) -> Lab | Unusable:
+    """Another guest in the same network."""
+    if isinstance(booted, Unusable):
+        return booted
+    try:
+        return booted.beside()
+    except Unusable as reason:
+        return reason
+
+
+@pytest.fixture(scope="session")
 def agents(booted: Lab | Unusable) -> Background | None:
     """The program in the guest that makes consumers of verbs."""
     return None if isinstance(booted, Unusable) else start_agents(booted, booted.siw_address)

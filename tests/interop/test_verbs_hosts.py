@@ -12,10 +12,14 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from typing import Any, Final
 
 import pytest
 from lab_guest import ROOT, Lab, Unusable
+
+from sidestep import gain
+from sidestep.native.layout import Reason
 
 _NETWORK: Final = "198.18.2.0/24"
 _CONTROL: Final = 7171
@@ -81,9 +85,9 @@ class Peer:
 
 
 @contextmanager
-def in_guest(lab: Lab) -> Iterator[Peer]:
+def in_guest(lab: Lab, promote: str = gain.ALWAYS) -> Iterator[Peer]:
     """A guest whose provider has `verbs`."""
-    arguments = (lab.siw_address, str(_CONTROL), lab.rxe_address, _NETWORK, "verbs")
+    arguments = (lab.siw_address, str(_CONTROL), lab.rxe_address, _NETWORK, "verbs", promote)
     command = " ".join(lab.python_in_guest("verbs_host.py", *arguments))
     program = lab.background("verbs_host", f"exec {command}")
     program.wait_for("ready", _ANSWER_S)
@@ -96,10 +100,10 @@ def in_guest(lab: Lab) -> Iterator[Peer]:
 
 
 @contextmanager
-def on_this_machine(lab: Lab) -> Iterator[Peer]:
+def on_this_machine(lab: Lab, promote: str = gain.ALWAYS) -> Iterator[Peer]:
     """This machine, whose provider has the software HCA."""
     address, control = lab.rxe_host_address, lab.host_address
-    argv = [sys.executable, str(_PROGRAM), control, str(_CONTROL), address, _NETWORK, "roce"]
+    argv = [sys.executable, str(_PROGRAM), control, str(_CONTROL), address, _NETWORK, "roce", promote]
     with lab.network():
         program = subprocess.Popen(argv, stdout=subprocess.PIPE, text=True)
     with program:
@@ -110,17 +114,6 @@ def on_this_machine(lab: Lab) -> Iterator[Peer]:
             yield peer
         finally:
             peer.close()
-
-
-@pytest.fixture(scope="module")
-def second(booted: Lab | Unusable) -> Lab | Unusable:
-    """Another guest in the same network."""
-    if isinstance(booted, Unusable):
-        return booted
-    try:
-        return booted.beside()
-    except Unusable as reason:
-        return reason
 
 
 @pytest.fixture
@@ -156,25 +149,94 @@ def promoted_both_ways(one: Peer, device: str, other: Peer, other_device: str) -
         each.nothing_was_reset()
 
 
-@pytest.mark.parametrize("asks", ["guest", "this machine"])
-def test_the_kernels_device_is_taken_away_and_tcp_goes_on(lab: Lab, peers: ExitStack, asks: str) -> None:
-    """Under load, and then the driver too: what waits for the provider to let go of the device waits for moments."""
+def test_a_conversation_leaves_tcp_over_verbs_alone(lab: Lab, peers: ExitStack) -> None:
+    """By its gain: who asks judges, by what it would go over."""
+    guest = peers.enter_context(in_guest(lab, gain.BY_GAIN))
+    own = peers.enter_context(on_this_machine(lab, gain.BY_GAIN))
+    own.serves()
+    guest.talks(own)
+    guest.promoted("verbs")
+    assert guest.ends_well() > 0
+    guest.serves()
+    own.talks(guest)
+    own.wait_for(lambda found: [each["reason"] for each in found["ends"]] == [Reason.LATENCY.name])
+    assert own.ends_well() > 0
+
+
+@dataclass(frozen=True, slots=True)
+class Talk:
+    """A conversation under load over the guest's verbs and our roce."""
+
+    guest: Peer
+    own: Peer
+    talker: Peer
+    server: Peer
+
+    def goes_on_by_tcp(self) -> None:
+        self.guest.on_tcp()
+        self.own.on_tcp()
+
+    def is_promoted(self) -> None:
+        self.guest.promoted("verbs")
+        self.own.promoted("roce")
+
+    def ends_well(self) -> None:
+        """Every byte has come back; and the next one is promoted again."""
+        assert self.talker.ends_well() > 1
+        for each in (self.guest, self.own):
+            each.nothing_was_reset()
+        self.talker.talks(self.server)
+        self.is_promoted()
+        assert self.talker.ends_well() > 0
+
+
+@pytest.fixture(params=["guest", "this machine"])
+def talk(request: pytest.FixtureRequest, lab: Lab, peers: ExitStack) -> Talk:
+    """One that either of the two has asked for."""
     guest, own = peers.enter_context(in_guest(lab)), peers.enter_context(on_this_machine(lab))
-    talker, server = (guest, own) if asks == "guest" else (own, guest)
+    talker, server = (guest, own) if request.param == "guest" else (own, guest)
     server.serves()
     talker.talks(server, 50_000)
-    guest.promoted("verbs")
-    own.promoted("roce")
+    found = Talk(guest, own, talker, server)
+    found.is_promoted()
+    return found
+
+
+def test_the_kernels_device_is_taken_away_and_tcp_goes_on(lab: Lab, talk: Talk) -> None:
+    """Under load, and then the driver too: what waits for the provider to let go of the device waits for moments."""
     try:
         lab.run(["rdma", "link", "delete", "rxe0"], timeout_s=_ANSWER_S)
         lab.run(["rmmod", "rdma_rxe"])
-        guest.on_tcp()
-        own.on_tcp()
+        talk.goes_on_by_tcp()
     finally:
         lab.run("modprobe rdma_rxe; rdma link show rxe0/1 || rdma link add rxe0 type rxe netdev eth1")
-    assert talker.ends_well() > 1
-    for each in (guest, own):
-        each.nothing_was_reset()
-    talker.talks(server)
-    guest.promoted("verbs")
-    assert talker.ends_well() > 0
+    talk.ends_well()
+
+
+@pytest.mark.parametrize(
+    ("event", "away", "back"),
+    [
+        ("PORT_ERROR", "ip link set dev eth1 down", "ip link set dev eth1 up"),
+        ("GID_CHANGE", "ip address del {address}/24 dev eth1", "ip address add {address}/24 dev eth1"),
+    ],
+)
+def test_the_way_is_away_for_a_time_and_tcp_goes_on(lab: Lab, talk: Talk, event: str, away: str, back: str) -> None:
+    """TCP has no other one, and waits, too; so does the control link, by which both ends find out where it goes on."""
+    lab.run("sysctl -w net.ipv6.conf.eth1.keep_addr_on_down=1")  # IPv4's stay anyway
+    try:
+        lab.run(away.format(address=lab.rxe_address))
+        talk.guest.wait_for(lambda found: f"is given up, {event}" in found["log"])
+    finally:
+        lab.run(back.format(address=lab.rxe_address))
+    talk.goes_on_by_tcp()
+    talk.ends_well()
+
+
+def test_an_address_that_nothing_goes_over_comes_and_goes(lab: Lab, talk: Talk) -> None:
+    """The table of GIDs changes, and the entry in use stays where it is."""
+    for change in ("add", "del"):
+        lab.run(["ip", "address", change, f"{lab.rxe_nobody}/24", "dev", "eth1"])
+        talk.is_promoted()
+    assert talk.talker.ends_well() > 1
+    log = talk.guest.call("look")["log"]
+    assert "is given up" not in log, log

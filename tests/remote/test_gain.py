@@ -20,6 +20,8 @@ from sidestep.demo import profile
 from sidestep.errors import Misuse
 from sidestep.gain import Profile, Traffic
 from sidestep.native.layout import Reason
+from sidestep.remote.transports import Iwarp, Roce, Verbs
+from sidestep.switch.protocol import OffloadTransport
 
 TURNING: Final = [sys.executable, str(Path(__file__).with_name("turning.py"))]
 PROFILE: Final = "7:300:80"
@@ -28,25 +30,42 @@ PROFILE: Final = "7:300:80"
 # ---- figures ----
 
 
+SMALL: Final = Traffic(1000, 64_000, 0)  # a stream of small messages
+TALK: Final = Traffic(1000, 64_000, 500)  # a conversation
+BATCHES: Final = Traffic(1000, 64_000, 10)  # ... whose messages go in batches
+PAGES: Final = Traffic(1000, 1000 << 12, 0)  # a stream of pieces of 4 KiB
+LARGE: Final = Traffic(1000, 1000 << 16, 0)  # ... of 64 KiB
+EACH: Final = {SMALL, TALK, BATCHES, PAGES, LARGE}
+
+
 @pytest.mark.parametrize(
-    ("traffic", "gains"),
+    ("transport", "engine", "gains"),
     [
-        (Traffic(1000, 64_000, 0), True),  # a stream of small messages
-        (Traffic(1000, 64_000, 500), False),  # a conversation
-        (Traffic(1000, 64_000, 10), True),  # ... whose messages go in batches
-        (Traffic(1000, 1000 << 16, 0), False),  # a stream of large pieces
+        (Iwarp, True, {SMALL, BATCHES, PAGES}),
+        (Iwarp, False, {SMALL}),
+        (Roce, True, {SMALL, BATCHES, PAGES}),
+        (Roce, False, set()),
+        (Verbs, True, EACH),
+        (Verbs, False, EACH),
     ],
 )
-@pytest.mark.parametrize("profile", [gain.ENGINE, gain.PYTHON], ids=["engine", "python"])
-def test_what_gains(profile: Profile, traffic: Traffic, gains: bool) -> None:
-    if (profile, traffic.turns) != (gain.PYTHON, 10):
-        assert (profile.gain_us(traffic) > 0) is gains
+def test_what_gains(transport: type[OffloadTransport], engine: bool, gains: set[Traffic]) -> None:
+    settings = RemoteSettings.parse(NETWORK, engine=engine, promote=gain.BY_GAIN)
+    profile = settings.profile(transport.profiles)
+    found = {each for each in EACH if profile is None or profile.gain_us(each) > 0}
+    assert found == gains
+
+
+@pytest.mark.parametrize("transport", [Iwarp, Roce, Verbs])
+def test_what_a_user_says_counts_for_all_transports(transport: type[OffloadTransport]) -> None:
+    assert RemoteSettings.parse(NETWORK, promote="1:2:3").profile(transport.profiles) == Profile(1, 2, 3)
+    assert RemoteSettings.parse(NETWORK, promote=gain.ALWAYS).profile(transport.profiles) is None
 
 
 def test_a_profile_as_it_is_written() -> None:
-    assert Profile.parse(PROFILE) == gain.ENGINE
-    assert str(gain.ENGINE) == PROFILE
-    assert gain.ENGINE.nanoseconds == (7000, 300_000, 80_000)
+    assert Profile.parse(PROFILE) == gain.IWARP.engine
+    assert str(gain.IWARP.engine) == PROFILE
+    assert Profile.parse(PROFILE).nanoseconds == (7000, 300_000, 80_000)
 
 
 @pytest.mark.parametrize("text", ["", "often", "1:2", "1:2:3:4", "1:-2:3", "1:2:nan", "1e9:1:1"])
@@ -133,7 +152,7 @@ def test_a_stream_goes_and_a_conversation_comes_back(two: tuple[Host, Host]) -> 
 @pytest.mark.slow
 def test_a_profile_is_measured_and_can_be_given() -> None:
     told: list[str] = []
-    found = profile.measure(rounds=1, seconds=0.2, tell=told.append)
+    found = profile.measure(rounds=1, seconds=1, tell=told.append)
     assert told == ["round 1 of 1"]
     assert Profile.parse(str(found)) == found
     assert found.message_us > 0  # a ring takes 64 bytes faster than a system call does

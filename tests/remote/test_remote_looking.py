@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from typing import Any
@@ -14,7 +15,7 @@ from talking import PORT, TALKERS, line, promoted, serving
 
 from sidestep import limits
 from sidestep.config import RemoteSettings
-from sidestep.observe.device_totals import DeviceTotals
+from sidestep.observe.device_totals import DeviceTotals, activities
 from sidestep.observe.links import OTHERS, LinkRoute, LinkTotals, sums
 from sidestep.observe.metrics import Exporter
 from sidestep.observe.rdma import DeviceView, ProcessView
@@ -120,6 +121,15 @@ def test_commands_and_metrics_show_the_queue_pairs_of_roce(make_hosts: Make) -> 
             assert events["packets_sent", ""] >= each["packets_sent"]
             objects = {labels["kind"]: count for labels, count in scraped["sidestep_device_objects"]}
             assert objects["queue_pairs"] >= 1
+            assert f"{device['name']}: " in (top := command(host, "top", "--once", "--interval=0.1"))
+            assert re.search(r"connections \d+; packets a second: \S+ sent, \S+ received, \S+ resent, \S+ dropped", top)
+            (now,) = [
+                one
+                for one in json.loads(command(host, "top", "--json", "--interval=0.1"))["devices"]
+                if one["device"] == device["name"]
+            ]
+            assert now["objects"]["queue_pairs"] >= 1
+            assert now["rates"].keys() >= {"packets_sent", "packets_received"}
         client.communicate("go\n", timeout=60)
     scraped = values(exporters[one.number].text().decode())
     assert sum(count for _, count in scraped["sidestep_link_packets_total"]) > 50
@@ -132,6 +142,21 @@ def test_a_worker_that_ends_takes_no_counts_away() -> None:
         totals.handle([ProcessView(pid, 0, "p", [DeviceView("d", "a", [], counters)])])
     assert totals.counts == {("d", "packets_sent", ""): 11, ("d", "nak_sent", "sequence"): 2}
     assert totals.present == {("d", "queue_pairs"): 2}
+
+
+def test_what_goes_on_on_devices() -> None:
+    def look(pid: int, **counters: int) -> ProcessView:
+        return ProcessView(pid, 0, "p", [DeviceView("d", "a", [], {"queue_pairs": 2, "drop{a}": 5} | counters)])
+
+    before = [look(1, packets_sent=100), look(2, packets_sent=7)]
+    after = [
+        look(1, packets_sent=120, **{"drop{a}": 6, "drop{b}": 2}),
+        look(2, packets_sent=9),
+        look(3, packets_sent=50),
+    ]
+    (found,) = activities(before, after, 2.0)
+    assert found.objects == {"queue_pairs": 6}
+    assert found.rates == {"packets_sent": 11.0, "drop": 1.5}  # the third one is new: nobody knows since when it counts
 
 
 def shown(host: Host) -> dict[str, Any]:

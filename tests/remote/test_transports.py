@@ -11,7 +11,9 @@ from hosts import ENGINE, NETWORK, Host, Make
 from installed_examples import on_the_path
 from talking import PORT, ends_well, on_tcp, promoted, serving, talking
 
+from sidestep import gain
 from sidestep.config import RemoteSettings
+from sidestep.native.layout import Reason
 from sidestep.provider.control import ControlConnection
 
 pytestmark = pytest.mark.slow
@@ -104,6 +106,22 @@ def test_an_installed_transport_carries_what_its_interface_leads_to(make_hosts: 
     client = talking(one, other.address)
     promoted(one, other)
     assert (devices(one), devices(other)) == ([f"fabric@{one.address}"], [f"fabric@{other.address}"])
+    ends_well(client)
+
+
+@pytest.mark.usefixtures("fabric")
+@pytest.mark.parametrize("transport", ["fabric", "iwarp"])
+def test_a_conversation_leaves_tcp_over_what_gains_by_it(make_hosts: Make, transport: str) -> None:
+    one, other = make_hosts(2, remote=RemoteSettings.parse(NETWORK, promote=gain.BY_GAIN, transports=transport))
+    serving(other)
+    client = talking(one, other.address, seconds=0, size=64, pause_s=0)
+    if transport == "fabric":
+        promoted(one, other)
+        one.sidestep.wait_for(lambda found: found[0].tx.ring_msgs > 1000)
+        assert [(each.promoted, each.promotions) for each in one.sidestep.connections()] == [(True, 1)]
+    else:
+        one.sidestep.wait_for(lambda found: found[0].tx.tcp_msgs > 1000)
+        assert [each.reason for each in one.sidestep.connections()] == [Reason.LATENCY.name]
     ends_well(client)
 
 

@@ -42,8 +42,8 @@ _DISCARD: Final = 9  # RFC 863
 _MARK: Final = b"the capture ends here"
 _INSTALLED: Final = "/opt/sidestep"  # in the guest
 _GUEST_PYTHON: Final = (3, 11)
-_TALKERS: Final = ROOT / "tests" / "remote" / "talkers.py"
-_PROGRAMS: Final = ROOT / "tests" / "interop" / "guest"
+_TESTS: Final = ROOT / "tests"
+_PROGRAMS: Final = ("interop/guest/*.py", "remote/talkers.py", "support/control_pair.py")
 _NICE: Final = ("nice", "-n", "19")
 
 
@@ -190,7 +190,7 @@ class Lab:
         return done
 
     def install(self) -> None:
-        """The package, the programs of `guest/` and the talkers are in the guest; `python_in_guest` finds them."""
+        """The package, the programs of `guest/` and what they use are in the guest; `python_in_guest` finds them."""
         if self._installed:
             return
         with tempfile.TemporaryDirectory() as place:
@@ -200,7 +200,7 @@ class Lab:
             shutil.copytree(Path(click.__file__).parent, folder / "click", ignore=unneeded)
             described = f"sidestep-{metadata.version('sidestep')}.dist-info"  # with the entry points
             shutil.copytree(str(metadata.distribution("sidestep").locate_file(described)), folder / described)
-            for program in (_TALKERS, *_PROGRAMS.glob("*.py")):
+            for program in (found for pattern in _PROGRAMS for found in _TESTS.glob(pattern)):
                 shutil.copy(program, folder)
             if sys.version_info[:2] == _GUEST_PYTHON:  # an emulated processor takes a minute for it
                 mode = py_compile.PycInvalidationMode.UNCHECKED_HASH
@@ -213,8 +213,15 @@ class Lab:
 
     def python_in_guest(self, program: str, *arguments: str) -> list[str]:
         """Runs a program of `guest/` there, by its Python, which is as old as the oldest we support: the command."""
+        return self._python(f"{_INSTALLED}/{program}", *arguments)
+
+    def sidestep(self, *arguments: str) -> list[str]:
+        """Runs `sidestep` there: the command."""
+        return self._python("-m", "sidestep", *arguments)
+
+    def _python(self, *arguments: str) -> list[str]:
         self.install()
-        return ["env", f"PYTHONPATH={_INSTALLED}", "python3", f"{_INSTALLED}/{program}", *arguments]
+        return ["env", f"PYTHONPATH={_INSTALLED}", "python3", *arguments]
 
     def background(self, tag: str, command: str) -> Background:
         """Starts it in the guest and leaves it running."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import sys
 import time
+from dataclasses import asdict
 from pathlib import Path
 
 import click
@@ -33,8 +34,10 @@ def top(interval: float, sort: str, wanted: str, once: bool, socket: Path, as_js
     """Watch the connections under sidestep: what goes through each, how much of it by ring, and at what cost.
 
     Rates are per second: messages, bytes, and wake-ups for the other end; RING is the share of the bytes; SLEEP and
-    SPIN are waits for each message by ring. Keys: s sort, r reverse, / filter, Enter explains a connection, space
-    pauses, + and - change the interval, q quits.
+    SPIN are waits for each message by ring. Each RDMA device of the provider has a line with its connections, and the
+    packets or bytes that it sends and receives.
+
+    Keys: s sort, r reverse, / filter, Enter explains a connection, space pauses, + and - change the interval, q quits.
 
     Exit code 1 with --once or --json if no provider answers; the live screen waits for one.
     """
@@ -68,5 +71,6 @@ def _as_json(view: View, sort: str, wanted: str) -> dict[str, object]:
         "connections": [
             one.connection.as_json() | {"rate": rate_as_json(one.rate)} for one in ordered(view, sort, wanted)
         ],
+        "devices": [asdict(one) for one in view.devices],
         "provider": dict(view.after.status),
     }

@@ -8,6 +8,7 @@ from typing import Final
 
 from sidestep.cli.shown import per_message, percent, printable, short
 from sidestep.observe.connections import Connection
+from sidestep.observe.device_totals import DeviceActivity
 from sidestep.observe.links import line, summary
 from sidestep.observe.traffic import Activity, Rate, View
 
@@ -22,7 +23,15 @@ SORTS: Final[Mapping[str, Callable[[Activity], tuple[object, ...]]]] = {
     "program": lambda one: (one.connection.program or "", one.connection.pid, one.connection.fd),
     "age": lambda one: (one.connection.age_s,),
 }
-HEAD_LINES: Final = 5  # before the column headings; one more where connections go to other hosts
+HEAD_LINES: Final = 5  # before the column headings; more where connections go to other hosts
+_DEVICES_MAX: Final = 4  # that have a line
+# Of a device: what it is made of, and which of its counters are shown by which word.
+_DEVICE_RATES: Final = {
+    "packets": {
+        "packets_sent": "sent", "packets_received": "received", "packets_resent": "resent", "packet_dropped": "dropped",
+    },
+    "bytes": {"stream_bytes_sent": "sent", "stream_bytes_received": "received"},
+}  # fmt: skip
 _ENDS_MIN: Final = 15  # columns; as ":6379 <- :54321" takes
 _ELLIPSIS: Final = "\N{HORIZONTAL ELLIPSIS}"
 _LOOPBACK: Final = frozenset({"127.0.0.1", "[::1]", "[::ffff:127.0.0.1]"})
@@ -69,7 +78,7 @@ def ordered(view: View, sort: str, wanted: str, *, reverse: bool = False) -> lis
 
 
 def head(view: View, path: str, width: int) -> list[str]:
-    """The lines of totals, `HEAD_LINES` of them or one more."""
+    """The lines of totals, `HEAD_LINES` of them or more."""
     status, total = view.after.status, view.total
     states = ", ".join(f"{view.states[name]:,} {name}" for name in _STATES if view.states.get(name))
     reasons = ", ".join(f"{name} {count:,}" for name, count in sorted(view.reasons.items(), key=lambda one: -one[1]))
@@ -92,8 +101,25 @@ def head(view: View, path: str, width: int) -> list[str]:
         f"{short(status['budget_bytes'])}B",
         f"why not: {reasons}" if reasons else "",
         *([summary(links)] if (links := view.after.links) else []),
+        *_device_lines(view.devices),
     )
     return [_cut(line, width) for line in lines]
+
+
+def _device_lines(devices: Sequence[DeviceActivity]) -> list[str]:
+    lines = [_device_line(one) for one in devices[:_DEVICES_MAX]]
+    if more := devices[_DEVICES_MAX:]:
+        lines[-1] += f"; {len(more)} more devices: --json has them"
+    return lines
+
+
+def _device_line(one: DeviceActivity) -> str:
+    line = f"{one.device}: connections {one.objects.get('connections', 0):,}"
+    for unit, words in _DEVICE_RATES.items():
+        if any(name in one.rates for name in words):
+            told = ", ".join(f"{short(one.rates.get(name, 0.0))} {word}" for name, word in words.items())
+            line += f"; {unit} a second: {told}"
+    return line
 
 
 def headings(width: int) -> str:

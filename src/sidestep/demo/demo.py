@@ -546,7 +546,7 @@ def run_two_hosts(*, rounds: int = ROUNDS, seconds: float = SECONDS, tell: Tell)
     return demo
 
 
-def two_hosts(stack: ExitStack, policy: Path | None = None) -> list[Site]:
+def two_hosts(stack: ExitStack, policy: Path | None = None, *, transports: str = "") -> list[Site]:
     """Two, joined by a bridge, with a provider each; by `policy` their connections begin with SDP."""
     bridge, namespaces = NetworkBridge(), (Namespace(), Namespace())
     for made in (bridge, *namespaces):
@@ -556,7 +556,7 @@ def two_hosts(stack: ExitStack, policy: Path | None = None) -> list[Site]:
         address = f"{TWO_HOSTS_PREFIX}{number}"
         bridge.join(number, namespace, f"{address}/24")
         with namespace.inside():
-            remote = RemoteSettings.parse(f"{TWO_HOSTS_PREFIX}0/24")
+            remote = RemoteSettings.parse(f"{TWO_HOSTS_PREFIX}0/24", transports=transports)
             sidestep = stack.enter_context(Sidestep(promote_after=None, remote=remote, policy=policy))
         sites.append(Site(address, sidestep, first=policy is not None, namespace=namespace))
     return sites

@@ -20,15 +20,15 @@ _WORKS: Final = {
 }
 
 
-def measure(*, rounds: int, seconds: float, tell: Tell) -> Profile:
-    """Over TCP and by SDP in turns, between two network namespaces of this host.
+def measure(*, rounds: int, seconds: float, tell: Tell, transports: str = "") -> Profile:
+    """Over TCP and by SDP, over these transports, in turns, between two network namespaces of this host.
 
     Raises:
         Unavailable: This user may make no namespaces, or a connection was not promoted.
     """
     times: dict[tuple[str, str], list[float]] = {}
     with ExitStack() as stack:
-        client, server = two_hosts(stack)
+        client, server = two_hosts(stack, transports=transports)
         places = {"tcp": [replace(site, sidestep=None) for site in (server, client)], "sdp": [server, client]}
         for number in range(rounds):
             for work, run in _WORKS.items():

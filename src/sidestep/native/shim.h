@@ -65,7 +65,9 @@ struct conn {
 	_Atomic uint32_t bucket_epoch; /* of the registry it is a bucket of */
 	_Atomic uint32_t backoff;
 	_Atomic int64_t again_at; /* coarse ns; nothing is offered before it */
-	_Atomic bool has_to_gain;        /* by its way to another host; see conn_gain() */
+	/* What its way to another host gains, and loses, as a provider has said; message_ns 0: it need not gain. */
+	_Atomic uint64_t message_ns, mib_ns, turn_ns;
+	_Atomic uint32_t told_by; /* provider.lost then */
 	_Atomic uint64_t counted_msgs, counted_bytes, counted_turns; /* at the last look at what it gains */
 	uint32_t probe_countdown;
 	struct spin_budget budget; /* of blocking waits */

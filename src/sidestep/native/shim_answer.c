@@ -132,15 +132,13 @@ static void take_answer(const struct rpc_msg *record)
 		}
 }
 
-/* What a way to another host gains and loses, if the provider says so. */
-static bool take_profile(const struct rpc_msg *record)
+/* What its way to another host gains and loses, if the provider says so. */
+static void take_profile(struct conn *conn, const struct rpc_msg *record)
 {
-	if (!record->promote_after_calls)
-		return false;
-	word_store(provider.message_ns, record->promote_after_calls);
-	word_store(provider.mib_ns, record->promote_after_bytes);
-	word_store(provider.turn_ns, record->turns);
-	return true;
+	word_store(conn->message_ns, record->promote_after_calls);
+	word_store(conn->mib_ns, record->promote_after_bytes);
+	word_store(conn->turn_ns, record->turns);
+	word_store(conn->told_by, word_load(provider.lost));
 }
 
 /* Does what a record says; the conn whose reference is to be dropped, or NULL. */
@@ -156,15 +154,15 @@ static struct conn *take_record(const struct rpc_msg *record, int *fds, int *fds
 	case RPC_CLAIMED:
 		conn = answered(record->token);
 		if (conn)
-			conn->has_to_gain = take_profile(record);
+			take_profile(conn, record);
 		if (conn && word_load(conn->slot->state) == STATE_OFFERED)
 			*fds_len = attach(conn, record, fds, *fds_len, record->type == RPC_ATTACH);
 		break;
 	case RPC_REFUSED:
 		conn = answered(record->token);
 		shim_log("refused: %u", record->reason);
-		if (record->reason == REFUSAL_LATENCY)
-			take_profile(record);
+		if (conn && record->reason == REFUSAL_LATENCY)
+			take_profile(conn, record);
 		if (conn)
 			refused(conn, rpc_refusal_reason(record->reason));
 		break;

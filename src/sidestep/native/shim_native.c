@@ -40,7 +40,7 @@ static void consider(struct conn *conn, int fd)
 		rpc_consider(conn, fd);
 	else if (unlikely(slot_has(conn->slot, SLOT_DEMOTED))) {
 		rpc_listen();
-		if (word_load(conn->has_to_gain))
+		if (word_load(conn->message_ns))
 			rpc_return(conn, fd);
 	}
 	conn_lent(conn);

@@ -249,9 +249,7 @@ void rpc_lost(void)
 	provider.fd = -1;
 	provider.welcomed = false;
 	atomic_store(&provider.registry, NULL);
-	word_store(provider.message_ns, 0);
-	word_store(provider.mib_ns, 0);
-	word_store(provider.turn_ns, 0);
+	word_store(provider.lost, word_load(provider.lost) + 1);
 	pending_lose();
 	shim_log("provider lost");
 }

@@ -25,7 +25,7 @@ extern struct provider {
 	const struct registry_header *_Atomic registry; /* NULL: no provider, or none that has answered yet */
 	_Atomic uint32_t registry_epoch;                /* one more with each provider: buckets are of a registry */
 	uint64_t tokens;
-	_Atomic uint64_t message_ns, mib_ns, turn_ns; /* what a way to another host gains, and loses, as it says */
+	_Atomic uint32_t lost; /* how many have been; what those said of gains counts no more */
 } provider;
 
 /* Why there is none to ask. */

@@ -33,7 +33,7 @@ static size_t ring_read(const struct call *call, size_t at, size_t len)
 		channel_rx_consume(&conn->channel, len);
 		word_store(conn->slot->rx_ring_bytes, conn->slot->rx_ring_bytes + len);
 		word_store(conn->slot->rx_ring_msgs, conn->slot->rx_ring_msgs + 1);
-		if (unlikely(word_load(conn->has_to_gain)))
+		if (unlikely(word_load(conn->message_ns)))
 			count_turn(conn->slot);
 	}
 	return len;
@@ -395,7 +395,7 @@ static inline enum turn recv_turn(struct call *call, size_t target)
 		return step == STEP_EMPTY ? recv_short(call, target, 0) : recv_ended(call, step, error);
 	if (unlikely(listen)) {
 		rpc_listen();
-		if (word_load(conn->has_to_gain) && conn_stays(conn, &call->fd))
+		if (word_load(conn->message_ns) && conn_stays(conn, &call->fd))
 			rpc_reconsider(conn, call->fd);
 	}
 	/* who waits for bytes that it wants by TCP need not wait until we wait, or send */

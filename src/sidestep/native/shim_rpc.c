@@ -357,15 +357,23 @@ static bool is_due(struct conn *conn)
 	return !conn->again_at || coarse_ns() >= conn->again_at;
 }
 
-/* Nanoseconds that its way to another host gains over TCP for what it has done since that was counted last; < 0: loses. */
+/* Whether the provider has said what its way to another host gains, and loses. */
+static bool gain_told(const struct conn *conn)
+{
+	return word_load(conn->message_ns) && word_load(conn->told_by) == word_load(provider.lost);
+}
+
+/* Nanoseconds that this way gains over TCP for what it has done since that was counted last; < 0: loses. */
 static double conn_gain(const struct conn *conn)
 {
 	struct rpc_msg now;
 
+	if (!gain_told(conn))
+		return 0;
 	describe_traffic(conn, &now);
-	return (double)now.promote_after_calls * (double)word_load(provider.message_ns) -
-	       (double)now.promote_after_bytes * (double)word_load(provider.mib_ns) / (1 << 20) -
-	       (double)now.turns * (double)word_load(provider.turn_ns);
+	return (double)now.promote_after_calls * (double)word_load(conn->message_ns) -
+	       (double)now.promote_after_bytes * (double)word_load(conn->mib_ns) / (1 << 20) -
+	       (double)now.turns * (double)word_load(conn->turn_ns);
 }
 
 /*
@@ -375,7 +383,7 @@ static double conn_gain(const struct conn *conn)
 static bool may_gain(struct conn *conn)
 {
 	if (likely(word_load(conn->slot->reason) != REASON_LATENCY) || conn_gain(conn) >= GAIN_MIN_NS ||
-	    !word_load(provider.message_ns)) /* another provider has said nothing yet */
+	    !gain_told(conn))
 		return true;
 	count_traffic(conn);
 	word_store(conn->calls, 0);

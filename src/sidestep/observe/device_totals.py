@@ -1,4 +1,4 @@
-"""What the devices of a provider and its workers count, summed up for metrics.
+"""What the devices of a provider and its workers count, summed up for metrics and for `sidestep top`.
 
 A worker that ends takes its device with it, and another one begins at zero: totals by device keep what was counted.
 """
@@ -8,9 +8,10 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from typing import Any, Final
 
-from sidestep.observe.links import grown
+from sidestep.observe.links import grown, number
 from sidestep.observe.rdma import ProcessView, processes
 from sidestep.rdma.iwarp.counting import PRESENT
 
@@ -47,3 +48,31 @@ class DeviceTotals:
                     else:
                         self.counts[device.name, name, reason] += grown(device.counters, before, full_name)
         self._last = now
+
+
+@dataclass(slots=True)
+class DeviceActivity:
+    """What goes on on a device, that of each worker included; its fields are names of `sidestep top --json`."""
+
+    device: str
+    objects: dict[str, int] = field(default_factory=dict)  # what there is now, by kind
+    rates: dict[str, float] = field(default_factory=dict)  # a second, by counter; all reasons together
+
+
+def activities(
+    before: Iterable[ProcessView], after: Iterable[ProcessView], seconds: float
+) -> tuple[DeviceActivity, ...]:
+    """Between two looks, by name; one that was not there before shows no rates yet."""
+    then = {(process.pid, device.name): device.counters for process in before for device in process.devices}
+    found: dict[str, DeviceActivity] = {}
+    for process in after:
+        for device in process.devices:
+            one = found.setdefault(device.name, DeviceActivity(device.name))
+            first = then.get((process.pid, device.name), device.counters)
+            for full_name in device.counters:
+                name = full_name.partition("{")[0]
+                if name in PRESENT:
+                    one.objects[name] = one.objects.get(name, 0) + number(device.counters, full_name)
+                else:
+                    one.rates[name] = one.rates.get(name, 0.0) + grown(device.counters, first, full_name) / seconds
+    return tuple(one for _, one in sorted(found.items()))

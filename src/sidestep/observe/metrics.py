@@ -37,7 +37,7 @@ from sidestep.counters import NAMES
 from sidestep.errors import Unavailable
 from sidestep.native.layout import State
 from sidestep.observe.connections import Ended, ended
-from sidestep.observe.device_totals import DeviceTotals, of_provider
+from sidestep.observe.device_totals import DeviceTotals
 from sidestep.observe.links import LinkTotals, Sum, modes, sums
 from sidestep.observe.traffic import Sample, Totals, take_sample
 
@@ -89,7 +89,7 @@ class Exporter(Collector):
             try:
                 sample = take_sample(self._socket_path)
                 self._totals.handle(sample.connections.values(), self._ended())
-                self._devices.handle(of_provider(sample.status))
+                self._devices.handle(sample.devices)
             except Unavailable:
                 sample = None
             yield GaugeMetricFamily("sidestep_provider_up", "Whether the provider answers", value=sample is not None)

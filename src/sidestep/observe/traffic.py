@@ -9,14 +9,16 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from sidestep.observe.connections import Connection, Ended, connections
 from sidestep.observe.connections import Key as Identity
+from sidestep.observe.device_totals import DeviceActivity, activities, of_provider
 from sidestep.observe.links import Link, LinkTotals
+from sidestep.observe.rdma import ProcessView
 from sidestep.provider.control import ControlConnection
 
 Key = tuple[int, int]  # pid, and the moment at which the connection was made: it stays the same, and no other has it
@@ -29,6 +31,7 @@ class Sample:
     at_s: float  # monotonic
     connections: Mapping[Key, Connection]
     status: Mapping[str, Any]  # of the provider
+    devices: Sequence[ProcessView] = ()  # RDMA devices of the provider and its workers
 
     @property
     def links(self) -> list[Link]:
@@ -40,7 +43,7 @@ def take_sample(socket_path: Path) -> Sample:
     with ControlConnection(socket_path) as control:
         status = control.status()
     found = {(one.pid, one.born_ns): one for one in connections(socket_path)}
-    return Sample(time.monotonic(), found, status)
+    return Sample(time.monotonic(), found, status, of_provider(status))
 
 
 def counts(one: Connection) -> Counter[str]:
@@ -114,6 +117,7 @@ class View:
     total: Rate
     states: Mapping[str, int]  # connections by state
     reasons: Mapping[str, int]  # and by reason, of those that have one and are not carried
+    devices: tuple[DeviceActivity, ...]
     after: Sample  # the second look
 
 
@@ -121,18 +125,19 @@ def compare(before: Sample, after: Sample) -> View:
     """What went on between two looks; connections that ended in between are left out."""
     seconds = max(after.at_s - before.at_s, 1e-6)
     total: Counter[str] = Counter()
-    activities = []
+    rows = []
     for key, one in after.connections.items():
         first = before.connections.get(key)
         if first is None and one.age_s > seconds:  # not new, but not seen before: its past is not of this time
             first = one
         growth = grown(one, first)
         total.update(growth)
-        activities.append(Activity(one, Rate.of(growth, seconds)))
+        rows.append(Activity(one, Rate.of(growth, seconds)))
     found = after.connections.values()
     return View(
-        seconds, tuple(activities), Rate.of(total, seconds), Counter(one.state for one in found),
-        Counter(one.reason for one in found if one.reason and one.link is None), after,
+        seconds, tuple(rows), Rate.of(total, seconds), Counter(one.state for one in found),
+        Counter(one.reason for one in found if one.reason and one.link is None),
+        activities(before.devices, after.devices, seconds), after,
     )  # fmt: skip
 
 

@@ -20,6 +20,7 @@ from typing import Any, Final
 from sidestep import limits
 from sidestep.config import RemoteSettings
 from sidestep.errors import Unavailable
+from sidestep.gain import Profile
 from sidestep.native.layout import Refusal
 from sidestep.native.reasons import REFUSAL_TEXT
 from sidestep.policy import BOTH, TCP, Decision, Policy, Role, Subject
@@ -101,6 +102,16 @@ class Decisions:
         if not dry:
             self._remember(Role.CONNECT, subject, request.remote, verdict)
         return verdict
+
+    def profile(self, verdict: Verdict) -> Profile | None:
+        """By whose figures a connection of that verdict has to gain to be carried; None: it need not."""
+        assert verdict.protocol is not None
+        assert verdict.request is not None
+        try:
+            return verdict.protocol.profile(verdict.request)
+        except Exception as error:  # a stranger's code
+            self._protocols.fail(verdict.protocol.name, error)
+            return None
 
     def listen(self, subject: Subject, local: Endpoint, carrier: OffloadProtocol, transport: str = "") -> Verdict:
         """Whether the end that accepted may be carried by what the other end has chosen."""

@@ -316,6 +316,16 @@ class Beginning:
     reply: bytes  # likewise
 
 
+class Connected(Protocol):
+    """What a queue pair tells of its connection."""
+
+    @property
+    def remote_address(self) -> str: ...
+
+    @property
+    def state(self) -> CmState: ...
+
+
 class JoinedBy(Protocol):
     """Who has joined a queue pair with another one."""
 
@@ -363,6 +373,7 @@ class QueuePair(ABC):
     recv_cq: CompletionQueue
     srq: SharedReceiveQueue | None  # where its receives come from, unless they are its own
     initiator_depth: int  # as agreed with the other end; 0 before the connection is made
+    connection: Connected | None
     on_event: EventHandler | None  # of this queue pair's events; without one they go to the device's
 
     @property
@@ -377,7 +388,7 @@ class QueuePair(ABC):
 
     def details(self) -> dict[str, object]:
         """How it is now, for people: names and values that JSON knows. A device adds what it counts."""
-        return {
+        found: dict[str, object] = {
             "number": self.number,
             "type": self.qp_type.name,
             "state": self.state.name,
@@ -385,6 +396,10 @@ class QueuePair(ABC):
             "receives_posted": self.receives_posted,
             "shared_receives": self.srq is not None,
         }
+        if self.connection is not None:
+            found["remote_address"] = self.connection.remote_address
+            found["connection"] = self.connection.state.name
+        return found
 
     def lend(self, record: dict[str, int], reclaim: Callable[[], object]) -> Lent | None:
         """Leaves the wire to the engine, and its numbers in the record, if nothing is under way; else None.

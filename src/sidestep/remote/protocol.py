@@ -27,6 +27,7 @@ from typing import ClassVar, Final
 
 from sidestep import limits
 from sidestep.errors import PeerViolation, SidestepError, Unavailable
+from sidestep.gain import Profile
 from sidestep.loop import nothing
 from sidestep.native.layout import IPPROTO_SDP
 from sidestep.rdma.cm import ConnectionRequest
@@ -149,6 +150,18 @@ class Sdp(OffloadProtocol):
         except Unavailable as why:
             return why.message
         return None
+
+    def profile(self, request: Request) -> Profile | None:
+        """That of the transport that is asked first; `Outgoing.carry` is told that of the one that carries it."""
+        try:
+            return self.profile_of(self.services.transports.choose(request).name)
+        except Unavailable:
+            return None  # it is refused for that
+
+    def profile_of(self, transport: str) -> Profile | None:
+        """By whose figures connections have to gain over that transport."""
+        remote = self.services.remote
+        return remote.profile(self.services.transports[transport].profiles) if remote is not None else None
 
     def handle_transport_stopped(self, name: str) -> None:
         """What goes over its devices goes back to TCP, if it can."""
@@ -523,7 +536,7 @@ class _Reaching:
         if event.kind is SdpEventKind.ESTABLISHED:
             link = SdpLink(stream, self._sdp.loop, self._handle_broken, self._sdp.services.log)
             try:
-                far = self._outgoing.carry(link)
+                far = self._outgoing.carry(link, self._sdp.profile_of(self._at.transport))
             except Unavailable as why:
                 link.abandon()
                 self._outgoing.refuse(why.message)

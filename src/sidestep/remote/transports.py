@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, ClassVar
 
-from sidestep import limits
+from sidestep import gain, limits
 from sidestep.errors import SidestepError
 from sidestep.rdma.iwarp.device import IwarpDevice
 from sidestep.switch.protocol import Capabilities, OffloadTransport, Request, Services
 
 if TYPE_CHECKING:
+    from sidestep.gain import Profiles
     from sidestep.loop import Loop
     from sidestep.rdma.kernel.device import KernelDevice
     from sidestep.rdma.kernel.sysfs import KernelDeviceView
@@ -22,6 +23,7 @@ class Iwarp(OffloadTransport):
 
     name: ClassVar[str] = "iwarp"
     wire: ClassVar[str] = "iwarp"
+    profiles: ClassVar[Profiles] = gain.IWARP
     capabilities: ClassVar[Capabilities] = Capabilities(rdma=True, local=False, remote=True, self_routing=True)
 
     def open(self, local: Address, loop: Loop) -> IwarpDevice:
@@ -34,6 +36,7 @@ class Roce(OffloadTransport):
 
     name: ClassVar[str] = "roce"
     wire: ClassVar[str] = "rocev2"
+    profiles: ClassVar[Profiles] = gain.ROCE
     capabilities: ClassVar[Capabilities] = Capabilities(rdma=True, local=False, remote=True, self_routing=True)
 
     def open(self, local: Address, loop: Loop) -> UdpRoceDevice:
@@ -48,6 +51,7 @@ class Verbs(OffloadTransport):
 
     name: ClassVar[str] = "verbs"
     wire: ClassVar[str] = "rocev2"
+    profiles: ClassVar[Profiles] = gain.VERBS
     capabilities: ClassVar[Capabilities] = Capabilities(rdma=True, local=False, remote=True)
 
     def start(self, services: Services) -> None:

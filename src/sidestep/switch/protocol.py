@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeAlias
 
 from sidestep.errors import Unavailable
+from sidestep.gain import IWARP, Profile, Profiles
 from sidestep.loop import Loop
 from sidestep.routing import Address, NetworkEvent, Route
 
@@ -107,8 +108,11 @@ class Outgoing(Protocol):
     def wanted(self) -> bool:
         """Whether it still waits."""
 
-    def carry(self, link: Link) -> Carried:
-        """Its bytes go over that link from now on; raises Unavailable."""
+    def carry(self, link: Link, profile: Profile | None = None) -> Carried:
+        """Its bytes go over that link from now on; raises Unavailable.
+
+        `profile`: by whose figures it goes back to TCP once it would gain by that; None: never.
+        """
 
     def refuse(self, why: str) -> None:
         """It stays on TCP; `why` is a half sentence. Does nothing if it is not wanted any more."""
@@ -266,6 +270,9 @@ class OffloadTransport(OffloadModule):
     """
 
     wire: ClassVar[str]  # what is spoken: iwarp, rocev2, ...
+    profiles: ClassVar[Profiles] = Profiles(
+        engine=IWARP.python, python=IWARP.python
+    )  # what gains by it, unless measured
 
     def refusal(self, request: Request) -> str | None:
         """Why there is no device for this connection, as a half sentence; None: there is. Must not wait."""
@@ -287,6 +294,10 @@ class OffloadProtocol(OffloadModule):
 
     def refusal(self, request: Request) -> str | None:
         """Why this connection cannot be carried, as a half sentence; None: it can. Must not wait."""
+        return None
+
+    def profile(self, request: Request) -> Profile | None:
+        """By whose figures a connection that is not refused has to gain over TCP to be carried; None: it need not."""
         return None
 
     def bind(self, endpoint: Endpoint) -> None:

@@ -16,8 +16,8 @@ import time
 import traceback
 from collections.abc import Callable
 from dataclasses import replace
-from ipaddress import ip_address
-from random import Random
+
+from control_pair import ControlPair
 
 from sidestep.loop import Loop
 from sidestep.rdma.conformance import CHECKS, Check, DeviceUnderTest, Violation, run
@@ -25,20 +25,14 @@ from sidestep.rdma.kernel.device import KernelDevice
 from sidestep.rdma.kernel.finding import NoManager
 from sidestep.rdma.kernel.manager import KernelManager
 from sidestep.rdma.kernel.settings import VerbsSettings
-from sidestep.rdma.loopback import Fabric
 from sidestep.rdma.verbs import Device
-from sidestep.remote.control_link import PRIVATE_DATA_MAX, ControlLink, Req, Talker
+from sidestep.remote.control_link import PRIVATE_DATA_MAX
 from sidestep.remote.control_manager import ControlManager
-from sidestep.sdp.endpoint import SdpStream
-from sidestep.sdp.requests import SdpEvent, Told
-from sidestep.sdp.settings import Addresses
-from sidestep.sdp.stack import stack_on
 
 QUIET_S = 0.04  # the machine is emulated: what is on its way may rest so long
 QUIET_TURNS = 3
 LOOK_S = 0.02  # a polled queue that is not armed wakes nobody
 WAIT_S = 12.0
-WIRE = "rocev2"
 
 
 class KernelUnderTest:
@@ -102,43 +96,20 @@ class JoinedUnderTest(KernelUnderTest):
 
     def __init__(self, address: str, nobody: str) -> None:
         super().__init__(address, nobody)
-        self.fabric = Fabric(Random(1))
-        self.link: ControlLink | None = None
-        self.managers = [ControlManager(each, self.loop, WIRE, self.reach) for each in (self.active, self.passive)]
-        for device, manager in zip((self.active, self.passive), self.managers, strict=True):
+        self.pair = ControlPair(self.active, self.passive, self.loop)
+        for device, manager in ((self.active, self.pair.active), (self.passive, self.pair.passive)):
             assert isinstance(device, JoinedDevice)
             device.use(manager)
-        self.stacks = [stack_on(self.fabric, self.fabric.device(name)) for name in ("asks", "answers")]
-        one, other = self.stacks
-        other.listen(1, self.accepted)
-        one.connect("answers", Addresses(ip_address("10.0.0.1"), 2, ip_address("10.0.0.2"), 1), self.told)
-        self.fabric.run_until(lambda: self.link is not None)
-        self.fabric.run()
-
-    def told(self, stream: SdpStream, event: Told) -> None:
-        assert isinstance(event, SdpEvent)
-        self.link = ControlLink(stream, self.fabric, None, lambda: None, print)
-        self.link.begin()
-
-    def accepted(self, stream: SdpStream) -> None:
-        ControlLink(stream, self.fabric, self.asked, lambda: None, print)
-
-    def asked(self, link: ControlLink, number: int, req: Req) -> Talker | None:
-        return self.managers[1].take(link, number, req)
-
-    def reach(self, address: str, reached: Callable[[ControlLink | None], None]) -> None:
-        reached(self.link if address == self.active.address else None)
 
     def turn(self, wait_s: float) -> bool:
-        self.fabric.run()
+        self.pair.fabric.run()
         done = self.loop.turn(wait_s)
-        self.fabric.run()
+        self.pair.fabric.run()
         return done
 
     def close(self) -> None:
         super().close()
-        for stack in self.stacks:
-            stack.close()
+        self.pair.close()
 
 
 KINDS = {"rdma_cm": KernelUnderTest, "joined": JoinedUnderTest}

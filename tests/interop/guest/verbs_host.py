@@ -3,7 +3,7 @@
 A request is a line of JSON that names in `do` what to do, and is answered by one line: what came of it, or `error`. It
 ends with its connection. See `Host` for what there is.
 
-usage: verbs_host.py CONTROL PORT ADDRESS NETWORK TRANSPORTS
+usage: verbs_host.py CONTROL PORT ADDRESS NETWORK TRANSPORTS PROMOTE
 """
 
 from __future__ import annotations
@@ -75,17 +75,17 @@ class Host:
             "log": self._log.read_text(encoding="utf-8")[-2000:],
             "devices": [link["device"] for link in links],
             "ends": [
-                {"state": each.state, "promoted": each.promoted, "why": each.why}
+                {"state": each.state, "promoted": each.promoted, "reason": each.reason, "why": each.why}
                 for each in self._sidestep.connections()
             ],
         }
 
 
 def main() -> None:
-    control, port, address, network, transports = sys.argv[1:]
+    control, port, address, network, transports, promote = sys.argv[1:]
     with socket.create_server((control, int(port))) as server, tempfile.TemporaryDirectory() as place:
         log = Path(place) / "provider.log"
-        settings = RemoteSettings.parse(network, transports=transports)
+        settings = RemoteSettings.parse(network, promote=promote, transports=transports)
         with Sidestep(remote=settings, log=log, offer_expiry_s=OFFER_EXPIRY_S) as own:
             print("ready", flush=True)
             Host(own, address, log).run(server.accept()[0])

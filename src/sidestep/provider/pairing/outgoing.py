@@ -7,12 +7,13 @@ from dataclasses import dataclass
 from functools import partial
 
 from sidestep.errors import Unavailable
+from sidestep.gain import Profile
 from sidestep.loop import nothing
 from sidestep.native.layout import Attach, Refusal
 from sidestep.provider.carry import remote_relay
 from sidestep.provider.carry.remote_relay import RemoteRelay
 from sidestep.provider.clients import Brought
-from sidestep.provider.pairing.shared import Shared
+from sidestep.provider.pairing.shared import Shared, fields_of
 from sidestep.provider.proof.lookup import endpoint_of
 from sidestep.provider.workers.pool import Delegated
 from sidestep.switch.link import Link
@@ -26,6 +27,7 @@ class RemoteOffer:
 
     shared: Shared
     offer: Offer[Brought]
+    profile: Profile | None  # by whose figures it has to gain
 
     def reach_out(self, carrier: OffloadProtocol) -> None:
         """Has the protocol find the other end."""
@@ -45,7 +47,7 @@ class RemoteOffer:
     def wanted(self) -> bool:
         return self.offer in self.shared.offers
 
-    def carry(self, link: Link) -> RemoteRelay:
+    def carry(self, link: Link, profile: Profile | None = None) -> RemoteRelay:
         """Hands the program a channel with the provider; raises Unavailable."""
         shared, offer = self.shared, self.offer
         self._need_wanted()
@@ -57,6 +59,7 @@ class RemoteOffer:
         # no call when it is dropped: the segment is the offerer's, and the sweep finds out when it is gone
         relay = remote_relay.enter(shared.hub, end, protocol=offer.protocol, on_drop=nothing, link=link,
                                    segment_id=offer.segment_id, uid=offer.owner)  # fmt: skip
+        self.profile = profile
         self.tell(shared.hub.doorbell_id, own_doorbell)
         return relay
 
@@ -86,8 +89,9 @@ class RemoteOffer:
             return False
         counted = ("remote_joined", "connect")
         return self.shared.claimed(
-            self.offer, doorbell, counted, flags=Attach.RELAYED, doorbell_page_id=doorbell_id, **self.shared.profile
-        )
+            self.offer, doorbell, counted,
+            flags=Attach.RELAYED, doorbell_page_id=doorbell_id, **fields_of(self.profile),
+        )  # fmt: skip
 
     def _need_wanted(self) -> None:
         if not self.wanted:

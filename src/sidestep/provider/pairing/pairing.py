@@ -11,11 +11,12 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from sidestep.errors import LimitReached, PeerViolation, Unavailable
-from sidestep.gain import Traffic
+from sidestep.gain import Profile, Traffic
 from sidestep.native import layout
 from sidestep.native.layout import GAIN_MIN_NS, Refusal
 from sidestep.provider import memory
 from sidestep.provider.clients import Brought, Client
+from sidestep.provider.decisions import Verdict
 from sidestep.provider.pairing.incoming import Incoming
 from sidestep.provider.pairing.local import LocalPair
 from sidestep.provider.pairing.outgoing import RemoteOffer
@@ -27,7 +28,7 @@ from sidestep.provider.proof.path import PathProofs, Proof
 from sidestep.provider.rpc import Message, Packet, expect
 from sidestep.provider.users import Users
 from sidestep.switch.offers import ClientId, ConnectionKey, Offer
-from sidestep.switch.protocol import OffloadProtocol, Request
+from sidestep.switch.protocol import Request
 
 
 class Pairing:
@@ -78,6 +79,7 @@ class Pairing:
         check_geometry(segment, message.ring_size)
         _check_doorbell(message, doorbell, doorbell_page)
         refusal = self._offer_refusal(client, message, evidence)
+        profile: Profile | None = None
         if not refusal:
             request = Request(
                 endpoint_of(key.local_addr, key.local_port), endpoint_of(key.remote_addr, key.remote_port), None
@@ -87,13 +89,14 @@ class Pairing:
                 client.subject, request, ip_protocol=message.protocol, elsewhere=elsewhere
             )
             refusal = verdict.refusal
-        if not refusal and verdict.leaves and verdict.protocol is not None:
-            refusal = self._loss(client, message, request, verdict.protocol)
+        if not refusal and verdict.leaves:
+            profile = shared.decisions.profile(verdict)
+            refusal = self._loss(client, message, verdict, profile)
         if not refusal and not shared.segments.reserve(message.segment_id, message.ring_size, client.uid):
             refusal = Refusal.NO_BUDGET
         if refusal:
             evidence.close()
-            shared.refuse_offer(client, message.token, refusal)
+            shared.refuse_offer(client, message.token, refusal, profile)
             return
         assert verdict.protocol is not None
         assert verdict.request is not None
@@ -108,19 +111,20 @@ class Pairing:
         shared.registry.handle_added(bucket)
         shared.counters.add("offer_accepted")
         if verdict.leaves:
-            RemoteOffer(shared, offer).reach_out(verdict.protocol)
+            RemoteOffer(shared, offer, profile).reach_out(verdict.protocol)
 
-    def _loss(self, client: Client, message: Message, request: Request, protocol: OffloadProtocol) -> Refusal | None:
+    def _loss(self, client: Client, message: Message, verdict: Verdict, profile: Profile | None) -> Refusal | None:
         """Whether TCP is faster than the way to the other host, for what the connection does; who names it insists."""
-        remote = self.shared.services.remote
         traffic = Traffic(message.promote_after_calls, message.promote_after_bytes, message.turns)
-        if remote is None or remote.profile is None or message.protocol or not traffic.messages:
+        if profile is None or message.protocol or not traffic.messages:
             return None
-        gain_us = remote.profile.gain_us(traffic)
+        gain_us = profile.gain_us(traffic)
         if gain_us * 1000 >= GAIN_MIN_NS:
             return None
         why = f"{traffic} would take {-gain_us:.0f} us longer than by TCP" if gain_us < 0 else f"{traffic} are too few"
-        self.shared.decisions.fail(client.subject, request.remote, protocol.name, why, Refusal.LATENCY)
+        assert verdict.protocol is not None
+        assert verdict.request is not None
+        self.shared.decisions.fail(client.subject, verdict.request.remote, verdict.protocol.name, why, Refusal.LATENCY)
         return Refusal.LATENCY
 
     def _offer_refusal(self, client: Client, message: Message, evidence: Evidence) -> Refusal | None:

@@ -8,6 +8,7 @@ from typing import Any
 
 from sidestep.counters import Counters
 from sidestep.errors import Unavailable
+from sidestep.gain import Profile
 from sidestep.native import _channel
 from sidestep.native.layout import Refusal, Rpc
 from sidestep.provider.carry.hub import End, Hub
@@ -20,6 +21,14 @@ from sidestep.provider.rpc import Message, Packet
 from sidestep.switch.modules import Protocols
 from sidestep.switch.offers import ClientId, ConnectionKey, Offer, OfferTable
 from sidestep.switch.protocol import Services
+
+
+def fields_of(profile: Profile | None) -> dict[str, Any]:
+    """By what a shim judges whether a connection's way to another host is worth it, in fields of a message."""
+    if profile is None:
+        return {}
+    message_ns, mib_ns, turn_ns = profile.nanoseconds
+    return {"promote_after_calls": message_ns, "promote_after_bytes": mib_ns, "turns": turn_ns}
 
 
 @dataclass(slots=True)
@@ -40,14 +49,6 @@ class Shared:
     hub: Hub
     prover: SocketProver  # whether the ends of connections through the provider are still held
     closing: bool = False  # no more offers are taken in
-
-    @property
-    def profile(self) -> dict[str, Any]:
-        """By what shims judge whether a way to another host is worth it, in fields of a message; or none."""
-        if self.services.remote is None or self.services.remote.profile is None:
-            return {}
-        message_ns, mib_ns, turn_ns = self.services.remote.profile.nanoseconds
-        return {"promote_after_calls": message_ns, "promote_after_bytes": mib_ns, "turns": turn_ns}
 
     def need_home(self, *netns_cookies: int) -> None:
         """Raises Unavailable for a socket of another network namespace than the provider's."""
@@ -104,9 +105,10 @@ class Shared:
         self.segments.budget.release(offer.segment_id)
         offer.brought.close()
 
-    def refuse_offer(self, client: Client, token: int, refusal: Refusal) -> None:
+    def refuse_offer(self, client: Client, token: int, refusal: Refusal, profile: Profile | None = None) -> None:
+        """`profile`: by whose figures it has to gain, which is told if that is why."""
         self.counters.add("offer_refused", refusal.name)
-        told = self.profile if refusal is Refusal.LATENCY else {}
+        told = fields_of(profile) if refusal is Refusal.LATENCY else {}
         self.send(client, Message(type=Rpc.REFUSED, token=token, reason=refusal, **told))
 
     def refuse_claim(self, client: Client, token: int, refusal: Refusal) -> None:

@@ -24,6 +24,7 @@ from sidestep import gain, limits
 from sidestep.config import RemoteSettings, parse_cpus
 from sidestep.counters import Counters
 from sidestep.errors import PeerViolation, SidestepError, Unavailable
+from sidestep.gain import Profile
 from sidestep.loop import Loop
 from sidestep.native import _channel
 from sidestep.provider import memory
@@ -261,7 +262,7 @@ class DelegatedHere:
             endpoint_of(record.local_addr, record.local_port), endpoint_of(record.remote_addr, record.remote_port), None
         )
 
-    def carry(self, link: Link) -> RemoteRelay:
+    def carry(self, link: Link, profile: Profile | None = None) -> RemoteRelay:  # the provider has told that already
         if not self.wanted:
             raise Unavailable("the connection does not wait any more")
         worker, record = self._worker, self.record

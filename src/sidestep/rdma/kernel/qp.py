@@ -28,7 +28,7 @@ from sidestep.rdma.kernel.libraries import told
 from sidestep.rdma.kernel.receives import Poster
 from sidestep.rdma.kernel.sends import Posted, Writer
 from sidestep.rdma.soft.handles import check_type
-from sidestep.rdma.soft.qp import OPCODES, check_offered, entries_of
+from sidestep.rdma.soft.qp import OPCODES, check_offered
 from sidestep.rdma.verbs import AsyncEvent, EventKind, MemoryRegion, QpState, QpType, QueuePair
 from sidestep.rdma.work import (
     Access,
@@ -191,14 +191,6 @@ class KernelQueuePair(QueuePair):
         if len(self._sends) >= most and self.sends_outstanding >= most:
             raise LimitReached(f"{most} requests are outstanding")
         attributes = self.device.attributes
-        entries = entries_of(request)
-        entries_max = attributes.read_scatter_max if isinstance(request, RdmaRead) else attributes.gather_max
-        if len(entries) > entries_max:
-            raise Misuse(f"{len(entries)} entries; the device takes {entries_max}")
-        if sum(map(len, entries)) > attributes.message_max:
-            raise Misuse(f"more than {attributes.message_max} bytes")
-        if sum(len(entry) for entry in entries if isinstance(entry, bytes)) > attributes.inline_max:
-            raise Misuse(f"more than {attributes.inline_max} bytes of inline data")
         check_offered(request, attributes)
         check_type(request, self)
         if isinstance(request, LocalInvalidate):
@@ -483,13 +475,6 @@ class KernelQueuePair(QueuePair):
 
     def tell(self, kind: EventKind, why: str = "") -> None:
         self.device.tell(AsyncEvent(kind, self, why), self.on_event)
-
-    def details(self) -> dict[str, object]:
-        found = super().details()
-        if self.connection is not None:
-            found["remote_address"] = self.connection.remote_address
-            found["connection"] = self.connection.state.name
-        return found
 
 
 def _status(number: int) -> Status:

@@ -108,13 +108,6 @@ class SoftQueuePair(QueuePair):
         if self.srq is not None:
             self.srq.users.add(self)
 
-    def details(self) -> dict[str, object]:
-        found = super().details()
-        if self.connection is not None:
-            found["remote_address"] = self.connection.remote_address
-            found["connection"] = self.connection.state.name
-        return found
-
     # Receives.
 
     @property
@@ -173,14 +166,6 @@ class SoftQueuePair(QueuePair):
         if held >= self._max_send_wr:
             raise LimitReached(f"{self._max_send_wr} requests are outstanding")
         attributes = self.device.attributes
-        entries = entries_of(request)
-        most = attributes.read_scatter_max if isinstance(request, FETCHES) else attributes.gather_max
-        if len(entries) > most:
-            raise Misuse(f"{len(entries)} entries; the device takes {most}")
-        if sum(map(len, entries)) > attributes.message_max:
-            raise Misuse(f"more than {attributes.message_max} bytes")
-        if sum(len(entry) for entry in entries if isinstance(entry, bytes)) > attributes.inline_max:
-            raise Misuse(f"more than {attributes.inline_max} bytes of inline data")
         check_offered(request, attributes)
         if self.qp_type is UD or isinstance(request, UdSend):
             check_type(request, self)
@@ -289,7 +274,15 @@ def _may_write(domain: Domain, scatter: Scatter) -> bool:
 
 
 def check_offered(request: SendRequest, attributes: DeviceAttributes) -> None:
-    """Raises Misuse for atomic operations and immediate data where there are none, or that are none."""
+    """Raises Misuse for more entries or bytes than the device takes, and for operations that it does not offer."""
+    entries = entries_of(request)
+    entries_max = attributes.read_scatter_max if isinstance(request, FETCHES) else attributes.gather_max
+    if len(entries) > entries_max:
+        raise Misuse(f"{len(entries)} entries; the device takes {entries_max}")
+    if sum(map(len, entries)) > attributes.message_max:
+        raise Misuse(f"more than {attributes.message_max} bytes")
+    if sum(len(entry) for entry in entries if isinstance(entry, bytes)) > attributes.inline_max:
+        raise Misuse(f"more than {attributes.inline_max} bytes of inline data")
     if isinstance(request, ATOMICS):
         if not attributes.atomics:
             raise Misuse("the device has no atomic operations")
