@@ -55,6 +55,7 @@ class Ends:
     right: WireDevice
     sender: QueuePair
     receiver: QueuePair
+    sent: list[Completion]
     got: list[Completion]
     seen: list[tuple[str, bytes]] = field(default_factory=list)
 
@@ -95,7 +96,7 @@ def ends(
     for device, completions in zip(devices, done, strict=True):
         queue = device.create_cq(64, completions.extend)
         pairs.append(device.alloc_pd().create_ud_qp(queue, queue, QKEY, QpCapabilities(max_recv_wr=256)))
-    found = Ends(wire, left, right, pairs[0], pairs[1], done[1])
+    found = Ends(wire, left, right, pairs[0], pairs[1], done[0], done[1])
 
     def see(target: str, payload: bytes) -> bool:
         found.seen.append((target, payload))
@@ -285,6 +286,7 @@ def test_memory_that_is_gone_ends_the_sender_alone() -> None:
     both.wire.run()
     assert both.sender.state is QpState.ERROR
     assert both.receiver.state is QpState.RTS
+    assert [each.status for each in both.sent] == [Status.FLUSHED], "what the fault was about is told, too"
 
 
 @pytest.mark.parametrize("addresses", [V4, V6])

@@ -118,14 +118,16 @@ class UdQueuePair(SoftQueuePair):
         del now
         if not self._waiting:
             return None
-        request = self._waiting.popleft()
+        request = self._waiting[0]  # it stays until it is made: a fault flushes it
         status = self.begin(request)
         if status is not SUCCESS:
+            self._waiting.popleft()
             self.complete(request, status)
             return None
         qkey = self._qkey if request.remote_qkey & QKEY_CONTROLLED else request.remote_qkey
         payload = piece_of(request.gather, 0, length_of(request))
         packet = self._maker.packet(request.remote_qpn, qkey, payload, request.immediate, solicited=request.solicited)
+        self._waiting.popleft()
         self.tally.packets_sent += 1
         self._unsignaled = 0 if request.signaled else self._unsignaled + 1
         self.complete(request, SUCCESS)
