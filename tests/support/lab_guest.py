@@ -213,15 +213,8 @@ class Lab:
 
     def python_in_guest(self, program: str, *arguments: str) -> list[str]:
         """Runs a program of `guest/` there, by its Python, which is as old as the oldest we support: the command."""
-        return self._python(f"{_INSTALLED}/{program}", *arguments)
-
-    def sidestep(self, *arguments: str) -> list[str]:
-        """Runs `sidestep` there: the command."""
-        return self._python("-m", "sidestep", *arguments)
-
-    def _python(self, *arguments: str) -> list[str]:
         self.install()
-        return ["env", f"PYTHONPATH={_INSTALLED}", "python3", *arguments]
+        return ["env", f"PYTHONPATH={_INSTALLED}", "python3", f"{_INSTALLED}/{program}", *arguments]
 
     def background(self, tag: str, command: str) -> Background:
         """Starts it in the guest and leaves it running."""
