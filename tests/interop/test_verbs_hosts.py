@@ -25,6 +25,8 @@ _NETWORK: Final = "198.18.2.0/24"
 _CONTROL: Final = 7171
 _ANSWER_S: Final = 100.0  # an emulated processor, on a machine that others use
 _LOOK_S: Final = 1.0
+_LARGE: Final = 30_000  # bytes, of which no part is copied on its way to the device
+_REST_S: Final = 2.5
 _PROGRAM: Final = ROOT / "tests" / "interop" / "guest" / "verbs_host.py"
 
 
@@ -54,8 +56,8 @@ class Peer:
     def serves(self) -> None:
         assert self.call("serve") == {"says": "listens"}
 
-    def talks(self, other: Peer, size: int = 3000) -> None:
-        assert self.call("talk", address=other.address, size=size) == {"says": "talks"}
+    def talks(self, other: Peer, size: int = 3000, **how: float) -> None:
+        assert self.call("talk", address=other.address, size=size, **how) == {"says": "talks"}
 
     def ends_well(self) -> int:
         """Its client is told to end; how many messages have come back, and every byte was right."""
@@ -147,6 +149,16 @@ def promoted_both_ways(one: Peer, device: str, other: Peer, other_device: str) -
             each.wait_for(lambda found: not found["devices"])
     for each in (one, other):
         each.nothing_was_reset()
+
+
+def test_rings_whose_pages_are_given_back_between_two_messages(lab: Lab, peers: ExitStack) -> None:
+    """After a second of rest, by the shim: a device that had pinned them would send what was there before."""
+    guest, own = peers.enter_context(in_guest(lab)), peers.enter_context(on_this_machine(lab))
+    guest.serves()
+    own.talks(guest, _LARGE, pause_s=_REST_S)
+    guest.promoted("verbs")
+    guest.wait_for(lambda found: [each["sent"] >= 5 * _LARGE for each in found["ends"]] == [True])
+    assert own.ends_well() > 5
 
 
 def test_a_conversation_leaves_tcp_over_verbs_alone(lab: Lab, peers: ExitStack) -> None:

@@ -18,8 +18,9 @@ from sidestep.native.layout import Acked, Back, Notice, Seen
 from sidestep.provider.carry import remote_relay
 from sidestep.provider.carry.hub import Hub
 from sidestep.provider.carry.remote_relay import RemoteRelay
-from sidestep.rdma.iwarp.device import IwarpDevice
+from sidestep.rdma.iwarp.device import ATTRIBUTES, IwarpDevice
 from sidestep.rdma.roce.udp_link import UdpRoceDevice
+from sidestep.rdma.verbs import DeviceAttributes
 from sidestep.remote.link import SdpLink
 from sidestep.remote.protocol import LINK_SETTINGS
 from sidestep.sdp.endpoint import SdpStream
@@ -69,10 +70,13 @@ class HubWorld:
 class Host(HubWorld):
     """One provider: a hub and a stack."""
 
-    def __init__(self, stack: ExitStack, loop: Loop, address: str, *, engine: bool, roce: bool = False) -> None:
+    def __init__(
+        self, stack: ExitStack, loop: Loop, address: str, *, engine: bool, roce: bool = False,
+        attributes: DeviceAttributes = ATTRIBUTES,
+    ) -> None:  # fmt: skip
         super().__init__(stack, engine=engine)
         self.loop = loop
-        self.device = UdpRoceDevice(address, loop) if roce else IwarpDevice(address, loop)
+        self.device = UdpRoceDevice(address, loop) if roce else IwarpDevice(address, loop, attributes=attributes)
         stack.callback(self.device.close)
         self.stack = Stack(self.device, lambda: loop.now, LINK_SETTINGS)
         stack.callback(self.stack.close)
@@ -147,13 +151,19 @@ class Stranger:
 class World:
     """Two hosts, and connections between them."""
 
-    def __init__(self, stack: ExitStack, *, engines: tuple[bool, bool] = (False, False), roce: bool = False) -> None:
+    def __init__(
+        self, stack: ExitStack, *, engines: tuple[bool, bool] = (False, False), roce: bool = False,
+        attributes: DeviceAttributes = ATTRIBUTES,
+    ) -> None:  # fmt: skip
         self.stack = stack
         self.loop = Loop()
         stack.callback(self.loop.close)
         net = f"127.{randrange(1, 255)}.{randrange(256)}" if roce else "127.0.0"  # its port is one for each address
-        self.one = Host(stack, self.loop, f"{net}.1", engine=engines[0], roce=roce)
-        self.two = Host(stack, self.loop, f"{net}.2", engine=engines[1], roce=roce)
+        one, two = (
+            Host(stack, self.loop, f"{net}.{host}", engine=engine, roce=roce, attributes=attributes)
+            for host, engine in enumerate(engines, 1)
+        )
+        self.one, self.two = one, two
 
     def turns(self, until: Callable[[], bool]) -> None:
         """Lets both hosts work until something is so."""

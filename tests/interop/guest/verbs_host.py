@@ -25,7 +25,7 @@ PLACES = [Path(__file__).with_name("talkers.py"), Path(__file__).parents[2] / "r
 TALKERS = [sys.executable, str(next(place for place in PLACES if place.exists()))]
 PORT = 7000
 OFFER_EXPIRY_S = 60.0  # it opens its device when the first one asks, which takes longer than an offer waits elsewhere
-PAUSE_S = "0.05"  # between two messages: an emulated processor that has no rest answers nobody in time
+PAUSE_S = 0.05  # between two messages: an emulated processor that has no rest answers nobody in time
 
 
 class Host:
@@ -55,9 +55,9 @@ class Host:
         assert server.stdout is not None
         return {"says": server.stdout.readline().strip()}
 
-    def talk(self, address: str, size: int) -> dict[str, Any]:
+    def talk(self, address: str, size: int, pause_s: float = PAUSE_S) -> dict[str, Any]:
         """A client talks until `finish`; its first message has come back."""
-        argv = [*TALKERS, "talk", address, str(PORT), "0", str(size), PAUSE_S]
+        argv = [*TALKERS, "talk", address, str(PORT), "0", str(size), str(pause_s)]
         self._client = self._sidestep.popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         return {"says": self._client.stdout.readline().strip()}
 
@@ -75,10 +75,13 @@ class Host:
             "log": self._log.read_text(encoding="utf-8")[-2000:],
             "devices": [link["device"] for link in links],
             "ends": [
-                {"state": each.state, "promoted": each.promoted, "reason": each.reason, "why": each.why}
+                {
+                    "state": each.state, "promoted": each.promoted, "reason": each.reason, "why": each.why,
+                    "sent": each.tx.ring_bytes,
+                }
                 for each in self._sidestep.connections()
             ],
-        }
+        }  # fmt: skip
 
 
 def main() -> None:
