@@ -6,6 +6,7 @@ import os
 import random
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from dataclasses import replace
 from itertools import product
 
 import pytest
@@ -33,6 +34,8 @@ from sidestep.native import _channel
 from sidestep.native.layout import Acked, Back, Notice, Seen
 from sidestep.provider.carry.direction import Ending, Out, Recall
 from sidestep.provider.carry.remote_relay import RemoteRelay
+from sidestep.rdma.iwarp.device import ATTRIBUTES
+from sidestep.rdma.work import Access
 from sidestep.remote.link import SdpLink
 from sidestep.switch.link import Control
 
@@ -62,8 +65,19 @@ def test_words_are_handed_on_in_their_order(world: World) -> None:
     assert a.word("acked") == Acked.ROUNDS | Acked.SWITCH
 
 
-def test_bytes_both_ways_in_any_portions(world: World) -> None:
-    a, b, _, _ = world.pair()
+@pytest.mark.parametrize("pins_memory", [True, False])
+def test_a_device_that_pins_memory_keeps_no_ring(closing: ExitStack, *, pins_memory: bool) -> None:
+    """Its application may give the pages back, and the device would go on reading those that it had."""
+    attributes = replace(ATTRIBUTES, checks_local_memory=True, pins_memory=pins_memory)
+    world = World(closing, attributes=attributes)
+    a, b, far, _ = world.pair()
+    _pass_bytes(world, a, b)
+    assert world.one.stack.permanent.covers(far.memory, Access.LOCAL_READ) != pins_memory
+    assert world.one.stack.regions.regions == 0
+    assert world.one.stack.regions.misses > 0 or not pins_memory, "each piece was registered by itself"
+
+
+def _pass_bytes(world: World, a: App, b: App) -> None:
     dice = random.Random(5)
     for sender, receiver in ((a, b), (b, a)):
         data, sent, got = dice.randbytes(100_000), 0, b""
@@ -73,6 +87,11 @@ def test_bytes_both_ways_in_any_portions(world: World) -> None:
             got += receiver.receive()
         assert got == data
     world.rest()
+
+
+def test_bytes_both_ways_in_any_portions(world: World) -> None:
+    a, b, _, _ = world.pair()
+    _pass_bytes(world, a, b)
     assert a.end.unread == b.end.unread == 0 or max(a.end.unread, b.end.unread) <= RING // 4
 
 

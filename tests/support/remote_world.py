@@ -17,7 +17,8 @@ from sidestep.native.layout import Acked, Back, Notice, Seen
 from sidestep.provider.carry import remote_relay
 from sidestep.provider.carry.hub import Hub
 from sidestep.provider.carry.remote_relay import RemoteRelay
-from sidestep.rdma.iwarp.device import IwarpDevice
+from sidestep.rdma.iwarp.device import ATTRIBUTES, IwarpDevice
+from sidestep.rdma.verbs import DeviceAttributes
 from sidestep.remote.link import SdpLink
 from sidestep.remote.protocol import LINK_SETTINGS
 from sidestep.sdp.endpoint import SdpStream
@@ -67,10 +68,12 @@ class HubWorld:
 class Host(HubWorld):
     """One provider: a hub and a stack."""
 
-    def __init__(self, stack: ExitStack, loop: Loop, address: str, *, engine: bool) -> None:
+    def __init__(
+        self, stack: ExitStack, loop: Loop, address: str, *, engine: bool, attributes: DeviceAttributes = ATTRIBUTES
+    ) -> None:  # fmt: skip
         super().__init__(stack, engine=engine)
         self.loop = loop
-        self.device = IwarpDevice(address, loop)
+        self.device = IwarpDevice(address, loop, attributes=attributes)
         stack.callback(self.device.close)
         self.stack = Stack(self.device, lambda: loop.now, LINK_SETTINGS)
         stack.callback(self.stack.close)
@@ -145,12 +148,15 @@ class Stranger:
 class World:
     """Two hosts, and connections between them."""
 
-    def __init__(self, stack: ExitStack, *, engines: tuple[bool, bool] = (False, False)) -> None:
+    def __init__(
+        self, stack: ExitStack, *, engines: tuple[bool, bool] = (False, False),
+        attributes: DeviceAttributes = ATTRIBUTES,
+    ) -> None:  # fmt: skip
         self.stack = stack
         self.loop = Loop()
         stack.callback(self.loop.close)
-        self.one = Host(stack, self.loop, "127.0.0.1", engine=engines[0])
-        self.two = Host(stack, self.loop, "127.0.0.2", engine=engines[1])
+        self.one = Host(stack, self.loop, "127.0.0.1", engine=engines[0], attributes=attributes)
+        self.two = Host(stack, self.loop, "127.0.0.2", engine=engines[1], attributes=attributes)
 
     def turns(self, until: Callable[[], bool]) -> None:
         """Lets both hosts work until something is so."""

@@ -400,6 +400,7 @@ def _attributes(device: abi.DeviceAttr, port: abi.PortAttr, *, iwarp: bool, driv
         read_sink_remote_write=iwarp and not quirks.is_siw(driver),
         access_errors_told=not quirks.is_rxe(driver),
         regions_voided=False,  # what ibv_reg_mr makes no request of a driver's voids
+        pins_memory=True,
         solicited_told=False,  # ibv_wc does not say so
     )
 
