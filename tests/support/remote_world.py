@@ -70,7 +70,7 @@ class Host(HubWorld):
 
     def __init__(
         self, stack: ExitStack, loop: Loop, address: str, *, engine: bool, attributes: DeviceAttributes = ATTRIBUTES
-    ) -> None:  # fmt: skip
+    ) -> None:
         super().__init__(stack, engine=engine)
         self.loop = loop
         self.device = IwarpDevice(address, loop, attributes=attributes)
@@ -149,9 +149,12 @@ class World:
     """Two hosts, and connections between them."""
 
     def __init__(
-        self, stack: ExitStack, *, engines: tuple[bool, bool] = (False, False),
+        self,
+        stack: ExitStack,
+        *,
+        engines: tuple[bool, bool] = (False, False),
         attributes: DeviceAttributes = ATTRIBUTES,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.stack = stack
         self.loop = Loop()
         stack.callback(self.loop.close)
