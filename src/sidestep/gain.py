@@ -74,6 +74,6 @@ IWARP: Final = Profiles(
     engine=Profile(message_us=7, mib_us=300, turn_us=80), python=Profile(message_us=6, mib_us=9000, turn_us=700)
 )
 ROCE: Final = Profiles(
-    engine=Profile(message_us=7, mib_us=1500, turn_us=80), python=Profile(message_us=0, mib_us=100_000, turn_us=1800)
+    engine=Profile(message_us=5, mib_us=1100, turn_us=30), python=Profile(message_us=0, mib_us=100_000, turn_us=1800)
 )
 VERBS: Final = Profiles(engine=None, python=None)  # not measured: an adapter is made to be faster at conversations, too

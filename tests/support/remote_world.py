@@ -71,9 +71,15 @@ class Host(HubWorld):
     """One provider: a hub and a stack."""
 
     def __init__(
-        self, stack: ExitStack, loop: Loop, address: str, *, engine: bool, roce: bool = False,
+        self,
+        stack: ExitStack,
+        loop: Loop,
+        address: str,
+        *,
+        engine: bool,
+        roce: bool = False,
         attributes: DeviceAttributes = ATTRIBUTES,
-    ) -> None:  # fmt: skip
+    ) -> None:
         super().__init__(stack, engine=engine)
         self.loop = loop
         self.device = UdpRoceDevice(address, loop) if roce else IwarpDevice(address, loop, attributes=attributes)
@@ -152,9 +158,13 @@ class World:
     """Two hosts, and connections between them."""
 
     def __init__(
-        self, stack: ExitStack, *, engines: tuple[bool, bool] = (False, False), roce: bool = False,
+        self,
+        stack: ExitStack,
+        *,
+        engines: tuple[bool, bool] = (False, False),
+        roce: bool = False,
         attributes: DeviceAttributes = ATTRIBUTES,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.stack = stack
         self.loop = Loop()
         stack.callback(self.loop.close)
