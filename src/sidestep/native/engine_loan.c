@@ -60,8 +60,10 @@ void loan_begin(struct engine_loan *loan, const struct engine_record *record, st
 	loan->number = number;
 	loan->user = user;
 	loan->words = *words;
-	loan->streams = !way->rc;
-	if (way->rc)
+	loan->streams = !way->rc && !way->verbs;
+	if (way->verbs)
+		wire_verbs_init(&loan->by.verbs, way->verbs);
+	else if (way->rc)
 		wire_datagram_init(&loan->by.datagram, way->rc, way->receive_fd, way->send_fd);
 	else
 		wire_stream_init(&loan->by.stream, way->in, way->out, way->fd, record->tx_msn, record->rx_msn);

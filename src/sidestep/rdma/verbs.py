@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from typing_extensions import Buffer
 
     from sidestep.errors import SidestepError
-    from sidestep.native._engine import Datagrams
+    from sidestep.native._engine import Datagrams, KernelQueuePair
     from sidestep.native._framing import Inbound, Outbound
     from sidestep.rdma.cm import CmState, ConnectionManager
     from sidestep.rdma.iwarp.tap import Taps
@@ -116,6 +116,7 @@ class DeviceAttributes:
     read_sink_remote_write: bool = False  # the sink of an RDMA Read needs REMOTE_WRITE as well (some RNICs)
     access_errors_told: bool = True  # what the other end did wrong is an AsyncEvent here, and the queue pair in ERROR
     regions_voided: bool = True  # requests void keys of regions, too; if not of windows alone
+    pins_memory: bool = False  # a region's pages stay where they are: what its owner gives back meanwhile is lost to it
     solicited_told: bool = True  # a receive's completion says whether it was solicited; if not it is False always
 
 
@@ -281,7 +282,13 @@ class LentDatagrams(NamedTuple):
     datagrams: Datagrams
 
 
-Lent: TypeAlias = LentStream | LentDatagrams
+class LentQueuePair(NamedTuple):
+    """The same by a device of the kernel."""
+
+    queue_pair: KernelQueuePair
+
+
+Lent: TypeAlias = LentStream | LentDatagrams | LentQueuePair
 
 
 @dataclass(frozen=True, slots=True)

@@ -188,8 +188,12 @@ class SdpLink:
         self._relay = far
         if self._gone:
             return
-        with suppress(SidestepError):  # else each piece is registered by itself
-            self._region = self._stream.stack.register(far.memory, Access.LOCAL_READ)
+        stack = self._stream.stack
+        # Pages that the application gives back, once all is read, are not those any more that a device has pinned. So
+        # there each piece is registered by itself: until it was read its pages stay.
+        if not stack.device.attributes.pins_memory:
+            with suppress(SidestepError):  # likewise
+                self._region = stack.register(far.memory, Access.LOCAL_READ)
 
     def handle_established(self) -> None:
         self._established = True

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
     from sidestep.rdma.kernel.memory import KernelRegion, KernelWindow
     from sidestep.rdma.kernel.qp import KernelQueuePair
-    from sidestep.rdma.kernel.queues import KernelQueue
+    from sidestep.rdma.kernel.queues import KernelQueue, OwnHardware
     from sidestep.rdma.verbs import CompletionHandler, CompletionQueue, EventHandler, QpCapabilities
 
 # Private data with rdma_cm: the TCP port space of InfiniBand begins with 36 bytes of the IP addressing annex (A11), and
@@ -85,7 +85,8 @@ class KernelDevice(Device):
         self.closed = False
         self.failed = False  # nothing works on it any more
         self.domains: list[KernelDomain] = []
-        self.queues: dict[int, KernelQueue] = {}  # by address
+        self.queues: dict[int, KernelPolledQueue] = {}  # by address
+        self.own_queues: dict[int, OwnHardware] = {}  # likewise: of single queue pairs
         self.shared: dict[int | None, KernelSharedReceives] = {}
         self.by_number: dict[int, KernelQueuePair] = {}
         self.by_address: dict[int, KernelQueuePair] = {}
@@ -339,6 +340,8 @@ class KernelDevice(Device):
                 self.tell(AsyncEvent(kind, queue, "the device's own queue ran over"))
                 for user in dict.fromkeys(queue.users):
                     user.break_off(EventKind.QP_FATAL, "its completion queue ran over")
+            elif (own := self.own_queues.get(address)) is not None:
+                own.qp.break_off(EventKind.QP_FATAL, "its completion queue ran over")
         elif kind in _OF_SRQ:
             if (srq := self.shared.get(address)) is not None:
                 srq.low()
@@ -400,6 +403,7 @@ def _attributes(device: abi.DeviceAttr, port: abi.PortAttr, *, iwarp: bool, driv
         read_sink_remote_write=iwarp and not quirks.is_siw(driver),
         access_errors_told=not quirks.is_rxe(driver),
         regions_voided=False,  # what ibv_reg_mr makes no request of a driver's voids
+        pins_memory=True,
         solicited_told=False,  # ibv_wc does not say so
     )
 
