@@ -121,7 +121,7 @@ static PyObject *queue_pair_new(PyTypeObject *type, PyObject *args, PyObject *ke
 	object->qp.cq = by_address(cq);
 	object->qp.channel = by_address(channel);
 	object->qp.fd = fd;
-	object->qp.inline_max = inline_max < VERBS_INLINE ? inline_max : VERBS_INLINE;
+	object->qp.inline_max = inline_max < VERBS_INLINE_MAX ? inline_max : VERBS_INLINE_MAX;
 	object->qp.gather_max = gather_max ? gather_max : 1;
 	return (PyObject *)object;
 }

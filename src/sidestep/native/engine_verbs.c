@@ -34,6 +34,7 @@ int verbs_slab_init(struct verbs_slab *slab, uint8_t *base, size_t len, uint32_t
 	size_t count = len / VERBS_SLOT;
 
 	*slab = (struct verbs_slab){.base = base, .lkey = lkey};
+	slab->end_waiting = &slab->first_waiting;
 	if (count < VERBS_SLOTS || count > UINT16_MAX)
 		return -EINVAL;
 	slab->free = calloc(count, sizeof(*slab->free));
@@ -63,14 +64,64 @@ uint32_t verbs_slab_room(struct verbs_slab *slab)
 	return room;
 }
 
-static bool slab_take(struct verbs_slab *slab, struct verbs_send *send, uint32_t count)
+/* Its turn to wait is over. The lock is held. */
+static void waits_no_more(struct verbs_qp *qp)
 {
+	struct verbs_slab *slab = qp->slab;
+	struct verbs_qp **at = &slab->first_waiting;
+
+	if (!qp->wants)
+		return;
+	while (*at != qp)
+		at = &(*at)->next_waiting;
+	*at = qp->next_waiting;
+	if (!*at)
+		slab->end_waiting = at;
+	qp->wants = 0;
+}
+
+/* Who frees some might take them again at once, for ever: so who has waited the longest is served first. */
+static bool slab_take(struct verbs_qp *qp, struct verbs_send *send, uint32_t count)
+{
+	struct verbs_slab *slab = qp->slab;
+
 	pthread_mutex_lock(&slab->lock);
-	bool enough = slab->free_len >= count;
+	bool enough = slab->free_len >= count && (!slab->first_waiting || slab->first_waiting == qp);
 	for (; enough && send->slots_len < count; send->slots_len++)
 		send->slots[send->slots_len] = slab->free[--slab->free_len];
+	if (enough) {
+		waits_no_more(qp);
+	} else if (!qp->wants) {
+		qp->next_waiting = NULL;
+		*slab->end_waiting = qp;
+		slab->end_waiting = &qp->next_waiting;
+	}
+	if (!enough)
+		qp->wants = count;
 	pthread_mutex_unlock(&slab->lock);
 	return enough;
+}
+
+/* Whether it would get what it waits for. */
+static bool slab_has(struct verbs_qp *qp)
+{
+	struct verbs_slab *slab = qp->slab;
+
+	if (!qp->wants)
+		return false;
+	pthread_mutex_lock(&slab->lock);
+	bool has = slab->first_waiting == qp && slab->free_len >= qp->wants;
+	pthread_mutex_unlock(&slab->lock);
+	return has;
+}
+
+static void slab_leave(struct verbs_qp *qp)
+{
+	if (!qp->wants)
+		return;
+	pthread_mutex_lock(&qp->slab->lock);
+	waits_no_more(qp);
+	pthread_mutex_unlock(&qp->slab->lock);
 }
 
 static void slab_put(struct verbs_slab *slab, struct verbs_send *send)
@@ -184,7 +235,7 @@ static int verbs_next(struct wire *wire, uint32_t most)
 
 	if (wire->readable)
 		hear(qp);
-	wire->readable = false;
+	wire->readable = qp->starved = false;
 	while (completions_look(qp)) {
 		if (qp->error) {
 			wire->error = qp->error;
@@ -277,7 +328,7 @@ static void write_down(struct verbs_qp *qp, uint32_t at, struct verbs_send *send
 			pieces_len--;
 			continue;
 		}
-		uint32_t room = (send->slots_len ? VERBS_SLOT : VERBS_INLINE) - entry->length;
+		uint32_t room = (send->slots_len ? VERBS_SLOT : VERBS_INLINE_MAX) - entry->length;
 		if (!room) {
 			entry++;
 			wr->num_sge++;
@@ -305,8 +356,10 @@ static int verbs_put(struct wire *wire, const uint8_t *header, uint32_t header_l
 		len += (uint32_t)pieces[n].iov_len;
 	*send = (struct verbs_send){.bytes = len};
 	bool inlined = len <= qp->inline_max;
-	if (!inlined && !slab_take(qp->slab, send, (len + VERBS_SLOT - 1) / VERBS_SLOT))
-		return -ENGINE_MEMORY; /* `waiting` has asked for it */
+	if (!inlined && !slab_take(qp, send, (len + VERBS_SLOT - 1) / VERBS_SLOT)) {
+		qp->starved = true;
+		return 1;
+	}
 	qp->entries[at][0] = inlined ? (struct verbs_sge){.addr = (uintptr_t)qp->inlined[at]}
 	                             : (struct verbs_sge){(uintptr_t)(qp->slab->base + (size_t)send->slots[0] * VERBS_SLOT), 0, qp->slab->lkey};
 	qp->chain[at] = (struct verbs_send_wr){
@@ -324,15 +377,13 @@ static int verbs_put(struct wire *wire, const uint8_t *header, uint32_t header_l
 	return 0;
 }
 
-/* Where another message cannot be taken, as much as is ever queued: what completes makes room. */
+/* Where the send queue is full, as much as is ever queued: what completes makes room. */
 static uint64_t verbs_waiting(const struct wire *wire)
 {
 	const struct verbs_qp *qp = qp_seen(wire);
 	uint64_t busy = qp->sent - qp->done + (qp->done == qp->first ? qp->before : 0);
 
-	if (busy >= VERBS_SENDS || verbs_slab_room(qp->slab) < VERBS_SLOTS)
-		return QUEUE_MAX;
-	return qp->bytes_out;
+	return busy >= VERBS_SENDS ? QUEUE_MAX : qp->bytes_out;
 }
 
 static int verbs_flush(struct wire *wire)
@@ -341,7 +392,8 @@ static int verbs_flush(struct wire *wire)
 
 	if (!qp->error)
 		qp->error = chain_post(qp);
-	qp->starved = verbs_slab_room(qp->slab) < VERBS_SLOTS;
+	if (!qp->starved)
+		slab_leave(qp);
 	wire->deadline_ns = qp->starved ? wire->now_ns + STARVED_NS : 0;
 	if (!qp->error)
 		return 0;
@@ -353,6 +405,7 @@ static int verbs_give_back(struct wire *wire)
 {
 	struct verbs_qp *qp = verbs_of(wire)->qp;
 
+	slab_leave(qp);
 	if (qp->error)
 		chain_drop(qp, 0);
 	else
@@ -366,7 +419,7 @@ static bool verbs_look(struct wire *wire)
 {
 	struct verbs_qp *qp = verbs_of(wire)->qp;
 
-	return completions_look(qp) || (qp->starved && verbs_slab_room(qp->slab) >= VERBS_SLOTS);
+	return completions_look(qp) || slab_has(qp);
 }
 
 static bool verbs_arm(struct wire *wire)

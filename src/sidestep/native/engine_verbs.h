@@ -16,7 +16,7 @@
 #define VERBS_SLOT (16u << 10) /* bytes */
 #define VERBS_SLOTS 4u         /* that a message takes at most; each is an entry of its gather list */
 #define VERBS_SENDS 32u        /* of an engine that are not done; limits.py has the same */
-#define VERBS_INLINE 256u      /* bytes that are handed over with a request, at most */
+#define VERBS_INLINE_MAX 256u      /* bytes that are handed over with a request, at most */
 #define VERBS_CHAIN 8u         /* requests with one doorbell */
 #define VERBS_BATCH 16         /* completions taken at once */
 
@@ -26,6 +26,7 @@ struct verbs_slab {
 	uint8_t *base;
 	uint32_t lkey, slots_len, free_len;
 	uint16_t *free;
+	struct verbs_qp *first_waiting, **end_waiting; /* for slots: each in its turn */
 };
 
 struct verbs_receive {
@@ -58,11 +59,13 @@ struct verbs_qp {
 	uint32_t chained, chained_bytes; /* those before `sent` that the device does not have */
 	struct verbs_send_wr chain[VERBS_CHAIN];
 	struct verbs_sge entries[VERBS_CHAIN][VERBS_SLOTS];
-	uint8_t inlined[VERBS_CHAIN][VERBS_INLINE];
+	uint8_t inlined[VERBS_CHAIN][VERBS_INLINE_MAX];
 	struct verbs_wc wc[VERBS_BATCH]; /* taken from the device; those from wc_at on are not looked at */
 	uint32_t wc_at, wc_len;
-	bool armed;   /* the channel tells of the next completion */
-	bool starved; /* it waits for slots */
+	bool armed;     /* the channel tells of the next completion */
+	bool starved;   /* it has not got what it wanted, in this turn */
+	uint32_t wants; /* slots; 0: it does not wait for any */
+	struct verbs_qp *next_waiting;
 	int error;    /* errno: a call has failed, and nothing goes on */
 };
 

@@ -29,7 +29,8 @@ struct wire_ops {
 	void (*copy)(const struct wire *wire, uint32_t from, uint8_t *to, uint32_t len);
 	/* It is done with. Without this it is given back. */
 	void (*taken)(struct wire *wire);
-	/* Queues a message: `header` is copied, the pieces stay where they are until they are written. 0 or minus a reason. */
+	/* Queues a message: `header` is copied, the pieces stay where they are until they are written. 0, 1: none is taken now, or
+	 * minus a reason. */
 	int (*put)(struct wire *wire, const uint8_t *header, uint32_t header_len, const struct iovec *pieces, int pieces_len);
 	/* Bytes that are queued. */
 	uint64_t (*waiting)(const struct wire *wire);
