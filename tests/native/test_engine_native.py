@@ -18,8 +18,8 @@ FUZZ_RUNS = 4_000
 SANITIZED_S = 200
 FUZZ_SECONDS = float(os.environ.get("SIDESTEP_FUZZ_S", "4"))
 NAMES = (
-    "engine", "engine_loan", "engine_stream", "engine_datagram", "framing_in", "framing_out", "crc32c", "rc", "rc_in",
-    "rc_out", "icrc",
+    "engine", "engine_loan", "engine_stream", "engine_datagram", "engine_verbs", "framing_in", "framing_out", "crc32c",
+    "rc", "rc_in", "rc_out", "icrc",
 )  # fmt: skip
 SOURCES = (*(toolchain.NATIVE / f"{name}.c" for name in NAMES), toolchain.NATIVE_TESTS / "engine_line.c")
 SHORT = tuple(f"-Wl,--wrap={name}" for name in ("malloc", "calloc", "realloc"))  # see engine_line.h
@@ -81,6 +81,7 @@ def test_the_module_sanitized() -> None:
     argv: list[str | Path] = [sys.executable, program, extension, "sidestep.native._engine", *tests]
     argv += [
         provider / "test_engine.py",
+        provider / "test_engine_verbs.py",
         toolchain.NATIVE_TESTS / "test_engine_module.py",
         "-k",
         "not whoever_carries or 3-4096-engines",

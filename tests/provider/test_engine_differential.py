@@ -196,12 +196,12 @@ class Direction:
 class Run:
     """A trace through two hosts."""
 
-    roce = False  # over the software HCA, without a judge between
+    wire = "iwarp"  # over others there is no judge between
 
     def __init__(self, stack: ExitStack, told: Trace, engines: tuple[bool, bool]) -> None:
         self.trace = told
         self.traps: list[Trap] = []
-        self.world = world = World(stack, engines=engines, roce=self.roce)
+        self.world = world = World(stack, engines=engines, wire=self.wire)
         for index, host in enumerate((world.one, world.two)):
             if host.engine is not None and host.hub.lending is not None:
                 host.hub.lending.engine = WatchedEngine(host.engine, index, self.traps)  # type: ignore[assignment]

@@ -25,6 +25,7 @@ from remote_world import (
     is_cut_off_by,
     recall,
     reset,
+    settle,
     shut,
     snap,
 )
@@ -904,19 +905,6 @@ def test_tcp_goes_on_where_the_link_broke_in_a_later_round(world: World, steps: 
 
 
 # ---- the link breaks ----
-
-
-def settle(one: RemoteRelay, other: RemoteRelay) -> None:
-    """What the two providers tell each other then."""
-    arrived = one.break_off()
-    assert arrived is not None
-    there = other.break_off()
-    if there is not None and other.handle_arrived(arrived) and one.handle_arrived(there):
-        one.handle_resynced()
-        other.handle_resynced()
-        return
-    one.handle_arrived(None)
-    other.handle_arrived(None)
 
 
 def break_and_compare(

@@ -9,6 +9,7 @@ from random import randrange
 from struct import Struct
 
 from channel_app import RING, App
+from fake_device import ADDRESSES, open_fake
 
 from sidestep import limits
 from sidestep.counters import Counters
@@ -20,7 +21,9 @@ from sidestep.provider.carry.hub import Hub
 from sidestep.provider.carry.remote_relay import RemoteRelay
 from sidestep.rdma.iwarp.device import ATTRIBUTES, IwarpDevice
 from sidestep.rdma.roce.udp_link import UdpRoceDevice
-from sidestep.rdma.verbs import DeviceAttributes
+from sidestep.rdma.verbs import Device, DeviceAttributes
+from sidestep.remote.control_link import PRIVATE_DATA_MAX, ControlLink, Req, Talker
+from sidestep.remote.control_manager import ControlManager
 from sidestep.remote.link import SdpLink
 from sidestep.remote.protocol import LINK_SETTINGS
 from sidestep.sdp.endpoint import SdpStream
@@ -32,6 +35,7 @@ from sidestep.switch.link import Carried, Control
 WORD = Struct(">B7xQ")
 RINGS = RING << 32 | RING  # what ATTACHED says of them
 TURN_S = 0.02
+_OPEN: dict[str, Callable[[str, Loop], Device]] = {"roce": UdpRoceDevice, "verbs": open_fake}
 WAIT_S = 20.0
 
 
@@ -77,14 +81,23 @@ class Host(HubWorld):
         address: str,
         *,
         engine: bool,
-        roce: bool = False,
+        wire: str = "iwarp",
         attributes: DeviceAttributes = ATTRIBUTES,
     ) -> None:
         super().__init__(stack, engine=engine)
         self.loop = loop
-        self.device = UdpRoceDevice(address, loop) if roce else IwarpDevice(address, loop, attributes=attributes)
+        self.device: Device = (
+            IwarpDevice(address, loop, attributes=attributes) if wire == "iwarp" else _OPEN[wire](address, loop)
+        )
         stack.callback(self.device.close)
-        self.stack = Stack(self.device, lambda: loop.now, LINK_SETTINGS)
+        self.manager: ControlManager | None = None
+        self.control: ControlLink | None = None
+        if wire == "verbs":
+            self.manager = ControlManager(self.device, loop, wire, lambda _address, reached: reached(self.control))
+        self.stack = Stack(
+            self.device, lambda: loop.now, LINK_SETTINGS, manager=self.manager,
+            private_data_max=PRIVATE_DATA_MAX if self.manager is not None else 0,
+        )  # fmt: skip
         stack.callback(self.stack.close)
         self.lost: list[Carried] = []
         self.logged: list[str] = []
@@ -162,18 +175,61 @@ class World:
         stack: ExitStack,
         *,
         engines: tuple[bool, bool] = (False, False),
-        roce: bool = False,
+        wire: str = "iwarp",
         attributes: DeviceAttributes = ATTRIBUTES,
     ) -> None:
         self.stack = stack
         self.loop = Loop()
         stack.callback(self.loop.close)
-        net = f"127.{randrange(1, 255)}.{randrange(256)}" if roce else "127.0.0"  # its port is one for each address
-        one, two = (
-            Host(stack, self.loop, f"{net}.{host}", engine=engine, roce=roce, attributes=attributes)
-            for host, engine in enumerate(engines, 1)
+        one, two = "127.0.0.1", "127.0.0.2"
+        if wire == "roce":
+            net = f"127.{randrange(1, 255)}.{randrange(256)}"  # its port is one for each address
+            one, two = f"{net}.1", f"{net}.2"
+        elif wire == "verbs":
+            one, two = ADDRESSES
+        control = [self._control_stack(address) for address in (one, two) if wire == "verbs"]
+        self.one, self.two = (
+            Host(stack, self.loop, address, engine=engine, wire=wire, attributes=attributes)
+            for address, engine in zip((one, two), engines, strict=True)
         )
-        self.one, self.two = one, two
+        if control:
+            self._make_control_link(*control)
+
+    def _control_stack(self, address: str) -> Stack:
+        stack = Stack(IwarpDevice(address, self.loop), lambda: self.loop.now)
+        self.stack.callback(stack.device.close)
+        self.stack.callback(stack.close)
+        return stack
+
+    def _make_control_link(self, asks: Stack, answers: Stack) -> None:
+        """By which both ask for connections, as the queue pairs are joined by number."""
+
+        def made(host: Host, stream: SdpStream) -> None:
+            host.control = ControlLink(stream, self.loop, asked(host), lambda: None, host.logged.append)
+
+        def asked(host: Host) -> Callable[[ControlLink, int, Req], Talker | None]:
+            manager = host.manager
+            assert manager is not None
+            return manager.take
+
+        listener = answers.listen(0, lambda stream: made(self.two, stream))
+        addresses = Addresses(
+            IPv4Address(self.one.device.address), 1, IPv4Address(self.two.device.address), listener.service_id & 0xFFFF
+        )
+        begun: list[SdpStream] = []
+        asks.connect(self.two.device.address, addresses, lambda stream, _told: begun.append(stream))
+        self._loop_until(lambda: bool(begun))
+        made(self.one, begun[0])
+        assert self.one.control is not None
+        self.one.control.begin()
+        self._loop_until(lambda: self.two.control is not None)
+        listener.close()
+
+    def _loop_until(self, so: Callable[[], bool]) -> None:
+        deadline = self.loop.now + WAIT_S
+        while not so():
+            assert self.loop.now < deadline, "there is no control link"
+            self.loop.turn(TURN_S)
 
     def turns(self, until: Callable[[], bool]) -> None:
         """Lets both hosts work until something is so."""
@@ -306,6 +362,19 @@ def snap(world: World, *ends: RemoteRelay) -> None:
         assert isinstance(far.link, SdpLink)
         far.link.abandon()
     world.rest()
+
+
+def settle(one: RemoteRelay, other: RemoteRelay) -> None:
+    """What the two providers tell each other then."""
+    arrived = one.break_off()
+    assert arrived is not None
+    there = other.break_off()
+    if there is not None and other.handle_arrived(arrived) and one.handle_arrived(there):
+        one.handle_resynced()
+        other.handle_resynced()
+        return
+    one.handle_arrived(None)
+    other.handle_arrived(None)
 
 
 def all_of(sender: App, receiver: App, sent: int) -> None:

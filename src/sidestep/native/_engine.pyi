@@ -3,6 +3,8 @@
 from collections.abc import Sequence
 from typing import final
 
+from typing_extensions import Buffer
+
 from sidestep.native._channel import Channel, Doorbell, RemoteDoorbell
 from sidestep.native._framing import Inbound, Outbound
 
@@ -21,6 +23,24 @@ class Datagrams:
     def release(self) -> None: ...
 
 @final
+class SendSlab:
+    def __init__(self, memory: Buffer, lkey: int) -> None: ...
+    @property
+    def free(self) -> int: ...
+
+@final
+class KernelQueuePair:
+    def __init__(
+        self, calls: tuple[int, ...], qp: int, cq: int, channel: int, fd: int, slab: SendSlab, inline_max: int,
+        gather_max: int,
+    ) -> None: ...  # fmt: skip
+    def begin(self, number: int, before: int, receives: list[tuple[int, int, int, int]], /) -> None: ...
+    def left(self) -> bytes: ...
+    def unfinished(self) -> tuple[int, list[bool]]: ...
+    def finish(self, number: int, /) -> None: ...
+    def release(self) -> None: ...
+
+@final
 class Engine:
     def __init__(self) -> None: ...
     @property
@@ -33,7 +53,7 @@ class Engine:
         doorbell: RemoteDoorbell,
         number: int,
         /,
-        *wire: Inbound | Outbound | int | Datagrams,
+        *wire: Inbound | Outbound | int | Datagrams | KernelQueuePair,
     ) -> Loan: ...
     def returned(self) -> list[Loan]: ...
     def news(self) -> list[int] | None: ...

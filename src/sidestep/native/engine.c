@@ -24,6 +24,7 @@
 #define DUE_MIN_NS 1000000
 #define NEWS_MAX 1024u /* numbers that wait for Python; more: it looks at all */
 #define FEEDS_MAX 4096u
+#define LOOKS_MAX 1000u /* at a wire, with nothing to be done; then its descriptor tells */
 #define LOANS 4096u    /* places for numbers of channels; a power of two, and more than there can be relays */
 
 /* Numbers of what epoll tells. */
@@ -44,6 +45,7 @@ struct engine {
 	size_t feeds_len;
 	struct engine_loan *by_number[LOANS]; /* chains */
 	struct engine_loan *ready, **ready_end; /* to be served */
+	struct engine_loan *awake; /* whose wires are looked at */
 	struct engine_loan *returned, **returned_end;
 	int64_t due_ns; /* no loan has a deadline before this; 0: none has one */
 	uint32_t news[NEWS_MAX];
@@ -160,6 +162,48 @@ static int watch(struct engine *engine, const struct wire *wire, uint32_t number
 	return -failed;
 }
 
+/* ---- wires whose descriptor tells nothing unless it is asked to ---- */
+static void keep_awake(struct engine *engine, struct engine_loan *loan)
+{
+	loan->looks = 0;
+	if (loan->awake || !loan->by.wire.ops->look)
+		return;
+	loan->awake = true;
+	loan->next_awake = engine->awake;
+	engine->awake = loan;
+}
+
+static void unlink_awake(struct engine *engine, struct engine_loan *loan)
+{
+	struct engine_loan **at = &engine->awake;
+
+	if (!loan->awake)
+		return;
+	while (*at != loan)
+		at = &(*at)->next_awake;
+	*at = loan->next_awake;
+	loan->awake = false;
+}
+
+/* Looks at each; one that has had nothing for long, or all if the wait `sleeps`, is woken by its descriptor from now on. */
+static void look_at_wires(struct engine *engine, bool sleeps)
+{
+	struct engine_loan *next;
+
+	for (struct engine_loan *loan = engine->awake; loan; loan = next) {
+		struct wire *wire = &loan->by.wire;
+		next = loan->next_awake;
+		if (wire->ops->look(wire)) {
+			make_ready(engine, loan);
+		} else if (sleeps || ++loan->looks > LOOKS_MAX) {
+			if (wire->ops->arm(wire))
+				unlink_awake(engine, loan);
+			else
+				make_ready(engine, loan);
+		}
+	}
+}
+
 /* It is Python's from now on, though nobody has looked yet. */
 static void give_back(struct engine *engine, struct engine_loan *loan, enum engine_reason reason)
 {
@@ -172,6 +216,7 @@ static void give_back(struct engine *engine, struct engine_loan *loan, enum engi
 		at = &(*at)->next_number;
 	*at = loan->next_number;
 	unlink_ready(engine, loan);
+	unlink_awake(engine, loan);
 	loan->reason = loan_end(loan) ? reason : ENGINE_BROKEN;
 }
 
@@ -501,10 +546,11 @@ void engine_look(struct engine *engine, const struct engine_loan *loan, struct e
 /* Nothing is ready. Whether the wait may sleep: from here on applications ring. */
 static bool falls_asleep(struct engine *engine)
 {
-	if (!engine->bell_word)
-		return true;
-	doorbell_word_sleep(engine->bell_word); /* full fence */
-	feeds_look(engine);
+	if (engine->bell_word) {
+		doorbell_word_sleep(engine->bell_word); /* full fence */
+		feeds_look(engine);
+	}
+	look_at_wires(engine, true);
 	return !engine->ready;
 }
 
@@ -548,6 +594,7 @@ static void serve(struct engine *engine, struct engine_loan *loan, int64_t now)
 	}
 	if (loan->more)
 		make_ready(engine, loan);
+	keep_awake(engine, loan);
 	comes_due(engine, loan, now);
 }
 
@@ -584,6 +631,7 @@ bool engine_step(struct engine *engine, int timeout_ms)
 	engine_lock(engine);
 	int most = may_wait(engine, timeout_ms);
 	feeds_look(engine);
+	look_at_wires(engine, false);
 	bool busy = engine->ready != NULL;
 	_Atomic uint64_t *asleep = !busy && timeout_ms ? engine->bell_word : NULL;
 	if (!busy && timeout_ms && !falls_asleep(engine))

@@ -47,10 +47,12 @@ struct engine_bell {
 };
 
 struct rc;
+struct verbs_qp;
 
-/* What carries messages: one of the two. */
+/* What carries messages: one of these. */
 struct engine_way {
-	struct rc *rc; /* RoCEv2 by these sockets, NULL: iWARP by TCP */
+	struct verbs_qp *verbs; /* a device of the kernel, or NULL */
+	struct rc *rc;          /* RoCEv2 by these sockets, or NULL: iWARP by TCP */
 	int receive_fd, send_fd;
 	struct framing_in *in;
 	struct framing_out *out;

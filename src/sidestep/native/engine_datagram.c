@@ -195,7 +195,8 @@ static int datagram_give_back(struct wire *wire)
 }
 
 static const struct wire_ops datagram_ops = {
-	datagram_next, datagram_copy, datagram_taken, datagram_put, datagram_waiting, datagram_flush, datagram_give_back,
+	.next = datagram_next, .copy = datagram_copy, .taken = datagram_taken, .put = datagram_put, .waiting = datagram_waiting,
+	.flush = datagram_flush, .give_back = datagram_give_back,
 };
 
 void wire_datagram_init(struct wire_datagram *datagram, struct rc *rc, int receive_fd, int send_fd)

@@ -60,8 +60,10 @@ void loan_begin(struct engine_loan *loan, const struct engine_record *record, st
 	loan->number = number;
 	loan->user = user;
 	loan->words = *words;
-	loan->streams = !way->rc;
-	if (way->rc)
+	loan->streams = !way->rc && !way->verbs;
+	if (way->verbs)
+		wire_verbs_init(&loan->by.verbs, way->verbs);
+	else if (way->rc)
 		wire_datagram_init(&loan->by.datagram, way->rc, way->receive_fd, way->send_fd);
 	else
 		wire_stream_init(&loan->by.stream, way->in, way->out, way->fd, record->tx_msn, record->rx_msn);
@@ -113,7 +115,7 @@ static bool may_send_bare(const struct engine_record *record)
 	return record->credit >= 2 || (record->credit == 1 && brings_credit(record));
 }
 
-/* Sends Data: `words` of the link, and the pieces behind them. */
+/* Sends Data: `words` of the link, and the pieces behind them. 0, 1: not now, or minus a reason. */
 static int send_data(struct engine_loan *loan, const uint8_t *words, uint32_t words_len, const struct iovec *pieces,
                      int pieces_len, uint32_t payload)
 {
@@ -132,7 +134,7 @@ static int send_data(struct engine_loan *loan, const uint8_t *words, uint32_t wo
 	memcpy(header, &bsdh, BSDH_LEN);
 	memcpy(header + BSDH_LEN, words, words_len);
 	int result = wire->ops->put(wire, header, BSDH_LEN + words_len, pieces, pieces_len);
-	if (result < 0)
+	if (result)
 		return result;
 	record->tx_mseq++;
 	record->credit--;
@@ -257,8 +259,8 @@ static int send_some(struct engine_loan *loan, int64_t now)
 			words_len += put_word(words + words_len, LINK_DATA, len);
 		}
 		result = send_data(loan, words, words_len, pieces, pieces_len, len);
-		if (result < 0)
-			return result;
+		if (result)
+			return result < 0 ? result : 0; /* the wire tells when it takes more */
 		if (read)
 			record->read_told = read;
 		record->held += len;

@@ -8,14 +8,15 @@
 #define LOAN_STARVED_MS 20 /* that payload waits for credit before Python asks for it; see sdp/updates.py */
 
 struct engine_loan {
-	struct engine_loan *next_ready, *next_returned, *next_number;
+	struct engine_loan *next_ready, *next_returned, *next_number, *next_awake;
 	struct engine_record record;
 	union {
 		struct wire wire;
 		struct wire_stream stream;
 		struct wire_datagram datagram;
+		struct wire_verbs verbs;
 	} by;
-	bool streams; /* which of them */
+	bool streams; /* it is the second */
 	struct channel_end *end;
 	struct channel_side words; /* the application's, as Python has read them */
 	struct engine_bell bell;
@@ -23,6 +24,8 @@ struct engine_loan {
 	void *user;
 	enum engine_reason reason; /* ENGINE_KEPT while the engine has it */
 	bool ready, more;          /* more: it has had its share of the turn */
+	bool awake;                /* its wire is looked at in each turn */
+	uint32_t looks;            /* since something was to be done */
 	int64_t starved_ns;        /* since when it waits for credit; 0: it does not */
 };
 

@@ -8,11 +8,12 @@
 #include "crc32c.h"
 #include "engine.h"
 #include "engine_datagrams.h"
+#include "engine_queue_pairs.h"
 #include "framing_module.h"
 
 struct state {
 	PyTypeObject *channel, *doorbell, *remote_doorbell, *inbound, *outbound; /* of the other modules */
-	PyTypeObject *loan, *datagrams;
+	PyTypeObject *loan, *datagrams, *queue_pair;
 };
 
 struct engine_object {
@@ -27,9 +28,10 @@ struct loan_object {
 	struct engine_object *owner;
 	struct engine_loan *loan; /* NULL: it was taken back */
 	PyObject *channel, *bell;
-	struct inbound *inbound; /* NULL: it is by datagrams */
+	struct inbound *inbound; /* NULL: it is not by a stream */
 	struct outbound *outbound;
 	struct datagrams *datagrams;
+	struct queue_pair *queue_pair;
 };
 
 #define NEWS_MAX 1024
@@ -53,16 +55,27 @@ static bool is_a(PyObject *object, PyTypeObject *type, const char *name)
 }
 
 /* ---- Loan ---- */
+/* While it is, Python leaves it alone. */
+static void wire_is_lent(struct loan_object *object, bool is)
+{
+	if (object->queue_pair) {
+		object->queue_pair->busy = is;
+		object->queue_pair->ready = false;
+	} else if (object->datagrams) {
+		object->datagrams->busy = is;
+		object->datagrams->ready = false;
+	} else {
+		object->inbound->busy = object->outbound->busy = is;
+	}
+}
+
 /* Python may use them again. A channel that was closed meanwhile was kept for the engine, as for a view of it. */
 static void loan_lets_go(struct loan_object *object)
 {
 	struct channel *channel = (struct channel *)object->channel;
 
 	object->loan = NULL;
-	if (object->datagrams)
-		object->datagrams->busy = object->datagrams->ready = false;
-	else
-		object->inbound->busy = object->outbound->busy = false;
+	wire_is_lent(object, false);
 	if (--channel->pieces == 0 && channel->closed)
 		channel_unmap(&channel->end);
 }
@@ -111,6 +124,7 @@ static void loan_dealloc(PyObject *self)
 	Py_XDECREF((PyObject *)object->inbound);
 	Py_XDECREF((PyObject *)object->outbound);
 	Py_XDECREF((PyObject *)object->datagrams);
+	Py_XDECREF((PyObject *)object->queue_pair);
 	object_free(self);
 }
 
@@ -158,7 +172,7 @@ static PyObject *engine_object_new(PyTypeObject *type, PyObject *args, PyObject 
 
 PyDoc_STRVAR(lend_doc, "lend($self, record, channel, words, doorbell, number, /, *wire)\n--\n\n"
                        "Gives a connection to the engine, as `layout.pack('engine_record', ...)`; `words` is what was read last by\n"
-                       "Channel.remote(); the wire is an Inbound, an Outbound and a descriptor, or Datagrams. A Loan.");
+                       "Channel.remote(); the wire is an Inbound, an Outbound and a descriptor, or Datagrams, or a KernelQueuePair. A Loan.");
 
 /* Words of an application as channel_remote() in channel_type.c has read them. */
 static int words_of(PyObject *tuple, struct channel_side *words)
@@ -181,7 +195,13 @@ static bool way_of(const struct state *state, struct loan_object *loan, PyObject
 {
 	bool fit;
 
-	if (PyObject_TypeCheck(first, state->datagrams)) {
+	if (PyObject_TypeCheck(first, state->queue_pair)) {
+		struct queue_pair *queue_pair = (struct queue_pair *)first;
+		fit = !second && queue_pair->ready && !queue_pair->busy;
+		if (fit)
+			loan->queue_pair = (struct queue_pair *)Py_NewRef(first);
+		*way = (struct engine_way){.verbs = &queue_pair->qp};
+	} else if (PyObject_TypeCheck(first, state->datagrams)) {
 		struct datagrams *datagrams = (struct datagrams *)first;
 		fit = !second && datagrams->ready && !datagrams->busy;
 		if (fit)
@@ -246,10 +266,7 @@ static PyObject *engine_object_lend(PyObject *self, PyObject *args)
 		Py_DECREF(loan);
 		return raise_errno(-failed);
 	}
-	if (loan->datagrams)
-		loan->datagrams->busy = true;
-	else
-		loan->inbound->busy = loan->outbound->busy = true;
+	wire_is_lent(loan, true);
 	ring->pieces++;
 	loan->owner = (struct engine_object *)Py_NewRef(self);
 	loan->channel = Py_NewRef(channel);
@@ -456,6 +473,9 @@ static int module_exec(PyObject *module)
 	state->datagrams = (PyTypeObject *)PyType_FromModuleAndSpec(module, &datagrams_spec, NULL);
 	if (!state->datagrams || PyModule_AddType(module, state->datagrams) < 0)
 		return -1;
+	state->queue_pair = (PyTypeObject *)PyType_FromModuleAndSpec(module, &queue_pair_spec, NULL);
+	if (!state->queue_pair || PyModule_AddType(module, state->queue_pair) < 0 || add_type(module, &send_slab_spec) < 0)
+		return -1;
 	state->loan = (PyTypeObject *)PyType_FromModuleAndSpec(module, &loan_spec, NULL);
 	return state->loan ? PyModule_AddType(module, state->loan) : -1;
 }
@@ -472,6 +492,7 @@ static int module_traverse(PyObject *module, visitproc visit, void *arg)
 		Py_VISIT(state->outbound);
 		Py_VISIT(state->loan);
 		Py_VISIT(state->datagrams);
+		Py_VISIT(state->queue_pair);
 	}
 	return 0;
 }
@@ -488,6 +509,7 @@ static int module_clear(PyObject *module)
 		Py_CLEAR(state->outbound);
 		Py_CLEAR(state->loan);
 		Py_CLEAR(state->datagrams);
+		Py_CLEAR(state->queue_pair);
 	}
 	return 0;
 }

@@ -175,7 +175,8 @@ static int stream_give_back(struct wire *wire)
 }
 
 static const struct wire_ops stream_ops = {
-	stream_next, stream_copy, stream_taken, stream_put, stream_waiting, stream_flush, stream_give_back,
+	.next = stream_next, .copy = stream_copy, .taken = stream_taken, .put = stream_put, .waiting = stream_waiting,
+	.flush = stream_flush, .give_back = stream_give_back,
 };
 
 void wire_stream_init(struct wire_stream *stream, struct framing_in *in, struct framing_out *out, int fd, uint32_t tx_msn,

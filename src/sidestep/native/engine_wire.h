@@ -3,6 +3,7 @@
 #define SIDESTEP_ENGINE_WIRE_H
 
 #include "engine.h"
+#include "engine_verbs.h"
 #include "rc.h"
 
 #define WIRE_HEADER_MAX 64u /* bytes of a message that are the engine's own, and copied */
@@ -28,7 +29,8 @@ struct wire_ops {
 	void (*copy)(const struct wire *wire, uint32_t from, uint8_t *to, uint32_t len);
 	/* It is done with. Without this it is given back. */
 	void (*taken)(struct wire *wire);
-	/* Queues a message: `header` is copied, the pieces stay where they are until they are written. 0 or minus a reason. */
+	/* Queues a message: `header` is copied, the pieces stay where they are until they are written. 0, 1: none is taken now, or
+	 * minus a reason. */
 	int (*put)(struct wire *wire, const uint8_t *header, uint32_t header_len, const struct iovec *pieces, int pieces_len);
 	/* Bytes that are queued. */
 	uint64_t (*waiting)(const struct wire *wire);
@@ -36,6 +38,10 @@ struct wire_ops {
 	int (*flush)(struct wire *wire);
 	/* Everything is as who lent it will look at it. -ENOMEM: what waited is gone, and with it the wire, by `error`. */
 	int (*give_back)(struct wire *wire);
+	/* Of a wire whose descriptor tells nothing unless it was asked to, else NULL: whether there is something to do. */
+	bool (*look)(struct wire *wire);
+	/* The descriptor tells what comes from now on. False: something has come. */
+	bool (*arm)(struct wire *wire);
 };
 
 /* iWARP over a TCP socket: a message is a Send of RDMAP in segments of DDP, each in an FPDU of MPA. */
@@ -55,6 +61,14 @@ struct wire_datagram {
 	int receive_fd, send_fd;
 	uint32_t train; /* packets that may go by one call */
 };
+
+/* A device of the kernel: a message is a Send. */
+struct wire_verbs {
+	struct wire wire;
+	struct verbs_qp *qp;
+};
+
+void wire_verbs_init(struct wire_verbs *verbs, struct verbs_qp *qp);
 
 void wire_datagram_init(struct wire_datagram *datagram, struct rc *rc, int receive_fd, int send_fd);
 

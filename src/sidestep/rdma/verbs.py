@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from typing_extensions import Buffer
 
     from sidestep.errors import SidestepError
-    from sidestep.native._engine import Datagrams
+    from sidestep.native._engine import Datagrams, KernelQueuePair
     from sidestep.native._framing import Inbound, Outbound
     from sidestep.rdma.cm import CmState, ConnectionManager
     from sidestep.rdma.iwarp.tap import Taps
@@ -294,7 +294,13 @@ class LentDatagrams(NamedTuple):
     datagrams: Datagrams
 
 
-Lent: TypeAlias = LentStream | LentDatagrams
+class LentQueuePair(NamedTuple):
+    """The same by a device of the kernel."""
+
+    queue_pair: KernelQueuePair
+
+
+Lent: TypeAlias = LentStream | LentDatagrams | LentQueuePair
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,6 @@ that it is disconnected, and the user's requests end.
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Iterable
 from ipaddress import IPv4Address, IPv6Address, ip_address
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
@@ -81,7 +80,7 @@ class SdpStream:
         self.request: ConnectionRequest | None = None
         self.refused_with = b""  # private data of who refused it
         self.qp: QueuePair | None = None
-        self.posted: deque[Receive] = deque()  # in the order of posting, which is that of completion
+        self.posted: dict[int, Receive] = {}  # by number
         self.deadline: float | None = None
         self.timer: tuple[float, int, SdpStream] | None = None  # the stack's, for that or a time before
         self._poster: QueuePair | RegisteringPoster | None = None  # where work goes
@@ -255,7 +254,7 @@ class SdpStream:
                     item = work.popleft()
                     kind = type(item)
                     if kind is Receive:
-                        self.posted.append(item)  # type: ignore[arg-type]
+                        self.posted[item.wr_id] = item  # type: ignore[assignment, union-attr]
                         self._poster.post_recv(item)  # type: ignore[arg-type, union-attr]
                     elif kind is Send or kind is RdmaWrite or kind is RdmaRead:
                         self._poster.post_send(item)  # type: ignore[arg-type, union-attr]
@@ -466,7 +465,7 @@ class SdpStream:
         elif not self._lasts_out:
             self._lasts_out = 2
             qp.modify_to_error()
-            self.posted.append(_LAST_RECEIVE)
+            self.posted[_LAST] = _LAST_RECEIVE
             qp.post_recv(_LAST_RECEIVE)
             qp.post_send(Send(_LAST, ()))
 
@@ -486,7 +485,7 @@ class SdpStream:
             self._lasts_out = 0
             qp.destroy()  # its number is not used again before the connection manager allows it
         self._stop_wanting()
-        for receive in self.posted:  # posted when it was in error already
+        for receive in self.posted.values():  # posted when it was in error already
             if receive.wr_id != _LAST:
                 self._give_back(receive)
         self.posted.clear()

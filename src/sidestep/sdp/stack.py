@@ -244,7 +244,7 @@ class Stack:
                 if touched is not None:
                     touched.run()
                 touched = stream
-            buffer = stream.posted.popleft()
+            buffer = stream.posted.pop(completion.wr_id)
             if completion.status is _DONE:
                 if completion.invalidated is not None:
                     stream.connection.handle_invalidated(completion.invalidated, now)

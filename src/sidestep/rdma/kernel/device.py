@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
     from sidestep.rdma.kernel.memory import KernelRegion, KernelWindow
     from sidestep.rdma.kernel.qp import KernelQueuePair
-    from sidestep.rdma.kernel.queues import KernelQueue
+    from sidestep.rdma.kernel.queues import KernelQueue, OwnHardware
     from sidestep.rdma.verbs import CompletionHandler, CompletionQueue, EventHandler, QpCapabilities
 
 # Private data with rdma_cm: the TCP port space of InfiniBand begins with 36 bytes of the IP addressing annex (A11), and
@@ -85,7 +85,8 @@ class KernelDevice(Device):
         self.closed = False
         self.failed = False  # nothing works on it any more
         self.domains: list[KernelDomain] = []
-        self.queues: dict[int, KernelQueue] = {}  # by address
+        self.queues: dict[int, KernelPolledQueue] = {}  # by address
+        self.own_queues: dict[int, OwnHardware] = {}  # likewise: of single queue pairs
         self.shared: dict[int | None, KernelSharedReceives] = {}
         self.by_number: dict[int, KernelQueuePair] = {}
         self.by_address: dict[int, KernelQueuePair] = {}
@@ -342,6 +343,8 @@ class KernelDevice(Device):
                 self.tell(AsyncEvent(kind, queue, "the device's own queue ran over"))
                 for user in dict.fromkeys(queue.users):
                     user.break_off(EventKind.QP_FATAL, "its completion queue ran over")
+            elif (own := self.own_queues.get(address)) is not None:
+                own.qp.break_off(EventKind.QP_FATAL, "its completion queue ran over")
         elif kind in _OF_SRQ:
             if (srq := self.shared.get(address)) is not None:
                 srq.low()

@@ -14,8 +14,10 @@ from __future__ import annotations
 
 from ctypes import POINTER, c_void_p, cast
 from functools import partial
+from mmap import mmap
 from typing import TYPE_CHECKING, Any, Final
 
+from sidestep import limits
 from sidestep.errors import LimitReached, Misuse, SidestepError, Unavailable
 from sidestep.rdma.address import buffer_address
 from sidestep.rdma.kernel import abi
@@ -30,6 +32,7 @@ from sidestep.rdma.work import Access, LKey, RKey
 if TYPE_CHECKING:
     from typing_extensions import Buffer
 
+    from sidestep.native._engine import SendSlab
     from sidestep.rdma.kernel.device import KernelDevice
     from sidestep.rdma.kernel.queues import KernelQueue
     from sidestep.rdma.verbs import CompletionQueue, EventHandler, Registered, SharedReceiveQueue
@@ -174,6 +177,7 @@ class KernelDomain(ProtectionDomain):
         self.shared_receives: set[KernelSharedReceives] = set()
         self.handles: set[KernelAddressHandle] = set()
         self._by_object: dict[int, list[KernelRegion]] = {}  # by identity of what they are views of
+        self._slab: tuple[SendSlab, KernelRegion] | None = None
         self._deallocated = False
 
     def register(
@@ -275,6 +279,9 @@ class KernelDomain(ProtectionDomain):
         return window
 
     def deallocate(self) -> None:
+        if self._slab is not None and not self.queue_pairs:
+            self._slab[1].deregister()
+            self._slab = None
         for what in (self.regions, self.windows, self.queue_pairs, self.handles, self.shared_receives):
             if what:
                 raise Misuse(f"the domain has {len(what)} {type(next(iter(what))).__name__} still")
@@ -284,6 +291,16 @@ class KernelDomain(ProtectionDomain):
             self.device.domains.remove(self)
 
     # For the queue pairs.
+
+    def send_slab(self) -> SendSlab:
+        """What an engine sends from, on all of them; raises as `register` does."""
+        from sidestep.native._engine import SendSlab
+
+        if self._slab is None:
+            memory = mmap(-1, limits.VERBS_ENGINE_SLAB)  # pages of its own: see `libraries` on forks
+            region = self.register(memory, Access.LOCAL_READ)
+            self._slab = SendSlab(memory, region.lkey), region
+        return self._slab[0]
 
     def find(self, entry: memoryview, address: int) -> KernelRegion | None:
         """The region that an entry of a request lies in."""

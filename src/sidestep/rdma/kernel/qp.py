@@ -24,7 +24,9 @@ from sidestep.errors import LimitReached, Misuse
 from sidestep.rdma.kernel import abi
 from sidestep.rdma.kernel.abi import QpMask
 from sidestep.rdma.kernel.joining import Joining
+from sidestep.rdma.kernel.lending import OF_ENGINE, Lending
 from sidestep.rdma.kernel.libraries import told
+from sidestep.rdma.kernel.queues import KernelPolledQueue, OwnHardware
 from sidestep.rdma.kernel.receives import Poster
 from sidestep.rdma.kernel.sends import Posted, Writer
 from sidestep.rdma.soft.handles import check_type
@@ -47,9 +49,9 @@ if TYPE_CHECKING:
     from sidestep.rdma.kernel.device import KernelDevice
     from sidestep.rdma.kernel.joining import Joined
     from sidestep.rdma.kernel.memory import KernelDomain, KernelWindow
-    from sidestep.rdma.kernel.queues import KernelQueue
+    from sidestep.rdma.kernel.queues import Hardware, KernelQueue
     from sidestep.rdma.kernel.receives import KernelSharedReceives
-    from sidestep.rdma.verbs import EventHandler, JoinedBy, QpCapabilities, QpEndpoint
+    from sidestep.rdma.verbs import EventHandler, JoinedBy, LentQueuePair, QpCapabilities, QpEndpoint
     from sidestep.rdma.work import Receive, SendRequest
 
 _KNOWN: Final = frozenset(map(int, Status))
@@ -85,13 +87,15 @@ class KernelQueuePair(QueuePair):
         self.windows: set[KernelWindow] = set()
         self.connection: KernelConnection | Joined | None = None
         self._state = QpState.INIT
-        self._sends: deque[Posted] = deque()
+        self.sends: deque[Posted] = deque()
         self._first = 0  # number of the oldest one there
         self._last = -1  # of the last one that the device has completed
-        self._receives: dict[int, Receive] = {}
+        self.receives: dict[int, Receive] = {}
         self._quiet: list[Callable[[], object]] = []  # who waits until nothing is posted any more
         self._told_last = False
+        self._of_engine = 0  # of `sends`
         self._joining: Joining | None = None
+        self.lending = Lending(self)
         self._make()
         self.send_cq.users.append(self)
         self.recv_cq.users.append(self)
@@ -102,40 +106,74 @@ class KernelQueuePair(QueuePair):
 
     def _make(self) -> None:
         device, wanted = self.device, self.capabilities
-        self.send_cq.hardware.reserve(wanted.max_send_wr)
-        self.recv_cq.hardware.reserve(wanted.max_recv_wr if self.srq is None else self.srq.max_wr)
+        sends, receives = self._completions
+        handled = [not isinstance(each, KernelPolledQueue) for each in (self.send_cq, self.recv_cq)]
+        size = sends * handled[0] + receives * handled[1]
+        self.own = OwnHardware(device, self, size) if size else None
+        self._send_hardware = self._behind(self.send_cq, sends)
+        self._recv_hardware = self._behind(self.recv_cq, receives)
         attributes = device.attributes
         entries = max(attributes.gather_max, attributes.read_scatter_max)
         inline = device.inline_max
         while True:
             asked = abi.QpInitAttr(
-                send_cq=self.send_cq.hardware.address, recv_cq=self.recv_cq.hardware.address,
+                send_cq=self._send_hardware.address, recv_cq=self._recv_hardware.address,
                 srq=None if self.srq is None else self.srq.address, qp_type=self.qp_type,
-                cap=abi.QpCap(wanted.max_send_wr, wanted.max_recv_wr, entries, attributes.scatter_max, inline),
+                cap=abi.QpCap(sends, wanted.max_recv_wr, entries, attributes.scatter_max, inline),
             )  # fmt: skip
             try:
                 self.handle: Any = device.libraries.ibv_create_qp(self.domain.address, byref(asked))
                 break
             except OSError as error:
                 if error.errno != EINVAL or not inline:  # more inline bytes than the device has are EINVAL
+                    self._let_go_of_queues()
                     raise told(error, "no queue pair could be made") from error
                 inline //= 2
         device.inline_max = inline
         self.address = cast(self.handle, c_void_p).value or 0
         self.number: int = self.handle.contents.qp_num
         device.by_address[self.address] = self
-        self._writer = Writer(self.domain, entries, min(inline, asked.cap.max_inline_data), wanted.max_send_wr)
+        self.inline_max = min(inline, asked.cap.max_inline_data)
+        self._writer = Writer(self.domain, entries, self.inline_max, wanted.max_send_wr)
         self._poster = Poster(self.domain, attributes.scatter_max)
         try:
             self._make_ready()
         except OSError as error:
             device.libraries.ibv_destroy_qp(self.handle)
+            self._let_go_of_queues()
             raise told(error, "the queue pair could not be made ready") from error
 
     def _make_ready(self) -> None:
         """Raises OSError."""
         init = abi.QpAttr(qp_state=QpState.INIT, port_num=self.device.port, qp_access_flags=self.access_flags)
         self.modify(init, QpMask.STATE | QpMask.PORT | QpMask.PKEY_INDEX | QpMask.ACCESS_FLAGS)
+
+    @property
+    def _completions(self) -> tuple[int, int]:
+        """How many there may be of each queue; the engine's requests have places of their own."""
+        receives = self.capabilities.max_recv_wr if self.srq is None else self.srq.max_wr
+        of_engine = limits.VERBS_ENGINE_SENDS if self.qp_type is QpType.RC else 0
+        sends = self.capabilities.max_send_wr + of_engine
+        return min(sends, self.device.attributes.work_requests_max), receives
+
+    @property
+    def _has_room(self) -> bool:
+        return self._completions[0] - self.capabilities.max_send_wr == limits.VERBS_ENGINE_SENDS
+
+    def _behind(self, queue: KernelQueue, count: int) -> Hardware:
+        """The device's queue for that many completions of this queue pair."""
+        if isinstance(queue, KernelPolledQueue):
+            queue.hardware.reserve(count)
+            return queue.hardware
+        assert self.own is not None
+        return self.own
+
+    def _let_go_of_queues(self) -> None:
+        for queue, count in zip((self.send_cq, self.recv_cq), self._completions, strict=True):
+            if isinstance(queue, KernelPolledQueue):
+                queue.hardware.taken -= count
+        if self.own is not None:
+            self.own.destroy()
 
     @property
     def access_flags(self) -> int:
@@ -153,12 +191,12 @@ class KernelQueuePair(QueuePair):
     @property
     def receives_posted(self) -> int:
         self.recv_cq.look()
-        return len(self._receives)
+        return len(self.receives)
 
     @property
     def sends_outstanding(self) -> int:
         self.send_cq.look()
-        return len(self._sends)
+        return len(self.sends)
 
     def _look(self) -> None:
         self.send_cq.look()
@@ -167,6 +205,7 @@ class KernelQueuePair(QueuePair):
     # ---- the user's side ----
 
     def post_send(self, request: SendRequest) -> None:
+        self.lending.reclaim()
         if self._state is QpState.ERROR:
             self._add_failed(request, Status.FLUSHED)
             return
@@ -176,19 +215,18 @@ class KernelQueuePair(QueuePair):
         posted = Posted(request)
         if isinstance(request, RdmaRead) and not self.initiator_depth:
             posted.verdict = Status.LOCAL_QP_OPERATION_ERROR  # the verbs draft for iWARP 8.2.2
-        elif self._sends and self._sends[-1].verdict is not None:
+        elif self.sends and self.sends[-1].verdict is not None:
             posted.verdict = Status.FLUSHED  # behind one that fails here
         else:
-            number = self._first + len(self._sends)
-            self._writer.post(self.device.ops.post_send, self.address, number << 1, posted)
+            self._writer.post(self.device.ops.post_send, self.address, self.next_number << 1, posted)
         if posted.verdict is None:
-            self._sends.append(posted)
+            self.sends.append(posted)
         else:
             self._add_failed(request, posted.verdict)
 
     def _check(self, request: SendRequest) -> None:
         most = self.capabilities.max_send_wr
-        if len(self._sends) >= most and self.sends_outstanding >= most:
+        if len(self.sends) - self._of_engine >= most and self.sends_outstanding - self._of_engine >= most:
             raise LimitReached(f"{most} requests are outstanding")
         attributes = self.device.attributes
         check_offered(request, attributes)
@@ -209,15 +247,16 @@ class KernelQueuePair(QueuePair):
 
     def _add_failed(self, request: SendRequest, verdict: Status) -> None:
         """Queues what the device does not get; it ends when all before it has."""
-        waits = bool(self._sends)
-        self._sends.append(Posted(request, verdict))
+        waits = bool(self.sends)
+        self.sends.append(Posted(request, verdict))
         if not waits:
             self._settle()
-        elif self._state is QpState.RTS and self._sends[-2].verdict is None and not self._sends[-2].tells:
+        elif self._state is QpState.RTS and self.sends[-2].verdict is None and not self.sends[-2].tells:
             # Nothing would tell that its turn has come. What is flushed with it could have succeeded: nobody asked.
             self.to_error()
 
     def post_recv(self, receive: Receive) -> None:
+        self.lending.reclaim()
         if self.srq is not None:
             raise Misuse("the receives of this queue pair come from a shared queue")
         if self._state is QpState.RESET:
@@ -225,16 +264,16 @@ class KernelQueuePair(QueuePair):
         if len(receive.scatter) > self.device.attributes.scatter_max:
             raise Misuse(f"a receive of {len(receive.scatter)} entries")
         most = self.capabilities.max_recv_wr
-        if len(self._receives) >= most and self.receives_posted >= most:
+        if len(self.receives) >= most and self.receives_posted >= most:
             raise LimitReached(f"{most} receives are posted already")
         number = self.device.next_receive()
         if self._state is not QpState.ERROR:
             self._poster.post(self.device.ops.post_recv, self.address, number << 1 | 1, receive.scatter)
             self.device.receives[number] = self
-        elif not self._receives:
+        elif not self.receives:
             self.recv_cq.add(Completion(receive.wr_id, Status.FLUSHED, _RECEIVE, 0, self.number))
             return
-        self._receives[number] = receive
+        self.receives[number] = receive
 
     def modify_to_error(self) -> None:
         if self._state in _OVER:
@@ -248,30 +287,74 @@ class KernelQueuePair(QueuePair):
             return
         if self.windows:
             raise Misuse(f"{len(self.windows)} windows are bound to the queue pair")
+        self.lending.reclaim()
         device = self.device
         try:
             device.libraries.ibv_destroy_qp(self.handle)
         except OSError as error:
             raise told(error, "the queue pair could not be destroyed") from error
         self._state = QpState.RESET
+        self.lending.release()
         del device.by_number[self.number], device.by_address[self.address]
         self._look()  # what is there of it is taken out, and comes to nothing
-        for number in self._receives:
+        for number in self.receives:
             device.receives.pop(number, None)
-        self._receives.clear()
-        self._sends.clear()
+        self.receives.clear()
+        self.sends.clear()
         if self._writer.slab is not None:
             self._writer.slab.region.deregister()
         if self.srq is not None:
             self.srq.users.discard(self)
         self.send_cq.users.remove(self)
         self.recv_cq.users.remove(self)
-        self.send_cq.hardware.taken -= self.capabilities.max_send_wr
-        self.recv_cq.hardware.taken -= self.capabilities.max_recv_wr if self.srq is None else self.srq.max_wr
+        self._let_go_of_queues()
         self.domain.queue_pairs.discard(self)
         self._run_quiet()
         if self.connection is not None:
             self.connection.broken()
+
+    # ---- lending it to the engine ----
+
+    def lend(self, record: dict[str, int], reclaim: Callable[[], object]) -> LentQueuePair | None:
+        return self.lending.lend(reclaim)
+
+    def take_back(self, record: dict[str, int], error: int) -> None:
+        self.lending.take_back(record, error)
+
+    def catch_up(self) -> None:
+        self.lending.reclaim()
+        self._send_hardware.drain()
+        self._recv_hardware.drain()
+
+    @property
+    def told(self) -> QpState:
+        """The state, without a look at the device."""
+        return self._state
+
+    @property
+    def next_number(self) -> int:
+        """That of the next request."""
+        return self._first + len(self.sends)
+
+    @property
+    def may_be_lent(self) -> bool:
+        """Whether all of its completions come by a queue of its own, and none waits to be handed over."""
+        queues = self.send_cq, self.recv_cq
+        return self._has_room and not any(
+            isinstance(each, KernelPolledQueue) or each.has_of(self.number) for each in queues
+        )
+
+    def go_on(self, done: int, unfinished: list[bool]) -> None:
+        """The engine has sent: all before `done` is done, and these from there on are not; whether each tells."""
+        if done > self.next_number:  # one of the engine's that told: so are those before it
+            while self.sends:
+                self._done(self._next(), _SUCCESS)
+            self._first, self._last = done, done - 1
+        self._of_engine += len(unfinished)
+        for tells in unfinished:
+            posted = Posted(OF_ENGINE)
+            posted.tells = tells
+            self.sends.append(posted)
 
     # ---- the connection manager's side ----
 
@@ -303,6 +386,7 @@ class KernelQueuePair(QueuePair):
 
     def to_error(self) -> None:
         """Nothing more happens on it; what is posted is flushed by the device."""
+        self.lending.reclaim()
         if self._state in _OVER:
             return
         self._state = QpState.ERROR
@@ -322,8 +406,8 @@ class KernelQueuePair(QueuePair):
 
     def _wait_for_quiet(self, until: float) -> None:
         if self._state is not QpState.RESET:
-            self.send_cq.hardware.drain()
-            self.recv_cq.hardware.drain()
+            self._send_hardware.drain()
+            self._recv_hardware.drain()
             if self._with_device and self.device.loop.now < until:
                 self.device.loop.call_later(limits.VERBS_DRAIN_TICK_S, lambda: self._wait_for_quiet(until))
                 return
@@ -332,7 +416,7 @@ class KernelQueuePair(QueuePair):
 
     @property
     def _with_device(self) -> bool:
-        return bool(self._receives) or bool(self._sends)
+        return bool(self.receives) or bool(self.sends)
 
     def _run_quiet(self) -> None:
         waiting, self._quiet = self._quiet, []
@@ -341,10 +425,10 @@ class KernelQueuePair(QueuePair):
 
     def _flush(self) -> None:
         """The device did not; it has nothing any more all the same."""
-        for posted in self._sends:
+        for posted in self.sends:
             posted.verdict = posted.verdict or Status.FLUSHED
         self._settle()
-        receives, self._receives = self._receives, {}
+        receives, self.receives = self.receives, {}
         for number, receive in receives.items():
             self.device.receives.pop(number, None)
             self.recv_cq.add(Completion(receive.wr_id, Status.FLUSHED, _RECEIVE, 0, self.number))
@@ -358,10 +442,10 @@ class KernelQueuePair(QueuePair):
 
     def send_completed(self, number: int, wc: abi.Wc) -> None:
         """A request is done, and so are those before it."""
-        if not self._first <= number < self._first + len(self._sends):
+        if not self._first <= number < self._first + len(self.sends):
             return  # of a time before it was flushed here
         status = _status(wc.status)
-        posted = self._sends[number - self._first]
+        posted = self.sends[number - self._first]
         posted.outcome = status, wc.byte_len if isinstance(posted.request, RdmaRead) else 0
         self._last = max(self._last, number)
         self._settle()
@@ -370,15 +454,24 @@ class KernelQueuePair(QueuePair):
 
     def _next(self) -> Posted:
         self._first += 1
-        return self._sends.popleft()
+        return self.sends.popleft()
 
     def _done(self, posted: Posted, status: Status, byte_len: int = 0) -> None:
         self._writer.release(posted)
         request = posted.request
+        if request is OF_ENGINE:
+            self._engine_is_done(status)
+            return
         if status is _SUCCESS:
             self._take_effect(posted)
         if status is not _SUCCESS or request.signaled:
             self.send_cq.add(Completion(request.wr_id, status, OPCODES[type(request)], byte_len, self.number))
+
+    def _engine_is_done(self, status: Status) -> None:
+        self._of_engine -= 1
+        self.lending.finish(self._first - 1)
+        if status not in (_SUCCESS, Status.FLUSHED):
+            self.break_off(EventKind.QP_FATAL, f"what the engine has sent ended by {status.name}")
 
     def _take_effect(self, posted: Posted) -> None:
         request = posted.request
@@ -393,8 +486,8 @@ class KernelQueuePair(QueuePair):
 
     def _settle(self) -> None:
         """Ends those whose turn has come."""
-        while self._sends:
-            head = self._sends[0]
+        while self.sends:
+            head = self.sends[0]
             if head.outcome is not None:
                 self._done(self._next(), *head.outcome)
             elif head.verdict is not None:
@@ -429,9 +522,9 @@ class KernelQueuePair(QueuePair):
 
     def take_receive(self, number: int) -> Receive | None:
         """What was posted with this number."""
-        receive = self._receives.pop(number, None)
-        if self._state is QpState.ERROR and not any(each in self.device.receives for each in self._receives):
-            late, self._receives = self._receives, {}
+        receive = self.receives.pop(number, None)
+        if self._state is QpState.ERROR and not any(each in self.device.receives for each in self.receives):
+            late, self.receives = self.receives, {}
             if late:  # posted in ERROR: they come behind what the device flushes
                 self.device.loop.soon(lambda: self._flush_late(late))
         return receive

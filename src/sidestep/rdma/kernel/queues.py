@@ -4,40 +4,45 @@ What is taken from the device goes through the queue pairs, which know what was 
 made of software have: one is polled, the other hands over. Those have the bounds and the order that users are promised;
 the device's own queue is made larger, so that it never runs over.
 
-A queue with a handler is always armed. A polled one is armed as its user wishes, so that solicited events are the
-device's matter; where nobody is woken, whoever asks for the state of something looks first (`look`).
+Behind a queue with a handler each queue pair has one of the device's to itself, with a channel, so that it can be lent
+to the engine with all of its completions and nobody else's: a queue pair cannot move to another queue. It is always
+armed. A polled queue is one of the device's, armed as its user wishes, so that solicited events are the device's
+matter; where nobody is woken, whoever asks for the state of something looks first (`look`).
 """
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
+from ctypes import byref, c_void_p
 from functools import partial
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from sidestep import limits
-from sidestep.errors import LimitReached
+from sidestep.errors import LimitReached, SidestepError
 from sidestep.rdma.kernel import abi
 from sidestep.rdma.kernel.libraries import told
 from sidestep.rdma.soft.queues import HandledQueue, PolledQueue
+from sidestep.rdma.verbs import EventKind
 
 if TYPE_CHECKING:
     from sidestep.rdma.kernel.device import KernelDevice
-    from sidestep.rdma.verbs import CompletionHandler, CompletionQueue
+    from sidestep.rdma.kernel.qp import KernelQueuePair
+    from sidestep.rdma.verbs import CompletionQueue
     from sidestep.rdma.work import Completion
 
 _ANY: Final = 0
 _SOLICITED: Final = 1
 
 
-class _Hardware:
+class Hardware:
     """The device's own queue."""
 
     __slots__ = ("_batch", "_busy", "_device", "address", "size", "taken")
 
-    def __init__(self, device: KernelDevice, capacity: int) -> None:
-        size = min(device.attributes.completions_max, max(capacity, limits.VERBS_QUEUE_MIN))
+    def __init__(self, device: KernelDevice, size: int, channel: Any) -> None:
         try:
-            self.address: int = device.libraries.ibv_create_cq(device.context, size, None, device.channel, 0)
+            self.address: int = device.libraries.ibv_create_cq(device.context, size, None, channel, 0)
         except OSError as error:
             raise told(error, "no completion queue could be made") from error
         self._device = device
@@ -84,30 +89,77 @@ class _Hardware:
             self.address = 0
 
 
+class OwnHardware(Hardware):
+    """That of one queue pair, with a channel, which Python looks at unless the engine does."""
+
+    __slots__ = ("_event", "channel", "fd", "qp")
+
+    def __init__(self, device: KernelDevice, qp: KernelQueuePair, size: int) -> None:
+        try:
+            self.channel: Any = device.libraries.ibv_create_comp_channel(device.context)
+        except OSError as error:
+            raise told(error, "no completion channel could be made") from error
+        try:
+            super().__init__(device, size, self.channel)
+        except BaseException:
+            device.libraries.ibv_destroy_comp_channel(self.channel)
+            raise
+        self.qp = qp
+        self.fd: int = self.channel.contents.fd
+        self._event = c_void_p(), c_void_p()
+        os.set_blocking(self.fd, False)
+        device.own_queues[self.address] = self
+        self.take_back()
+
+    def lend(self) -> None:
+        """The engine has it: nobody looks here."""
+        self._busy = True
+        self._device.loop.forget(self.fd)
+
+    def take_back(self) -> None:
+        """What is there is taken, and what comes is heard of."""
+        self._busy = False
+        self._device.loop.on_readable(self.fd, self._woken)
+        self._arm()
+
+    def _woken(self) -> None:
+        """The device has something: armed first, so that what comes meanwhile makes another event."""
+        libraries = self._device.libraries
+        try:
+            libraries.ibv_get_cq_event(self.channel, byref(self._event[0]), byref(self._event[1]))
+        except OSError:  # EAGAIN
+            return
+        libraries.ibv_ack_cq_events(self.address, 1)
+        self._arm()
+
+    def _arm(self) -> None:
+        try:
+            self.request(_ANY)
+        except SidestepError as why:
+            self.qp.break_off(EventKind.QP_FATAL, str(why))
+        self.drain()
+
+    def destroy(self) -> None:
+        if self.address:
+            self._device.loop.forget(self.fd)
+            self._device.own_queues.pop(self.address, None)
+            super().destroy()
+            self._device.libraries.ibv_destroy_comp_channel(self.channel)
+
+
 class KernelHandledQueue(HandledQueue):
     """Hands each batch to its handler."""
 
-    __slots__ = ("hardware",)
+    __slots__ = ()
 
     device: KernelDevice
-
-    def __init__(self, device: KernelDevice, capacity: int, handler: CompletionHandler) -> None:
-        super().__init__(device, capacity, handler)
-        self.hardware = _Hardware(device, capacity)
-        device.queues[self.hardware.address] = self
-        self.hardware.request(_ANY)
-
-    def woken(self) -> None:
-        """The device has something: armed first, so that what comes meanwhile makes another event."""
-        self.hardware.request(_ANY)
-        self.hardware.drain()
 
     def look(self) -> None:
         """The device will say so if there is something."""
 
-    def destroy(self) -> None:
-        super().destroy()
-        _forget(self)
+    def has_of(self, number: int) -> bool:
+        """Whether a completion of that queue pair is still to be handed over."""
+        return any(each.qp_number == number for each in self.entries)
 
 
 class KernelPolledQueue(PolledQueue):
@@ -119,7 +171,8 @@ class KernelPolledQueue(PolledQueue):
 
     def __init__(self, device: KernelDevice, capacity: int) -> None:
         super().__init__(device, capacity)
-        self.hardware = _Hardware(device, capacity)
+        size = min(device.attributes.completions_max, max(capacity, limits.VERBS_QUEUE_MIN))
+        self.hardware = Hardware(device, size, device.channel)
         self._callback: Callable[[CompletionQueue], object] | None = None
         self._any = False
         device.queues[self.hardware.address] = self
@@ -145,12 +198,8 @@ class KernelPolledQueue(PolledQueue):
 
     def destroy(self) -> None:
         super().destroy()
-        _forget(self)
-
-
-def _forget(queue: KernelHandledQueue | KernelPolledQueue) -> None:
-    queue.device.queues.pop(queue.hardware.address, None)
-    queue.hardware.destroy()
+        self.device.queues.pop(self.hardware.address, None)
+        self.hardware.destroy()
 
 
 KernelQueue = KernelHandledQueue | KernelPolledQueue

@@ -1,4 +1,7 @@
-"""The engine over the software HCA: one trace by Python alone and by engines, at one end or both, leaves the same."""
+"""The engine over other wires than iWARP: one trace by Python alone, and by engines at one end or both, ends alike.
+
+Over the software HCA, and over devices of the kernel, which are played (`fake_device`).
+"""
 
 from __future__ import annotations
 
@@ -22,10 +25,8 @@ class Direct:
         return False
 
 
-class RoceRun(Run):
-    """Its wire is datagrams."""
-
-    roce = True
+class DirectRun(Run):
+    """A link that leads from one host to the other."""
 
     def _connect(self, stack: ExitStack, dice: random.Random | None) -> None:
         del dice
@@ -56,9 +57,17 @@ class RoceRun(Run):
             assert direction.read == direction.written[: len(direction.read)]
 
 
-def played(told: Trace, engines: tuple[bool, bool]) -> RoceRun:
+class RoceRun(DirectRun):
+    wire = "roce"
+
+
+class VerbsRun(DirectRun):
+    wire = "verbs"
+
+
+def played(kind: type[DirectRun], told: Trace, engines: tuple[bool, bool]) -> DirectRun:
     with ExitStack() as stack:
-        run = RoceRun(stack, told, engines)
+        run = kind(stack, told, engines)
         run.play()
         run.check()
     return run
@@ -67,9 +76,10 @@ def played(told: Trace, engines: tuple[bool, bool]) -> RoceRun:
 @pytest.mark.slow
 @pytest.mark.parametrize("engines", ENGINES.values(), ids=ENGINES)
 @pytest.mark.parametrize("seed", range(6))
-def test_engines_leave_what_python_leaves_over_roce(seed: int, engines: tuple[bool, bool]) -> None:
+@pytest.mark.parametrize("kind", [RoceRun, VerbsRun], ids=lambda kind: kind.wire)
+def test_engines_leave_what_python_leaves(kind: type[DirectRun], seed: int, engines: tuple[bool, bool]) -> None:
     told = trace(seed, 80)
-    alone, run = played(told, (False, False)), played(told, engines)
+    alone, run = played(kind, told, (False, False)), played(kind, told, engines)
     for own, other in zip(run.directions, alone.directions, strict=True):
         if own.recalled is None and other.recalled is None:
             assert own.read == other.read

@@ -1,0 +1,261 @@
+"""The engine over devices of the kernel: whoever has a queue pair, each byte comes once, and what is done is let go of.
+
+The devices are played: see `fake_device`.
+"""
+
+from __future__ import annotations
+
+import errno
+import random
+from collections.abc import Iterator
+from contextlib import ExitStack
+from typing import Final
+
+import pytest
+from channel_app import App
+from fake_device import RECEIVED_RDMA_WITH_IMM, WITH_IMM, FakeVerbs, fake_verbs
+from remote_world import World, all_of, reset, settle
+
+from sidestep import limits
+from sidestep.provider.carry.remote_relay import RemoteRelay
+from sidestep.rdma.kernel.qp import KernelQueuePair
+from sidestep.rdma.verbs import EventKind
+from sidestep.rdma.work import Status
+from sidestep.remote.link import SdpLink
+
+BOTH: Final = (True, True)
+ENGINES: Final = {"engines": BOTH, "engine-python": (True, False), "python-engine": (False, True)}
+SIZES: Final = (1, 17, 100, 190, 221, 4000, 5000, 30_000, 65_536)
+RETRIES: Final = int(Status.RETRY_EXCEEDED)
+
+
+@pytest.fixture
+def device() -> Iterator[FakeVerbs]:
+    """Its knobs."""
+    found = fake_verbs()
+    yield found
+    found.hold()
+
+
+def qp_of(end: RemoteRelay) -> KernelQueuePair:
+    link = end.link
+    assert isinstance(link, SdpLink)
+    assert isinstance(link.stream.qp, KernelQueuePair)
+    return link.stream.qp
+
+
+def lent(world: World) -> tuple[App, App, RemoteRelay, RemoteRelay]:
+    """A connection that engines have at both ends."""
+    a, b, one, two = world.pair()
+    lenders = world.one.hub.lending, world.two.hub.lending
+    world.turns(lambda: all(lender and end in lender for lender, end in zip(lenders, (one, two), strict=True)))
+    return a, b, one, two
+
+
+def why(world: World, end: RemoteRelay) -> dict[str, int]:
+    lender = world.one.hub.lending
+    assert lender is not None
+    found = lender.details(end)["given_back"]
+    assert isinstance(found, dict)
+    return found
+
+
+def slots_in_use(*ends: RemoteRelay) -> int:
+    slabs = [end.domain.send_slab() for end in map(qp_of, ends)]
+    return sum(limits.VERBS_ENGINE_SLAB // (16 << 10) - slab.free for slab in slabs)
+
+
+def goes_on_by_tcp(world: World, apps: tuple[App, App], sent: tuple[int, int]) -> None:
+    """Both ends have lost the link, and of what each has sent every byte has come, or stands where it was sent from."""
+    world.turns(lambda: bool(world.one.lost and world.two.lost))
+    (one,), (two,) = world.one.lost, world.two.lost
+    assert isinstance(one, RemoteRelay)
+    assert isinstance(two, RemoteRelay)
+    settle(one, two)
+    world.rest()
+    a, b = apps
+    assert not reset(a) | reset(b)
+    all_of(a, b, sent[0])
+    all_of(b, a, sent[1])
+    assert not world.one.faults + world.two.faults
+
+
+class Stream:
+    """One direction: what was sent, and how much of it has come."""
+
+    def __init__(self, sender: App, receiver: App, dice: random.Random) -> None:
+        self.sender, self.receiver, self._dice = sender, receiver, dice
+        self.sent, self.got = bytearray(), 0
+
+    def send(self, size: int) -> None:
+        data = self._dice.randbytes(size)
+        self.sent += data[: self.sender.send(data)]
+
+    def receive(self) -> None:
+        data = self.receiver.receive()
+        assert data == self.sent[self.got : self.got + len(data)]
+        self.got += len(data)
+        self.receiver.hint()
+
+
+@pytest.mark.parametrize("engines", ENGINES.values(), ids=ENGINES)
+@pytest.mark.parametrize("ring", [4096, 65536], ids=str)
+@pytest.mark.parametrize("seed", range(8))
+def test_each_byte_arrives_whoever_carries_it(
+    closing: ExitStack, device: FakeVerbs, engines: tuple[bool, bool], ring: int, seed: int
+) -> None:
+    """Connections change hands at any moment, with messages and acknowledgements under way."""
+    dice = random.Random(seed)
+    world = World(closing, engines=engines, wire="verbs")
+    a, b, *ends = world.pair(rings=(ring, ring))
+    streams = Stream(a, b, dice), Stream(b, a, dice)
+    for _ in range(500):
+        stream = dice.choice(streams)
+        if dice.random() < 0.5:
+            stream.send(dice.choice(SIZES))
+        else:
+            stream.receive()
+        if dice.random() < 0.1:
+            dice.choice(ends).reclaim()
+        if dice.random() < 0.2:
+            device.hold(deliveries=dice.random() < 0.3, acknowledgements=dice.random() < 0.5)
+        for _ in range(dice.choice((0, 1, 3))):
+            world.turn()
+    device.hold()
+    while any(stream.got < len(stream.sent) for stream in streams):
+        world.turn()
+        for stream in streams:
+            stream.receive()
+    for end in ends:
+        end.reclaim()
+    world.rest()
+    if engines[0]:
+        assert world.one.counters.get("engine_lent") > 1
+    flows = [end.link.stream.connection._flow for end in ends]  # type: ignore[attr-defined]
+    assert [flows[0].tx_mseq, flows[1].tx_mseq] == [flows[1].rx_mseq, flows[0].rx_mseq]
+    assert [len(qp_of(end).receives) for end in ends] == [flow.posted for flow in flows]
+    assert not slots_in_use(*ends)
+    assert not world.one.faults + world.two.faults
+
+
+def test_what_is_not_acknowledged_keeps_its_memory(closing: ExitStack, device: FakeVerbs) -> None:
+    """Also when Python has the queue pair again: it is not sent from once more before it is done."""
+    world = World(closing, engines=BOTH, wire="verbs")
+    a, b, one, two = lent(world)
+    device.hold(deliveries=True)
+    a.send(b"1" * 3000)
+    world.rest()
+    assert slots_in_use(one) == 1
+    one.reclaim()
+    world.rest()
+    assert slots_in_use(one) == 1
+    lender = world.one.hub.lending
+    assert lender is not None
+    for _ in range(20):
+        world.one.pass_time(0.01)
+        world.turn()
+    assert one not in lender  # what it has sent has to be done first
+    device.hold()
+    world.rest()
+    assert b.receive() == b"1" * 3000
+    assert not slots_in_use(one, two)
+    world.turns(lambda: one in lender)
+
+
+def test_short_of_slots_they_take_turns(closing: ExitStack, device: FakeVerbs, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Several connections on one device, whose memory holds one message of the largest size."""
+    monkeypatch.setattr(limits, "VERBS_ENGINE_SLAB", 64 << 10)
+    world = World(closing, engines=BOTH, wire="verbs")
+    dice = random.Random(1)
+    pairs = [world.pair(rings=(65536, 65536)) for _ in range(4)]
+    streams = [Stream(*apps, dice) for a, b, *_ in pairs for apps in ((a, b), (b, a))]
+    for turn in range(300):
+        device.hold(acknowledgements=turn % 3 == 0)
+        for stream in streams:
+            stream.send(3000)
+            stream.receive()
+        world.turn()
+    device.hold()
+    while any(stream.got < len(stream.sent) for stream in streams):
+        world.turn()
+        for stream in streams:
+            stream.receive()
+    assert min(len(stream.sent) for stream in streams) > 100_000
+    world.rest()
+    assert not slots_in_use(*(end for *_, one, two in pairs for end in (one, two)))
+    assert not world.one.faults + world.two.faults
+
+
+@pytest.mark.parametrize(
+    ("opcode", "flags", "byte_len"),
+    [(RECEIVED_RDMA_WITH_IMM, WITH_IMM, 32), (128, WITH_IMM, 32), (128, 8, 32), (128, 0, 1 << 30), (0, 0, 32)],
+    ids=["write with immediate", "immediate", "invalidate", "too long", "no receive"],
+)
+def test_a_strange_completion_is_left_to_python(
+    closing: ExitStack, device: FakeVerbs, opcode: int, flags: int, byte_len: int
+) -> None:
+    """Which finds no message there, and ends the link."""
+    world = World(closing, engines=BOTH, wire="verbs")
+    a, b, one, _ = lent(world)
+    sent = a.send(b"x" * 3000)
+    world.rest()
+    device.receive(qp_of(one).number, opcode=opcode, flags=flags, byte_len=byte_len)
+    world.turns(lambda: bool(why(world, one)))
+    assert why(world, one) == {"message": 1}
+    goes_on_by_tcp(world, (a, b), (sent, 0))
+
+
+@pytest.mark.parametrize("what", ["lost", "flushed", "post_send", "post_recv", "poll_cq"])
+@pytest.mark.parametrize("held", [False, True], ids=["", "under way"])
+def test_what_fails_ends_the_link_with_everything_counted(
+    closing: ExitStack, device: FakeVerbs, what: str, held: bool
+) -> None:
+    world = World(closing, engines=BOTH, wire="verbs")
+    a, b, one, _ = lent(world)
+    sent = a.send(b"1" * 1000)
+    world.rest()
+    device.hold(deliveries=held)
+    sent += a.send(b"2" * 1000)
+    world.rest()
+    if what == "lost":
+        device.break_off(qp_of(one).number)
+    elif what == "flushed":
+        device.receive(qp_of(one).number, status=5)
+    else:
+        device.fail(what, errno.EIO)
+    a.hint()
+    sent += a.send(b"3" * 1000)
+    world.turn()
+    device.hold()
+    goes_on_by_tcp(world, (a, b), (sent, b.send(b"4" * 1000)))
+    assert b.receive() == (b"1" * 1000 + b"2" * 1000 + b"3" * 1000)[: b.end.received]
+
+
+def test_a_device_that_goes_takes_its_connections_back(closing: ExitStack, device: FakeVerbs) -> None:
+    world = World(closing, engines=BOTH, wire="verbs")
+    a, b, *_ = lent(world)
+    sent = a.send(b"x" * 3000), b.send(b"y" * 100)
+    world.rest()
+    device.event(int(EventKind.DEVICE_FATAL))
+    goes_on_by_tcp(world, (a, b), sent)
+    assert world.one.counters.get("engine_given_back", "asked") == 1
+
+
+@pytest.mark.parametrize("kind", [EventKind.QP_FATAL, EventKind.QP_ACCESS_ERROR], ids=lambda kind: kind.name)
+def test_an_event_of_a_queue_pair_that_is_lent(closing: ExitStack, device: FakeVerbs, kind: EventKind) -> None:
+    world = World(closing, engines=BOTH, wire="verbs")
+    a, b, one, _ = lent(world)
+    sent = a.send(b"x" * 3000), b.send(b"y" * 100)
+    world.rest()
+    device.event(int(kind), qp_of(one).number)
+    goes_on_by_tcp(world, (a, b), sent)
+    assert world.one.counters.get("engine_given_back", "asked") == 1
+
+
+def test_rings_are_not_pinned(closing: ExitStack, device: FakeVerbs) -> None:
+    """An application gives back pages of its ring: a device that had pinned them would go on with the old ones."""
+    world = World(closing, engines=BOTH, wire="verbs")
+    before = device.count("registered")
+    lent(world)
+    each = limits.REMOTE_RECEIVES * limits.REMOTE_RECEIVE_SIZE
+    assert device.count("registered") - before <= 2 * (each + limits.VERBS_ENGINE_SLAB)
