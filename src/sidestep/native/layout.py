@@ -503,7 +503,10 @@ RECORDS: Final[dict[str, tuple[Field, ...]]] = {
         ("spill_base", "Q", 1),  # the count that lies at the beginning of the spill
         ("want_space", "I", 1),  # the producer waits for room: ring its doorbell after making some
         ("cpu", "I", 1),  # where the producer last ran, + 1
-        ("pad", "B", 88),
+        # Another number each time that pages of the ring have been given back, and odd while they are being; 0: that is
+        # not told. Written before a tail beyond them, as all of this.
+        ("pages", "I", 1),
+        ("pad", "B", 84),
     ),
     # Written by the consumer of a ring.
     "channel_consumer": (
