@@ -4,7 +4,8 @@
  * It is built as a shared library with the names that Python calls (rdma/kernel/libraries.py), and into C tests. Queue
  * pairs that were joined by number reach each other. It is strict where a device would be silent: every entry must lie in
  * memory that is registered under its key, a queue that runs over and an object that is destroyed while it is used end
- * the program. What is sent is read when it is delivered, not when it is posted, and completes in order.
+ * the program. What is sent is read when it is delivered, not when it is posted, and completes in order. Of memory that it
+ * only sends from it keeps the pages, as a device that pins them does: it goes on reading those if the owner gives them back.
  */
 #ifndef SIDESTEP_FAKE_VERBS_H
 #define SIDESTEP_FAKE_VERBS_H

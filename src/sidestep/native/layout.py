@@ -557,6 +557,8 @@ RECORDS: Final[dict[str, tuple[Field, ...]]] = {
         # sdp/flow.py, carry/hub.py (asking), and rdma/iwarp: sender.py and receiver.py (msn)
         *_same("I", "tx_mseq rx_mseq peer_ack credit posted last_bufs_sent last_ack_sent remote_size owes asking"),
         *_same("I", "tx_msn rx_msn"),
+        # where the device has pinned its application's ring: key, and channel_producer.pages since then; 0: it has not
+        *_same("I", "ring_lkey ring_pages"),
         # remote/link.py: bytes of data of which the word has come, and that have not; then carry/remote_relay.py
         *_same("Q", "data_left sent held window read_told read_step"),
         # done meanwhile: messages, those with payload, their bytes, and those of the stream among them

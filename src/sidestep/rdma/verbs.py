@@ -300,6 +300,13 @@ class LentQueuePair(NamedTuple):
     queue_pair: KernelQueuePair
 
 
+class SendRing(NamedTuple):
+    """Where most of what an engine sends lies."""
+
+    memory: memoryview
+    pages: int  # `channel_producer.pages`, read before: another number once it lies in other pages; 0: that is not told
+
+
 Lent: TypeAlias = LentStream | LentDatagrams | LentQueuePair
 
 
@@ -408,10 +415,10 @@ class QueuePair(ABC):
             found["connection"] = self.connection.state.name
         return found
 
-    def lend(self, record: dict[str, int], reclaim: Callable[[], object]) -> Lent | None:
+    def lend(self, record: dict[str, int], reclaim: Callable[[], object], ring: Callable[[], SendRing]) -> Lent | None:
         """Leaves the wire to the engine, and its numbers in the record, if nothing is under way; else None.
 
-        `reclaim` brings it back.
+        `reclaim` brings it back. A device that pins memory may do so with the ring, and says so in the record.
         """
         return None
 

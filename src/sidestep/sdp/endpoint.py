@@ -25,7 +25,7 @@ from sidestep.loop import nothing
 from sidestep.rdma import cm
 from sidestep.rdma.cm import ConnectionRequest, Disconnected, Established, Rejected, Unreachable
 from sidestep.rdma.pools import RdmaElement
-from sidestep.rdma.verbs import AsyncEvent, EventKind, Lent, QpCapabilities, QueuePair
+from sidestep.rdma.verbs import AsyncEvent, EventKind, Lent, QpCapabilities, QueuePair, SendRing
 from sidestep.rdma.work import Access, RdmaRead, RdmaWrite, Receive, RKey, Send, Status
 from sidestep.sdp import engine
 from sidestep.sdp.buffers import Loan, Want
@@ -218,7 +218,7 @@ class SdpStream:
         """Bytes that have come for receives which are not done."""
         return engine.filled(self.connection)
 
-    def lend(self, record: dict[str, int], reclaim: Callable[[], object]) -> Lent | None:
+    def lend(self, record: dict[str, int], reclaim: Callable[[], object], ring: Callable[[], SendRing]) -> Lent | None:
         """Its wire, if nothing unusual goes on and no request but receives is under way, which are forgotten.
 
         Whoever made them has taken what has come for them, `filled`.
@@ -226,7 +226,7 @@ class SdpStream:
         qp = self.qp
         if qp is None or self._running or self._lasts_out or self._want is not None:
             return None
-        if not engine.may_lend(self.connection, record) or (lent := qp.lend(record, reclaim)) is None:
+        if not engine.may_lend(self.connection, record) or (lent := qp.lend(record, reclaim, ring)) is None:
             return None
         engine.lend(self.connection)
         self._reclaim = reclaim

@@ -10,7 +10,7 @@ from enum import IntEnum
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
-    from sidestep.rdma.verbs import Lent
+    from sidestep.rdma.verbs import Lent, SendRing
 
 
 class Control(IntEnum):
@@ -88,6 +88,10 @@ class Carried(Protocol):
     @property
     def memory(self) -> memoryview:
         """Where all pieces of data lie that it sends; for registering it."""
+
+    @property
+    def ring(self) -> SendRing:
+        """The part of that which is used while they are read in time."""
 
     @property
     def failed(self) -> bool:

@@ -24,6 +24,7 @@ from sidestep.rdma.kernel import abi
 from sidestep.rdma.kernel.libraries import told
 from sidestep.rdma.kernel.qp import KernelQueuePair
 from sidestep.rdma.kernel.receives import KernelSharedReceives
+from sidestep.rdma.kernel.rings import Rings
 from sidestep.rdma.kernel.ud import KernelAddressHandle, KernelUdQueuePair
 from sidestep.rdma.soft.handles import check_datagrams
 from sidestep.rdma.verbs import MemoryRegion, MemoryWindow, ProtectionDomain, QpCapabilities
@@ -178,6 +179,7 @@ class KernelDomain(ProtectionDomain):
         self.handles: set[KernelAddressHandle] = set()
         self._by_object: dict[int, list[KernelRegion]] = {}  # by identity of what they are views of
         self._slab: tuple[SendSlab, KernelRegion] | None = None
+        self.rings: Final = Rings(self)
         self._deallocated = False
 
     def register(
@@ -314,11 +316,17 @@ class KernelDomain(ProtectionDomain):
         return None
 
     def forget_region(self, region: KernelRegion) -> None:
-        self.regions.discard(region)
+        if region not in self.regions:  # of `rings`
+            return
+        self.regions.remove(region)
         alike = self._by_object[region.exporter]
         alike.remove(region)
         if not alike:
             del self._by_object[region.exporter]
+
+    def pin(self, view: memoryview) -> KernelRegion:
+        """A region that `find` does not find; raises as `register` does."""
+        return KernelRegion(self, view, Access.LOCAL_READ)
 
     def _register(self, view: memoryview, access: Access) -> KernelRegion:
         region = KernelRegion(self, view, access)

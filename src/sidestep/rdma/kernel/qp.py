@@ -51,7 +51,7 @@ if TYPE_CHECKING:
     from sidestep.rdma.kernel.memory import KernelDomain, KernelWindow
     from sidestep.rdma.kernel.queues import Hardware, KernelQueue
     from sidestep.rdma.kernel.receives import KernelSharedReceives
-    from sidestep.rdma.verbs import EventHandler, JoinedBy, LentQueuePair, QpCapabilities, QpEndpoint
+    from sidestep.rdma.verbs import EventHandler, JoinedBy, LentQueuePair, QpCapabilities, QpEndpoint, SendRing
     from sidestep.rdma.work import Receive, SendRequest
 
 _KNOWN: Final = frozenset(map(int, Status))
@@ -315,8 +315,10 @@ class KernelQueuePair(QueuePair):
 
     # ---- lending it to the engine ----
 
-    def lend(self, record: dict[str, int], reclaim: Callable[[], object]) -> LentQueuePair | None:
-        return self.lending.lend(reclaim)
+    def lend(
+        self, record: dict[str, int], reclaim: Callable[[], object], ring: Callable[[], SendRing]
+    ) -> LentQueuePair | None:
+        return self.lending.lend(record, reclaim, ring)
 
     def take_back(self, record: dict[str, int], error: int) -> None:
         self.lending.take_back(record, error)
@@ -330,6 +332,11 @@ class KernelQueuePair(QueuePair):
     def told(self) -> QpState:
         """The state, without a look at the device."""
         return self._state
+
+    @property
+    def done_number(self) -> int:
+        """All requests before it are done."""
+        return self._first
 
     @property
     def next_number(self) -> int:
