@@ -49,7 +49,7 @@ class Lending:
         self._engine: EngineQueuePair | None = None  # once it was lent
         self._reclaim: Callable[[], object] | None = None  # while it is
         self._gathered_until = 0  # the number behind the last request that the ring may be read for
-        self._cold_until = 0.0  # the ring is not pinned before
+        self._cold_until = 0.0  # it is not pinned before
 
     @property
     def lent(self) -> bool:
@@ -80,7 +80,8 @@ class Lending:
         if table is None or engine is None:
             return None
         sends_from, rings, now = ring(), qp.domain.rings, qp.device.loop.now
-        if engine.hot and not rings.pin(self, sends_from):
+        if engine.hot:
+            rings.pin(self, sends_from)
             self._cold_until = now + limits.VERBS_RING_RETRY_S
         record["ring_lkey"], record["ring_pages"] = rings.words(self, sends_from)
         hot_bytes = limits.VERBS_RING_BYTES if sends_from.pages else 0

@@ -53,21 +53,20 @@ class Rings:
             return 0, 0
         return int(pinned.region.lkey), pinned.pages
 
-    def pin(self, lending: Lending, ring: SendRing) -> bool:
-        """Pins what this queue pair sends from. False: that cannot be, now."""
+    def pin(self, lending: Lending, ring: SendRing) -> None:
+        """Pins what this queue pair sends from, if that can be now."""
         if not ring.pages or (lending in self._pinned and not self._unpin(lending)):
-            return False
+            return
         device = self._domain.device
         if not self._make_room(len(ring.memory)):
-            return False
+            return
         try:
             region = self._domain.pin(ring.memory)
         except SidestepError as why:
             device.log.debug("a ring is not pinned: %s", why)
-            return False
+            return
         self._pinned[lending] = _Pinned(region, ring.pages, lending.gathered, device.loop.now)
         self._look_later()
-        return True
 
     def forget(self, lending: Lending) -> None:
         """Its queue pair is no more."""
