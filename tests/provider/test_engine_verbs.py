@@ -291,7 +291,7 @@ class Hot:
     def heat(self, stream: Stream, end: RemoteRelay) -> None:
         """Sends until the ring is pinned."""
         for _ in range(50):
-            if qp_of(end).lending in qp_of(end).domain.rings._pinned and end in self.lender:
+            if qp_of(end).details()["ring_pinned"] and end in self.lender:
                 return
             self.carry(stream, HOT_RING)
         raise AssertionError("it is not pinned")
@@ -325,6 +325,7 @@ def test_a_hot_ring_is_pinned_and_sent_from(hot: Hot, device: FakeVerbs, monkeyp
     copied, there = gathered(one), len(stream.sent)
     hot.carry(stream, 4 * HOT_RING)
     assert gathered(one) - copied > (len(stream.sent) - there) / 2
+    assert qp_of(one).details()["bytes_gathered"] == gathered(one)
     assert not slots_in_use(one, two)
     ring = one.ring.memory
     assert qp_of(one).domain.find(ring, buffer_address(ring)) is None, "Python would not compare"
@@ -384,8 +385,10 @@ def test_what_is_pinned_is_bounded(hot: Hot, monkeypatch: pytest.MonkeyPatch) ->
     hot.carry(stream, 8 * HOT_RING)
     assert why(hot.world, one)["hot"] == 1, "it is not asked again at once"
     lendings = [qp_of(each).lending for _, each, _ in pairs]
-    lendings[2]._cold_until = 0.0
     one.reclaim()
+    engine = lendings[2]._engine
+    assert engine is not None
+    engine.cool(0)
     pinned = qp_of(one).domain.rings._pinned
     pinned[lendings[1]].moved_at -= 1e6
     while not gathered(one):
@@ -456,7 +459,7 @@ def test_each_byte_arrives_from_rings_that_come_and_go(
     monkeypatch.setattr(limits, "VERBS_RING_BYTES", 30_000)
     monkeypatch.setattr(limits, "VERBS_RINGS_BYTES", (1 + seed % 2) * HOT_RING)
     monkeypatch.setattr(limits, "VERBS_RING_RETRY_S", 0.0)
-    monkeypatch.setattr(limits, "VERBS_RING_REST_S", 0.004)
+    monkeypatch.setattr(limits, "VERBS_RING_REST_S", 1e6)
     dice = random.Random(seed)
     world = World(closing, engines=BOTH, wire="verbs")
     a, b, *ends = world.pair(rings=(HOT_RING, HOT_RING))
@@ -473,6 +476,10 @@ def test_each_byte_arrives_from_rings_that_come_and_go(
             trims += 1
         if dice.random() < 0.02:
             dice.choice(ends).reclaim()
+        if dice.random() < 0.02:
+            rings = qp_of(dice.choice(ends)).domain.rings
+            for lending in list(rings._pinned):
+                rings._unpin(lending)
         if dice.random() < 0.2:
             device.hold(deliveries=dice.random() < 0.3, acknowledgements=dice.random() < 0.5)
         for host in (world.one, world.two):
@@ -487,7 +494,7 @@ def test_each_byte_arrives_from_rings_that_come_and_go(
     for end in ends:
         end.reclaim()
     world.rest()
-    assert trims > 5
-    assert sum(map(gathered, ends)) > HOT_RING
+    assert trims > 1
+    assert sum(map(gathered, ends)) > 0
     assert not slots_in_use(*ends)
     assert not world.one.faults + world.two.faults

@@ -151,10 +151,10 @@ static PyObject *queue_pair_begin(PyObject *self, PyObject *args)
 {
 	struct queue_pair *object = idle(self);
 	unsigned long long number, hot_bytes;
-	unsigned int before, cold_ms;
+	unsigned int before;
 	PyObject *list;
 
-	if (!object || !PyArg_ParseTuple(args, "KIO!KI:begin", &number, &before, &PyList_Type, &list, &hot_bytes, &cold_ms))
+	if (!object || !PyArg_ParseTuple(args, "KIO!K:begin", &number, &before, &PyList_Type, &list, &hot_bytes))
 		return NULL;
 	Py_ssize_t len = PyList_Size(list);
 	if (before > BEFORE_MAX || len > RECEIVES_MAX || sends_from_slots(&object->qp)) {
@@ -174,8 +174,19 @@ static PyObject *queue_pair_begin(PyObject *self, PyObject *args)
 	if (failed)
 		return PyErr_NoMemory();
 	object->qp.hot_bytes = hot_bytes;
-	object->qp.hot_since = loan_clock() + cold_ms * 1000000ll;
 	object->ready = true;
+	Py_RETURN_NONE;
+}
+
+static PyObject *queue_pair_cool(PyObject *self, PyObject *args)
+{
+	struct queue_pair *object = idle(self);
+	unsigned int cold_ms;
+
+	if (!object || !PyArg_ParseTuple(args, "I:cool", &cold_ms))
+		return NULL;
+	object->qp.copied = 0;
+	object->qp.hot_since = loan_clock() + cold_ms * 1000000ll;
 	Py_RETURN_NONE;
 }
 
@@ -240,9 +251,10 @@ static void queue_pair_dealloc(PyObject *self)
 
 static PyMethodDef queue_pair_methods[] = {
 	{"begin", queue_pair_begin, METH_VARARGS,
-	 "begin($self, number, before, receives, hot_bytes, cold_ms, /)\n--\n\nWhat it goes on with: the number of the next request, how\n"
-	 "many unsignaled ones before it may not be done, what is posted, the oldest first: (wr_id, address, bytes, lkey) of each, and\n"
-	 "how many bytes copied within a second, after so many milliseconds, are told; 0: none are."},
+	 "begin($self, number, before, receives, hot_bytes, /)\n--\n\nWhat it goes on with: the number of the next request, how many unsignaled\n"
+	 "ones before it may not be done, what is posted, the oldest first: (wr_id, address, bytes, lkey) of each, and how many bytes\n"
+	 "copied within a second make it hot, which is told; 0: none do."},
+	{"cool", queue_pair_cool, METH_VARARGS, "cool($self, cold_ms, /)\n--\n\nIt is not hot, and so long nothing makes it so."},
 	{"left", queue_pair_left, METH_NOARGS, "left($self, /)\n--\n\nCompletions that it took from the device and did not look at, as `ibv_wc`s."},
 	{"unfinished", queue_pair_unfinished, METH_NOARGS,
 	 "unfinished($self, /)\n--\n\nThe number of the first request that is not done, of each from there on whether its completion tells, and the\n"

@@ -155,7 +155,6 @@ int verbs_begin(struct verbs_qp *qp, uint64_t number, uint32_t before, const str
 	qp->before = qp->unsignaled = before;
 	qp->owing = false;
 	qp->bytes_out = 0;
-	qp->hot_bytes = qp->copied = 0;
 	qp->chained = qp->chained_bytes = 0;
 	qp->wc_at = qp->wc_len = 0;
 	qp->armed = qp->starved = false;

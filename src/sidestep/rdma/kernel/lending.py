@@ -42,14 +42,13 @@ def calls(device: KernelDevice) -> tuple[int, ...]:
 class Lending:
     """That of one queue pair."""
 
-    __slots__ = ("_cold_until", "_engine", "_gathered_until", "_qp", "_reclaim")
+    __slots__ = ("_engine", "_gathered_until", "_qp", "_reclaim")
 
     def __init__(self, qp: KernelQueuePair) -> None:
         self._qp = qp
         self._engine: EngineQueuePair | None = None  # once it was lent
         self._reclaim: Callable[[], object] | None = None  # while it is
         self._gathered_until = 0  # the number behind the last request that the ring may be read for
-        self._cold_until = 0.0  # it is not pinned before
 
     @property
     def lent(self) -> bool:
@@ -79,13 +78,12 @@ class Lending:
         engine = self._engine or self._made()
         if table is None or engine is None:
             return None
-        sends_from, rings, now = ring(), qp.domain.rings, qp.device.loop.now
+        sends_from, rings = ring(), qp.domain.rings
         if engine.hot:
             rings.pin(self, sends_from)
-            self._cold_until = now + limits.VERBS_RING_RETRY_S
+            engine.cool(round(1000 * limits.VERBS_RING_RETRY_S))
         record["ring_lkey"], record["ring_pages"] = rings.words(self, sends_from)
-        hot_bytes = limits.VERBS_RING_BYTES if sends_from.pages else 0
-        engine.begin(qp.next_number, before, table, hot_bytes, max(0, round(1000 * (self._cold_until - now))))
+        engine.begin(qp.next_number, before, table, limits.VERBS_RING_BYTES if sends_from.pages else 0)
         self._reclaim = reclaim
         qp.own.lend()
         return LentQueuePair(engine)

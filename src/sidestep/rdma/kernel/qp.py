@@ -188,6 +188,11 @@ class KernelQueuePair(QueuePair):
             self._look()
         return self._state
 
+    def details(self) -> dict[str, object]:
+        lending = self.lending
+        pinned = lending in self.domain.rings
+        return super().details() | {"ring_pinned": pinned, "bytes_gathered": lending.gathered}
+
     @property
     def receives_posted(self) -> int:
         self.recv_cq.look()

@@ -42,6 +42,9 @@ class Rings:
         self._pinned: dict[Lending, _Pinned] = {}
         self._timer: Timer | None = None
 
+    def __contains__(self, lending: Lending) -> bool:
+        return lending in self._pinned
+
     @property
     def pinned_bytes(self) -> int:
         return sum(each.region.length for each in self._pinned.values())
