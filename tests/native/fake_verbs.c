@@ -128,7 +128,7 @@ static struct mr *regions;
 static struct qp *qps[QPS];
 static uint32_t next_qp = 1, next_key = 1;
 static int hold_deliveries, hold_acks;
-static uint64_t registered, calls_made[4];
+static uint64_t registered, pages, calls_made[4];
 static struct {
 	int error, count;
 } failing[4];
@@ -613,6 +613,12 @@ EXPORTED int ibv_dealloc_pd(void *pd)
 	return 0;
 }
 
+/* What a device pins: whole pages, for each region anew, as the kernel counts them against RLIMIT_MEMLOCK (ib_umem_get). */
+static uint64_t pages_of(const struct mr *mr)
+{
+	return (((uintptr_t)mr->addr + mr->length - 1) >> 12) - ((uintptr_t)mr->addr >> 12) + 1;
+}
+
 EXPORTED struct mr *ibv_reg_mr(void *pd, void *addr, size_t length, int access)
 {
 	struct mr *mr = calloc(1, sizeof(*mr));
@@ -625,6 +631,7 @@ EXPORTED struct mr *ibv_reg_mr(void *pd, void *addr, size_t length, int access)
 	next_key++;
 	regions = mr;
 	registered += length;
+	pages += pages_of(mr);
 	pthread_mutex_unlock(&lock);
 	return mr;
 }
@@ -638,6 +645,7 @@ EXPORTED int ibv_dereg_mr(struct mr *mr)
 		at = &(*at)->next;
 	*at = mr->next;
 	registered -= mr->length;
+	pages -= pages_of(mr);
 	pthread_mutex_unlock(&lock);
 	free(mr);
 	return 0;
@@ -881,6 +889,8 @@ EXPORTED uint64_t fake_count(const char *what)
 		count = calls_made[call_of(what)];
 	else if (!strcmp(what, "registered"))
 		count = registered;
+	else if (!strcmp(what, "pages"))
+		count = pages;
 	for (uint32_t n = 0; n < next_qp && !strcmp(what, "outstanding"); n++)
 		count += qps[n] ? qps[n]->posted - qps[n]->freed : 0;
 	pthread_mutex_unlock(&lock);

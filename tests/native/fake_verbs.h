@@ -26,7 +26,7 @@ int fake_receive(uint32_t qp_num, int status, int opcode, unsigned int flags, ui
 int fake_break(uint32_t qp_num);
 /* An asynchronous event of all contexts; of a queue pair unless its number is 0. */
 int fake_event(int kind, uint32_t qp_num);
-/* What there is: requests that were not completed, bytes registered, calls of a kind. */
+/* What there is: requests that were not completed, bytes registered, pages pinned for them, calls of a kind. */
 uint64_t fake_count(const char *what);
 
 #endif

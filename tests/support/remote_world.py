@@ -25,7 +25,7 @@ from sidestep.rdma.verbs import Device, DeviceAttributes
 from sidestep.remote.control_link import PRIVATE_DATA_MAX, ControlLink, Req, Talker
 from sidestep.remote.control_manager import ControlManager
 from sidestep.remote.link import SdpLink
-from sidestep.remote.protocol import LINK_SETTINGS
+from sidestep.remote.protocol import settings_on
 from sidestep.sdp.endpoint import SdpStream
 from sidestep.sdp.requests import SdpEvent, StreamReceive, Told
 from sidestep.sdp.settings import Addresses
@@ -83,8 +83,9 @@ class Host(HubWorld):
         engine: bool,
         wire: str = "iwarp",
         attributes: DeviceAttributes = ATTRIBUTES,
+        relays_max: int = 8,
     ) -> None:
-        super().__init__(stack, engine=engine)
+        super().__init__(stack, relays_max, engine=engine)
         self.loop = loop
         self.device: Device = (
             IwarpDevice(address, loop, attributes=attributes) if wire == "iwarp" else _OPEN[wire](address, loop)
@@ -95,7 +96,7 @@ class Host(HubWorld):
         if wire == "verbs":
             self.manager = ControlManager(self.device, loop, wire, lambda _address, reached: reached(self.control))
         self.stack = Stack(
-            self.device, lambda: loop.now, LINK_SETTINGS, manager=self.manager,
+            self.device, lambda: loop.now, settings_on(self.device), manager=self.manager,
             private_data_max=PRIVATE_DATA_MAX if self.manager is not None else 0,
         )  # fmt: skip
         stack.callback(self.stack.close)
@@ -177,6 +178,7 @@ class World:
         engines: tuple[bool, bool] = (False, False),
         wire: str = "iwarp",
         attributes: DeviceAttributes = ATTRIBUTES,
+        relays_max: int = 8,
     ) -> None:
         self.stack = stack
         self.loop = Loop()
@@ -189,7 +191,7 @@ class World:
             one, two = ADDRESSES
         control = [self._control_stack(address) for address in (one, two) if wire == "verbs"]
         self.one, self.two = (
-            Host(stack, self.loop, address, engine=engine, wire=wire, attributes=attributes)
+            Host(stack, self.loop, address, engine=engine, wire=wire, attributes=attributes, relays_max=relays_max)
             for address, engine in zip((one, two), engines, strict=True)
         )
         if control:

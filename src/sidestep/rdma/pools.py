@@ -90,7 +90,7 @@ class MessagePool:
         if size < 1 or count < 1:
             raise Misuse(f"a pool of {count} buffers of {size} bytes")
         stride = self.HEADROOM + size
-        memory = memoryview(bytearray(stride * count))
+        memory = domain.memory(stride * count)
         self.size = size
         self.count = count
         self.region = domain.register(memory, Access.LOCAL_WRITE)  # as receives need it

@@ -491,6 +491,10 @@ class ProtectionDomain(ABC):
 
     __slots__ = ()
 
+    def memory(self, length: int) -> memoryview:
+        """New memory for registering: where a device pins whole pages, nothing else lies on these."""
+        return memoryview(bytearray(length))
+
     @abstractmethod
     def register(
         self, buffer: Buffer, access: Access, *, zero_based: bool = False, key_part: int | None = None

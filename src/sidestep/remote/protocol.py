@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import partial
 from ipaddress import ip_address
 from typing import ClassVar, Final
@@ -74,10 +75,16 @@ LINK_SETTINGS: Final = SdpSettings(
     receive_size_max=limits.REMOTE_RECEIVE_SIZE_MAX,
     remote_size=limits.REMOTE_RECEIVE_SIZE,
 )
+_PINNED_SETTINGS: Final = replace(LINK_SETTINGS, receive_count=limits.REMOTE_RECEIVES_PINNED)
 MAPPED_WIRE: Final = "iwarp"  # what the port mapper tells ports of
 QUESTIONS: Final = (Purpose.RESYNC, Purpose.RESYNCED, Purpose.FAILED)
 HELLO_LEN: Final = BSDH_LEN + Hello.LENGTH
 _DEVICE_GONE: Final = (EventKind.DEVICE_FATAL, EventKind.PORT_ERROR, EventKind.GID_CHANGE)
+
+
+def settings_on(device: Device) -> SdpSettings:
+    """Those of connections over that device."""
+    return _PINNED_SETTINGS if device.attributes.pins_memory else LINK_SETTINGS
 
 
 class Sdp(OffloadProtocol):
@@ -372,7 +379,7 @@ class _At(Node[Device]):
     ) -> None:
         device.on_event = self._told  # before the stack's, which asks it next
         super().__init__(
-            sdp.loop, device, LINK_SETTINGS, private_bytes_max=limits.REMOTE_PRIVATE_BYTES, manager=manager,
+            sdp.loop, device, settings_on(device), private_bytes_max=limits.REMOTE_PRIVATE_BYTES, manager=manager,
             private_data_max=PRIVATE_DATA_MAX if manager is not None else 0,
         )  # fmt: skip
         self.manager = manager

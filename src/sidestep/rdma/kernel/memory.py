@@ -24,6 +24,7 @@ from sidestep.rdma.kernel import abi
 from sidestep.rdma.kernel.libraries import told
 from sidestep.rdma.kernel.qp import KernelQueuePair
 from sidestep.rdma.kernel.receives import KernelSharedReceives
+from sidestep.rdma.kernel.sends import InlineSlots
 from sidestep.rdma.kernel.ud import KernelAddressHandle, KernelUdQueuePair
 from sidestep.rdma.soft.handles import check_datagrams
 from sidestep.rdma.verbs import MemoryRegion, MemoryWindow, ProtectionDomain, QpCapabilities
@@ -182,9 +183,13 @@ class KernelDomain(ProtectionDomain):
 
     def register(
         self, buffer: Buffer, access: Access, *, zero_based: bool = False, key_part: int | None = None
+        self.inline = InlineSlots(self)
     ) -> KernelRegion:
         self._check_usable()
         return self._register(self._view(buffer, access, zero_based, key_part), access)
+    def memory(self, length: int) -> memoryview:
+        return memoryview(mmap(-1, length))  # see `libraries` on forks
+
 
     def register_later(
         self, buffer: Buffer, access: Access, done: Registered, *, zero_based: bool = False, key_part: int | None = None
@@ -279,9 +284,11 @@ class KernelDomain(ProtectionDomain):
         return window
 
     def deallocate(self) -> None:
-        if self._slab is not None and not self.queue_pairs:
-            self._slab[1].deregister()
-            self._slab = None
+        if not self.queue_pairs:
+            self.inline.close()
+            if self._slab is not None:
+                self._slab[1].deregister()
+                self._slab = None
         for what in (self.regions, self.windows, self.queue_pairs, self.handles, self.shared_receives):
             if what:
                 raise Misuse(f"the domain has {len(what)} {type(next(iter(what))).__name__} still")
@@ -297,7 +304,7 @@ class KernelDomain(ProtectionDomain):
         from sidestep.native._engine import SendSlab
 
         if self._slab is None:
-            memory = mmap(-1, limits.VERBS_ENGINE_SLAB)  # pages of its own: see `libraries` on forks
+            memory = self.memory(limits.VERBS_ENGINE_SLAB)
             region = self.register(memory, Access.LOCAL_READ)
             self._slab = SendSlab(memory, region.lkey), region
         return self._slab[0]
