@@ -742,6 +742,21 @@ static void receives_free(struct receives *receives)
 	}
 }
 
+/* It has no datagrams. */
+EXPORTED void *ibv_create_ah(void **pd, const uint8_t *attr)
+{
+	(void)pd;
+	(void)attr;
+	errno = EOPNOTSUPP;
+	return NULL;
+}
+
+EXPORTED int ibv_destroy_ah(void *ah)
+{
+	(void)ah;
+	return EINVAL;
+}
+
 EXPORTED struct srq *ibv_create_srq(void **pd, const uint8_t *attr)
 {
 	struct srq *srq = calloc(1, sizeof(*srq));

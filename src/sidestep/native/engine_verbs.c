@@ -178,15 +178,18 @@ void verbs_release(struct verbs_qp *qp)
 }
 
 /* ---- completions ---- */
-/* What the channel has told is done with. */
+/*
+ * What the channel has told is done with. It tells once for each time that the queue was armed, so one look is enough; one more, that
+ * Python had asked for before the loan, costs a wake-up and no more.
+ */
 static void hear(struct verbs_qp *qp)
 {
 	void *cq, *context;
 
-	while (qp->calls.get_cq_event(qp->channel, &cq, &context) == 0) {
-		qp->calls.ack_cq_events(cq, 1);
-		qp->armed = false;
-	}
+	if (!qp->armed || qp->calls.get_cq_event(qp->channel, &cq, &context))
+		return;
+	qp->calls.ack_cq_events(cq, 1);
+	qp->armed = false;
 }
 
 /* Whether there is a completion, or an error. */
