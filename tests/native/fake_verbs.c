@@ -21,6 +21,7 @@
 #define INLINE_MAX 220u
 #define MTU_4096 5
 #define QPS 4096u
+enum { CALLS_LEN = 5 };
 enum { STATE_RESET, STATE_INIT, STATE_RTR, STATE_RTS, STATE_ERROR = 6 };
 enum { OP_WRITE = 0, OP_READ = 4 };
 enum { MASK_STATE = 1, MASK_DEST = 1 << 20 };
@@ -128,15 +129,15 @@ static struct mr *regions;
 static struct qp *qps[QPS];
 static uint32_t next_qp = 1, next_key = 1;
 static int hold_deliveries, hold_acks;
-static uint64_t registered, pages, calls_made[4];
+static uint64_t registered, pages, calls_made[CALLS_LEN];
 static struct {
 	int error, count;
-} failing[4];
-static const char *const CALLS[4] = {"post_send", "post_recv", "req_notify_cq", "poll_cq"};
+} failing[CALLS_LEN];
+static const char *const CALLS[CALLS_LEN] = {"post_send", "post_recv", "req_notify_cq", "poll_cq", "reg_mr"};
 
 static int call_of(const char *name)
 {
-	for (int n = 0; n < 4; n++)
+	for (int n = 0; n < CALLS_LEN; n++)
 		if (!strcmp(CALLS[n], name))
 			return n;
 	return -1;
@@ -622,10 +623,18 @@ static uint64_t pages_of(const struct mr *mr)
 EXPORTED struct mr *ibv_reg_mr(void *pd, void *addr, size_t length, int access)
 {
 	struct mr *mr = calloc(1, sizeof(*mr));
+	int error;
 
 	(void)access;
 	MUST(mr);
 	pthread_mutex_lock(&lock);
+	error = fails(4);
+	if (error) {
+		pthread_mutex_unlock(&lock);
+		free(mr);
+		errno = error;
+		return NULL;
+	}
 	*mr = (struct mr){
 		.pd = pd, .addr = addr, .length = length, .lkey = next_key << 8, .rkey = next_key << 8, .next = regions};
 	next_key++;

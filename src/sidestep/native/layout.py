@@ -121,7 +121,7 @@ class Refusal(IntEnum):
     NOT_PROVEN = 3  # the kernel knows no such socket of that cookie and addresses
     FOREIGN_NETNS = 4  # the caller is in a network namespace the provider cannot look into
     TOO_MANY = 5  # this client has too many offers pending
-    NO_BUDGET = 6  # the budget for channel memory is used up
+    NO_BUDGET = 6  # what channels, or connections over RDMA devices, may take up is used up
     POLICY = 7  # the policy keeps the connection on TCP, or with a protocol that cannot carry it
     DUPLICATE = 8  # the same connection has been offered or claimed already
     FOREIGN_USER = 9  # the other end is another user's, and the policy does not pair the two
@@ -200,7 +200,7 @@ REASON_TEXT: Final[dict[Reason, str]] = {
     Reason.SHARED_BY_FORK: "several processes hold the socket",
     Reason.EPOLL_UNSUPPORTED: "it is in a nested or shared epoll set, or in one as exclusive or by a closed number",
     Reason.STDIO: "C stdio reads or writes the socket inside libc",
-    Reason.NO_RESOURCES: "no memory or descriptors were left for a channel",
+    Reason.NO_RESOURCES: "no memory or descriptors were left for a channel, or for its way to the other host",
     Reason.PEER_LAYOUT: "the other end speaks another channel layout",
     Reason.PEER_VIOLATION: "the other end broke the channel's rules; the connection was reset",
     Reason.REFUSED_BY_PROVIDER: "the provider refused the offer",

@@ -497,8 +497,9 @@ class ProtectionDomain(ABC):
 
     @abstractmethod
     def register(
-        self, buffer: Buffer, access: Access, *, zero_based: bool = False, key_part: int | None = None
-    ) -> MemoryRegion:
+        self, buffer: Buffer, access: Access, *, zero_based: bool = False, key_part: int | None = None,
+        uid: int | None = None,
+    ) -> MemoryRegion:  # fmt: skip
         """Makes a region of contiguous memory; a hardware device pins it, which takes time and counts against a limit.
 
         Args:
@@ -506,6 +507,7 @@ class ProtectionDomain(ABC):
             access: What may be done with it.
             zero_based: The address of the first byte is 0, and tells the other end nothing.
             key_part: The low 8 bits of the keys; the device chooses unless given, and always the other 24.
+            uid: The user whose it is, where what is pinned is bounded by user; None: nobody's.
 
         Raises:
             Misuse: REMOTE_WRITE without LOCAL_WRITE, LOCAL_WRITE on read-only memory, an empty or scattered buffer,

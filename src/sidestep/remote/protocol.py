@@ -27,7 +27,7 @@ from ipaddress import ip_address
 from typing import ClassVar, Final
 
 from sidestep import limits
-from sidestep.errors import PeerViolation, SidestepError, Unavailable
+from sidestep.errors import LimitReached, PeerViolation, SidestepError, Unavailable
 from sidestep.gain import Profile
 from sidestep.loop import nothing
 from sidestep.native.layout import IPPROTO_SDP
@@ -222,7 +222,7 @@ class Sdp(OffloadProtocol):
                 self._reach_by_control(transport.name, outgoing, without)
                 return
         except SidestepError as why:
-            outgoing.refuse(why.message)
+            _refuse(outgoing, why)
             return
 
         def answered(port: int | None) -> None:
@@ -233,7 +233,7 @@ class Sdp(OffloadProtocol):
                     at = self._at(transport.name, local.address)
                     _Reaching(self, at, outgoing, port, again=vain is not None, without=without).begin()
                 except SidestepError as why:  # nobody who waits for the same answer is to miss it
-                    outgoing.refuse(why.message)
+                    _refuse(outgoing, why)
 
         provider = Endpoint(request.remote.address, PROVIDER_PORT)
         if vain is not None:
@@ -310,6 +310,12 @@ class Sdp(OffloadProtocol):
             self._devices[transport, local] = at
         return at
 
+    def registered_bytes_max(self, device: Device) -> int:
+        """Of data that its connections send, by all of them: what is more is copied."""
+        if self.services.remote is None or not device.attributes.pins_memory:
+            return limits.RDMA_POOL_BYTES_MAX
+        return self.services.remote.pinned_max // limits.REMOTE_DATA_SHARE
+
     def _mapped(self, local: Address, remote: Address) -> _At:
         """The device whose port the port mapper tells to another host; raises Unavailable."""
         return self._speaking(MAPPED_WIRE, Request(Endpoint(local, 0), Endpoint(remote, 0), None))
@@ -379,7 +385,8 @@ class _At(Node[Device]):
     ) -> None:
         device.on_event = self._told  # before the stack's, which asks it next
         super().__init__(
-            sdp.loop, device, settings_on(device), private_bytes_max=limits.REMOTE_PRIVATE_BYTES, manager=manager,
+            sdp.loop, device, settings_on(device), private_bytes_max=limits.REMOTE_PRIVATE_BYTES, private_waits=False,
+            registered_bytes_max=sdp.registered_bytes_max(device), manager=manager,
             private_data_max=PRIVATE_DATA_MAX if manager is not None else 0,
         )  # fmt: skip
         self.manager = manager
@@ -479,7 +486,10 @@ class _At(Node[Device]):
             except PeerViolation as why:
                 self._refuse(request, why)
             else:
-                self.stack.serve(request, accepted, self.port, beside_hello=SIZE)
+                self.stack.serve(
+                    request, accepted, self.port, beside_hello=SIZE, uid=incoming.uid,
+                    why_not=lambda why: why_not(why.message),
+                )  # fmt: skip
 
         declined = partial(self._decline, request)
         self.sdp.services.await_end(self.sdp, self.transport, local, remote, found_end, declined)
@@ -531,7 +541,7 @@ class _Reaching:
         assert request.local is not None
         addresses = Addresses(request.local.address, request.local.port, request.remote.address, self._port)
         self._address = str(request.remote.address)
-        self._at.stack.connect(self._address, addresses, self._told, beside_hello=self._beside)
+        self._at.stack.connect(self._address, addresses, self._told, beside_hello=self._beside, uid=self._outgoing.uid)
 
     def _beside(self, hello: bytes) -> bytes:
         self._hello = hello
@@ -569,3 +579,7 @@ class _Reaching:
         else:
             ask = partial(by_request, at.stack, self._address, self._port)
         self._sdp.settle(Route(self._hello, ask), self._promotion, far)
+
+
+def _refuse(outgoing: Outgoing, why: SidestepError) -> None:
+    outgoing.refuse(why.message, full=isinstance(why, LimitReached))

@@ -44,10 +44,11 @@ _EVERYTHING: Final = Access.REMOTE_READ | Access.REMOTE_WRITE
 class KernelRegion(MemoryRegion):
     """A region. `handle` is None once it is deregistered."""
 
-    __slots__ = ("_handle", "domain", "exporter", "windows")
+    __slots__ = ("_handle", "_pinned", "_uid", "domain", "exporter", "windows")
 
-    def __init__(self, domain: KernelDomain, view: memoryview, access: Access) -> None:
+    def __init__(self, domain: KernelDomain, view: memoryview, access: Access, uid: int | None) -> None:
         self.domain = domain
+        self._uid = uid
         self.view = view
         self.va = buffer_address(view)
         self.length = len(view)
@@ -58,10 +59,13 @@ class KernelRegion(MemoryRegion):
 
     def _register(self) -> None:
         device = self.domain.device
+        pinned = device.pin(self.va, self.length, self._uid)
         try:
             handle = device.libraries.ibv_reg_mr(self.domain.address, self.va, self.length, int(self.access))
         except OSError as error:
+            device.unpin(pinned, self._uid, refused=True)
             raise told(error, f"{self.length} bytes could not be registered") from error
+        self._pinned = pinned
         self._handle: Any = handle
         self.lkey = LKey(handle.contents.lkey)
         self.rkey = RKey(handle.contents.rkey)
@@ -103,6 +107,7 @@ class KernelRegion(MemoryRegion):
             device.libraries.ibv_dereg_mr(self._handle)
         except OSError as error:
             raise told(error, f"the region could not be {what}") from error
+        device.unpin(self._pinned, self._uid)
         self._handle = None
         self.valid = False
         device.memory_by_index.pop(self.rkey >> 8, None)
@@ -178,18 +183,19 @@ class KernelDomain(ProtectionDomain):
         self.shared_receives: set[KernelSharedReceives] = set()
         self.handles: set[KernelAddressHandle] = set()
         self._by_object: dict[int, list[KernelRegion]] = {}  # by identity of what they are views of
+        self.inline = InlineSlots(self)
         self._slab: tuple[SendSlab, KernelRegion] | None = None
         self._deallocated = False
 
-    def register(
-        self, buffer: Buffer, access: Access, *, zero_based: bool = False, key_part: int | None = None
-        self.inline = InlineSlots(self)
-    ) -> KernelRegion:
-        self._check_usable()
-        return self._register(self._view(buffer, access, zero_based, key_part), access)
     def memory(self, length: int) -> memoryview:
         return memoryview(mmap(-1, length))  # see `libraries` on forks
 
+    def register(
+        self, buffer: Buffer, access: Access, *, zero_based: bool = False, key_part: int | None = None,
+        uid: int | None = None,
+    ) -> KernelRegion:  # fmt: skip
+        self._check_usable()
+        return self._register(self._view(buffer, access, zero_based, key_part), access, uid)
 
     def register_later(
         self, buffer: Buffer, access: Access, done: Registered, *, zero_based: bool = False, key_part: int | None = None
@@ -327,8 +333,8 @@ class KernelDomain(ProtectionDomain):
         if not alike:
             del self._by_object[region.exporter]
 
-    def _register(self, view: memoryview, access: Access) -> KernelRegion:
-        region = KernelRegion(self, view, access)
+    def _register(self, view: memoryview, access: Access, uid: int | None = None) -> KernelRegion:
+        region = KernelRegion(self, view, access, uid)
         self.regions.add(region)
         self._by_object.setdefault(region.exporter, []).append(region)
         return region
