@@ -117,6 +117,7 @@ REMOTE_RECEIVE_SIZE_MAX: Final = 60 << 10  # bytes, once more is sent than they 
 REMOTE_PRIVATE_BYTES: Final = 512 << 20  # of them all, at one address; connections beyond stay on TCP
 REMOTE_PINNED_BYTES: Final = 512 << 20  # that devices of the kernel pin, unless told otherwise; likewise, or as small
 REMOTE_DATA_SHARE: Final = 4  # data under way has at most a quarter of that registered; more is copied
+REMOTE_RESTED_S: Final = 2.0  # seconds in which a connection moves nothing, until its place may go to another one
 CONTROL_LINKS_MAX: Final = 1024  # with other providers, of those that this one made, and of those that they did
 CONTROL_CONNECTIONS_MAX: Final = 16384  # that one of them asks for at a time; more are rejected
 CONTROL_RECORDS_MAX: Final = 4096  # on their way to another provider; beyond that the link is closed

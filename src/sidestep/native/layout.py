@@ -182,6 +182,7 @@ class Reason(IntEnum):
     SANDBOX = 42
     LATENCY = 43
     UNCOVERED = 44
+    CROWDED = 45
 
 
 REASON_TEXT: Final[dict[Reason, str]] = {
@@ -221,6 +222,7 @@ REASON_TEXT: Final[dict[Reason, str]] = {
     Reason.LATENCY: "TCP is faster for what it does now: it waits for answers, or moves large pieces",
     Reason.UNCOVERED: "the program has made code as it ran, whose system calls the shim may not see",
     Reason.INHERITED: "a program that was started here may hold the socket, too",
+    Reason.CROWDED: "it had rested, and its place on the device to the other host went to another connection",
     Reason.PEER_LEFT: "it was promoted; then the other end had to go back to TCP",
 }
 
@@ -233,6 +235,7 @@ class Notice(IntFlag):
     RECALL = 4  # send by TCP from now on, beginning with the ring's bytes from rx_frozen on
     RESET = 8  # by a provider: bytes are lost, or the other end broke the rules; reset the connection
     OVER = 16  # by a provider, as its last word: it answers nothing from now on, and holds no bytes
+    CROWDED = 32  # by a provider, with DEMOTE: its place goes to another connection
 
 
 class Seen(IntFlag):

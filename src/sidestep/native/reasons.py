@@ -61,6 +61,8 @@ REMEDY: Final[dict[Reason, str]] = {
     Reason.RELAY_LOST: "look why it ended: 'sidestep provider status' counts relay_reset by reason",
     Reason.LATENCY: _NO_NEED + "it is looked at anew each second; 'sidestep provider start --remote-promote always' "
     "carries it whatever it does",
+    Reason.CROWDED: "start both hosts' providers with a larger 'sidestep provider start --remote-connections'; it "
+    "stays on TCP until it is opened anew",
     Reason.NO_PROTOCOL: "install or add an offload protocol that can: 'sidestep provider modules' lists them",
 }
 

@@ -30,6 +30,7 @@ def main() -> int:
     parser.add_argument("--remote-promote", default=gain.ALWAYS)
     parser.add_argument("--remote-transports", default="")
     parser.add_argument("--remote-pinned", type=int, default=limits.REMOTE_PINNED_BYTES)
+    parser.add_argument("--remote-connections", type=int, default=limits.RELAYS_MAX)
     parser.add_argument("--engine-cpu", type=parse_cpus, default=())
     parser.add_argument("--workers", type=int, default=0)
     parser.add_argument("--background", action="store_true")
@@ -54,6 +55,7 @@ def main() -> int:
                 promote=given.remote_promote,
                 transports=given.remote_transports,
                 pinned_max=given.remote_pinned,
+                connections_max=given.remote_connections,
             )
             if given.remote
             else None

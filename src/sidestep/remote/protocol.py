@@ -41,6 +41,7 @@ from sidestep.remote.inbound import settings_for
 from sidestep.remote.link import SdpLink
 from sidestep.remote.node import Node
 from sidestep.remote.peers import PROVIDER_ITSELF, PROVIDER_PORT, Peers
+from sidestep.remote.places import Places
 from sidestep.remote.promotion import SIZE, Promotion, Purpose, read_key, why_not, why_not_in
 from sidestep.remote.resync import Resync, ResyncResponder, Route, by_request
 from sidestep.remote.sdp_connect import SdpConnects
@@ -259,11 +260,13 @@ class Sdp(OffloadProtocol):
 
         def over() -> None:
             del self._carried[far]
+            at.places.discard(far)
             on_over()
             if at in self._retired:
                 self.loop.soon(partial(self._close_unused, at))  # what ended it may still have to be answered by it
 
         self._carried[far] = at, link
+        at.places.add(far)
         far.on_over = over
 
     def settle(self, route: Route, promotion: Promotion, far: Carried) -> None:
@@ -401,6 +404,9 @@ class _At(Node[Device]):
             self.device.close()
             raise
         self.serving = Serving(sdp, transport, self.stack, address)
+        remote = sdp.services.remote
+        most = remote.connections_max if remote is not None else limits.RELAYS_MAX
+        self.places = Places(sdp.loop, most, lambda: len(self.stack.streams))
 
     @property
     def port(self) -> int:
@@ -413,6 +419,7 @@ class _At(Node[Device]):
 
     def close(self) -> None:
         self.serving.close()
+        self.places.close()
         if self._control is not None:
             self._control.close()
         if self.manager is not None:
@@ -483,7 +490,8 @@ class _At(Node[Device]):
 
             try:
                 self.sdp.answers.check(found.name)  # two may have been on their way
-            except PeerViolation as why:
+                self.places.need()
+            except (PeerViolation, LimitReached) as why:
                 self._refuse(request, why)
             else:
                 self.stack.serve(
@@ -536,7 +544,8 @@ class _Reaching:
         self._hello = b""
 
     def begin(self) -> None:
-        """Asks the other provider."""
+        """Asks the other provider; raises LimitReached, Unavailable."""
+        self._at.places.need()
         request = self._outgoing.request
         assert request.local is not None
         addresses = Addresses(request.local.address, request.local.port, request.remote.address, self._port)
@@ -582,4 +591,5 @@ class _Reaching:
 
 
 def _refuse(outgoing: Outgoing, why: SidestepError) -> None:
-    outgoing.refuse(why.message, full=isinstance(why, LimitReached))
+    full = isinstance(why, LimitReached)
+    outgoing.refuse(f"{why.message}: {why.remedy}" if full and why.remedy else why.message, full=full)

@@ -77,6 +77,11 @@ class Relayed(Directions):
         """Our application's ring."""
         return self.side.channel.ring()
 
+    @property
+    def moved(self) -> int:
+        channel = self.side.channel
+        return channel.sent + channel.received + channel.avail
+
     @abstractmethod
     def reset(self, reason: str) -> None:
         """Bytes are lost, or a rule was broken: both ends are told to reset the connection."""

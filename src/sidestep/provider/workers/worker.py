@@ -371,6 +371,7 @@ def main() -> int:
     parser.add_argument("--remote-promote", default=gain.ALWAYS)
     parser.add_argument("--remote-transports", default="")
     parser.add_argument("--remote-pinned", type=int, default=limits.REMOTE_PINNED_BYTES)
+    parser.add_argument("--remote-connections", type=int, default=limits.RELAYS_MAX)
     parser.add_argument("--engine-cpu", type=parse_cpus, default=())
     given = parser.parse_args()
     for number in (signal.SIGTERM, signal.SIGINT):  # they are for the provider, which tells us
@@ -385,6 +386,7 @@ def main() -> int:
             promote=given.remote_promote,
             transports=given.remote_transports,
             pinned_max=given.remote_pinned,
+            connections_max=given.remote_connections,
         )
         worker = Worker(socket.socket(fileno=given.ipc_fd), given.protocol, remote)
         worker.run()

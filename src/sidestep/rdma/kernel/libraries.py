@@ -128,7 +128,7 @@ def told(error: OSError, what: str) -> SidestepError:
     """What a failed call of the libraries means to the caller: a bound that is reached, or something unavailable."""
     text = f"{what}: {error.strerror}"
     if error.errno in _NO_ROOM:
-        remedy = "raise the limit of locked memory: 'sidestep doctor' tells how" if error.errno in _NO_MEMORY else ""
+        remedy = "'sidestep doctor' tells how to raise the limit of locked memory" if error.errno in _NO_MEMORY else ""
         return LimitReached(text, remedy=remedy)
     return Unavailable(text)
 
