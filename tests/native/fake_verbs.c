@@ -20,7 +20,7 @@
 #define ENTRIES 32
 #define INLINE_MAX 220u
 #define MTU_4096 5
-#define QPS 4096u
+#define QPS 16384u
 enum { CALLS_LEN = 5 };
 enum { STATE_RESET, STATE_INIT, STATE_RTR, STATE_RTS, STATE_ERROR = 6 };
 enum { OP_WRITE = 0, OP_READ = 4 };

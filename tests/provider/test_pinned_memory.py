@@ -6,6 +6,7 @@ The devices are played: see `fake_device`.
 from __future__ import annotations
 
 import errno
+import resource
 from collections.abc import Iterator
 from contextlib import ExitStack
 from ipaddress import IPv4Address
@@ -31,6 +32,7 @@ FEW, MORE = 4, 24
 EACH: Final = 13 * PAGESIZE  # bytes that a connection pins
 DEVICE: Final = limits.SDP_SPARE_BUFFERS * limits.SDP_CHECKED_MESSAGE_MAX  # and a device with none
 MINE, YOURS = 1000, 1001
+DESCRIPTORS: Final = 10_000  # a queue pair of a device that is played has a pipe
 
 
 @pytest.fixture
@@ -69,6 +71,26 @@ def test_a_thousand_connections_pin_little(closing: ExitStack, device: FakeVerbs
     each = (pinned[1] - pinned[0]) / (MORE - FEW)
     assert (pinned[1] + (1000 - MORE) * each) * PAGESIZE <= THOUSAND_MAX
     assert not world.one.faults + world.two.faults
+
+
+@pytest.mark.slow
+def test_a_thousand_connections_are_made(closing: ExitStack, device: FakeVerbs) -> None:
+    """All of them, at rest."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if hard < DESCRIPTORS:
+        pytest.skip(f"{DESCRIPTORS} descriptors are needed, and {hard} allowed")
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, DESCRIPTORS), hard))
+    closing.callback(resource.setrlimit, resource.RLIMIT_NOFILE, (soft, hard))
+    world = World(closing, wire="verbs")
+    caller = Caller(world)
+    for made in range(100, 1001, 100):
+        for _ in range(100):
+            caller.call(MINE)
+        world.turns(lambda made=made: len(caller.told) == 2 * made)  # type: ignore[misc]
+    assert {kind for _, kind in caller.told} == {SdpEventKind.ESTABLISHED}
+    for host in (world.one, world.two):
+        assert host.device.counters()["queue_pairs"] == 1000
+        assert host.device.counters()["pinned_bytes"] + limits.VERBS_ENGINE_SLAB <= THOUSAND_MAX
 
 
 class Caller:

@@ -77,6 +77,8 @@ def test_what_it_has_moved_is_seen_whoever_carries_it(world: World) -> None:
     b.send(b"y" * 10)
     world.rest()
     assert one.moved == two.moved == 1010
+    b.poke(f"producer[{1 - b.provider_side}].tail", 1 << 40)
+    assert two.moved == 0
 
 
 def test_whoever_makes_room_is_told_so(world: World) -> None:

@@ -86,6 +86,25 @@ def test_who_has_rested_longest_goes_first() -> None:
     assert world.loop.next_in_s is None
 
 
+def test_one_that_never_goes_keeps_no_other_from_going() -> None:
+    """Its other end does not let go of it."""
+    world = World(2)
+    first, second = world.come(), world.come()
+    world.pass_time(limits.REMOTE_RESTED_S)
+    for left in ([first], [first]):
+        with pytest.raises(LimitReached, match="leaving"):
+            world.come()
+        assert world.left == left
+        world.pass_time(limits.RELAY_LEAVE_S / 2)
+    with pytest.raises(LimitReached, match="leaving"):
+        world.come()
+    assert world.left == [first, second]
+    world.pass_time(limits.RELAY_LEAVE_S)
+    with pytest.raises(LimitReached, match="busy"):
+        world.come()
+    world.places.close()
+
+
 def test_nobody_who_is_busy_has_to_go() -> None:
     world = World(2)
     busy = [world.come() for _ in range(2)]

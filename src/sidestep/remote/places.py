@@ -35,7 +35,7 @@ class Places:
         self._most = most
         self._taken = taken
         self._seen: dict[Carried, tuple[int, float]] = {}  # what each had moved, and since when it has no more
-        self._leaving: Carried | None = None  # one at a time
+        self._leaving: dict[Carried, float] = {}  # since when, the last one last
         self._timer: Timer | None = None
 
     def add(self, far: Carried) -> None:
@@ -46,8 +46,7 @@ class Places:
     def discard(self, far: Carried) -> None:
         """It is not any more."""
         self._seen.pop(far, None)
-        if self._leaving is far:
-            self._leaving = None
+        self._leaving.pop(far, None)
 
     def close(self) -> None:
         """Nobody looks any more."""
@@ -58,20 +57,24 @@ class Places:
         """One more wants a place; raises LimitReached if there is none, and then one is on its way to be free."""
         if self._taken() < self._most:
             return
-        why = "all of them busy"
-        if self._leaving is not None or self._send_back():
-            why = "one of them is leaving"
+        why = "one of them is leaving" if self._is_leaving() or self._send_back() else "all of them busy"
         raise LimitReached(
             f"{self._most} connections go over the device, {why}", remedy="allow more with --remote-connections"
         )
 
+    def _is_leaving(self) -> bool:
+        """One at a time; but for one whose other end does not let go of it nobody waits for ever."""
+        since = next(reversed(self._leaving.values()), None)
+        return since is not None and self._loop.now - since < limits.RELAY_LEAVE_S
+
     def _send_back(self) -> bool:
         """Whether one rests, which is on its way now."""
         self._look()
-        resting = min(self._seen, key=lambda far: self._seen[far][1], default=None)
+        stay = (far for far in self._seen if far not in self._leaving)
+        resting = min(stay, key=lambda far: self._seen[far][1], default=None)
         if resting is None or self._loop.now - self._seen[resting][1] < limits.REMOTE_RESTED_S:
             return False
-        self._leaving = resting
+        self._leaving[resting] = self._loop.now
         resting.leave(crowded=True)
         return True
 

@@ -406,11 +406,15 @@ class _At(Node[Device]):
         self.serving = Serving(sdp, transport, self.stack, address)
         remote = sdp.services.remote
         most = remote.connections_max if remote is not None else limits.RELAYS_MAX
-        self.places = Places(sdp.loop, most, lambda: len(self.stack.streams))
+        self.places = Places(sdp.loop, most, self._taken)
 
     @property
     def port(self) -> int:
         return self._listener.service_id & 0xFFFF
+
+    def _taken(self) -> int:
+        """Streams of promoted connections: others, such as of ordinary SDP, are nobody's."""
+        return sum(stream.uid is not None for stream in self.stack.streams.values())
 
     def retire(self) -> None:
         """Takes no more connections; what it has carried may still be asked about."""
