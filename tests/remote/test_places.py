@@ -8,7 +8,7 @@ from typing import Final
 
 import pytest
 from hosts import NETWORK, Host, Make, command
-from talking import PORT, TALKERS, ends_well, line, promoted, serving, talking
+from talking import PORT, TALKERS, ends_well, line, serving, talking
 
 from sidestep import limits
 from sidestep.config import RemoteSettings
@@ -142,6 +142,12 @@ def tell(client: subprocess.Popen[str], answer: str) -> None:
     assert line(client) == answer
 
 
+def promoted(*hosts: Host) -> None:
+    """Waits until all places are taken."""
+    for host in hosts:
+        host.wait_for(lambda host=host: sum(one.promoted for one in host.sidestep.connections()) == 2)  # type: ignore[misc]
+
+
 def reasons(host: Host, *wanted: str) -> Callable[[], bool]:
     """Whether these are those of the host's connections that are not promoted."""
     return lambda: sorted(str(one.reason) for one in host.sidestep.connections() if not one.promoted) == sorted(wanted)
@@ -165,7 +171,7 @@ def test_who_rests_makes_room_and_goes_on_over_tcp(make_hosts: Make, settings: R
     one, other = make_hosts(2, remote=settings)
     serving(other)
     rests, talks = resting(one, other.address), talking(one, other.address, seconds=0, size=SIZE)
-    promoted(one, other, ends=2)
+    promoted(one, other)
     tell(rests, "rests")
     comes = talking(one, other.address, seconds=0, size=SIZE)
     one.wait_for(lambda: of(one, comes).promoted)
@@ -184,7 +190,7 @@ def test_where_nobody_rests_one_more_stays_on_tcp(make_hosts: Make) -> None:
     one, other = make_hosts(2, remote=remote(2))
     serving(other)
     busy = [talking(one, other.address, seconds=0, size=SIZE) for _ in range(2)]
-    promoted(one, other, ends=2)
+    promoted(one, other)
     comes = talking(one, other.address, seconds=limits.REMOTE_RESTED_S + 1, size=SIZE)
     one.wait_for(lambda: of(one, comes).reason == Reason.NO_RESOURCES.name)
     told = command(one, "explain", f"{other.address}:{PORT}")
@@ -192,7 +198,7 @@ def test_where_nobody_rests_one_more_stays_on_tcp(make_hosts: Make) -> None:
     assert "--remote-connections" in told
     ends_well(comes)
     assert not one.counter("relay_left")
-    promoted(one, other, ends=2)
+    promoted(one, other)
     for client in busy:
         ends_well(client)
     assert not one.counter("relay_reset") + other.counter("relay_reset")
@@ -204,11 +210,11 @@ def test_the_accepting_host_makes_room_as_well(make_hosts: Make) -> None:
     first, second, other = make_hosts(3, remote=remote(2))
     serving(other)
     rests, talks = resting(first, other.address), talking(second, other.address, seconds=0, size=SIZE)
-    promoted(other, ends=2)
+    promoted(other)
     tell(rests, "rests")
     comes = talking(second, other.address, seconds=0, size=SIZE)
     second.wait_for(lambda: of(second, comes).promoted)
-    promoted(second, other, ends=2)
+    promoted(other)
     tell(rests, "talks on")
     first.wait_for(reasons(first, Reason.CROWDED.name))
     for client in (rests, talks, comes):
