@@ -24,6 +24,7 @@ from sidestep.testing import Sidestep
 
 PLACES = [Path(__file__).with_name("talkers.py"), Path(__file__).parents[2] / "remote" / "talkers.py"]
 TALKERS = [sys.executable, str(next(place for place in PLACES if place.exists()))]
+PROGRAM_CLIENT = [sys.executable, str(Path(__file__).with_name("program_client.py"))]
 PORT = 7000
 OFFER_EXPIRY_S = 60.0  # it opens its device when the first one asks, which takes longer than an offer waits elsewhere
 PAUSE_S = 0.05  # between two messages: an emulated processor that has no rest answers nobody in time
@@ -37,6 +38,7 @@ class Host:
         self._log = log
         self._address = address
         self._client: Any = None
+        self._program: Any = None
 
     def run(self, control: socket.socket) -> None:
         """Until the test hangs up."""
@@ -59,6 +61,22 @@ class Host:
     def talk(self, address: str, size: int, pause_s: float = PAUSE_S) -> dict[str, Any]:
         """A client talks until `finish`; its first message has come back."""
         argv = [*TALKERS, "talk", address, str(PORT), "0", str(size), str(pause_s)]
+        self._client = self._sidestep.popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        return {"says": self._client.stdout.readline().strip()}
+
+    def start(self, argv: list[str], environment: dict[str, str]) -> dict[str, Any]:
+        """A program runs until `stop`."""
+        self._program = self._sidestep.popen(argv, env=self._sidestep.env() | environment)
+        return {}
+
+    def stop(self) -> dict[str, Any]:
+        """How it ended."""
+        self._program.terminate()
+        return {"code": self._program.wait(60)}
+
+    def ask(self, what: str, address: str, port: int) -> dict[str, Any]:
+        """A client of a program works until `finish`: what it says first."""
+        argv = [*PROGRAM_CLIENT, what, address, str(port)]
         self._client = self._sidestep.popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         return {"says": self._client.stdout.readline().strip()}
 
