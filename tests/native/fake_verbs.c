@@ -21,9 +21,10 @@
 #define ENTRIES 32
 #define INLINE_MAX 220u
 #define MTU_4096 5
-#define QPS 4096u
 #define PAGE 4096
 #define PINNED_MAX (1 << 20) /* bytes of a region; of larger ones nobody gives pages back */
+#define QPS 16384u
+enum { CALLS_LEN = 5 };
 enum { STATE_RESET, STATE_INIT, STATE_RTR, STATE_RTS, STATE_ERROR = 6 };
 enum { OP_WRITE = 0, OP_READ = 4 };
 enum { MASK_STATE = 1, MASK_DEST = 1 << 20 };
@@ -132,15 +133,15 @@ static struct mr *regions;
 static struct qp *qps[QPS];
 static uint32_t next_qp = 1, next_key = 1;
 static int hold_deliveries, hold_acks;
-static uint64_t registered, calls_made[4];
+static uint64_t registered, pages, calls_made[CALLS_LEN];
 static struct {
 	int error, count;
-} failing[4];
-static const char *const CALLS[4] = {"post_send", "post_recv", "req_notify_cq", "poll_cq"};
+} failing[CALLS_LEN];
+static const char *const CALLS[CALLS_LEN] = {"post_send", "post_recv", "req_notify_cq", "poll_cq", "reg_mr"};
 
 static int call_of(const char *name)
 {
-	for (int n = 0; n < 4; n++)
+	for (int n = 0; n < CALLS_LEN; n++)
 		if (!strcmp(CALLS[n], name))
 			return n;
 	return -1;
@@ -655,12 +656,26 @@ EXPORTED int ibv_dealloc_pd(void *pd)
 	return 0;
 }
 
+/* What a device pins: whole pages, for each region anew, as the kernel counts them against RLIMIT_MEMLOCK (ib_umem_get). */
+static uint64_t pages_of(const struct mr *mr)
+{
+	return (((uintptr_t)mr->addr + mr->length - 1) >> 12) - ((uintptr_t)mr->addr >> 12) + 1;
+}
+
 EXPORTED struct mr *ibv_reg_mr(void *pd, void *addr, size_t length, int access)
 {
 	struct mr *mr = calloc(1, sizeof(*mr));
+	int error;
 
 	MUST(mr);
 	pthread_mutex_lock(&lock);
+	error = fails(4);
+	if (error) {
+		pthread_mutex_unlock(&lock);
+		free(mr);
+		errno = error;
+		return NULL;
+	}
 	*mr = (struct mr){
 		.pd = pd, .addr = addr, .length = length, .lkey = next_key << 8, .rkey = next_key << 8, .next = regions,
 		.pages = {-1, -1}};
@@ -669,6 +684,7 @@ EXPORTED struct mr *ibv_reg_mr(void *pd, void *addr, size_t length, int access)
 	next_key++;
 	regions = mr;
 	registered += length;
+	pages += pages_of(mr);
 	pthread_mutex_unlock(&lock);
 	return mr;
 }
@@ -694,6 +710,7 @@ EXPORTED int ibv_dereg_mr(struct mr *mr)
 	registered -= mr->length;
 	for (uint32_t n = 0; n < next_qp; n++)
 		MUST(!qps[n] || !(reads(qps[n]->sends, mr) || reads(qps[n]->acks, mr)));
+	pages -= pages_of(mr);
 	pthread_mutex_unlock(&lock);
 	for (int n = 0; n < 2; n++)
 		if (mr->pages[n] >= 0)
@@ -955,6 +972,8 @@ EXPORTED uint64_t fake_count(const char *what)
 		count = calls_made[call_of(what)];
 	else if (!strcmp(what, "registered"))
 		count = registered;
+	else if (!strcmp(what, "pages"))
+		count = pages;
 	for (uint32_t n = 0; n < next_qp && !strcmp(what, "outstanding"); n++)
 		count += qps[n] ? qps[n]->posted - qps[n]->freed : 0;
 	pthread_mutex_unlock(&lock);

@@ -305,6 +305,7 @@ class SendRing(NamedTuple):
 
     memory: memoryview
     pages: int  # `channel_producer.pages`, read before: another number once it lies in other pages; 0: that is not told
+    uid: int  # whose it is
 
 
 Lent: TypeAlias = LentStream | LentDatagrams | LentQueuePair
@@ -498,10 +499,15 @@ class ProtectionDomain(ABC):
 
     __slots__ = ()
 
+    def memory(self, length: int) -> memoryview:
+        """New memory for registering: where a device pins whole pages, nothing else lies on these."""
+        return memoryview(bytearray(length))
+
     @abstractmethod
     def register(
-        self, buffer: Buffer, access: Access, *, zero_based: bool = False, key_part: int | None = None
-    ) -> MemoryRegion:
+        self, buffer: Buffer, access: Access, *, zero_based: bool = False, key_part: int | None = None,
+        uid: int | None = None,
+    ) -> MemoryRegion:  # fmt: skip
         """Makes a region of contiguous memory; a hardware device pins it, which takes time and counts against a limit.
 
         Args:
@@ -509,6 +515,7 @@ class ProtectionDomain(ABC):
             access: What may be done with it.
             zero_based: The address of the first byte is 0, and tells the other end nothing.
             key_part: The low 8 bits of the keys; the device chooses unless given, and always the other 24.
+            uid: The user whose it is, where what is pinned is bounded by user; None: nobody's.
 
         Raises:
             Misuse: REMOTE_WRITE without LOCAL_WRITE, LOCAL_WRITE on read-only memory, an empty or scattered buffer,

@@ -81,7 +81,15 @@ class Relayed(Directions):
     @property
     def ring(self) -> SendRing:
         channel = self.side.channel
-        return SendRing(channel.ring()[: channel.rx_size], channel.pages)
+        return SendRing(channel.ring()[: channel.rx_size], channel.pages, self.uid)
+
+    @property
+    def moved(self) -> int:
+        channel = self.side.channel
+        try:
+            return channel.sent + channel.received + channel.avail
+        except ConnectionResetError:  # its application's count is impossible: its next turn finds out
+            return 0
 
     @abstractmethod
     def reset(self, reason: str) -> None:

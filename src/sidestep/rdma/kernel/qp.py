@@ -134,7 +134,7 @@ class KernelQueuePair(QueuePair):
         self.number: int = self.handle.contents.qp_num
         device.by_address[self.address] = self
         self.inline_max = min(inline, asked.cap.max_inline_data)
-        self._writer = Writer(self.domain, entries, self.inline_max, wanted.max_send_wr)
+        self._writer = Writer(self.domain, entries, self.inline_max)
         self._poster = Poster(self.domain, attributes.scatter_max)
         try:
             self._make_ready()
@@ -305,9 +305,9 @@ class KernelQueuePair(QueuePair):
         for number in self.receives:
             device.receives.pop(number, None)
         self.receives.clear()
+        for posted in self.sends:
+            self._writer.release(posted)
         self.sends.clear()
-        if self._writer.slab is not None:
-            self._writer.slab.region.deregister()
         if self.srq is not None:
             self.srq.users.discard(self)
         self.send_cq.users.remove(self)

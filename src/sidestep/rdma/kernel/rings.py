@@ -64,7 +64,7 @@ class Rings:
         if not self._make_room(len(ring.memory)):
             return
         try:
-            region = self._domain.pin(ring.memory)
+            region = self._domain.pin(ring.memory, ring.uid)
         except SidestepError as why:
             device.log.debug("a ring is not pinned: %s", why)
             return
