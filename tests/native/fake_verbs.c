@@ -259,7 +259,7 @@ static void pin(struct mr *mr)
 {
 	struct iovec memory = {mr->addr, mr->length};
 
-	MUST(pipe2(mr->pages, O_CLOEXEC) == 0 && fcntl(mr->pages[1], F_SETPIPE_SZ, PINNED_MAX) == PINNED_MAX);
+	MUST(pipe2(mr->pages, O_CLOEXEC) == 0 && fcntl(mr->pages[1], F_SETPIPE_SZ, mr->length) >= (int)mr->length);
 	MUST(vmsplice(mr->pages[1], &memory, 1, 0) == (ssize_t)mr->length);
 }
 
