@@ -381,6 +381,8 @@ class RemoteSettings(NamedTuple):
         ALWAYS  # whether connections have to gain: BY_GAIN, by figures of their transport; by these
     )
     transports: tuple[str, ...] = TRANSPORTS  # the kinds of device that carry them, the first one first
+    pinned_max: int = limits.REMOTE_PINNED_BYTES  # bytes that devices of the kernel pin for them
+    connections_max: int = limits.RELAYS_MAX  # over one device; then those that rest go back to TCP
 
     def trusts(self, host: IPv4Address | IPv6Address) -> bool:
         """Whether a host is among them."""
@@ -389,7 +391,8 @@ class RemoteSettings(NamedTuple):
     @classmethod
     def parse(
         cls, hosts: str, key_file: str | None = None, *, engine: bool = True, engine_cpus: tuple[int, ...] = (),
-        promote: str = ALWAYS, transports: str = "",
+        promote: str = ALWAYS, transports: str = "", pinned_max: int = limits.REMOTE_PINNED_BYTES,
+        connections_max: int = limits.RELAYS_MAX,
     ) -> Self:  # fmt: skip
         """`NETWORK[,NETWORK...]`; `promote`, `transports`: as the options say; raises Misuse."""
         from ipaddress import ip_network
@@ -407,7 +410,7 @@ class RemoteSettings(NamedTuple):
             if not re.fullmatch("[a-z][a-z0-9-]{0,31}", name):
                 raise Misuse(f"{name!r} is no name of a transport", remedy="give names with commas, as in verbs,iwarp")
         order += () if TRANSPORTS[-1] in order else TRANSPORTS[-1:]  # by which the providers talk to each other
-        return cls(networks, key, engine, engine_cpus, figures, order)
+        return cls(networks, key, engine, engine_cpus, figures, order, pinned_max, connections_max)
 
     def profile(self, profiles: Profiles) -> Profile | None:
         """By whose figures connections have to gain over a transport that has these; None: they need not."""
@@ -424,7 +427,8 @@ class RemoteSettings(NamedTuple):
         engine = [] if self.engine else ["--engine=off"]
         return [
             f"--remote={self}", *key, *engine, *cpus, f"--remote-promote={self.promote}",
-            f"--remote-transports={','.join(self.transports)}",
+            f"--remote-transports={','.join(self.transports)}", f"--remote-pinned={self.pinned_max}",
+            f"--remote-connections={self.connections_max}",
         ]  # fmt: skip
 
     def __str__(self) -> str:

@@ -161,6 +161,17 @@ def test_rings_whose_pages_are_given_back_between_two_messages(lab: Lab, peers: 
     assert own.ends_well() > 5
 
 
+def test_the_kernel_counts_alike_what_is_pinned(lab: Lab, peers: ExitStack) -> None:
+    """While nothing is under way: the memory of the device, and of one connection."""
+    guest, own = peers.enter_context(in_guest(lab)), peers.enter_context(on_this_machine(lab))
+    guest.serves()
+    own.talks(guest, _LARGE, pause_s=_REST_S)
+    guest.promoted("verbs")
+    found = guest.wait_for(lambda found: found["pinned"] == found["pinned_by_kernel"] > 0)
+    assert found["pinned"] < 8 << 20
+    assert own.ends_well() > 0
+
+
 def test_a_conversation_leaves_tcp_over_verbs_alone(lab: Lab, peers: ExitStack) -> None:
     """By its gain: who asks judges, by what it would go over."""
     guest = peers.enter_context(in_guest(lab, gain.BY_GAIN))

@@ -374,6 +374,29 @@ static void test_trim_gives_pages_back(void)
 	close(fd);
 }
 
+/* Twice each time, whatever somebody left who was killed in the midst of it. */
+static void test_trim_counts(void)
+{
+	struct end ends[2];
+
+	ends_open(ends, PAGE, PAGE, NULL);
+	_Atomic uint32_t *pages = &ends[0].channel.tx_line->pages;
+	uint32_t before = channel_rx_pages(&ends[1].channel);
+	CHECK(before && channel_rx_pages(&ends[0].channel) == before);
+	channel_trim(&ends[0].channel);
+	CHECK(channel_rx_pages(&ends[1].channel) == before + 2 && channel_rx_pages(&ends[0].channel) == before);
+	channel_trim_spill(&ends[0].channel);
+	CHECK(channel_rx_pages(&ends[1].channel) == before + 2); /* nobody pins those */
+	*pages |= 1;
+	CHECK(channel_rx_pages(&ends[1].channel) == 0);
+	channel_trim(&ends[0].channel);
+	CHECK(channel_rx_pages(&ends[1].channel) == before + 4);
+	*pages = UINT32_MAX;
+	channel_trim(&ends[0].channel);
+	CHECK(channel_rx_pages(&ends[1].channel) == 0);
+	ends_close(ends);
+}
+
 static void test_trim_spill_gives_pages_back(void)
 {
 	struct end ends[2];
@@ -1262,6 +1285,7 @@ static const struct test tests[] = {
 	TEST(pieces_name_the_bytes),
 	TEST(rings_do_not_touch_each_other),
 	TEST(trim_gives_pages_back),
+	TEST(trim_counts),
 	TEST(trim_spill_gives_pages_back),
 	TEST(spill_and_settle_at_random),
 	TEST(every_size_pattern_with_a_spill),

@@ -9,6 +9,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/uio.h>
 #include <unistd.h>
 
 #define EXPORTED __attribute__((visibility("default")))
@@ -20,7 +21,10 @@
 #define ENTRIES 32
 #define INLINE_MAX 220u
 #define MTU_4096 5
-#define QPS 4096u
+#define PAGE 4096
+#define PINNED_MAX (1 << 20) /* bytes of a region; of larger ones nobody gives pages back */
+#define QPS 16384u
+enum { CALLS_LEN = 5 };
 enum { STATE_RESET, STATE_INIT, STATE_RTR, STATE_RTS, STATE_ERROR = 6 };
 enum { OP_WRITE = 0, OP_READ = 4 };
 enum { MASK_STATE = 1, MASK_DEST = 1 << 20 };
@@ -76,6 +80,7 @@ struct mr {
 	size_t length;
 	uint32_t handle, lkey, rkey;
 	struct mr *next;
+	int pages[2]; /* a pipe that keeps those pages that the memory had; -1: it is looked at where it is */
 };
 
 struct receive {
@@ -128,15 +133,15 @@ static struct mr *regions;
 static struct qp *qps[QPS];
 static uint32_t next_qp = 1, next_key = 1;
 static int hold_deliveries, hold_acks;
-static uint64_t registered, calls_made[4];
+static uint64_t registered, pages, calls_made[CALLS_LEN];
 static struct {
 	int error, count;
-} failing[4];
-static const char *const CALLS[4] = {"post_send", "post_recv", "req_notify_cq", "poll_cq"};
+} failing[CALLS_LEN];
+static const char *const CALLS[CALLS_LEN] = {"post_send", "post_recv", "req_notify_cq", "poll_cq", "reg_mr"};
 
 static int call_of(const char *name)
 {
-	for (int n = 0; n < 4; n++)
+	for (int n = 0; n < CALLS_LEN; n++)
 		if (!strcmp(CALLS[n], name))
 			return n;
 	return -1;
@@ -216,13 +221,19 @@ static void to_error(struct qp *qp)
 }
 
 /* ---- what moves ---- */
+static const struct mr *region_of(const void *pd, const struct verbs_sge *entry)
+{
+	const struct mr *mr = regions;
+
+	while (mr && !(mr->lkey == entry->lkey && mr->pd == pd && entry->addr >= (uintptr_t)mr->addr &&
+	               entry->addr + entry->length <= (uintptr_t)mr->addr + mr->length))
+		mr = mr->next;
+	return mr;
+}
+
 static bool is_registered(const void *pd, const struct verbs_sge *entry)
 {
-	for (const struct mr *mr = regions; mr; mr = mr->next)
-		if (mr->lkey == entry->lkey && mr->pd == pd && entry->addr >= (uintptr_t)mr->addr &&
-		    entry->addr + entry->length <= (uintptr_t)mr->addr + mr->length)
-			return true;
-	return false;
+	return region_of(pd, entry);
 }
 
 static bool all_registered(const void *pd, const struct verbs_sge *entries, int len)
@@ -242,12 +253,42 @@ static uint32_t bytes_of(const struct verbs_sge *entries, int len)
 	return bytes;
 }
 
-/* Copies entry by entry, as many bytes as there are to send. */
-static void copy(const struct verbs_sge *from, int from_len, const struct verbs_sge *to)
+/* ---- pages that are pinned ---- */
+/* A pipe keeps the pages that it was given, whatever the file is made of later: that is what a device sees. */
+static void pin(struct mr *mr)
+{
+	struct iovec memory = {mr->addr, mr->length};
+
+	MUST(pipe2(mr->pages, O_CLOEXEC) == 0 && fcntl(mr->pages[1], F_SETPIPE_SZ, mr->length) >= (int)mr->length);
+	MUST(vmsplice(mr->pages[1], &memory, 1, 0) == (ssize_t)mr->length);
+}
+
+static const uint8_t *seen_in(const struct mr *mr, const struct verbs_sge *entry)
+{
+	static uint8_t seen[PINNED_MAX];
+	static int copied[2];
+
+	if (mr->pages[0] < 0)
+		return (const uint8_t *)(uintptr_t)entry->addr;
+	if (!copied[1])
+		MUST(pipe2(copied, O_CLOEXEC) == 0 && fcntl(copied[1], F_SETPIPE_SZ, PINNED_MAX) == PINNED_MAX);
+	MUST(tee(mr->pages[0], copied[1], mr->length, 0) == (ssize_t)mr->length);
+	for (size_t got = 0; got < mr->length;) {
+		ssize_t some = read(copied[0], seen + got, mr->length - got);
+		MUST(some > 0);
+		got += (size_t)some;
+	}
+	return seen + (entry->addr - (uintptr_t)mr->addr);
+}
+
+/* Copies entry by entry, as many bytes as there are to send; of a protection domain, or NULL: memory that need not be registered. */
+static void copy(const void *pd, const struct verbs_sge *from, int from_len, const struct verbs_sge *to)
 {
 	uint32_t at = 0;
 
-	for (; from_len--; from++)
+	for (; from_len--; from++) {
+		const struct mr *mr = pd ? region_of(pd, from) : NULL;
+		const uint8_t *bytes = mr ? seen_in(mr, from) : (const uint8_t *)(uintptr_t)from->addr;
 		for (uint32_t n = 0; n < from->length;) {
 			if (at == to->length) {
 				to++;
@@ -255,10 +296,11 @@ static void copy(const struct verbs_sge *from, int from_len, const struct verbs_
 				continue;
 			}
 			uint32_t some = to->length - at < from->length - n ? to->length - at : from->length - n;
-			memcpy((void *)(uintptr_t)(to->addr + at), (void *)(uintptr_t)(from->addr + n), some);
+			memcpy((void *)(uintptr_t)(to->addr + at), bytes + n, some);
 			at += some;
 			n += some;
 		}
+	}
 }
 
 static int fail_head(struct qp *qp, int status)
@@ -280,10 +322,11 @@ static int deliver(struct qp *qp)
 	if (!(send->flags & VERBS_INLINE) && !all_registered(qp->pd, send->entries, send->len))
 		return fail_head(qp, FAKE_PROTECTION_ERROR);
 	struct verbs_sge there = {send->remote, bytes, 0};
+	const void *pd = send->flags & VERBS_INLINE ? NULL : qp->pd;
 	if (send->opcode == OP_WRITE) {
-		copy(send->entries, send->len, &there);
+		copy(pd, send->entries, send->len, &there);
 	} else if (send->opcode == OP_READ) {
-		copy(&there, 1, send->entries);
+		copy(NULL, &there, 1, send->entries);
 	} else {
 		struct receive *receive = peer->srq ? peer->srq->receives.first : peer->own.first;
 		if (!receive)
@@ -294,7 +337,7 @@ static int deliver(struct qp *qp)
 			to_error(peer);
 			return fail_head(qp, FAKE_REMOTE_REQUEST);
 		}
-		copy(send->entries, send->len, receive->entries);
+		copy(pd, send->entries, send->len, receive->entries);
 		receive_done(peer, 0, VERBS_WC_RECV, 0, bytes);
 	}
 	pop(&qp->sends, &qp->sends_end);
@@ -333,7 +376,7 @@ static int post_one_send(struct qp *qp, const struct verbs_send_wr *wr)
 	if (wr->send_flags & VERBS_INLINE) {
 		struct verbs_sge whole = {(uintptr_t)send->inlined, bytes_of(send->entries, send->len), 0};
 		MUST(whole.length <= INLINE_MAX);
-		copy(send->entries, send->len, &whole);
+		copy(NULL, send->entries, send->len, &whole);
 		send->entries[0] = whole;
 		send->len = 1;
 	}
@@ -613,20 +656,47 @@ EXPORTED int ibv_dealloc_pd(void *pd)
 	return 0;
 }
 
+/* What a device pins: whole pages, for each region anew, as the kernel counts them against RLIMIT_MEMLOCK (ib_umem_get). */
+static uint64_t pages_of(const struct mr *mr)
+{
+	return (((uintptr_t)mr->addr + mr->length - 1) >> 12) - ((uintptr_t)mr->addr >> 12) + 1;
+}
+
 EXPORTED struct mr *ibv_reg_mr(void *pd, void *addr, size_t length, int access)
 {
 	struct mr *mr = calloc(1, sizeof(*mr));
+	int error;
 
-	(void)access;
 	MUST(mr);
 	pthread_mutex_lock(&lock);
+	error = fails(4);
+	if (error) {
+		pthread_mutex_unlock(&lock);
+		free(mr);
+		errno = error;
+		return NULL;
+	}
 	*mr = (struct mr){
-		.pd = pd, .addr = addr, .length = length, .lkey = next_key << 8, .rkey = next_key << 8, .next = regions};
+		.pd = pd, .addr = addr, .length = length, .lkey = next_key << 8, .rkey = next_key << 8, .next = regions,
+		.pages = {-1, -1}};
+	if (!access && length <= PINNED_MAX && !((uintptr_t)addr % PAGE)) /* it is only read from, by the engine */
+		pin(mr);
 	next_key++;
 	regions = mr;
 	registered += length;
+	pages += pages_of(mr);
 	pthread_mutex_unlock(&lock);
 	return mr;
+}
+
+/* Whether something that is still to be sent, or may have to be once more, lies in a region. */
+static bool reads(const struct send *send, const struct mr *mr)
+{
+	for (; send; send = send->next)
+		for (int n = 0; n < send->len && !(send->flags & VERBS_INLINE); n++)
+			if (send->entries[n].lkey == mr->lkey)
+				return true;
+	return false;
 }
 
 EXPORTED int ibv_dereg_mr(struct mr *mr)
@@ -638,7 +708,13 @@ EXPORTED int ibv_dereg_mr(struct mr *mr)
 		at = &(*at)->next;
 	*at = mr->next;
 	registered -= mr->length;
+	for (uint32_t n = 0; n < next_qp; n++)
+		MUST(!qps[n] || !(reads(qps[n]->sends, mr) || reads(qps[n]->acks, mr)));
+	pages -= pages_of(mr);
 	pthread_mutex_unlock(&lock);
+	for (int n = 0; n < 2; n++)
+		if (mr->pages[n] >= 0)
+			close(mr->pages[n]);
 	free(mr);
 	return 0;
 }
@@ -896,6 +972,8 @@ EXPORTED uint64_t fake_count(const char *what)
 		count = calls_made[call_of(what)];
 	else if (!strcmp(what, "registered"))
 		count = registered;
+	else if (!strcmp(what, "pages"))
+		count = pages;
 	for (uint32_t n = 0; n < next_qp && !strcmp(what, "outstanding"); n++)
 		count += qps[n] ? qps[n]->posted - qps[n]->freed : 0;
 	pthread_mutex_unlock(&lock);

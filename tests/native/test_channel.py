@@ -12,6 +12,8 @@ from toolchain import ADDRESS, PLAIN, SANITIZERS, Sanitizer
 
 LITMUS_ROUNDS = 300_000
 LITMUS_SECONDS = 20
+PIN_ROUNDS = 20_000
+PIN_SECONDS = 10
 FUZZ_RUNS = 40_000
 FUZZ_SECONDS = 4
 
@@ -54,6 +56,29 @@ def test_a_wakeup_is_lost_without_a_fence(variant: str) -> None:
     if not lost:
         pytest.skip(f"{played} rounds did not show the loss on this machine")
     assert lost == 1
+
+
+def pins(variant: str, sanitizer: Sanitizer = PLAIN) -> tuple[int, int, int]:
+    program = toolchain.build_test("pins", sanitizer, flags=["-Wl,--wrap=madvise"])
+    read, pinned, wrong = toolchain.succeed([program, variant, str(PIN_ROUNDS), str(PIN_SECONDS)], sanitizer).split()
+    return int(read), int(pinned), int(wrong)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("sanitizer", SANITIZERS, ids=lambda s: s.name)
+def test_what_is_pinned_is_read_only_while_it_is_what_the_ring_is(sanitizer: Sanitizer) -> None:
+    read, pinned, wrong = pins("counted", sanitizer)
+    assert read > PIN_ROUNDS / 100
+    assert pinned > 10
+    assert wrong == 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("variant", ["blind", "amid"])
+def test_pages_that_were_given_back_are_seen_without_the_count(variant: str) -> None:
+    """Shows that the test above sees what it is made for."""
+    *_, wrong = pins(variant)
+    assert wrong == 1
 
 
 @pytest.mark.slow

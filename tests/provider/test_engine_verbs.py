@@ -17,7 +17,11 @@ from fake_device import RECEIVED_RDMA_WITH_IMM, WITH_IMM, FakeVerbs, fake_verbs
 from remote_world import World, all_of, reset, settle
 
 from sidestep import limits
+from sidestep.errors import LimitReached
+from sidestep.provider.carry.lending import Lending
 from sidestep.provider.carry.remote_relay import RemoteRelay
+from sidestep.rdma.address import buffer_address
+from sidestep.rdma.kernel.memory import KernelDomain
 from sidestep.rdma.kernel.qp import KernelQueuePair
 from sidestep.rdma.verbs import EventKind
 from sidestep.rdma.work import Status
@@ -27,6 +31,7 @@ BOTH: Final = (True, True)
 ENGINES: Final = {"engines": BOTH, "engine-python": (True, False), "python-engine": (False, True)}
 SIZES: Final = (1, 17, 100, 190, 221, 4000, 5000, 30_000, 65_536)
 RETRIES: Final = int(Status.RETRY_EXCEEDED)
+HOT_RING: Final = 256 << 10  # several messages of the largest size
 
 
 @pytest.fixture
@@ -252,10 +257,244 @@ def test_an_event_of_a_queue_pair_that_is_lent(closing: ExitStack, device: FakeV
     assert world.one.counters.get("engine_given_back", "asked") == 1
 
 
-def test_rings_are_not_pinned(closing: ExitStack, device: FakeVerbs) -> None:
-    """An application gives back pages of its ring: a device that had pinned them would go on with the old ones."""
+def test_rings_that_little_goes_out_from_are_not_pinned(closing: ExitStack, device: FakeVerbs) -> None:
     world = World(closing, engines=BOTH, wire="verbs")
     before = device.count("registered")
     lent(world)
     each = limits.REMOTE_RECEIVES * limits.REMOTE_RECEIVE_SIZE
     assert device.count("registered") - before <= 2 * (each + limits.VERBS_ENGINE_SLAB)
+
+
+class Hot:
+    """Connections of which one end sends so much that its ring is pinned, as soon as that is to be."""
+
+    def __init__(self, closing: ExitStack, patch: pytest.MonkeyPatch, device: FakeVerbs) -> None:
+        patch.setattr(limits, "VERBS_RING_BYTES", HOT_RING // 2)
+        patch.setattr(limits, "VERBS_RING_RETRY_S", 0.0)
+        self.world = World(closing, engines=BOTH, wire="verbs")
+        self._device = device
+        self._dice = random.Random(5)
+
+    def pair(self) -> tuple[Stream, RemoteRelay, RemoteRelay]:
+        a, b, one, two = self.world.pair(rings=(HOT_RING, HOT_RING))
+        return Stream(a, b, self._dice), one, two
+
+    def carry(self, stream: Stream, size: int) -> None:
+        """So many bytes, all of which come."""
+        until = len(stream.sent) + size
+        while stream.got < until:
+            stream.send(min(HOT_RING, until - len(stream.sent)))
+            self.world.turn()
+            stream.receive()
+        self.world.rest()
+
+    def heat(self, stream: Stream, end: RemoteRelay) -> None:
+        """Sends until the ring is pinned."""
+        for _ in range(50):
+            if qp_of(end).details()["ring_pinned"] and end in self.lender:
+                return
+            self.carry(stream, HOT_RING)
+        raise AssertionError("it is not pinned")
+
+    @property
+    def lender(self) -> Lending:
+        assert self.world.one.hub.lending is not None
+        return self.world.one.hub.lending
+
+
+def rings_pinned(end: RemoteRelay) -> int:
+    return qp_of(end).domain.rings.pinned_bytes // HOT_RING
+
+
+@pytest.fixture
+def hot(closing: ExitStack, device: FakeVerbs, monkeypatch: pytest.MonkeyPatch) -> Hot:
+    return Hot(closing, monkeypatch, device)
+
+
+def gathered(end: RemoteRelay) -> int:
+    return qp_of(end).lending.gathered
+
+
+def test_a_hot_ring_is_pinned_and_sent_from(hot: Hot, device: FakeVerbs, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Until it rests."""
+    before = device.count("registered")
+    stream, one, two = hot.pair()
+    hot.heat(stream, one)
+    assert why(hot.world, one)["hot"] == 1
+    assert device.count("registered") > before
+    copied, there = gathered(one), len(stream.sent)
+    hot.carry(stream, 4 * HOT_RING)
+    assert gathered(one) - copied > (len(stream.sent) - there) / 2
+    assert qp_of(one).details()["bytes_gathered"] == gathered(one)
+    assert not slots_in_use(one, two)
+    ring = one.ring.memory
+    assert qp_of(one).domain.find(ring, buffer_address(ring)) is None, "Python would not compare"
+    held = device.count("registered")
+    monkeypatch.setattr(limits, "VERBS_RING_REST_S", 0.01)
+    hot.world.turns(lambda: not rings_pinned(one))
+    assert device.count("registered") == held - HOT_RING
+    hot.carry(stream, HOT_RING)
+    assert not hot.world.one.faults + hot.world.two.faults
+
+
+def test_pages_that_were_given_back_are_not_sent_from(hot: Hot) -> None:
+    """It is pinned anew, once so much goes out again."""
+    stream, one, _ = hot.pair()
+    hot.heat(stream, one)
+    for times in range(1, 4):
+        before = gathered(one)
+        stream.sender.trim()
+        hot.carry(stream, HOT_RING // 3)
+        assert gathered(one) == before
+        hot.world.turns(lambda: one in hot.lender)
+        while gathered(one) == before:
+            hot.carry(stream, HOT_RING)
+        assert why(hot.world, one)["hot"] == 1 + times
+
+
+def test_who_does_not_count_what_it_gives_back_spoils_what_it_sends(hot: Hot) -> None:
+    """Shows that the device is played as one that pins: the check of the stream sees it."""
+    stream, one, _ = hot.pair()
+    hot.heat(stream, one)
+    stream.sender.trim(counted=False)
+    with pytest.raises(AssertionError):
+        hot.carry(stream, HOT_RING)
+
+
+@pytest.mark.parametrize("pages", [0, 1, 7], ids=["an older shim", "odd", "killed amid"])
+def test_a_ring_whose_pages_are_not_known_is_not_pinned(hot: Hot, pages: int) -> None:
+    stream, one, _ = hot.pair()
+    stream.sender.poke("producer[0].pages", pages)
+    hot.carry(stream, 8 * HOT_RING)
+    assert not rings_pinned(one)
+    assert "hot" not in why(hot.world, one)
+
+
+def test_what_is_pinned_is_bounded(hot: Hot, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The one that has rested longest makes room, and one that has not makes none."""
+    monkeypatch.setattr(limits, "VERBS_RINGS_BYTES", 2 * HOT_RING)
+    monkeypatch.setattr(limits, "VERBS_RING_REST_S", 1e6)
+    monkeypatch.setattr(limits, "VERBS_RING_RETRY_S", 1e6)
+    pairs = [hot.pair() for _ in range(3)]
+    for stream, one, _ in pairs[:2]:
+        hot.heat(stream, one)
+    stream, one, _ = pairs[2]
+    hot.carry(stream, 8 * HOT_RING)
+    assert rings_pinned(one) == 2
+    assert not gathered(one)
+    hot.carry(stream, 8 * HOT_RING)
+    assert why(hot.world, one)["hot"] == 1, "it is not asked again at once"
+    lendings = [qp_of(each).lending for _, each, _ in pairs]
+    one.reclaim()
+    engine = lendings[2]._engine
+    assert engine is not None
+    engine.cool(0)
+    pinned = qp_of(one).domain.rings._pinned
+    pinned[lendings[1]].moved_at -= 1e6
+    while not gathered(one):
+        hot.carry(stream, HOT_RING)
+    assert set(pinned) == {lendings[0], lendings[2]}
+
+
+def test_without_memory_for_it_a_ring_is_copied(hot: Hot, monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_memory(*_: object) -> None:
+        raise LimitReached("RLIMIT_MEMLOCK")
+
+    monkeypatch.setattr(KernelDomain, "pin", no_memory)
+    monkeypatch.setattr(limits, "VERBS_RING_RETRY_S", 1e6)
+    stream, one, _ = hot.pair()
+    hot.carry(stream, 8 * HOT_RING)
+    assert why(hot.world, one)["hot"] == 1
+    assert not rings_pinned(one)
+
+
+@pytest.mark.parametrize("how", ["deliveries", "acknowledgements"])
+def test_what_the_device_may_still_read_stays_pinned(
+    hot: Hot, device: FakeVerbs, monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    """Also when Python has the queue pair again, and the ring has rested."""
+    stream, one, two = hot.pair()
+    hot.heat(stream, one)
+    device.hold(**{how: True})
+    before = gathered(one)
+    stream.send(HOT_RING // 2)
+    hot.world.rest()
+    assert gathered(one) > before
+    one.reclaim()
+    monkeypatch.setattr(limits, "VERBS_RING_REST_S", 0.01)
+    for _ in range(10):
+        hot.world.turn()
+    assert rings_pinned(one)
+    device.hold()
+    hot.world.turns(lambda: not rings_pinned(one))
+    while stream.got < len(stream.sent):
+        hot.world.turn()
+        stream.receive()
+    hot.world.rest()
+    assert not slots_in_use(one, two)
+
+
+@pytest.mark.parametrize("held", [False, True], ids=["", "under way"])
+def test_a_link_that_breaks_under_a_hot_ring(hot: Hot, device: FakeVerbs, held: bool) -> None:
+    stream, one, _ = hot.pair()
+    hot.heat(stream, one)
+    rings = qp_of(one).domain.rings
+    device.hold(deliveries=held)
+    stream.send(HOT_RING // 2)
+    hot.world.turn()
+    device.break_off(qp_of(one).number)
+    stream.send(1000)
+    hot.world.turn()
+    device.hold()
+    goes_on_by_tcp(hot.world, (stream.sender, stream.receiver), (len(stream.sent), 0))
+    stream.receive()
+    hot.world.turns(lambda: not rings.pinned_bytes)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_each_byte_arrives_from_rings_that_come_and_go(
+    closing: ExitStack, device: FakeVerbs, monkeypatch: pytest.MonkeyPatch, seed: int
+) -> None:
+    """Pages are given back, rings are pinned and rest, and connections change hands at any moment."""
+    monkeypatch.setattr(limits, "VERBS_RING_BYTES", 30_000)
+    monkeypatch.setattr(limits, "VERBS_RINGS_BYTES", (1 + seed % 2) * HOT_RING)
+    monkeypatch.setattr(limits, "VERBS_RING_RETRY_S", 0.0)
+    monkeypatch.setattr(limits, "VERBS_RING_REST_S", 1e6)
+    dice = random.Random(seed)
+    world = World(closing, engines=BOTH, wire="verbs")
+    a, b, *ends = world.pair(rings=(HOT_RING, HOT_RING))
+    streams = Stream(a, b, dice), Stream(b, a, dice)
+    trims = 0
+    for _ in range(600):
+        stream = dice.choice(streams)
+        if dice.random() < 0.6:
+            stream.send(dice.choice((17, 5000, 30_000, HOT_RING)))
+        else:
+            stream.receive()
+        if dice.random() < 0.3 and not stream.sender.end.unread:
+            stream.sender.trim()
+            trims += 1
+        if dice.random() < 0.02:
+            dice.choice(ends).reclaim()
+        if dice.random() < 0.02:
+            rings = qp_of(dice.choice(ends)).domain.rings
+            for lending in list(rings._pinned):
+                rings._unpin(lending)
+        if dice.random() < 0.2:
+            device.hold(deliveries=dice.random() < 0.3, acknowledgements=dice.random() < 0.5)
+        for host in (world.one, world.two):
+            host.pass_time(0.02)  # so that what was given back is lent again
+        for _ in range(dice.choice((0, 1, 3))):
+            world.turn()
+    device.hold()
+    while any(stream.got < len(stream.sent) for stream in streams):
+        world.turn()
+        for stream in streams:
+            stream.receive()
+    for end in ends:
+        end.reclaim()
+    world.rest()
+    assert trims > 1
+    assert sum(map(gathered, ends)) > 0
+    assert not slots_in_use(*ends)
+    assert not world.one.faults + world.two.faults

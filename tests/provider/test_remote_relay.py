@@ -66,6 +66,38 @@ def test_words_are_handed_on_in_their_order(world: World) -> None:
     assert a.word("acked") == Acked.ROUNDS | Acked.SWITCH
 
 
+def test_what_it_has_moved_is_seen_whoever_carries_it(world: World) -> None:
+    a, b, one, two = world.pair()
+    assert one.moved == two.moved == 0
+    a.send(b"x" * 1000)
+    assert one.moved == 1000
+    world.rest()
+    assert two.moved == 1000
+    assert b.receive() == b"x" * 1000
+    b.send(b"y" * 10)
+    world.rest()
+    assert one.moved == two.moved == 1010
+    b.poke(f"producer[{1 - b.provider_side}].tail", 1 << 40)
+    assert two.moved == 0
+
+
+def test_whoever_makes_room_is_told_so(world: World) -> None:
+    """At both ends, and each byte is there: by ring, or to be sent again."""
+    a, b, one, two = world.pair()
+    sent = a.send(b"x" * 1000)
+    world.rest()
+    sent += a.send(b"x" * 1000)
+    one.leave(crowded=True)
+    world.rest()
+    for app in (a, b):
+        assert app.word("notice") & (Notice.DEMOTE | Notice.CROWDED) == Notice.DEMOTE | Notice.CROWDED
+    all_of(a, b, sent)
+    all_of(b, a, 0)
+    assert not reset(a) | reset(b)
+    assert one.lost
+    assert two.lost
+
+
 @pytest.mark.parametrize("pins_memory", [True, False])
 def test_a_device_that_pins_memory_keeps_no_ring(closing: ExitStack, *, pins_memory: bool) -> None:
     """Its application may give the pages back, and the device would go on reading those that it had."""

@@ -4,6 +4,7 @@ SECONDS is 0 for one that talks until standard input ends.
 
 talkers.py serve ADDRESS PORT
 talkers.py talk ADDRESS PORT SECONDS SIZE [PAUSE_S]
+talkers.py rest ADDRESS PORT SIZE
 talkers.py tell ADDRESS PORT SIZE PIECE
 talkers.py leave ADDRESS PORT SIZE
 talkers.py flow ADDRESS PORT
@@ -80,6 +81,27 @@ def talk(address: str, port: int, seconds: float, size: int, pause_s: float = 0.
         print("the end came" if not rest else f"{len(rest)} bytes too many", flush=True)
 
 
+def talk_and_rest(address: str, port: int, size: int) -> None:
+    """Talks until a line comes from stdin, rests until the next one, and talks on until the last; then as `talk`."""
+    dice, count = random.Random(port), 0
+    with socket.create_connection((address, port)) as connection:
+        for now in ("talks", "rests", "talks on"):
+            print(now, flush=True)
+            while not select.select([sys.stdin], [], [], 0.001)[0] and now != "rests":
+                message, got = dice.randbytes(size), bytearray()
+                connection.sendall(message)
+                while len(got) < size:
+                    got += connection.recv(1 << 16)
+                if got != message:
+                    print(f"wrong bytes in message {count}", flush=True)
+                    return
+                count += 1
+            sys.stdin.readline()
+        print(f"right: {count}", flush=True)
+        connection.shutdown(socket.SHUT_WR)
+        print("the end came" if not connection.recv(100) else "bytes too many", flush=True)
+
+
 def tell(address: str, port: int, size: int, piece_len: int) -> None:
     """Single bytes to and fro until a line comes from stdin; then random ones in pieces, of which it prints SHA-256."""
     with socket.create_connection((address, port)) as connection:
@@ -153,6 +175,8 @@ if __name__ == "__main__":
         serve(where, int(number))
     elif kind == "tell":
         tell(where, int(number), *map(int, rest))
+    elif kind == "rest":
+        talk_and_rest(where, int(number), *map(int, rest))
     elif kind == "flow":
         flow(where, int(number))
     elif kind == "leave":

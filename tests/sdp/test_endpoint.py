@@ -690,8 +690,8 @@ def test_private_buffers_change_size() -> None:
     assert world.fabric.run_until(partial(left.got, SdpEventKind.RESIZED))
     assert left.to.connection.remote_size == 16384
     world.fabric.run()
-    slabs = world.stacks[1].buffers._sizes
-    assert list(slabs) == [16384]  # the small ones are given back
+    slabs = world.stacks[1].buffers._kinds
+    assert list(slabs) == [(None, 16384)]  # the small ones are given back
     finish(world, left, right)
 
 

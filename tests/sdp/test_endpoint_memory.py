@@ -24,7 +24,7 @@ from endpoint_world import (
 )
 
 from sidestep import limits
-from sidestep.errors import Unavailable
+from sidestep.errors import LimitReached, Unavailable
 from sidestep.rdma.loopback import Faults, Kind
 from sidestep.rdma.pools import MessagePool
 from sidestep.rdma.verbs import DeviceAttributes
@@ -457,6 +457,29 @@ class Taker:
 def make_pool(bytes_max: int, kept: int = 0, faults: Faults | None = None) -> tuple[World, PrivateBuffers]:
     world = World(faults=faults)
     return world, PrivateBuffers(world.stacks[0].domain, bytes_max=bytes_max, kept=kept)
+
+
+def test_where_nobody_waits_who_asks_for_too_many_gets_none() -> None:
+    """Nor do his wishes take from who comes next, nor are the buffers of one user lent to another."""
+    world = World()
+    pool = PrivateBuffers(world.stacks[0].domain, bytes_max=10 * 100, waits=False)
+    first, second, third, other = Taker(), Taker(), Taker(), Taker()
+    pool.ask(6, 100, first.give, 1)
+    pool.ask(6, 100, second.give, 1)
+    assert isinstance(second.error, LimitReached)
+    for loan in second.loans:  # as a stream does
+        pool.put(loan)
+    assert (pool.bytes, pool.lent, pool.waiting) == (600, 6, 0)
+    pool.ask(4, 100, third.give, 1)
+    assert len(third.loans) == 4
+    pool.put(first.loans.pop())
+    pool.ask(1, 100, other.give, 2)
+    assert isinstance(other.error, LimitReached)
+    pool.ask(1, 100, first.give, 1)
+    assert len(first.loans) == 6
+    for loan in first.loans + third.loans:
+        pool.put(loan)
+    assert (pool.bytes, pool.lent, pool.waiting) == (0, 0, 0)
 
 
 def test_buffers_are_given_late_and_in_parts_the_oldest_first() -> None:

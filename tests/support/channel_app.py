@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from mmap import MADV_REMOVE, mmap
 
 from sidestep.native import _channel, layout
 from sidestep.provider import memory
@@ -84,6 +85,19 @@ class App:
         """Sends what finds no room in the ring behind it."""
         count = self.end.write(data)
         return count + (self.send(data[count:]) if self.end.spill() else self.send(b""))
+
+    def trim(self, *, counted: bool = True) -> None:
+        """Gives the pages of its ring back, as `channel_trim` does; all has been read."""
+        assert not self.end.unread
+        name = f"producer[{1 - self.provider_side}].pages"
+        offset, size = _channel.HEADER_WORDS[name]
+        pages = int.from_bytes(os.pread(self.segment, size, offset), "little") | 1
+        if counted:
+            self.poke(name, pages)
+        with mmap(self.segment, 4096 + 2 * self.end.tx_size) as memory:
+            memory.madvise(MADV_REMOVE, 4096 + (1 - self.provider_side) * self.end.tx_size, self.end.tx_size)
+        if counted:
+            self.poke(name, pages + 1)
 
     def receive(self) -> bytes:
         data = self.end.read()

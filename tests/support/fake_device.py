@@ -18,6 +18,7 @@ from sidestep.rdma.kernel.libraries import _VERBS_CALLS, Libraries, _bound
 
 if TYPE_CHECKING:
     from sidestep.loop import Loop
+    from sidestep.rdma.kernel.pinned import PinnedMemory
 
 ADDRESSES: Final = ("127.77.0.1", "127.77.0.2")
 RECEIVED: Final = 128  # enum ibv_wc_opcode
@@ -61,7 +62,7 @@ def fake_verbs() -> FakeVerbs:
     return FakeVerbs(ctypes.CDLL(str(library), use_errno=True))
 
 
-def open_fake(address: str, loop: Loop) -> KernelDevice:
+def open_fake(address: str, loop: Loop, pinned: PinnedMemory | None = None) -> KernelDevice:
     """One that has this address."""
     with mock.patch.object(device, "libraries", fake_verbs):
-        return KernelDevice(address, loop, name=f"verbs@{address}", by_number=True)
+        return KernelDevice(address, loop, name=f"verbs@{address}", by_number=True, pinned=pinned)

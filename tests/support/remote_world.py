@@ -20,12 +20,13 @@ from sidestep.provider.carry import remote_relay
 from sidestep.provider.carry.hub import Hub
 from sidestep.provider.carry.remote_relay import RemoteRelay
 from sidestep.rdma.iwarp.device import ATTRIBUTES, IwarpDevice
+from sidestep.rdma.kernel.pinned import PinnedMemory
 from sidestep.rdma.roce.udp_link import UdpRoceDevice
 from sidestep.rdma.verbs import Device, DeviceAttributes
 from sidestep.remote.control_link import PRIVATE_DATA_MAX, ControlLink, Req, Talker
 from sidestep.remote.control_manager import ControlManager
 from sidestep.remote.link import SdpLink
-from sidestep.remote.protocol import LINK_SETTINGS
+from sidestep.remote.protocol import settings_on
 from sidestep.sdp.endpoint import SdpStream
 from sidestep.sdp.requests import SdpEvent, StreamReceive, Told
 from sidestep.sdp.settings import Addresses
@@ -35,7 +36,6 @@ from sidestep.switch.link import Carried, Control
 WORD = Struct(">B7xQ")
 RINGS = RING << 32 | RING  # what ATTACHED says of them
 TURN_S = 0.02
-_OPEN: dict[str, Callable[[str, Loop], Device]] = {"roce": UdpRoceDevice, "verbs": open_fake}
 WAIT_S = 20.0
 
 
@@ -83,19 +83,25 @@ class Host(HubWorld):
         engine: bool,
         wire: str = "iwarp",
         attributes: DeviceAttributes = ATTRIBUTES,
+        relays_max: int = 8,
+        pinned: PinnedMemory | None = None,
     ) -> None:
-        super().__init__(stack, engine=engine)
+        super().__init__(stack, relays_max, engine=engine)
         self.loop = loop
-        self.device: Device = (
-            IwarpDevice(address, loop, attributes=attributes) if wire == "iwarp" else _OPEN[wire](address, loop)
-        )
+        self.device: Device
+        if wire == "verbs":
+            self.device = open_fake(address, loop, pinned)
+        elif wire == "roce":
+            self.device = UdpRoceDevice(address, loop)
+        else:
+            self.device = IwarpDevice(address, loop, attributes=attributes)
         stack.callback(self.device.close)
         self.manager: ControlManager | None = None
         self.control: ControlLink | None = None
         if wire == "verbs":
             self.manager = ControlManager(self.device, loop, wire, lambda _address, reached: reached(self.control))
         self.stack = Stack(
-            self.device, lambda: loop.now, LINK_SETTINGS, manager=self.manager,
+            self.device, lambda: loop.now, settings_on(self.device), manager=self.manager, private_waits=False,
             private_data_max=PRIVATE_DATA_MAX if self.manager is not None else 0,
         )  # fmt: skip
         stack.callback(self.stack.close)
@@ -177,6 +183,8 @@ class World:
         engines: tuple[bool, bool] = (False, False),
         wire: str = "iwarp",
         attributes: DeviceAttributes = ATTRIBUTES,
+        relays_max: int = 8,
+        pinned: tuple[PinnedMemory | None, PinnedMemory | None] = (None, None),
     ) -> None:
         self.stack = stack
         self.loop = Loop()
@@ -189,8 +197,17 @@ class World:
             one, two = ADDRESSES
         control = [self._control_stack(address) for address in (one, two) if wire == "verbs"]
         self.one, self.two = (
-            Host(stack, self.loop, address, engine=engine, wire=wire, attributes=attributes)
-            for address, engine in zip((one, two), engines, strict=True)
+            Host(
+                stack,
+                self.loop,
+                address,
+                engine=engine,
+                wire=wire,
+                attributes=attributes,
+                relays_max=relays_max,
+                pinned=memory,
+            )
+            for address, engine, memory in zip((one, two), engines, pinned, strict=True)
         )
         if control:
             self._make_control_link(*control)

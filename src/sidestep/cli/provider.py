@@ -99,14 +99,32 @@ def provider() -> None:
     help="The kinds of device that connections with other hosts go over, the first one that is there for both ends; "
     "'sidestep modules' lists them. A rule of the policy may name one: use sdp over NAME ...",
 )
+@click.option(
+    "--remote-pinned",
+    type=click.IntRange(1),
+    metavar="BYTES",
+    default=limits.REMOTE_PINNED_BYTES,
+    show_default=True,
+    help="What RDMA devices of the kernel may pin for connections with other hosts; of a provider for all users, each "
+    "has a quarter of it. Connections beyond that stay on TCP.",
+)
+@click.option(
+    "--remote-connections",
+    type=click.IntRange(1),
+    metavar="N",
+    default=limits.RELAYS_MAX,
+    show_default=True,
+    help="Connections with other hosts that go over one device. For one more, the one that has rested longest goes "
+    "back to TCP; if none rests, it stays there itself.",
+)
 @click.option("--foreground", is_flag=True, help="Serve in this process, until a signal or `stop`.")
 @socket_option
 @json_option
 def start(
     promote_after: PromoteAfter, ring_size: int, offer_expiry: float, idle_exit: float, budget: int, proof: str,
     system: bool, remote: tuple[str, ...], remote_key: str | None, workers: str, engine: str,
-    engine_cpu: tuple[int, ...] | None, remote_promote: str, remote_transports: str, foreground: bool, socket: Path,
-    as_json: bool,
+    engine_cpu: tuple[int, ...] | None, remote_promote: str, remote_transports: str, remote_pinned: int,
+    remote_connections: int, foreground: bool, socket: Path, as_json: bool,
 ) -> None:  # fmt: skip
     """Start a provider, and return once it listens. Exit code 0 also if one runs already.
 
@@ -127,7 +145,7 @@ def start(
         socket, promote_after, ring_size, offer_expiry, idle_exit, budget, policy, system=system, proof=Proof(proof),
         remote=RemoteSettings.parse(
             ",".join(remote), remote_key, engine=engine == "on", engine_cpus=engine_cpu or (), promote=remote_promote,
-            transports=remote_transports,
+            transports=remote_transports, pinned_max=remote_pinned, connections_max=remote_connections,
         ) if remote else None,
         workers=workers_count,
     )  # fmt: skip

@@ -65,13 +65,17 @@ def _lines(process: ProcessView, device: DeviceView, *, verbose: bool) -> list[s
     sent, received = (counters.get(name, 0) for name in names)
     lines.append(
         f"  {counters.get('connections', 0)} connections, {counters.get('queue_pairs', 0)} queue pairs, "
-        f"{counters.get('regions', 0)} regions; {sent} {unit} sent, {received} received"
+        f"{counters.get('regions', 0)} regions{_pinned(counters)}; {sent} {unit} sent, {received} received"
     )
     for queue_pair in device.queue_pairs:
         lines.append("  " + _queue_pair(queue_pair, verbose=verbose))
     if verbose:
         lines += [f"    {name} {value}" for name, value in counters.items()]
     return lines
+
+
+def _pinned(counters: dict[str, int]) -> str:
+    return f" of {counters['pinned_bytes'] >> 10} KiB pinned" if "pinned_bytes" in counters else ""
 
 
 def _queue_pair(found: dict[str, object], *, verbose: bool) -> str:

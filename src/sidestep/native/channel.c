@@ -133,6 +133,8 @@ int channel_map(struct channel_end *end, int fd, int side, const struct channel_
 		.own = *own,
 		.map_len = (size_t)st.st_size,
 	};
+	uint32_t untold = 0;
+	atomic_compare_exchange_strong(&end->tx_line->pages, &untold, 2);
 	return 0;
 }
 
@@ -184,7 +186,12 @@ static void give_back(uint8_t *at, size_t len)
 
 void channel_trim(struct channel_end *end)
 {
+	_Atomic uint32_t *pages = &end->tx_line->pages;
+	uint32_t during = atomic_load_explicit(pages, memory_order_relaxed) | 1; /* also if somebody was killed in here */
+
+	atomic_store(pages, during);
 	give_back(end->tx.data, end->tx.size);
+	atomic_store(pages, during + 1);
 	give_back(end->tx.spill, end->tx.spill_size);
 }
 

@@ -132,6 +132,11 @@ void channel_tx_settle(struct channel_end *end);
 /*
  * Gives the pages of our own sending direction back to the kernel: all of it, which the caller knows to be empty, as the bytes
  * of an empty ring mean nothing; or those of the spill, false if unread bytes are there. The caller owns the direction.
+ *
+ * A device that has pinned pages of the ring goes on reading them, and what is written from then on lies in others. So each
+ * time is counted, before and after (`pages`). Whoever has it pin the ring reads the count first, and uses what is pinned
+ * only for bytes behind whose tail the count is still the same: what came in between was counted before those bytes were
+ * written, and nothing comes before they have been read.
  */
 void channel_trim(struct channel_end *end);
 bool channel_trim_spill(struct channel_end *end);
@@ -345,6 +350,14 @@ static inline size_t channel_rx_tell(struct channel_end *end)
 	if (there != SIZE_MAX)
 		channel_tell(&end->tail_told, tail);
 	return there;
+}
+
+/* The peer's count of its pages, or 0: it does not tell, or is just giving some back. For bytes of a tail seen before. */
+static inline uint32_t channel_rx_pages(const struct channel_end *end)
+{
+	uint32_t pages = atomic_load_explicit(&end->rx_peer_line->pages, memory_order_acquire);
+
+	return pages & 1 ? 0 : pages;
 }
 
 /* Where the byte `offset` bytes past the head lies, and how many of *len behind it; see channel_place(). After R1. */

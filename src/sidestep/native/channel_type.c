@@ -422,6 +422,12 @@ static PyObject *get_unread(PyObject *self, void *Py_UNUSED(unused))
 	return channel ? number_or_raise(unread_of(channel)) : NULL;
 }
 
+static PyObject *get_pages(PyObject *self, void *Py_UNUSED(unused))
+{
+	struct channel *channel = mapped(self);
+	return channel ? PyLong_FromUnsignedLong(channel_rx_pages(&channel->end)) : NULL;
+}
+
 static void channel_dealloc(PyObject *self)
 {
 	channel_unmap(&((struct channel *)self)->end);
@@ -463,6 +469,7 @@ static PyGetSetDef channel_getset[] = {
 	{"avail", get_avail, NULL, "Bytes that can be read now.", NULL},
 	{"space", get_space, NULL, "Bytes that can be written now.", NULL},
 	{"unread", get_unread, NULL, "Bytes written that the peer has not read.", NULL},
+	{"pages", get_pages, NULL, "Another number once the peer has given pages of the receiving ring back; 0: that is not known.", NULL},
 	{"wanted", get_wanted, NULL, "Whether the peer waits for room: ring its doorbell after making some.", NULL},
 	{0},
 };

@@ -37,6 +37,7 @@ enum engine_reason {
 	ENGINE_SMALL,   /* the other host's buffers are small for what there is to send */
 	ENGINE_MEMORY,  /* there is none */
 	ENGINE_SILENT,  /* the other host acknowledges nothing */
+	ENGINE_HOT,     /* so much goes out that the application's ring is worth pinning */
 };
 
 /* Whom to wake when something has been put into a channel, or taken out. */

@@ -62,7 +62,7 @@ void loan_begin(struct engine_loan *loan, const struct engine_record *record, st
 	loan->words = *words;
 	loan->streams = !way->rc && !way->verbs;
 	if (way->verbs)
-		wire_verbs_init(&loan->by.verbs, way->verbs);
+		wire_verbs_init(&loan->by.verbs, way->verbs, end, record);
 	else if (way->rc)
 		wire_datagram_init(&loan->by.datagram, way->rc, way->receive_fd, way->send_fd);
 	else
@@ -429,7 +429,9 @@ enum engine_reason loan_turn(struct engine_loan *loan, int64_t now_ns)
 	if (result < 0)
 		reason = (enum engine_reason)-result;
 	result = reason == ENGINE_BROKEN ? 0 : wire->ops->flush(wire);
-	return result < 0 ? (enum engine_reason)-result : reason;
+	if (result < 0)
+		return (enum engine_reason)-result;
+	return !reason && wire->hot ? ENGINE_HOT : reason;
 }
 
 int64_t loan_deadline(const struct engine_loan *loan)

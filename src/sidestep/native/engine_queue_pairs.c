@@ -1,6 +1,8 @@
 /* engine_queue_pairs.c - SendSlab and KernelQueuePair: what an engine needs of a device of the kernel, and what it has left. */
 #include "engine_queue_pairs.h"
 
+#include "engine_loan.h"
+
 #include <stdlib.h>
 
 #define RECEIVES_MAX 16384
@@ -148,11 +150,11 @@ static bool sends_from_slots(const struct verbs_qp *qp)
 static PyObject *queue_pair_begin(PyObject *self, PyObject *args)
 {
 	struct queue_pair *object = idle(self);
-	unsigned long long number;
+	unsigned long long number, hot_bytes;
 	unsigned int before;
 	PyObject *list;
 
-	if (!object || !PyArg_ParseTuple(args, "KIO!:begin", &number, &before, &PyList_Type, &list))
+	if (!object || !PyArg_ParseTuple(args, "KIO!K:begin", &number, &before, &PyList_Type, &list, &hot_bytes))
 		return NULL;
 	Py_ssize_t len = PyList_Size(list);
 	if (before > BEFORE_MAX || len > RECEIVES_MAX || sends_from_slots(&object->qp)) {
@@ -171,7 +173,20 @@ static PyObject *queue_pair_begin(PyObject *self, PyObject *args)
 		return NULL;
 	if (failed)
 		return PyErr_NoMemory();
+	object->qp.hot_bytes = hot_bytes;
 	object->ready = true;
+	Py_RETURN_NONE;
+}
+
+static PyObject *queue_pair_cool(PyObject *self, PyObject *args)
+{
+	struct queue_pair *object = idle(self);
+	unsigned int cold_ms;
+
+	if (!object || !PyArg_ParseTuple(args, "I:cool", &cold_ms))
+		return NULL;
+	object->qp.copied = 0;
+	object->qp.hot_since = loan_clock() + cold_ms * 1000000ll;
 	Py_RETURN_NONE;
 }
 
@@ -197,7 +212,8 @@ static PyObject *queue_pair_unfinished(PyObject *self, PyObject *Py_UNUSED(unuse
 			Py_CLEAR(list);
 		Py_DECREF(signaled);
 	}
-	return list ? Py_BuildValue("KN", (unsigned long long)object->qp.done, list) : NULL;
+	return list ? Py_BuildValue("KNK", (unsigned long long)object->qp.done, list,
+	                            (unsigned long long)verbs_gathering(&object->qp)) : NULL;
 }
 
 static PyObject *queue_pair_finish(PyObject *self, PyObject *args)
@@ -235,13 +251,36 @@ static void queue_pair_dealloc(PyObject *self)
 
 static PyMethodDef queue_pair_methods[] = {
 	{"begin", queue_pair_begin, METH_VARARGS,
-	 "begin($self, number, before, receives, /)\n--\n\nWhat it goes on with: the number of the next request, how many unsignaled ones\n"
-	 "before it may not be done, and what is posted, the oldest first: (wr_id, address, bytes, lkey) of each."},
+	 "begin($self, number, before, receives, hot_bytes, /)\n--\n\nWhat it goes on with: the number of the next request, how many unsignaled\n"
+	 "ones before it may not be done, what is posted, the oldest first: (wr_id, address, bytes, lkey) of each, and how many bytes\n"
+	 "copied within a second make it hot, which is told; 0: none do."},
+	{"cool", queue_pair_cool, METH_VARARGS, "cool($self, cold_ms, /)\n--\n\nIt is not hot, and so long nothing makes it so."},
 	{"left", queue_pair_left, METH_NOARGS, "left($self, /)\n--\n\nCompletions that it took from the device and did not look at, as `ibv_wc`s."},
 	{"unfinished", queue_pair_unfinished, METH_NOARGS,
-	 "unfinished($self, /)\n--\n\nThe number of the first request that is not done, and of each from there on whether its completion tells."},
+	 "unfinished($self, /)\n--\n\nThe number of the first request that is not done, of each from there on whether its completion tells, and the\n"
+	 "number behind the last of them that is read from the ring of the application, or 0."},
 	{"finish", queue_pair_finish, METH_VARARGS, "finish($self, number, /)\n--\n\nThat request is done, or will never be."},
 	{"release", queue_pair_release, METH_NOARGS, "release($self, /)\n--\n\nThe device has nothing of it any more."},
+	{0},
+};
+
+static PyObject *queue_pair_gathered(PyObject *self, void *Py_UNUSED(unused))
+{
+	const struct verbs_qp *qp = &((struct queue_pair *)self)->qp;
+
+	return PyLong_FromUnsignedLongLong(atomic_load_explicit(&qp->gathered, memory_order_relaxed));
+}
+
+static PyObject *queue_pair_hot(PyObject *self, void *Py_UNUSED(unused))
+{
+	struct queue_pair *object = idle(self);
+
+	return object ? PyBool_FromLong(object->qp.hot_bytes && object->qp.copied >= object->qp.hot_bytes) : NULL;
+}
+
+static PyGetSetDef queue_pair_getset[] = {
+	{"hot", queue_pair_hot, NULL, "Whether so many bytes as it was begun with were copied.", NULL},
+	{"gathered", queue_pair_gathered, NULL, "Bytes that it ever sent from the ring of the application itself.", NULL},
 	{0},
 };
 
@@ -250,6 +289,7 @@ static PyType_Slot queue_pair_slots[] = {
 	                    "A queue pair of a device of the kernel, for an Engine; the calls are `struct verbs_calls` by address."},
 	{Py_tp_new, queue_pair_new},
 	{Py_tp_methods, queue_pair_methods},
+	{Py_tp_getset, queue_pair_getset},
 	{Py_tp_dealloc, queue_pair_dealloc},
 	{0},
 };

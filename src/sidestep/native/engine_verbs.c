@@ -1,9 +1,13 @@
 /*
  * engine_verbs.c - a device of the kernel, as a wire of the engine: each message is a Send.
  *
- * What is sent goes with its request if the device copies that much (IBV_SEND_INLINE), else by a copy in the slab. Of the
- * requests of a turn the last is signaled if it holds slots; of inline ones some, so that the send queue never runs full of
- * those of which nobody tells. A receive is posted again, with its number, as soon as its message was taken.
+ * What is sent goes with its request if the device copies that much (IBV_SEND_INLINE), else by a copy in the slab. If the
+ * device has pinned the ring of the application, a message of more than a slot goes from there, and but its header is copied:
+ * its bytes stay where they are until the other host has told READ, so it has them, and what the device might still send of
+ * them is a duplicate. That the pages are the same still is said by channel_rx_pages(), see channel_trim().
+ *
+ * Of the requests of a turn the last is signaled if any of them holds slots; of inline ones some, so that the send queue never
+ * runs full of those of which nobody tells. A receive is posted again, with its number, as soon as its message was taken.
  *
  * While it is awake, the engine looks at the completion queue itself; before it sleeps the queue is armed, and looked at
  * once more (ibv_req_notify_cq(3)).
@@ -17,6 +21,7 @@
 #define QUEUE_MAX (256u << 10)
 #define CHAINED_MAX (32u << 10) /* bytes that wait for the doorbell: the device may as well begin */
 #define STARVED_NS 1000000      /* until slots are looked for again, if nothing tells of some */
+#define HOT_NS 1000000000       /* within which so many bytes make a ring worth pinning */
 
 static struct wire_verbs *verbs_of(struct wire *wire)
 {
@@ -162,6 +167,15 @@ static struct verbs_send *send_of(struct verbs_qp *qp, uint64_t number)
 	return qp->sends + number % VERBS_SENDS;
 }
 
+uint64_t verbs_gathering(const struct verbs_qp *qp)
+{
+	uint64_t number = qp->sent;
+
+	while (number != qp->done && !qp->sends[(number - 1) % VERBS_SENDS].gathered)
+		number--;
+	return number == qp->done ? 0 : number;
+}
+
 void verbs_finish(struct verbs_qp *qp, uint64_t number)
 {
 	if (number >= qp->first && number < qp->sent) /* those of an earlier loan have none */
@@ -290,6 +304,12 @@ static void chain_drop(struct verbs_qp *qp, uint32_t posted)
 	qp->chained = qp->chained_bytes = 0;
 }
 
+/* Of a message, and of its gather list. */
+static uint32_t entries_max(const struct verbs_qp *qp)
+{
+	return qp->gather_max < VERBS_SLOTS ? qp->gather_max : VERBS_SLOTS;
+}
+
 /* Rings the doorbell for what waits for it. 0 or an errno. */
 static int chain_post(struct verbs_qp *qp)
 {
@@ -349,9 +369,55 @@ static void write_down(struct verbs_qp *qp, uint32_t at, struct verbs_send *send
 	(void)pieces_len;
 }
 
+/* ---- from the ring itself ---- */
+static bool in_ring(const struct channel_ring *ring, const struct iovec *pieces, int pieces_len)
+{
+	bool in = true;
+
+	for (int n = 0; n < pieces_len; n++) {
+		size_t offset = (uintptr_t)pieces[n].iov_base - (uintptr_t)ring->data;
+		in &= offset < ring->size && pieces[n].iov_len <= ring->size - offset;
+	}
+	return in;
+}
+
+/* Whether pages that are pinned hold what was seen in the ring. */
+static bool is_pinned(const struct wire_verbs *verbs)
+{
+	return verbs->pages && channel_rx_pages(verbs->end) == verbs->pages;
+}
+
+/* The header goes by a slot, the pieces from where they are. */
+static void gather(struct wire_verbs *verbs, struct verbs_send_wr *wr, const uint8_t *header, uint32_t header_len,
+                   const struct iovec *pieces, int pieces_len)
+{
+	memcpy((uint8_t *)(uintptr_t)wr->sg_list->addr, header, header_len);
+	wr->sg_list->length = header_len;
+	for (; pieces_len--; pieces++)
+		wr->sg_list[wr->num_sge++] =
+			(struct verbs_sge){(uintptr_t)pieces->iov_base, (uint32_t)pieces->iov_len, verbs->lkey};
+}
+
+/* So many bytes were copied that need not have been. */
+static void heat(struct wire_verbs *verbs, uint32_t len)
+{
+	struct verbs_qp *qp = verbs->qp;
+	int64_t now = verbs->wire.now_ns;
+
+	if (!qp->hot_bytes || now < qp->hot_since)
+		return;
+	if (now - qp->hot_since > HOT_NS) {
+		qp->hot_since = now;
+		qp->copied = 0;
+	}
+	qp->copied += len;
+	verbs->wire.hot = qp->copied >= qp->hot_bytes;
+}
+
 static int verbs_put(struct wire *wire, const uint8_t *header, uint32_t header_len, const struct iovec *pieces, int pieces_len)
 {
-	struct verbs_qp *qp = verbs_of(wire)->qp;
+	struct wire_verbs *verbs = verbs_of(wire);
+	struct verbs_qp *qp = verbs->qp;
 	struct verbs_send *send = send_of(qp, qp->sent);
 	uint32_t len = header_len, at = qp->chained;
 
@@ -359,7 +425,9 @@ static int verbs_put(struct wire *wire, const uint8_t *header, uint32_t header_l
 		len += (uint32_t)pieces[n].iov_len;
 	*send = (struct verbs_send){.bytes = len};
 	bool inlined = len <= qp->inline_max;
-	if (!inlined && !slab_take(qp, send, (len + VERBS_SLOT - 1) / VERBS_SLOT)) {
+	bool large = len > VERBS_SLOT && (uint32_t)pieces_len < entries_max(qp) && in_ring(&verbs->end->rx, pieces, pieces_len);
+	bool gathered = large && is_pinned(verbs);
+	if (!inlined && !slab_take(qp, send, gathered ? 1 : (len + VERBS_SLOT - 1) / VERBS_SLOT)) {
 		qp->starved = true;
 		return 1;
 	}
@@ -368,7 +436,15 @@ static int verbs_put(struct wire *wire, const uint8_t *header, uint32_t header_l
 	qp->chain[at] = (struct verbs_send_wr){
 		.wr_id = qp->sent << 1, .sg_list = qp->entries[at], .num_sge = 1, .opcode = VERBS_WR_SEND,
 		.send_flags = inlined ? VERBS_INLINE : 0};
-	write_down(qp, at, send, header, header_len, pieces, pieces_len);
+	if (gathered) {
+		gather(verbs, qp->chain + at, header, header_len, pieces, pieces_len);
+		atomic_fetch_add_explicit(&qp->gathered, len - header_len, memory_order_relaxed);
+		send->gathered = true;
+	} else {
+		write_down(qp, at, send, header, header_len, pieces, pieces_len);
+		if (large)
+			heat(verbs, len);
+	}
 	qp->sent++;
 	qp->chained++;
 	qp->chained_bytes += len;
@@ -443,13 +519,15 @@ static const struct wire_ops verbs_ops = {
 	.flush = verbs_flush, .give_back = verbs_give_back, .look = verbs_look, .arm = verbs_arm,
 };
 
-void wire_verbs_init(struct wire_verbs *verbs, struct verbs_qp *qp)
+void wire_verbs_init(struct wire_verbs *verbs, struct verbs_qp *qp, const struct channel_end *end,
+                     const struct engine_record *record)
 {
-	uint32_t slots = qp->gather_max < VERBS_SLOTS ? qp->gather_max : VERBS_SLOTS;
-
 	*verbs = (struct wire_verbs){
 		.wire = {.ops = &verbs_ops, .readable = true, .receive_fd = qp->fd, .send_fd = qp->fd, .queue_max = QUEUE_MAX,
-	                 .message_max = slots * VERBS_SLOT - WIRE_HEADER_MAX},
+	                 .message_max = entries_max(qp) * VERBS_SLOT - WIRE_HEADER_MAX},
 		.qp = qp,
+		.end = end,
+		.lkey = record->ring_lkey,
+		.pages = record->ring_pages,
 	};
 }

@@ -9,6 +9,7 @@
 #define SIDESTEP_ENGINE_VERBS_H
 
 #include <pthread.h>
+#include <stdatomic.h>
 #include <stdbool.h>
 
 #include "verbs_abi.h"
@@ -40,6 +41,7 @@ struct verbs_send {
 	uint16_t slots[VERBS_SLOTS];
 	uint8_t slots_len;
 	bool signaled;
+	bool gathered; /* some of it is read from the ring of the application */
 };
 
 struct verbs_qp {
@@ -56,6 +58,10 @@ struct verbs_qp {
 	uint32_t unsignaled; /* since the last one that was signaled */
 	bool owing;          /* some of these hold slots */
 	uint64_t bytes_out; /* of those that are not done */
+	_Atomic uint64_t gathered; /* bytes, ever, that were sent from the ring itself */
+	uint64_t hot_bytes;  /* so many that have to be copied, and would not in a ring that is pinned, are told; 0: none are */
+	int64_t hot_since;   /* since when these were counted, or will be */
+	uint64_t copied;     /* those */
 	uint32_t chained, chained_bytes; /* those before `sent` that the device does not have */
 	struct verbs_send_wr chain[VERBS_CHAIN];
 	struct verbs_sge entries[VERBS_CHAIN][VERBS_SLOTS];
@@ -75,6 +81,8 @@ uint32_t verbs_slab_room(struct verbs_slab *slab);
 
 /* It has these receives, the oldest first, and the next request has this number. 0 or -ENOMEM */
 int verbs_begin(struct verbs_qp *qp, uint64_t number, uint32_t before, const struct verbs_receive *receives, uint32_t len);
+/* The number behind the last request not done that the ring is read for; 0: none. */
+uint64_t verbs_gathering(const struct verbs_qp *qp);
 /* A request of an engine is done, or never will be. */
 void verbs_finish(struct verbs_qp *qp, uint64_t number);
 /* Nothing of it is used any more. */

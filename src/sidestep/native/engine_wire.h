@@ -20,6 +20,7 @@ struct wire {
 	bool readable; /* something may have come */
 	bool ended;    /* no more will, behind that */
 	bool blocked;  /* it takes nothing now */
+	bool hot;      /* so much is copied that the ring is worth pinning */
 };
 
 struct wire_ops {
@@ -66,9 +67,12 @@ struct wire_datagram {
 struct wire_verbs {
 	struct wire wire;
 	struct verbs_qp *qp;
+	const struct channel_end *end;
+	uint32_t lkey, pages; /* as in engine_record */
 };
 
-void wire_verbs_init(struct wire_verbs *verbs, struct verbs_qp *qp);
+void wire_verbs_init(struct wire_verbs *verbs, struct verbs_qp *qp, const struct channel_end *end,
+                     const struct engine_record *record);
 
 void wire_datagram_init(struct wire_datagram *datagram, struct rc *rc, int receive_fd, int send_fd);
 

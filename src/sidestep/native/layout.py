@@ -121,7 +121,7 @@ class Refusal(IntEnum):
     NOT_PROVEN = 3  # the kernel knows no such socket of that cookie and addresses
     FOREIGN_NETNS = 4  # the caller is in a network namespace the provider cannot look into
     TOO_MANY = 5  # this client has too many offers pending
-    NO_BUDGET = 6  # the budget for channel memory is used up
+    NO_BUDGET = 6  # what channels, or connections over RDMA devices, may take up is used up
     POLICY = 7  # the policy keeps the connection on TCP, or with a protocol that cannot carry it
     DUPLICATE = 8  # the same connection has been offered or claimed already
     FOREIGN_USER = 9  # the other end is another user's, and the policy does not pair the two
@@ -182,6 +182,7 @@ class Reason(IntEnum):
     SANDBOX = 42
     LATENCY = 43
     UNCOVERED = 44
+    CROWDED = 45
 
 
 REASON_TEXT: Final[dict[Reason, str]] = {
@@ -200,7 +201,7 @@ REASON_TEXT: Final[dict[Reason, str]] = {
     Reason.SHARED_BY_FORK: "several processes hold the socket",
     Reason.EPOLL_UNSUPPORTED: "it is in a nested or shared epoll set, or in one as exclusive or by a closed number",
     Reason.STDIO: "C stdio reads or writes the socket inside libc",
-    Reason.NO_RESOURCES: "no memory or descriptors were left for a channel",
+    Reason.NO_RESOURCES: "no memory or descriptors were left for a channel, or for its way to the other host",
     Reason.PEER_LAYOUT: "the other end speaks another channel layout",
     Reason.PEER_VIOLATION: "the other end broke the channel's rules; the connection was reset",
     Reason.REFUSED_BY_PROVIDER: "the provider refused the offer",
@@ -221,6 +222,7 @@ REASON_TEXT: Final[dict[Reason, str]] = {
     Reason.LATENCY: "TCP is faster for what it does now: it waits for answers, or moves large pieces",
     Reason.UNCOVERED: "the program has made code as it ran, whose system calls the shim may not see",
     Reason.INHERITED: "a program that was started here may hold the socket, too",
+    Reason.CROWDED: "it had rested, and its place on the device to the other host went to another connection",
     Reason.PEER_LEFT: "it was promoted; then the other end had to go back to TCP",
 }
 
@@ -233,6 +235,7 @@ class Notice(IntFlag):
     RECALL = 4  # send by TCP from now on, beginning with the ring's bytes from rx_frozen on
     RESET = 8  # by a provider: bytes are lost, or the other end broke the rules; reset the connection
     OVER = 16  # by a provider, as its last word: it answers nothing from now on, and holds no bytes
+    CROWDED = 32  # by a provider, with DEMOTE: its place goes to another connection
 
 
 class Seen(IntFlag):
@@ -503,7 +506,10 @@ RECORDS: Final[dict[str, tuple[Field, ...]]] = {
         ("spill_base", "Q", 1),  # the count that lies at the beginning of the spill
         ("want_space", "I", 1),  # the producer waits for room: ring its doorbell after making some
         ("cpu", "I", 1),  # where the producer last ran, + 1
-        ("pad", "B", 88),
+        # Another number each time that pages of the ring have been given back, and odd while they are being; 0: that is
+        # not told. Written before a tail beyond them, as all of this.
+        ("pages", "I", 1),
+        ("pad", "B", 84),
     ),
     # Written by the consumer of a ring.
     "channel_consumer": (
@@ -554,6 +560,8 @@ RECORDS: Final[dict[str, tuple[Field, ...]]] = {
         # sdp/flow.py, carry/hub.py (asking), and rdma/iwarp: sender.py and receiver.py (msn)
         *_same("I", "tx_mseq rx_mseq peer_ack credit posted last_bufs_sent last_ack_sent remote_size owes asking"),
         *_same("I", "tx_msn rx_msn"),
+        # where the device has pinned its application's ring: key, and channel_producer.pages since then; 0: it has not
+        *_same("I", "ring_lkey ring_pages"),
         # remote/link.py: bytes of data of which the word has come, and that have not; then carry/remote_relay.py
         *_same("Q", "data_left sent held window read_told read_step"),
         # done meanwhile: messages, those with payload, their bytes, and those of the stream among them

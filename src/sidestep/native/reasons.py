@@ -39,8 +39,8 @@ REMEDY: Final[dict[Reason, str]] = {
     Reason.SHARED_BY_FORK: _NO_NEED + "it is promoted once a single process holds the socket",
     Reason.EPOLL_UNSUPPORTED: "let each process keep an epoll set of its own, neither nested nor EPOLLEXCLUSIVE",
     Reason.STDIO: "let the program read and write the socket by send() and recv() instead of C stdio",
-    Reason.NO_RESOURCES: "raise 'ulimit -n' for this program, or 'sidestep provider start --budget'; or use a smaller "
-    "'sidestep run --ring-size'",
+    Reason.NO_RESOURCES: "raise 'ulimit -n' for this program, or 'sidestep provider start --budget' or "
+    "--remote-pinned; or use a smaller 'sidestep run --ring-size'",
     Reason.PEER_LAYOUT: "restart both ends under the same version of sidestep",
     Reason.PEER_VIOLATION: "look at the other end: it wrote into shared memory what no shim writes",
     Reason.REFUSED_BY_PROVIDER: "sidestep provider status: its offer_refused counters name the reason",
@@ -61,6 +61,8 @@ REMEDY: Final[dict[Reason, str]] = {
     Reason.RELAY_LOST: "look why it ended: 'sidestep provider status' counts relay_reset by reason",
     Reason.LATENCY: _NO_NEED + "it is looked at anew each second; 'sidestep provider start --remote-promote always' "
     "carries it whatever it does",
+    Reason.CROWDED: "start both hosts' providers with a larger 'sidestep provider start --remote-connections'; it "
+    "stays on TCP until it is opened anew",
     Reason.NO_PROTOCOL: "install or add an offload protocol that can: 'sidestep provider modules' lists them",
 }
 
@@ -78,7 +80,7 @@ REFUSAL_TEXT: Final[dict[Refusal, str]] = {
     Refusal.NOT_PROVEN: "the kernel knows no such socket of that process",
     Refusal.FOREIGN_NETNS: "the program is in a network namespace that the provider cannot look into",
     Refusal.TOO_MANY: "too many offers were pending",
-    Refusal.NO_BUDGET: "the budget for channel memory was used up",
+    Refusal.NO_BUDGET: "what channels, or connections over RDMA devices, may take up was used up",
     Refusal.POLICY: "the policy keeps the connection on TCP, or with a protocol that cannot carry it",
     Refusal.DUPLICATE: "the same connection had been offered or claimed already",
     Refusal.FOREIGN_USER: "the other end is another user's, and the policy does not pair the two",

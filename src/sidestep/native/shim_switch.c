@@ -399,7 +399,7 @@ void tx_honour(struct conn *conn, int fd)
 	if (conn_tcp_requested(conn)) {
 		tx_back(conn, fd);
 		if (!slot_has(slot, SLOT_STAYS | SLOT_RESET))
-			word_store(slot->reason, REASON_PEER_LEFT);
+			word_store(slot->reason, conn_notice(conn) & CHANNEL_CROWDED ? REASON_CROWDED : REASON_PEER_LEFT);
 		shim_log("fd %d: the peer asked for TCP", fd);
 		peer_wake(conn);
 	}

@@ -11,7 +11,7 @@ from sidestep.observe.doctor import Checks, Finding, Level
 from sidestep.rdma.kernel.libraries import Libraries
 from sidestep.rdma.kernel.sysfs import SYSFS, kernel_devices
 
-_COMFORTABLE: Final = 64 << 20  # bytes: some hundred connections with what they register (limits.SDP_*)
+_COMFORTABLE: Final = 64 << 20  # bytes: a thousand connections with other hosts (limits.REMOTE_RECEIVES_PINNED)
 _CAP_IPC_LOCK: Final = 14  # include/uapi/linux/capability.h
 _REMEDY: Final = (
     "ulimit -l unlimited; for a service LimitMEMLOCK=infinity, for users a line 'USER - memlock unlimited' in "

@@ -302,13 +302,14 @@ class Explainer:
 
     def _failed(self, one: Connection, ends: tuple[Endpoint, Endpoint]) -> tuple[str, str, str] | None:
         """What kept the connection from going to another host, as the provider remembers it: its last word on it."""
-        if one.role == "passive" or one.reason not in _ABOUT_THE_PEER | _DECIDED:
+        full = one.reason == Reason.NO_RESOURCES.name
+        if one.role == "passive" or not (full or one.reason in _ABOUT_THE_PEER | _DECIDED):
             return None
         for told in self._told_of(one, ends):
             _, colon, why = str(told["why"]).removeprefix("it stays on TCP: ").partition(": ")
             cause, found, hint = why.rpartition(": ")  # what a carrier says ends with what to do
             if told["failed"] and colon and found:
-                return Reason.NO_PROTOCOL.name, cause, hint
+                return str(one.reason) if full else Reason.NO_PROTOCOL.name, cause, hint
         return None
 
     def _told_of(self, one: Connection, ends: tuple[Endpoint, Endpoint]) -> Iterator[dict[str, Any]]:

@@ -6,7 +6,7 @@ import argparse
 import sys
 from pathlib import Path
 
-from sidestep import gain
+from sidestep import gain, limits
 from sidestep.config import PolicyPlace, PromoteAfter, Proof, ProviderSettings, RemoteSettings, parse_cpus
 from sidestep.errors import SidestepError
 from sidestep.provider.daemon import serve
@@ -29,6 +29,8 @@ def main() -> int:
     parser.add_argument("--engine", choices=("on", "off"), default="on")
     parser.add_argument("--remote-promote", default=gain.ALWAYS)
     parser.add_argument("--remote-transports", default="")
+    parser.add_argument("--remote-pinned", type=int, default=limits.REMOTE_PINNED_BYTES)
+    parser.add_argument("--remote-connections", type=int, default=limits.RELAYS_MAX)
     parser.add_argument("--engine-cpu", type=parse_cpus, default=())
     parser.add_argument("--workers", type=int, default=0)
     parser.add_argument("--background", action="store_true")
@@ -52,6 +54,8 @@ def main() -> int:
                 engine_cpus=given.engine_cpu,
                 promote=given.remote_promote,
                 transports=given.remote_transports,
+                pinned_max=given.remote_pinned,
+                connections_max=given.remote_connections,
             )
             if given.remote
             else None

@@ -137,7 +137,7 @@ class Decisions:
         """Remembers that what was to carry a connection to another host could not."""
         ruling = self._policy().decide(Role.CONNECT, opener, destination.address, destination.port)
         refused = self._refused(ruling, refusal, f"{carrier}: {why}")
-        verdict = replace(refused, failed=refusal is Refusal.NO_PROTOCOL)
+        verdict = replace(refused, failed=refusal is not Refusal.LATENCY)
         self._remember(Role.CONNECT, opener, destination, verdict)
 
     def would_listen(self, subject: Subject, local: Endpoint, *, ip_protocol: int = 0) -> Verdict:

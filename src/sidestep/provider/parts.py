@@ -62,7 +62,7 @@ class Parts:
         self.users = Users(system=settings.system, policy=self._policy_pairs)
         self.log = Log(f"sidestep provider {os.getpid()}", share=self.users.share, write=write_log)
         tell_of_modules = partial(self.tell, writer=Source.MODULES)
-        self.services = Services(loop=self.loop, log=tell_of_modules, remote=settings.remote)
+        self.services = Services(loop=self.loop, log=tell_of_modules, remote=settings.remote, share=self.users.share)
         self.policy = self._policy_of(settings)
         self.lineage = Lineage(self.loop, processes_max=room.lineage)
         self.table = ClientTable(

@@ -72,6 +72,7 @@ class MessagePool:
         size: Bytes of a buffer.
         count: How many there are.
         waiters_max: Who may wait at a time.
+        uid: As `ProtectionDomain.register` takes it.
 
     Raises:
         Misuse, LimitReached, Unavailable: As `ProtectionDomain.register` does.
@@ -86,14 +87,16 @@ class MessagePool:
         size: int,
         count: int,
         waiters_max: int = limits.POOL_WAITERS_MAX,
+        uid: int | None = None,
     ) -> None:
         if size < 1 or count < 1:
             raise Misuse(f"a pool of {count} buffers of {size} bytes")
         stride = self.HEADROOM + size
-        memory = memoryview(bytearray(stride * count))
+        memory = domain.memory(stride * count)
         self.size = size
         self.count = count
-        self.region = domain.register(memory, Access.LOCAL_WRITE)  # as receives need it
+        self.uid = uid
+        self.region = domain.register(memory, Access.LOCAL_WRITE, uid=uid)  # as receives need it
         self._free = [Element(memory[at : at + stride], self.HEADROOM) for at in range(0, len(memory), stride)]
         self._waiters: deque[Waiter[Element]] = deque()
         self._waiters_max = waiters_max

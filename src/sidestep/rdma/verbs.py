@@ -300,6 +300,14 @@ class LentQueuePair(NamedTuple):
     queue_pair: KernelQueuePair
 
 
+class SendRing(NamedTuple):
+    """Where most of what an engine sends lies."""
+
+    memory: memoryview
+    pages: int  # `channel_producer.pages`, read before: another number once it lies in other pages; 0: that is not told
+    uid: int  # whose it is
+
+
 Lent: TypeAlias = LentStream | LentDatagrams | LentQueuePair
 
 
@@ -408,10 +416,10 @@ class QueuePair(ABC):
             found["connection"] = self.connection.state.name
         return found
 
-    def lend(self, record: dict[str, int], reclaim: Callable[[], object]) -> Lent | None:
+    def lend(self, record: dict[str, int], reclaim: Callable[[], object], ring: Callable[[], SendRing]) -> Lent | None:
         """Leaves the wire to the engine, and its numbers in the record, if nothing is under way; else None.
 
-        `reclaim` brings it back.
+        `reclaim` brings it back. A device that pins memory may do so with the ring, and says so in the record.
         """
         return None
 
@@ -491,10 +499,15 @@ class ProtectionDomain(ABC):
 
     __slots__ = ()
 
+    def memory(self, length: int) -> memoryview:
+        """New memory for registering: where a device pins whole pages, nothing else lies on these."""
+        return memoryview(bytearray(length))
+
     @abstractmethod
     def register(
-        self, buffer: Buffer, access: Access, *, zero_based: bool = False, key_part: int | None = None
-    ) -> MemoryRegion:
+        self, buffer: Buffer, access: Access, *, zero_based: bool = False, key_part: int | None = None,
+        uid: int | None = None,
+    ) -> MemoryRegion:  # fmt: skip
         """Makes a region of contiguous memory; a hardware device pins it, which takes time and counts against a limit.
 
         Args:
@@ -502,6 +515,7 @@ class ProtectionDomain(ABC):
             access: What may be done with it.
             zero_based: The address of the first byte is 0, and tells the other end nothing.
             key_part: The low 8 bits of the keys; the device chooses unless given, and always the other 24.
+            uid: The user whose it is, where what is pinned is bounded by user; None: nobody's.
 
         Raises:
             Misuse: REMOTE_WRITE without LOCAL_WRITE, LOCAL_WRITE on read-only memory, an empty or scattered buffer,

@@ -149,12 +149,13 @@ class SdpLink:
         return self._established and not self._ending and self._stream.plain
 
     def lend(self, record: dict[str, int]) -> Lent | None:
-        if not self._established or self._relay is None or not self._show_filled(self._relay):
+        relay = self._relay
+        if not self._established or relay is None or not self._show_filled(relay):
             return None
         if self._ending or self._out or self._on_way:  # also what that has had us say
             return None
         record |= {"grows": not self._large, "data_left": sum(self._due)}
-        return self._stream.lend(record, self._relay.reclaim)
+        return self._stream.lend(record, relay.reclaim, lambda: relay.ring)
 
     def _show_filled(self, far: Carried) -> bool:
         """Data that has come in part is the relay's at once. False: part of a word has come, or nobody wants more."""

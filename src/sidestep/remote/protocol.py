@@ -21,12 +21,13 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import partial
 from ipaddress import ip_address
 from typing import ClassVar, Final
 
 from sidestep import limits
-from sidestep.errors import PeerViolation, SidestepError, Unavailable
+from sidestep.errors import LimitReached, PeerViolation, SidestepError, Unavailable
 from sidestep.gain import Profile
 from sidestep.loop import nothing
 from sidestep.native.layout import IPPROTO_SDP
@@ -40,6 +41,7 @@ from sidestep.remote.inbound import settings_for
 from sidestep.remote.link import SdpLink
 from sidestep.remote.node import Node
 from sidestep.remote.peers import PROVIDER_ITSELF, PROVIDER_PORT, Peers
+from sidestep.remote.places import Places
 from sidestep.remote.promotion import SIZE, Promotion, Purpose, read_key, why_not, why_not_in
 from sidestep.remote.resync import Resync, ResyncResponder, Route, by_request
 from sidestep.remote.sdp_connect import SdpConnects
@@ -74,10 +76,16 @@ LINK_SETTINGS: Final = SdpSettings(
     receive_size_max=limits.REMOTE_RECEIVE_SIZE_MAX,
     remote_size=limits.REMOTE_RECEIVE_SIZE,
 )
+_PINNED_SETTINGS: Final = replace(LINK_SETTINGS, receive_count=limits.REMOTE_RECEIVES_PINNED)
 MAPPED_WIRE: Final = "iwarp"  # what the port mapper tells ports of
 QUESTIONS: Final = (Purpose.RESYNC, Purpose.RESYNCED, Purpose.FAILED)
 HELLO_LEN: Final = BSDH_LEN + Hello.LENGTH
 _DEVICE_GONE: Final = (EventKind.DEVICE_FATAL, EventKind.PORT_ERROR, EventKind.GID_CHANGE)
+
+
+def settings_on(device: Device) -> SdpSettings:
+    """Those of connections over that device."""
+    return _PINNED_SETTINGS if device.attributes.pins_memory else LINK_SETTINGS
 
 
 class Sdp(OffloadProtocol):
@@ -215,7 +223,7 @@ class Sdp(OffloadProtocol):
                 self._reach_by_control(transport.name, outgoing, without)
                 return
         except SidestepError as why:
-            outgoing.refuse(why.message)
+            _refuse(outgoing, why)
             return
 
         def answered(port: int | None) -> None:
@@ -226,7 +234,7 @@ class Sdp(OffloadProtocol):
                     at = self._at(transport.name, local.address)
                     _Reaching(self, at, outgoing, port, again=vain is not None, without=without).begin()
                 except SidestepError as why:  # nobody who waits for the same answer is to miss it
-                    outgoing.refuse(why.message)
+                    _refuse(outgoing, why)
 
         provider = Endpoint(request.remote.address, PROVIDER_PORT)
         if vain is not None:
@@ -252,11 +260,13 @@ class Sdp(OffloadProtocol):
 
         def over() -> None:
             del self._carried[far]
+            at.places.discard(far)
             on_over()
             if at in self._retired:
                 self.loop.soon(partial(self._close_unused, at))  # what ended it may still have to be answered by it
 
         self._carried[far] = at, link
+        at.places.add(far)
         far.on_over = over
 
     def settle(self, route: Route, promotion: Promotion, far: Carried) -> None:
@@ -302,6 +312,12 @@ class Sdp(OffloadProtocol):
             at = _At(self, transport, device, local, manager)
             self._devices[transport, local] = at
         return at
+
+    def registered_bytes_max(self, device: Device) -> int:
+        """Of data that its connections send, by all of them: what is more is copied."""
+        if self.services.remote is None or not device.attributes.pins_memory:
+            return limits.RDMA_POOL_BYTES_MAX
+        return self.services.remote.pinned_max // limits.REMOTE_DATA_SHARE
 
     def _mapped(self, local: Address, remote: Address) -> _At:
         """The device whose port the port mapper tells to another host; raises Unavailable."""
@@ -372,7 +388,8 @@ class _At(Node[Device]):
     ) -> None:
         device.on_event = self._told  # before the stack's, which asks it next
         super().__init__(
-            sdp.loop, device, LINK_SETTINGS, private_bytes_max=limits.REMOTE_PRIVATE_BYTES, manager=manager,
+            sdp.loop, device, settings_on(device), private_bytes_max=limits.REMOTE_PRIVATE_BYTES, private_waits=False,
+            registered_bytes_max=sdp.registered_bytes_max(device), manager=manager,
             private_data_max=PRIVATE_DATA_MAX if manager is not None else 0,
         )  # fmt: skip
         self.manager = manager
@@ -387,10 +404,17 @@ class _At(Node[Device]):
             self.device.close()
             raise
         self.serving = Serving(sdp, transport, self.stack, address)
+        remote = sdp.services.remote
+        most = remote.connections_max if remote is not None else limits.RELAYS_MAX
+        self.places = Places(sdp.loop, most, self._taken)
 
     @property
     def port(self) -> int:
         return self._listener.service_id & 0xFFFF
+
+    def _taken(self) -> int:
+        """Streams of promoted connections: others, such as of ordinary SDP, are nobody's."""
+        return sum(stream.uid is not None for stream in self.stack.streams.values())
 
     def retire(self) -> None:
         """Takes no more connections; what it has carried may still be asked about."""
@@ -399,6 +423,7 @@ class _At(Node[Device]):
 
     def close(self) -> None:
         self.serving.close()
+        self.places.close()
         if self._control is not None:
             self._control.close()
         if self.manager is not None:
@@ -469,10 +494,14 @@ class _At(Node[Device]):
 
             try:
                 self.sdp.answers.check(found.name)  # two may have been on their way
-            except PeerViolation as why:
+                self.places.need()
+            except (PeerViolation, LimitReached) as why:
                 self._refuse(request, why)
             else:
-                self.stack.serve(request, accepted, self.port, beside_hello=SIZE)
+                self.stack.serve(
+                    request, accepted, self.port, beside_hello=SIZE, uid=incoming.uid,
+                    why_not=lambda why: why_not(why.message),
+                )  # fmt: skip
 
         declined = partial(self._decline, request)
         self.sdp.services.await_end(self.sdp, self.transport, local, remote, found_end, declined)
@@ -519,12 +548,13 @@ class _Reaching:
         self._hello = b""
 
     def begin(self) -> None:
-        """Asks the other provider."""
+        """Asks the other provider; raises LimitReached, Unavailable."""
+        self._at.places.need()
         request = self._outgoing.request
         assert request.local is not None
         addresses = Addresses(request.local.address, request.local.port, request.remote.address, self._port)
         self._address = str(request.remote.address)
-        self._at.stack.connect(self._address, addresses, self._told, beside_hello=self._beside)
+        self._at.stack.connect(self._address, addresses, self._told, beside_hello=self._beside, uid=self._outgoing.uid)
 
     def _beside(self, hello: bytes) -> bytes:
         self._hello = hello
@@ -562,3 +592,8 @@ class _Reaching:
         else:
             ask = partial(by_request, at.stack, self._address, self._port)
         self._sdp.settle(Route(self._hello, ask), self._promotion, far)
+
+
+def _refuse(outgoing: Outgoing, why: SidestepError) -> None:
+    full = isinstance(why, LimitReached)
+    outgoing.refuse(f"{why.message}: {why.remedy}" if full and why.remedy else why.message, full=full)

@@ -56,6 +56,10 @@ class Verbs(OffloadTransport):
 
     def start(self, services: Services) -> None:
         super().start(services)
+        from sidestep.rdma.kernel.pinned import PinnedMemory  # few use it
+
+        most = services.remote.pinned_max if services.remote is not None else limits.REMOTE_PINNED_BYTES
+        self._pinned = PinnedMemory(most, services.share)
         self._devices: list[KernelDeviceView] = []
         self._looked_at = -limits.VERBS_LOOK_S
 
@@ -79,7 +83,7 @@ class Verbs(OffloadTransport):
         """A context of the device that has the address."""
         from sidestep.rdma.kernel.device import KernelDevice
 
-        device = KernelDevice(str(local), loop, name=f"verbs@{local}", by_number=True)
+        device = KernelDevice(str(local), loop, name=f"verbs@{local}", by_number=True, pinned=self._pinned)
         try:
             device.check_joins()
             device.own_gid()

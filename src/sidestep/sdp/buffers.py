@@ -3,7 +3,9 @@
 They come in slabs of one size, registered as a whole (`rdma.pools.MessagePool`). A slab is made when the present ones
 do not suffice and the bound allows, and given up as soon as all of its buffers are back. Where the bound does not
 allow, the buffers that come back go to who has waited the longest, until that one has all it asked for: two that wait
-for each other's half would both wait for ever.
+for each other's half would both wait for ever. Where nobody is to wait, who asks for more than there is gets none.
+
+A slab has buffers for connections of one user: what is pinned for him is bounded.
 """
 
 from __future__ import annotations
@@ -21,6 +23,7 @@ if TYPE_CHECKING:
     from sidestep.rdma.verbs import ProtectionDomain
 
 Loan: TypeAlias = "tuple[MessagePool, Element]"
+_Key: TypeAlias = tuple[int | None, int]  # whose they are, and bytes
 Give: TypeAlias = "Callable[[list[Loan] | SidestepError], None]"
 
 
@@ -37,8 +40,8 @@ class Want:
         self.count = 0
 
 
-class _Size:
-    """The buffers of one size."""
+class _Kind:
+    """The buffers of one size, for one user."""
 
     __slots__ = ("open", "serving", "slabs", "wants")
 
@@ -56,81 +59,86 @@ class PrivateBuffers:
         domain: Whose queue pairs use them.
         bytes_max: Of all of them.
         kept: Bytes of unused slabs that are kept for whoever comes next; making one takes a registration.
+        waits: Whether who asks for more than there is waits for it.
     """
 
     def __init__(
-        self, domain: ProtectionDomain, *, bytes_max: int = limits.SDP_PRIVATE_BYTES_MAX, kept: int = 0
+        self,
+        domain: ProtectionDomain,
+        *,
+        bytes_max: int = limits.SDP_PRIVATE_BYTES_MAX,
+        kept: int = 0,
+        waits: bool = True,
     ) -> None:
+        self.waits: Final = waits
         self._domain = domain
         self._bytes_max = bytes_max
         self._kept_max = kept
         self._idle: deque[MessagePool] = deque()  # slabs that nobody uses, the longest unused first
-        self._sizes: dict[int, _Size] = {}
+        self._kinds: dict[_Key, _Kind] = {}
         self.bytes = 0  # of all slabs
 
     @property
     def lent(self) -> int:
         """Buffers that are in use."""
-        return sum(slab.count - slab.available for size in self._sizes.values() for slab in size.slabs)
+        return sum(slab.count - slab.available for kind in self._kinds.values() for slab in kind.slabs)
 
     @property
     def waiting(self) -> int:
-        return sum(want.count > 0 for size in self._sizes.values() for want in size.wants)
+        return sum(want.count > 0 for kind in self._kinds.values() for want in kind.wants)
 
-    def ask(self, count: int, size: int, give: Give) -> Want:
+    def ask(self, count: int, size: int, give: Give, uid: int | None = None) -> Want:
         """Gives `count` buffers of `size` bytes: now, later, or in parts; or the error that there can be none."""
         want = Want(count, give)
-        self._sizes.setdefault(size, _Size()).wants.append(want)
-        self._serve(size)
+        self._kinds.setdefault((uid, size), _Kind()).wants.append(want)
+        self._serve((uid, size))
         return want
 
     def put(self, loan: Loan) -> None:
         slab, element = loan
         slab.put(element)
-        if slab.size in self._sizes:  # not after `close`
-            self._sizes[slab.size].open[slab] = None
-            self._serve(slab.size)
+        if (key := _key(slab)) in self._kinds:  # not after `close`
+            self._kinds[key].open[slab] = None
+            self._serve(key)
             if slab.available == slab.count:
                 self._retire(slab)
 
     def close(self) -> None:
         """Ends everything; buffers that are still lent become useless."""
-        sizes, self._sizes = self._sizes, {}
+        kinds, self._kinds = self._kinds, {}
         self._idle.clear()
-        for size in sizes.values():
-            for slab in size.slabs:
+        for kind in kinds.values():
+            for slab in kind.slabs:
                 slab.close()
-            for want in size.wants:
+            for want in kind.wants:
                 if want.count:
                     want.cancel()
                     want.give(Unavailable("the device is not used any more"))
         self.bytes = 0
 
-    def _serve(self, size: int) -> None:
-        kind = self._sizes[size]
+    def _serve(self, key: _Key) -> None:
+        kind = self._kinds[key]
         if kind.serving:  # who was given some gave others back: the loop below sees them
             return
         kind.serving = True
         try:
             while kind.wants:
                 want = kind.wants[0]
-                if want.count and not self._serve_one(want, kind, size):
+                if want.count and not self._serve_one(want, kind, key):
                     return
                 if not want.count:
                     kind.wants.popleft()
         finally:
             kind.serving = False
-        self._tidy(size)
+        self._tidy(key)
 
-    def _serve_one(self, want: Want, kind: _Size, size: int) -> bool:
+    def _serve_one(self, want: Want, kind: _Kind, key: _Key) -> bool:
         """Gives what there is; False if there is nothing to give."""
         loans = self._take(kind, want.count)
         if not loans:
-            fault = self._grow(kind, size, want.count)
+            fault = self._grow(kind, key, want.count)
             if fault is not None:
-                if any(slab.available < slab.count for slab in kind.slabs):
-                    return False  # some will come back
-                if isinstance(fault, LimitReached) and self._others_hold_some(size):
+                if self.waits and self._may_come(kind, key[1], fault):
                     return False
                 want.cancel()
                 want.give(fault)
@@ -141,7 +149,7 @@ class PrivateBuffers:
         return True
 
     @staticmethod
-    def _take(kind: _Size, most: int) -> list[Loan]:
+    def _take(kind: _Kind, most: int) -> list[Loan]:
         loans: list[Loan] = []
         while len(loans) < most and kind.open:
             slab = next(iter(kind.open))
@@ -151,23 +159,27 @@ class PrivateBuffers:
                 del kind.open[slab]
         return loans
 
-    def _grow(self, kind: _Size, size: int, count: int) -> SidestepError | None:
+    def _grow(self, kind: _Kind, key: _Key, count: int) -> SidestepError | None:
         """Another slab, as large as is wanted if there is room for it; what is in the way, if it is none at all."""
+        uid, size = key
         while self._idle and self.bytes + size * count > self._bytes_max:
             self._drop(self._idle.popleft())
         count = min(count, (self._bytes_max - self.bytes) // size)
         if count < 1:
             return LimitReached(f"private buffers have {self.bytes} bytes of {self._bytes_max} already")
         try:
-            slab = MessagePool(self._domain, size=size, count=count)
+            slab = MessagePool(self._domain, size=size, count=count, uid=uid)
         except SidestepError as why:
             return why
         self.bytes += size * count
         kind.slabs[slab] = kind.open[slab] = None
         return None
 
-    def _others_hold_some(self, size: int) -> bool:
-        return size <= self._bytes_max and self.bytes > 0
+    def _may_come(self, kind: _Kind, size: int, fault: SidestepError) -> bool:
+        """Whether buffers come back that who asks has a use for, or their room."""
+        if any(slab.available < slab.count for slab in kind.slabs):
+            return True
+        return isinstance(fault, LimitReached) and size <= self._bytes_max and self.bytes > 0
 
     def _retire(self, slab: MessagePool) -> None:
         self._idle = deque(each for each in self._idle if each is not slab and each.available == each.count)
@@ -178,19 +190,24 @@ class PrivateBuffers:
     def _drop(self, slab: MessagePool) -> None:
         if slab.available < slab.count:
             return  # it found a use again
-        del self._sizes[slab.size].slabs[slab]
-        self._sizes[slab.size].open.pop(slab, None)
+        key = _key(slab)
+        del self._kinds[key].slabs[slab]
+        self._kinds[key].open.pop(slab, None)
         self.bytes -= slab.count * slab.size
         slab.close()
-        self._tidy(slab.size)
-        for size in list(self._sizes):  # its room may be what others wait for
-            if size in self._sizes and self._sizes[size].wants:
-                self._serve(size)
+        self._tidy(key)
+        for key in list(self._kinds):  # its room may be what others wait for
+            if key in self._kinds and self._kinds[key].wants:
+                self._serve(key)
 
-    def _tidy(self, size: int) -> None:
-        kind = self._sizes.get(size)
+    def _tidy(self, key: _Key) -> None:
+        kind = self._kinds.get(key)
         if kind is not None and not kind.slabs and not kind.wants and not kind.serving:
-            del self._sizes[size]
+            del self._kinds[key]
+
+
+def _key(slab: MessagePool) -> _Key:
+    return slab.uid, slab.size
 
 
 __all__: Final = ["Give", "Loan", "PrivateBuffers", "Want"]

@@ -25,7 +25,7 @@ from sidestep.loop import nothing
 from sidestep.rdma import cm
 from sidestep.rdma.cm import ConnectionRequest, Disconnected, Established, Rejected, Unreachable
 from sidestep.rdma.pools import RdmaElement
-from sidestep.rdma.verbs import AsyncEvent, EventKind, Lent, QpCapabilities, QueuePair
+from sidestep.rdma.verbs import AsyncEvent, EventKind, Lent, QpCapabilities, QueuePair, SendRing
 from sidestep.rdma.work import Access, RdmaRead, RdmaWrite, Receive, RKey, Send, Status
 from sidestep.sdp import engine
 from sidestep.sdp.buffers import Loan, Want
@@ -66,12 +66,13 @@ class SdpStream:
 
     __slots__ = (
         "_cm", "_collected", "_lasts_out", "_lent", "_poster", "_reclaim", "_running", "_settings", "_want", "_wr_id",
-        "address", "beside_hello", "connection", "deadline", "posted", "qp", "refused_with", "request", "stack",
-        "tell", "timer",
+        "address", "beside_hello", "connection", "deadline", "posted", "qp", "refused_with", "reject_with", "request",
+        "stack", "tell", "timer", "uid",
     )  # fmt: skip
 
-    def __init__(self, stack: Stack, settings: SdpSettings, tell: Teller) -> None:
+    def __init__(self, stack: Stack, settings: SdpSettings, tell: Teller, uid: int | None = None) -> None:
         self.stack = stack
+        self.uid = uid  # whose it is; None: nobody's
         self.tell = tell
         self._settings = stack.suited(settings)
         self.connection = SdpConnection(self._settings)
@@ -79,6 +80,7 @@ class SdpStream:
         self.beside_hello: Callable[[bytes], bytes] | None = None  # gives private data behind our Hello
         self.request: ConnectionRequest | None = None
         self.refused_with = b""  # private data of who refused it
+        self.reject_with = b""  # private data beside our own refusal
         self.qp: QueuePair | None = None
         self.posted: dict[int, Receive] = {}  # by number
         self.deadline: float | None = None
@@ -92,6 +94,32 @@ class SdpStream:
         self._lent: dict[int, Loan] = {}  # private buffers by number of the receive
         self._want: Want | None = None  # for more of them
         self._collected: list[Receive] = []  # what has been given of those
+
+    def make_ready(self) -> None:
+        """Gives the connection a queue pair, and where nobody waits for private buffers, those that it begins with.
+
+        Raises:
+            LimitReached, Unavailable: The device has no more, or registers no more memory.
+        """
+        stack, settings = self.stack, self._settings
+        short: SidestepError | None = None
+
+        def given(found: list[Loan] | SidestepError) -> None:
+            nonlocal short
+            if isinstance(found, SidestepError):
+                short = found
+            else:
+                self._collect(found)
+
+        if not stack.buffers.waits:
+            stack.buffers.ask(settings.receive_count, settings.receive_size, given, self.uid)
+        try:
+            if short is not None:
+                raise short
+            self.make_qp()
+        except SidestepError:
+            self._stop_wanting()
+            raise
 
     def make_qp(self) -> None:
         """Gives the connection a queue pair.
@@ -218,7 +246,7 @@ class SdpStream:
         """Bytes that have come for receives which are not done."""
         return engine.filled(self.connection)
 
-    def lend(self, record: dict[str, int], reclaim: Callable[[], object]) -> Lent | None:
+    def lend(self, record: dict[str, int], reclaim: Callable[[], object], ring: Callable[[], SendRing]) -> Lent | None:
         """Its wire, if nothing unusual goes on and no request but receives is under way, which are forgotten.
 
         Whoever made them has taken what has come for them, `filled`.
@@ -226,7 +254,7 @@ class SdpStream:
         qp = self.qp
         if qp is None or self._running or self._lasts_out or self._want is not None:
             return None
-        if not engine.may_lend(self.connection, record) or (lent := qp.lend(record, reclaim)) is None:
+        if not engine.may_lend(self.connection, record) or (lent := qp.lend(record, reclaim, ring)) is None:
             return None
         engine.lend(self.connection)
         self._reclaim = reclaim
@@ -323,6 +351,9 @@ class SdpStream:
     def _on_need_buffers(self, order: NeedBuffers) -> None:
         """They are handed over when all are there."""
         assert self._want is None, "one request at a time"
+        if len(self._collected) == order.count:  # by `make_ready`
+            self._hand_over()
+            return
         later = False
 
         def given(found: list[Loan] | SidestepError) -> None:
@@ -330,22 +361,25 @@ class SdpStream:
                 self._stop_wanting()
                 self.connection.handle_buffers_failed(found, self.stack.clock())
             else:
-                self._collect(found, order.count)
+                self._collect(found)
+                if len(self._collected) == order.count:
+                    self._hand_over()
             if later:
                 self.run()
 
-        want = self.stack.buffers.ask(order.count, order.size, given)
+        want = self.stack.buffers.ask(order.count, order.size, given, self.uid)
         self._want = want if want.count else None
         later = True
 
-    def _collect(self, loans: list[Loan], count: int) -> None:
+    def _collect(self, loans: list[Loan]) -> None:
         for loan in loans:
             self._wr_id += 1
             self._lent[self._wr_id] = loan
             self._collected.append(Receive(self._wr_id, (loan[1].view,)))
-        if len(self._collected) == count:
-            buffers, self._collected, self._want = self._collected, [], None
-            self.connection.handle_buffers(buffers, self.stack.clock())
+
+    def _hand_over(self) -> None:
+        buffers, self._collected, self._want = self._collected, [], None
+        self.connection.handle_buffers(buffers, self.stack.clock())
 
     def _stop_wanting(self) -> None:
         if self._want is not None:
@@ -423,7 +457,7 @@ class SdpStream:
 
     def _on_reject(self, order: Reject) -> None:
         assert self.request is not None
-        self.request.reject(order.reason)
+        self.request.reject(order.reason, self.reject_with)
         self._flush()
 
     def _on_disconnect(self, order: Disconnect) -> None:

@@ -19,7 +19,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from sidestep.errors import InternalError, SidestepError
+from sidestep.errors import InternalError, LimitReached, SidestepError, Unavailable
 from sidestep.rdma.address import buffer_address
 from sidestep.rdma.work import Access, RKey, Send
 from sidestep.sdp.requests import Region, StreamSend
@@ -146,7 +146,7 @@ class RegisteringPoster:
         if self._held or not self._is_ready(request):
             self._held.append(request)
         else:
-            self._qp.post_send(request)
+            self._post(request)
 
     def close(self) -> None:
         """The queue pair is done: what waits is never posted, spare buffers are free."""
@@ -262,7 +262,13 @@ class RegisteringPoster:
     def _go_on(self) -> None:
         held = self._held
         while held and self._is_ready(held[0]):
-            self._qp.post_send(held.popleft())
+            self._post(held.popleft())
+
+    def _post(self, request: SendRequest) -> None:
+        try:
+            self._qp.post_send(request)
+        except (LimitReached, Unavailable) as why:  # such as no memory for what it copies
+            self._fail(why)
 
 
 def _registration_of(request: StreamSend) -> object:

@@ -43,8 +43,10 @@ class Stack:
         clock: Gives monotonic seconds.
         settings: Of connections for which no others are given.
         wake_at: Called with the time at which `handle_timeouts` is to be called next, in place of the one before.
-        private_bytes_max: Of private buffers; connections beyond it wait for some.
+        private_bytes_max: Of private buffers.
+        private_waits: Whether connections beyond that, or beyond what can be registered, wait for some.
         private_bytes_kept: Of private buffers that nobody uses and that are kept for the next connection.
+        registered_bytes_max: Of users' buffers that are registered.
         keep_registered: Whether users' buffers stay registered after use, closed to the other end, for the next time.
             That saves time, but keeps them alive, and a `bytearray` cannot be resized meanwhile.
         manager: What makes connections, in the place of the device's own connection manager.
@@ -63,6 +65,8 @@ class Stack:
         wake_at: Callable[[float], None] | None = None,
         private_bytes_max: int = limits.SDP_PRIVATE_BYTES_MAX,
         private_bytes_kept: int = 0,
+        private_waits: bool = True,
+        registered_bytes_max: int = limits.RDMA_POOL_BYTES_MAX,
         keep_registered: bool = False,
         manager: cm.ConnectionManager | None = None,
         private_data_max: int = 0,
@@ -81,8 +85,10 @@ class Stack:
         self.send_cq = device.create_cq(depth, self._sent)
         self.recv_cq = device.create_cq(depth, self._received)
         self.streams: dict[int, SdpStream] = {}  # by number of the queue pair
-        self.buffers = PrivateBuffers(self.domain, bytes_max=private_bytes_max, kept=private_bytes_kept)
-        self.regions = RdmaPool(self.domain)
+        self.buffers = PrivateBuffers(
+            self.domain, bytes_max=private_bytes_max, kept=private_bytes_kept, waits=private_waits
+        )
+        self.regions = RdmaPool(self.domain, bytes_max=registered_bytes_max)
         self.permanent = PermanentRegions()
         self.spares: MessagePool | None = None  # registered buffers for payload that cannot be registered
         if device.attributes.checks_local_memory:
@@ -105,21 +111,22 @@ class Stack:
         settings: SdpSettings | None = None,
         *,
         beside_hello: Callable[[bytes], bytes] | None = None,
+        uid: int | None = None,
     ) -> SdpStream:
         """Begins a connection to the device at `address`; what comes of it is told.
 
         `beside_hello` gives, for the Hello, private data of the caller's own behind it, which only a listener of his
-        own takes.
+        own takes; `uid` is whose connection it is.
 
         Raises:
-            LimitReached, Unavailable: No queue pair, or no private data long enough for a Hello.
+            LimitReached, Unavailable: No queue pair or buffers, or no private data long enough for a Hello.
         """
         chosen = settings or self.settings
         check_room(self.request_data_max, self.reply_data_max, chosen.carrier)
-        stream = SdpStream(self, chosen, tell)
+        stream = SdpStream(self, chosen, tell, uid)
         stream.address = address
         stream.beside_hello = beside_hello
-        stream.make_qp()
+        stream.make_ready()
         stream.connection.connect(addresses, self.clock())
         stream.run()
         return stream
@@ -174,13 +181,16 @@ class Stack:
         suspended: Suspended | None = None,
         *,
         beside_hello: int = 0,
+        uid: int | None = None,
+        why_not: Callable[[SidestepError], bytes] = lambda _why: b"",
     ) -> None:
         """Answers a request: with the connection that `accepted` is told of, or by rejecting it.
 
         With `suspended` the connection goes on with what another process has handed over. The last `beside_hello` bytes
-        of the private data are not the Hello's, and are the caller's business.
+        of the private data are not the Hello's, and are the caller's business. `uid` is whose connection it is, and
+        `why_not` gives private data for the refusal of one for which there is no queue pair, or no buffers.
         """
-        stream = SdpStream(self, settings or self.settings, _nobody)
+        stream = SdpStream(self, settings or self.settings, _nobody, uid)
         stream.request = request
         stream.address = request.remote_address  # to come after it when it moves
         if suspended is not None:
@@ -189,8 +199,9 @@ class Stack:
         hello = request.private_data[: len(request.private_data) - beside_hello]
         if stream.connection.accept(whole(hello), _addresses_of(request, port), self.clock()):
             try:
-                stream.make_qp()
+                stream.make_ready()
             except SidestepError as why:
+                stream.reject_with = why_not(why)
                 stream.connection.handle_failure(why, SdpCause.RESOURCES, self.clock())
             else:
                 stream.tell = _nobody

@@ -10,7 +10,7 @@ from enum import IntEnum
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
-    from sidestep.rdma.verbs import Lent
+    from sidestep.rdma.verbs import Lent, SendRing
 
 
 class Control(IntEnum):
@@ -30,7 +30,7 @@ class Control(IntEnum):
     FIN_SEEN = 12  # its native socket has told the end
     ACKED = 13  # `Acked` bits, as count: what was said of these is done
     RESET = 14  # bytes are lost: reset the connection
-    LEAVE = 15  # the provider goes: each takes back to TCP what comes to it, without its application's help
+    LEAVE = 15  # each takes back to TCP what comes to it, without its application's help; count 1: to make room
     ARRIVED = 16  # BACK, SHUT or ENDED has come, with all before it; count: its own
     RESENDS = 17  # RECALL has come, and what it wants comes by TCP
     ROUNDS = 18  # READY may come again behind BACK; not said to a provider that would not know it (`Link.rounds`)
@@ -90,6 +90,14 @@ class Carried(Protocol):
         """Where all pieces of data lie that it sends; for registering it."""
 
     @property
+    def ring(self) -> SendRing:
+        """The part of that which is used while they are read in time."""
+
+    @property
+    def moved(self) -> int:
+        """Bytes that its application has sent and been given by ring, whoever carries them."""
+
+    @property
     def failed(self) -> bool:
         """Whether it was reset for a reason that the other side may not know."""
 
@@ -108,8 +116,8 @@ class Carried(Protocol):
     def handle_data(self, length: int) -> None:
         """So many bytes have come into that room."""
 
-    def leave(self) -> None:
-        """It is to go back to TCP, if it can."""
+    def leave(self, *, crowded: bool = False) -> None:
+        """It is to go back to TCP, if it can; `crowded`: to make room for another one."""
 
     def reset(self, reason: str) -> None:
         """The connection is to be reset, here and there."""

@@ -105,6 +105,10 @@ class Outgoing(Protocol):
         """The connection."""
 
     @property
+    def uid(self) -> int:
+        """Whose program it is."""
+
+    @property
     def wanted(self) -> bool:
         """Whether it still waits."""
 
@@ -114,12 +118,19 @@ class Outgoing(Protocol):
         `profile`: by whose figures it goes back to TCP once it would gain by that; None: never.
         """
 
-    def refuse(self, why: str) -> None:
-        """It stays on TCP; `why` is a half sentence. Does nothing if it is not wanted any more."""
+    def refuse(self, why: str, *, full: bool = False) -> None:
+        """It stays on TCP; `why` is a half sentence. Does nothing if it is not wanted any more.
+
+        `full`: only for now, as there is no room for one more.
+        """
 
 
 class Incoming(Protocol):
     """The accepting end of a TCP connection with another host, proven to be held by a program here."""
+
+    @property
+    def uid(self) -> int:
+        """Whose program it is."""
 
     def carry(self, link: Link) -> Carried:
         """Its bytes go over that link from now on; raises Unavailable."""
@@ -235,6 +246,7 @@ class Services:
     loop: Loop  # what calls it when a descriptor is ready or a time has come; closed once the module has been stopped
     log: Callable[[str], None]  # takes a line for the provider's log
     remote: RemoteSettings | None  # with which other hosts connections may be carried; None: with none
+    share: Callable[[int, int], int] = lambda whole, _uid: whole  # how much of a bounded thing a user may have
     port_mapper: PortMapper | None = None  # what a worker asks; None: this is no worker; who needs one has its own
     start_workers: Callable[[OffloadProtocol, PortMapper], Workers | None] = lambda _carrier, _mapper: None
     """Workers that run this protocol, too, and ask that port mapper; None: it carries everything itself."""

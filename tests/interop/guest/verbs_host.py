@@ -18,6 +18,7 @@ from typing import Any
 
 from sidestep.config import RemoteSettings
 from sidestep.errors import SidestepError
+from sidestep.observe.rdma import processes
 from sidestep.provider.control import ControlConnection
 from sidestep.testing import Sidestep
 
@@ -85,10 +86,13 @@ class Host:
         return {"says": said.splitlines(), "code": self._client.returncode}
 
     def look(self) -> dict[str, Any]:
-        """Counters, the devices of the links, and the ends as they are."""
+        """Counters, the devices of the links, the ends, and bytes that are pinned, as we and the kernel count them."""
         with ControlConnection(self._sidestep.socket) as connection:
             status, links = connection.status(), list(connection.links())
+        devices = [device for process in processes({status["pid"]}) for device in process.devices]
         return {
+            "pinned": sum(device.counters.get("pinned_bytes", 0) for device in devices),
+            "pinned_by_kernel": _pinned(status["pid"]),
             "counters": status["counters"],
             "log": self._log.read_text(encoding="utf-8")[-2000:],
             "devices": [link["device"] for link in links],
@@ -100,6 +104,12 @@ class Host:
                 for each in self._sidestep.connections()
             ],
         }  # fmt: skip
+
+
+def _pinned(pid: int) -> int:
+    """What a process has pinned, in bytes (proc_pid_status(5))."""
+    status = Path(f"/proc/{pid}/status").read_text(encoding="ascii")
+    return next(int(line.split()[1]) << 10 for line in status.splitlines() if line.startswith("VmPin:"))
 
 
 def main() -> None:

@@ -51,6 +51,7 @@ class Reason(IntEnum):
     SMALL = 8  # the other host's buffers are small for what there is to send
     MEMORY = 9  # there is none
     SILENT = 10  # the other host acknowledges nothing
+    HOT = 11  # so much goes out that its application's ring is worth pinning
 
 
 @dataclass(slots=True)
@@ -188,7 +189,7 @@ class Lending:
         relay.sent, relay.read_told = record["sent"], record["read_told"]
         relay.side.held, relay.side.asking = record["held"], bool(record["asking"])
         relay.link.take_back(record, error)
-        self._wait(relay, state)
+        self._wait(relay, state, _PAUSE_S if reason is Reason.HOT else None)
         return relay
 
     def _wait(self, relay: RemoteRelay, state: _State, pause_s: float | None = None) -> None:

@@ -13,6 +13,7 @@ from sidestep.loop import nothing
 from sidestep.native.layout import Acked, Back, Notice, PeerState
 from sidestep.provider.carry.direction import Directions, Out, RecallEvent, moved
 from sidestep.provider.carry.hub import Hub, Side
+from sidestep.rdma.verbs import SendRing
 from sidestep.switch.link import Link
 
 
@@ -74,8 +75,21 @@ class Relayed(Directions):
 
     @property
     def memory(self) -> memoryview:
-        """Our application's ring."""
+        """Our application's ring, and the spill behind it."""
         return self.side.channel.ring()
+
+    @property
+    def ring(self) -> SendRing:
+        channel = self.side.channel
+        return SendRing(channel.ring()[: channel.rx_size], channel.pages, self.uid)
+
+    @property
+    def moved(self) -> int:
+        channel = self.side.channel
+        try:
+            return channel.sent + channel.received + channel.avail
+        except ConnectionResetError:  # its application's count is impossible: its next turn finds out
+            return 0
 
     @abstractmethod
     def reset(self, reason: str) -> None:

@@ -601,17 +601,17 @@ class RemoteRelay(Relayed):
         self.link.finish(lambda: self._hub.finishing.pop(self, None))
         self.on_over()
 
-    def leave(self) -> None:
-        """The protocol goes: both directions end where they are, and TCP goes on from there."""
+    def leave(self, *, crowded: bool = False) -> None:
+        """The protocol goes, or makes room: both directions end where they are, and TCP goes on from there."""
         self.reclaim()
         if self.lost or self.left:
             return
         self.leaving = moved(self.leaving, LeaveEvent.LEAVE)
-        self.link.send_control(Control.LEAVE)
+        self.link.send_control(Control.LEAVE, int(crowded))
         if not self.lost:
-            self._leave(self.side)
+            self._leave(self.side, crowded=crowded)
 
-    def _leave(self, side: Side) -> None:
+    def _leave(self, side: Side, *, crowded: bool) -> None:
         if self.ends_here:
             self._hub.counters.add("relay_left")
         if self.into in AWAITED and self.recall is Recall.NOT and self.peer_ending not in SILENT:
@@ -620,13 +620,13 @@ class RemoteRelay(Relayed):
             self.recall = moved(self.recall, RecallEvent.TAKE)
             self.recalled_at = side.channel.sent
             self.link.send_control(Control.RECALL, self.recalled_at)
-        side.tell(notice=Notice.DEMOTE)
+        side.tell(notice=Notice.DEMOTE | Notice.CROWDED if crowded else Notice.DEMOTE)
         self._hub.mark(side)
 
-    def _on_leave(self, side: Side, _count: int) -> None:
+    def _on_leave(self, side: Side, count: int) -> None:
         left, self.leaving = self.left, moved(self.leaving, LeaveEvent.TOLD)
         if not left:
-            self._leave(side)
+            self._leave(side, crowded=count == 1)
 
     @property
     def settled(self) -> bool:

@@ -128,6 +128,10 @@ class RemoteClaim:
     segment_id: bytes = field(default_factory=lambda: os.urandom(16))
     lent: Descriptors = field(default_factory=Descriptors)  # to a worker: none once the claim needs no answer any more
 
+    @property
+    def uid(self) -> int:
+        return self.claimer.uid
+
     def carry(self, link: Link) -> RemoteRelay:
         """Hands the program a channel with the provider; raises Unavailable."""
         shared, client = self.incoming.shared, self.claimer

@@ -44,6 +44,10 @@ class RemoteOffer:
         return self.offer.brought.request
 
     @property
+    def uid(self) -> int:
+        return self.offer.owner
+
+    @property
     def wanted(self) -> bool:
         return self.offer in self.shared.offers
 
@@ -63,15 +67,16 @@ class RemoteOffer:
         self.tell(shared.hub.doorbell_id, own_doorbell)
         return relay
 
-    def refuse(self, why: str) -> None:
+    def refuse(self, why: str, *, full: bool = False) -> None:
         """It stays on TCP; does nothing once it has been served."""
         if self.wanted:
-            shared, offer = self.shared, self.offer
+            shared, offer, refusal = self.shared, self.offer, Refusal.NO_BUDGET if full else Refusal.NO_PROTOCOL
             shared.offers.handle_claimed(offer)
             shared.release(offer)
             client, key = shared.clients[offer.client], offer.key
-            shared.decisions.fail(client.subject, endpoint_of(key.remote_addr, key.remote_port), offer.protocol, why)
-            shared.refuse_offer(client, offer.token, Refusal.NO_PROTOCOL)
+            place = endpoint_of(key.remote_addr, key.remote_port)
+            shared.decisions.fail(client.subject, place, offer.protocol, why, refusal)
+            shared.refuse_offer(client, offer.token, refusal)
 
     def delegate(self) -> Delegated:
         """What a worker needs to be the other end of its channel; raises Unavailable."""

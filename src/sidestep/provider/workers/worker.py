@@ -286,7 +286,11 @@ class DelegatedHere:
         worker.ipc.send(messages.Carried(record.number))
         return self.relay
 
-    def refuse(self, _why: str) -> None:
+    @property
+    def uid(self) -> int:
+        return self.record.uid
+
+    def refuse(self, _why: str, *, full: bool = False) -> None:
         if self.wanted:
             self._end()
             self._worker.refused(self.record.number)
@@ -366,6 +370,8 @@ def main() -> int:
     parser.add_argument("--engine", choices=("on", "off"), default="on")
     parser.add_argument("--remote-promote", default=gain.ALWAYS)
     parser.add_argument("--remote-transports", default="")
+    parser.add_argument("--remote-pinned", type=int, default=limits.REMOTE_PINNED_BYTES)
+    parser.add_argument("--remote-connections", type=int, default=limits.RELAYS_MAX)
     parser.add_argument("--engine-cpu", type=parse_cpus, default=())
     given = parser.parse_args()
     for number in (signal.SIGTERM, signal.SIGINT):  # they are for the provider, which tells us
@@ -379,6 +385,8 @@ def main() -> int:
             engine_cpus=given.engine_cpu,
             promote=given.remote_promote,
             transports=given.remote_transports,
+            pinned_max=given.remote_pinned,
+            connections_max=given.remote_connections,
         )
         worker = Worker(socket.socket(fileno=given.ipc_fd), given.protocol, remote)
         worker.run()

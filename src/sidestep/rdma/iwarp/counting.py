@@ -41,6 +41,7 @@ PRESENT: Final = {
     "regions": "memory regions at the moment",
     "windows": "memory windows at the moment",
     "address_handles": "address handles at the moment, of datagrams",
+    "pinned_bytes": "bytes that a device of the kernel pins at the moment, in whole pages",
     "keys": "keys held at the moment: of regions, windows and read sinks",
     "captures": "captures at the moment",
 }

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from sidestep.rdma.iwarp.receiver import Fault
     from sidestep.rdma.iwarp.stream import RdmapStream
     from sidestep.rdma.soft.memory import QpInit
-    from sidestep.rdma.verbs import Lent
+    from sidestep.rdma.verbs import Lent, SendRing
     from sidestep.rdma.work import Receive, RKey, SendRequest, Status
 
 _INVALIDATE_REFUSED: Final = {
@@ -68,7 +68,8 @@ class IwarpQueuePair(SoftQueuePair):
             stream.sender.requests.append(request)
             stream.pump_soon()
 
-    def lend(self, record: dict[str, int], reclaim: Callable[[], object]) -> Lent | None:
+    def lend(self, record: dict[str, int], reclaim: Callable[[], object], ring: Callable[[], SendRing]) -> Lent | None:
+        del ring
         return self.stream.lend(record, reclaim) if self.state is RTS and self.stream is not None else None
 
     def use_large_frames(self) -> None:

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import logging
 import os
+from collections import Counter
 from ctypes import POINTER, byref, c_void_p, cast
 from ipaddress import ip_address
 from typing import TYPE_CHECKING, Any, Final
@@ -26,6 +27,7 @@ from sidestep.rdma.kernel.finding import NoManager, open_context
 from sidestep.rdma.kernel.libraries import libraries, told
 from sidestep.rdma.kernel.manager import KernelManager
 from sidestep.rdma.kernel.memory import KernelDomain
+from sidestep.rdma.kernel.pinned import PinnedMemory
 from sidestep.rdma.kernel.queues import KernelHandledQueue, KernelPolledQueue
 from sidestep.rdma.kernel.receives import KernelSharedReceives
 from sidestep.rdma.kernel.removal import Removal
@@ -62,6 +64,7 @@ class KernelDevice(Device):
         settings: Times.
         name: For people.
         by_number: Without rdma_cm, which would keep the kernel's device open for as long as this process lives.
+        pinned: Bounds what it pins, together with others; what the kernel allows unless given.
 
     Raises:
         Misuse: The address is none.
@@ -73,7 +76,7 @@ class KernelDevice(Device):
 
     def __init__(
         self, address: str, loop: Loop | None = None, settings: VerbsSettings | None = None, *, name: str = "verbs",
-        by_number: bool = False,
+        by_number: bool = False, pinned: PinnedMemory | None = None,
     ) -> None:  # fmt: skip
         _check_address(address)
         self.libraries: Any = libraries()
@@ -92,6 +95,9 @@ class KernelDevice(Device):
         self.by_address: dict[int, KernelQueuePair] = {}
         self.receives: dict[int, KernelQueuePair | KernelSharedReceives] = {}  # whose, by number
         self.memory_by_index: dict[int, KernelRegion | KernelWindow] = {}  # by the upper 24 bits of the key
+        self._pinned = pinned or PinnedMemory()
+        self._pinned_bytes = 0  # of this device
+        self._registrations_refused: Counter[str] = Counter()
         self._receive_number = 0
         self.inline_max = limits.VERBS_INLINE_ASKED
         self._owns_loop = loop is None
@@ -248,6 +254,22 @@ class KernelDevice(Device):
         if len(self.by_number) >= attributes.queue_pairs_max:
             raise LimitReached(f"the device has {attributes.queue_pairs_max} queue pairs already")
 
+    def pin(self, address: int, length: int, uid: int | None) -> int:
+        """Memory is about to be registered: the bytes of its pages, which count now; LimitReached if they may not."""
+        try:
+            size = self._pinned.take(address, length, uid)
+        except LimitReached:
+            self._registrations_refused["bound"] += 1
+            raise
+        self._pinned_bytes += size
+        return size
+
+    def unpin(self, size: int, uid: int | None, *, refused: bool = False) -> None:
+        """It is not any more, or the kernel has refused it."""
+        self._pinned.give_back(size, uid)
+        self._pinned_bytes -= size
+        self._registrations_refused["kernel"] += refused
+
     def next_receive(self) -> int:
         self._receive_number += 1
         return self._receive_number
@@ -294,7 +316,8 @@ class KernelDevice(Device):
         return self.cm.ports
 
     def counters(self) -> dict[str, int]:
-        """What there is now."""
+        """What there is now, and how many registrations were refused: by our bound, or by the kernel's."""
+        refused = {f"registration_refused{{{by}}}": count for by, count in self._registrations_refused.items() if count}
         return {
             "connections": len(self.cm.connections),
             "listeners": len(self.cm.listeners),
@@ -302,7 +325,8 @@ class KernelDevice(Device):
             "regions": sum(len(domain.regions) for domain in self.domains),
             "windows": sum(len(domain.windows) for domain in self.domains),
             "address_handles": sum(len(domain.handles) for domain in self.domains),
-        }
+            "pinned_bytes": self._pinned_bytes,
+        } | refused
 
     # ---- the descriptors' side ----
 

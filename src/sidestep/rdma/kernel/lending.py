@@ -11,6 +11,7 @@ from __future__ import annotations
 from ctypes import c_void_p, cast, sizeof
 from typing import TYPE_CHECKING, Any, Final
 
+from sidestep import limits
 from sidestep.errors import SidestepError
 from sidestep.rdma.address import buffer_address
 from sidestep.rdma.kernel import abi
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from sidestep.native._engine import KernelQueuePair as EngineQueuePair
     from sidestep.rdma.kernel.device import KernelDevice
     from sidestep.rdma.kernel.qp import KernelQueuePair
+    from sidestep.rdma.verbs import SendRing
 
 OF_ENGINE: Final = Send(0, (), signaled=False)  # in the place of each request of an engine
 
@@ -40,18 +42,31 @@ def calls(device: KernelDevice) -> tuple[int, ...]:
 class Lending:
     """That of one queue pair."""
 
-    __slots__ = ("_engine", "_qp", "_reclaim")
+    __slots__ = ("_engine", "_gathered_until", "_qp", "_reclaim")
 
     def __init__(self, qp: KernelQueuePair) -> None:
         self._qp = qp
         self._engine: EngineQueuePair | None = None  # once it was lent
         self._reclaim: Callable[[], object] | None = None  # while it is
+        self._gathered_until = 0  # the number behind the last request that the ring may be read for
 
     @property
     def lent(self) -> bool:
         return self._reclaim is not None
 
-    def lend(self, reclaim: Callable[[], object]) -> LentQueuePair | None:
+    @property
+    def gathering(self) -> bool:
+        """Whether the device may read the ring still; not known while it is lent."""
+        return self._qp.done_number < self._gathered_until
+
+    @property
+    def gathered(self) -> int:
+        """Bytes that were ever sent from the ring itself."""
+        return self._engine.gathered if self._engine is not None else 0
+
+    def lend(
+        self, record: dict[str, int], reclaim: Callable[[], object], ring: Callable[[], SendRing]
+    ) -> LentQueuePair | None:
         """As `QueuePair.lend`."""
         qp = self._qp
         if self.lent or qp.told is not QpState.RTS or qp.own is None or qp.srq is not None or not qp.may_be_lent:
@@ -63,7 +78,12 @@ class Lending:
         engine = self._engine or self._made()
         if table is None or engine is None:
             return None
-        engine.begin(qp.next_number, before, table)
+        sends_from, rings = ring(), qp.domain.rings
+        if engine.hot:
+            rings.pin(self, sends_from)
+            engine.cool(round(1000 * limits.VERBS_RING_RETRY_S))
+        record["ring_lkey"], record["ring_pages"] = rings.words(self, sends_from)
+        engine.begin(qp.next_number, before, table, limits.VERBS_RING_BYTES if sends_from.pages else 0)
         self._reclaim = reclaim
         qp.own.lend()
         return LentQueuePair(engine)
@@ -112,7 +132,7 @@ class Lending:
         assert engine is not None
         assert qp.own is not None
         self._reclaim = None
-        done, unfinished = engine.unfinished()
+        done, unfinished, self._gathered_until = engine.unfinished()
         qp.go_on(done, unfinished)
         posted = list(qp.receives.items())
         at = record["messages_received"] % len(posted) if posted else 0
@@ -131,5 +151,6 @@ class Lending:
 
     def release(self) -> None:
         """The queue pair is no more."""
+        self._qp.domain.rings.forget(self)
         if self._engine is not None:
             self._engine.release()

@@ -89,7 +89,8 @@ _CM_CALLS: Final[dict[str, tuple[Any, ...]]] = {
     "rdma_ack_cm_event": (_FAILS, POINTER(abi.CmEvent)),
     "rdma_get_src_port": (c_uint16, POINTER(abi.CmId)),
 }
-_NO_ROOM: Final = frozenset({errno.ENOMEM, errno.ENOSPC, errno.EMFILE})
+_NO_ROOM: Final = frozenset({errno.ENOMEM, errno.EAGAIN, errno.ENOSPC, errno.EMFILE})
+_NO_MEMORY: Final = (errno.ENOMEM, errno.EAGAIN)  # what more than RLIMIT_MEMLOCK is told by
 
 
 class Libraries:
@@ -127,7 +128,7 @@ def told(error: OSError, what: str) -> SidestepError:
     """What a failed call of the libraries means to the caller: a bound that is reached, or something unavailable."""
     text = f"{what}: {error.strerror}"
     if error.errno in _NO_ROOM:
-        remedy = "raise the limit of locked memory: 'sidestep doctor' tells how" if error.errno == errno.ENOMEM else ""
+        remedy = "'sidestep doctor' tells how to raise the limit of locked memory" if error.errno in _NO_MEMORY else ""
         return LimitReached(text, remedy=remedy)
     return Unavailable(text)
 

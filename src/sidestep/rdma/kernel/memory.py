@@ -24,6 +24,8 @@ from sidestep.rdma.kernel import abi
 from sidestep.rdma.kernel.libraries import told
 from sidestep.rdma.kernel.qp import KernelQueuePair
 from sidestep.rdma.kernel.receives import KernelSharedReceives
+from sidestep.rdma.kernel.rings import Rings
+from sidestep.rdma.kernel.sends import InlineSlots
 from sidestep.rdma.kernel.ud import KernelAddressHandle, KernelUdQueuePair
 from sidestep.rdma.soft.handles import check_datagrams
 from sidestep.rdma.verbs import MemoryRegion, MemoryWindow, ProtectionDomain, QpCapabilities
@@ -43,10 +45,11 @@ _EVERYTHING: Final = Access.REMOTE_READ | Access.REMOTE_WRITE
 class KernelRegion(MemoryRegion):
     """A region. `handle` is None once it is deregistered."""
 
-    __slots__ = ("_handle", "domain", "exporter", "windows")
+    __slots__ = ("_handle", "_pinned", "_uid", "domain", "exporter", "windows")
 
-    def __init__(self, domain: KernelDomain, view: memoryview, access: Access) -> None:
+    def __init__(self, domain: KernelDomain, view: memoryview, access: Access, uid: int | None) -> None:
         self.domain = domain
+        self._uid = uid
         self.view = view
         self.va = buffer_address(view)
         self.length = len(view)
@@ -57,10 +60,13 @@ class KernelRegion(MemoryRegion):
 
     def _register(self) -> None:
         device = self.domain.device
+        pinned = device.pin(self.va, self.length, self._uid)
         try:
             handle = device.libraries.ibv_reg_mr(self.domain.address, self.va, self.length, int(self.access))
         except OSError as error:
+            device.unpin(pinned, self._uid, refused=True)
             raise told(error, f"{self.length} bytes could not be registered") from error
+        self._pinned = pinned
         self._handle: Any = handle
         self.lkey = LKey(handle.contents.lkey)
         self.rkey = RKey(handle.contents.rkey)
@@ -102,6 +108,7 @@ class KernelRegion(MemoryRegion):
             device.libraries.ibv_dereg_mr(self._handle)
         except OSError as error:
             raise told(error, f"the region could not be {what}") from error
+        device.unpin(self._pinned, self._uid)
         self._handle = None
         self.valid = False
         device.memory_by_index.pop(self.rkey >> 8, None)
@@ -177,14 +184,20 @@ class KernelDomain(ProtectionDomain):
         self.shared_receives: set[KernelSharedReceives] = set()
         self.handles: set[KernelAddressHandle] = set()
         self._by_object: dict[int, list[KernelRegion]] = {}  # by identity of what they are views of
+        self.inline = InlineSlots(self)
         self._slab: tuple[SendSlab, KernelRegion] | None = None
+        self.rings: Final = Rings(self)
         self._deallocated = False
 
+    def memory(self, length: int) -> memoryview:
+        return memoryview(mmap(-1, length))  # see `libraries` on forks
+
     def register(
-        self, buffer: Buffer, access: Access, *, zero_based: bool = False, key_part: int | None = None
-    ) -> KernelRegion:
+        self, buffer: Buffer, access: Access, *, zero_based: bool = False, key_part: int | None = None,
+        uid: int | None = None,
+    ) -> KernelRegion:  # fmt: skip
         self._check_usable()
-        return self._register(self._view(buffer, access, zero_based, key_part), access)
+        return self._register(self._view(buffer, access, zero_based, key_part), access, uid)
 
     def register_later(
         self, buffer: Buffer, access: Access, done: Registered, *, zero_based: bool = False, key_part: int | None = None
@@ -279,9 +292,11 @@ class KernelDomain(ProtectionDomain):
         return window
 
     def deallocate(self) -> None:
-        if self._slab is not None and not self.queue_pairs:
-            self._slab[1].deregister()
-            self._slab = None
+        if not self.queue_pairs:
+            self.inline.close()
+            if self._slab is not None:
+                self._slab[1].deregister()
+                self._slab = None
         for what in (self.regions, self.windows, self.queue_pairs, self.handles, self.shared_receives):
             if what:
                 raise Misuse(f"the domain has {len(what)} {type(next(iter(what))).__name__} still")
@@ -297,7 +312,7 @@ class KernelDomain(ProtectionDomain):
         from sidestep.native._engine import SendSlab
 
         if self._slab is None:
-            memory = mmap(-1, limits.VERBS_ENGINE_SLAB)  # pages of its own: see `libraries` on forks
+            memory = self.memory(limits.VERBS_ENGINE_SLAB)
             region = self.register(memory, Access.LOCAL_READ)
             self._slab = SendSlab(memory, region.lkey), region
         return self._slab[0]
@@ -314,14 +329,20 @@ class KernelDomain(ProtectionDomain):
         return None
 
     def forget_region(self, region: KernelRegion) -> None:
-        self.regions.discard(region)
+        if region not in self.regions:  # of `rings`
+            return
+        self.regions.remove(region)
         alike = self._by_object[region.exporter]
         alike.remove(region)
         if not alike:
             del self._by_object[region.exporter]
 
-    def _register(self, view: memoryview, access: Access) -> KernelRegion:
-        region = KernelRegion(self, view, access)
+    def pin(self, view: memoryview, uid: int | None) -> KernelRegion:
+        """A region that `find` does not find; raises as `register` does."""
+        return KernelRegion(self, view, Access.LOCAL_READ, uid)
+
+    def _register(self, view: memoryview, access: Access, uid: int | None = None) -> KernelRegion:
+        region = KernelRegion(self, view, access, uid)
         self.regions.add(region)
         self._by_object.setdefault(region.exporter, []).append(region)
         return region

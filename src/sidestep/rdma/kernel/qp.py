@@ -51,7 +51,7 @@ if TYPE_CHECKING:
     from sidestep.rdma.kernel.memory import KernelDomain, KernelWindow
     from sidestep.rdma.kernel.queues import Hardware, KernelQueue
     from sidestep.rdma.kernel.receives import KernelSharedReceives
-    from sidestep.rdma.verbs import EventHandler, JoinedBy, LentQueuePair, QpCapabilities, QpEndpoint
+    from sidestep.rdma.verbs import EventHandler, JoinedBy, LentQueuePair, QpCapabilities, QpEndpoint, SendRing
     from sidestep.rdma.work import Receive, SendRequest
 
 _KNOWN: Final = frozenset(map(int, Status))
@@ -134,7 +134,7 @@ class KernelQueuePair(QueuePair):
         self.number: int = self.handle.contents.qp_num
         device.by_address[self.address] = self
         self.inline_max = min(inline, asked.cap.max_inline_data)
-        self._writer = Writer(self.domain, entries, self.inline_max, wanted.max_send_wr)
+        self._writer = Writer(self.domain, entries, self.inline_max)
         self._poster = Poster(self.domain, attributes.scatter_max)
         try:
             self._make_ready()
@@ -187,6 +187,11 @@ class KernelQueuePair(QueuePair):
         if self._state is not QpState.RESET:
             self._look()
         return self._state
+
+    def details(self) -> dict[str, object]:
+        lending = self.lending
+        pinned = lending in self.domain.rings
+        return super().details() | {"ring_pinned": pinned, "bytes_gathered": lending.gathered}
 
     @property
     def receives_posted(self) -> int:
@@ -300,9 +305,9 @@ class KernelQueuePair(QueuePair):
         for number in self.receives:
             device.receives.pop(number, None)
         self.receives.clear()
+        for posted in self.sends:
+            self._writer.release(posted)
         self.sends.clear()
-        if self._writer.slab is not None:
-            self._writer.slab.region.deregister()
         if self.srq is not None:
             self.srq.users.discard(self)
         self.send_cq.users.remove(self)
@@ -315,8 +320,10 @@ class KernelQueuePair(QueuePair):
 
     # ---- lending it to the engine ----
 
-    def lend(self, record: dict[str, int], reclaim: Callable[[], object]) -> LentQueuePair | None:
-        return self.lending.lend(reclaim)
+    def lend(
+        self, record: dict[str, int], reclaim: Callable[[], object], ring: Callable[[], SendRing]
+    ) -> LentQueuePair | None:
+        return self.lending.lend(record, reclaim, ring)
 
     def take_back(self, record: dict[str, int], error: int) -> None:
         self.lending.take_back(record, error)
@@ -330,6 +337,11 @@ class KernelQueuePair(QueuePair):
     def told(self) -> QpState:
         """The state, without a look at the device."""
         return self._state
+
+    @property
+    def done_number(self) -> int:
+        """All requests before it are done."""
+        return self._first
 
     @property
     def next_number(self) -> int:

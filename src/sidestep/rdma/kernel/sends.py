@@ -1,8 +1,7 @@
 """Requests on their way to the device: how each is written down, and where inline bytes go.
 
 Bytes of a request that are not registered memory are copied: by the device, if it copies that much (IBV_SEND_INLINE)
-and all else in the request is registered; otherwise into a slab of the queue pair, which has room for each request that
-it may hold. The slab is made when it is needed first.
+and all else in the request is registered; otherwise into a slot that its domain has for that, until it is done.
 """
 
 from __future__ import annotations
@@ -17,6 +16,7 @@ from sidestep.errors import LimitReached, Misuse, Unavailable
 from sidestep.rdma.address import buffer_address
 from sidestep.rdma.kernel import abi, quirks
 from sidestep.rdma.kernel.abi import SendFlags, WrOpcode
+from sidestep.rdma.pools import MessagePool
 from sidestep.rdma.soft.qp import entries_of
 from sidestep.rdma.work import (
     QKEY_CONTROLLED,
@@ -32,7 +32,8 @@ from sidestep.rdma.work import (
 )
 
 if TYPE_CHECKING:
-    from sidestep.rdma.kernel.memory import KernelDomain, KernelRegion
+    from sidestep.rdma.kernel.memory import KernelDomain
+    from sidestep.rdma.pools import Element
     from sidestep.rdma.work import RKey
 
 REMOTE: Final = Access.REMOTE_READ | Access.REMOTE_WRITE
@@ -51,40 +52,58 @@ class Posted:
         # What is to be known of it by itself: an effect, or that of a Read, which siw completes behind later requests.
         self.tells = request.signaled or isinstance(request, _TELLING)
         self.outcome: tuple[Status, int] | None = None  # what the device said, and how many bytes
-        self.slot: int | None = None
+        self.slot: tuple[MessagePool, Element] | None = None  # where its inline bytes are
         self.key: RKey | None = None  # of a bind
 
 
-class Slab:
-    """Registered memory for inline bytes: a slot for each request."""
+class InlineSlots:
+    """Registered memory for inline bytes, of all queue pairs of a domain.
 
-    __slots__ = ("free", "region")
+    Most have nothing under way, so it is little: it is made as it is needed, and all but the first given up again.
+    """
 
-    def __init__(self, domain: KernelDomain, slots: int) -> None:
-        self.region: KernelRegion = domain.register(bytearray(slots * limits.VERBS_INLINE_MAX), Access.LOCAL_WRITE)
-        self.free = list(range(slots))
+    __slots__ = ("_domain", "_pools")
 
-    def take(self) -> int:
-        return self.free.pop()
+    def __init__(self, domain: KernelDomain) -> None:
+        self._domain = domain
+        self._pools: list[MessagePool] = []
 
-    def put(self, slot: int) -> None:
-        self.free.append(slot)
+    def take(self) -> tuple[MessagePool, Element]:
+        """A slot; raises as `register` does."""
+        for pool in self._pools:
+            if (element := pool.take()) is not None:
+                return pool, element
+        pool = MessagePool(self._domain, size=limits.VERBS_INLINE_MAX, count=limits.VERBS_INLINE_SLOTS)
+        self._pools.append(pool)
+        element = pool.take()
+        assert element is not None
+        return pool, element
+
+    def put(self, pool: MessagePool, element: Element) -> None:
+        pool.put(element)
+        if pool.available == pool.count and pool is not self._pools[0]:
+            self._pools.remove(pool)
+            pool.close()
+
+    def close(self) -> None:
+        """No queue pair is left."""
+        for pool in self._pools:
+            pool.close()
+        self._pools.clear()
 
 
 class Writer:
     """Fills in what the device is told of a request; one for each queue pair."""
 
-    __slots__ = ("_bad", "_domain", "_entries", "_inline_max", "_no_read_fence", "_slots", "_wr", "own_qkey", "slab")
+    __slots__ = ("_bad", "_domain", "_entries", "_inline_max", "_no_read_fence", "_wr", "own_qkey")
 
-    def __init__(self, domain: KernelDomain, entries_max: int, inline_max: int, slots: int) -> None:
+    def __init__(self, domain: KernelDomain, entries_max: int, inline_max: int) -> None:
         self._domain = domain
         self._entries = (abi.Sge * max(1, entries_max))()
         self._wr = abi.SendWr(sg_list=self._entries)
         self._bad = c_void_p()
         self._inline_max = inline_max
         self._no_read_fence = quirks.is_siw(domain.device.kernel_name)
-        self._slots = slots
-        self.slab: Slab | None = None
         self.own_qkey = 0  # of a queue pair for datagrams
 
     def post(self, call: Any, queue: int, wr_id: int, posted: Posted) -> None:
@@ -114,8 +133,7 @@ class Writer:
     def release(self, posted: Posted) -> None:
         """The device is done with it."""
         if posted.slot is not None:
-            assert self.slab is not None
-            self.slab.put(posted.slot)
+            self._domain.inline.put(*posted.slot)
             posted.slot = None
 
     def _move(self, request: Send | UdSend | RdmaWrite | RdmaRead, posted: Posted) -> None:
@@ -124,12 +142,11 @@ class Writer:
         entries = entries_of(request)
         copied = sum(len(entry) for entry in entries if isinstance(entry, bytes))
         inline = bool(copied) and sum(map(len, entries)) <= self._inline_max
-        base = 0
         if inline:
             wr.send_flags |= SendFlags.INLINE
         elif copied:
-            base = self._slot(posted)
-        used = 0
+            posted.slot = self._domain.inline.take()
+        used = offset = 0
         for entry in entries:
             length = len(entry)
             if not length:
@@ -141,7 +158,8 @@ class Writer:
                 if inline:
                     place.addr = cast(c_char_p(entry), c_void_p).value
                 else:
-                    place.addr, place.lkey, base = self._copy(entry, base)
+                    place.addr, place.lkey = _copy(entry, posted, offset)
+                    offset += length
                 continue
             place.addr = address = buffer_address(entry)
             region = self._domain.find(entry, address)
@@ -175,19 +193,6 @@ class Writer:
             wr.wr.ud.ah, wr.wr.ud.remote_qpn, wr.wr.ud.remote_qkey = ah.pointer, request.remote_qpn, qkey
         elif isinstance(request, Send) and request.invalidate is not None:
             wr.opcode, wr.invalidate_rkey = WrOpcode.SEND_WITH_INV, request.invalidate
-
-    def _slot(self, posted: Posted) -> int:
-        if self.slab is None:
-            self.slab = Slab(self._domain, self._slots)
-        posted.slot = self.slab.take()
-        return posted.slot * limits.VERBS_INLINE_MAX
-
-    def _copy(self, entry: bytes, base: int) -> tuple[int, int, int]:
-        """Address and key of the copy, and where the next one goes."""
-        assert self.slab is not None
-        region = self.slab.region
-        region.view[base : base + len(entry)] = entry
-        return region.va + base, region.lkey, base + len(entry)
 
     def _bind(self, request: BindWindow, posted: Posted) -> None:
         """Checks what cannot change before its turn comes; the rest is the device's matter (verbs draft 7.10.6)."""
@@ -230,3 +235,11 @@ class Writer:
                 f"the device does not offer a {type(request).__name__} of this kind"
             )  # whatever number it gives
         raise Unavailable(f"the device took no {type(request).__name__}: error {number}")
+
+
+def _copy(entry: bytes, posted: Posted, offset: int) -> tuple[int, int]:
+    """Puts it into the slot of the request, behind so many bytes; address and key."""
+    assert posted.slot is not None
+    pool, element = posted.slot
+    element.view[offset : offset + len(entry)] = entry
+    return buffer_address(element.view) + offset, pool.region.lkey

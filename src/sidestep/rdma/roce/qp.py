@@ -18,7 +18,7 @@ from sidestep.rdma.roce.responder import Delivered, Refused, Responder
 from sidestep.rdma.roce.tap import Joined, PacketWire
 from sidestep.rdma.soft.ordered import OrderedQueuePair
 from sidestep.rdma.soft.qp import ERROR, FLUSHED, INIT, OP_RECEIVE, RESET, RTR, RTS, SUCCESS
-from sidestep.rdma.verbs import EventKind, JoinedBy, LentDatagrams, QpEndpoint
+from sidestep.rdma.verbs import EventKind, JoinedBy, LentDatagrams, QpEndpoint, SendRing
 from sidestep.rdma.work import Completion
 
 if TYPE_CHECKING:
@@ -103,7 +103,9 @@ class RoceQueuePair(OrderedQueuePair):
 
     # --- lending it to the engine ---
 
-    def lend(self, record: dict[str, int], reclaim: Callable[[], object]) -> LentDatagrams | None:
+    def lend(
+        self, record: dict[str, int], reclaim: Callable[[], object], ring: Callable[[], SendRing]
+    ) -> LentDatagrams | None:
         """Its sockets, if nothing is under way here, and packets that come are told apart by the kernel."""
         requester, responder, path = self._requester, self._responder, self.path
         if (

@@ -162,8 +162,9 @@ class Domain(ProtectionDomain):
         self.writable: set[int] = _Everything() if self._lenient else set()
 
     def register(
-        self, buffer: Buffer, access: Access, *, zero_based: bool = False, key_part: int | None = None
-    ) -> MemoryRegion:
+        self, buffer: Buffer, access: Access, *, zero_based: bool = False, key_part: int | None = None,
+        uid: int | None = None,
+    ) -> MemoryRegion:  # fmt: skip
         self._check_usable()
         view = self._view(buffer, access)
         return self._register(view, access, zero_based, self.part(key_part, zero_based=zero_based))
