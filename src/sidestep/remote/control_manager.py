@@ -283,7 +283,8 @@ class ControlConnection(Connection):
     def _asked_for(self, req: Req) -> None:
         """The other end wants a connection by the queue pairs that are joined."""
         manager, link = self._manager, self._link
-        if link is None or req.wire != manager.wire or not self._is_other(req.endpoint):
+        asks_by_it = req.wire == manager.wire and self._is_other(req.endpoint) and req.service_id != POOL_SERVICE
+        if link is None or not asks_by_it:
             raise PeerViolation("it asks by queue pairs that were not joined", rule="control_joined")
         request = ControlRequest(manager, link, self._number, req, self)
         if request.begin():
@@ -304,6 +305,8 @@ class ControlConnection(Connection):
             self._over(Disconnected(by_remote=by_remote, confirmed=False))
 
     def _replied(self, rep: Rep) -> None:
+        if self._other is not None and not self._is_other(rep.endpoint):
+            raise PeerViolation("it answers with a queue pair that was not joined", rule="control_joined")
         if self._check_reply is not None and not self._check_reply(rep.private_data):
             self._say(Kind.REJ, Rej(REJECT_CONSUMER).encode())
             self.end(Rejected(REJECT_CONSUMER))
@@ -319,8 +322,6 @@ class ControlConnection(Connection):
                 self._say(Kind.REJ, Rej(_PATH_FAILED).encode())
                 self.end(Unreachable())
                 return
-        elif not self._is_other(rep.endpoint):
-            raise PeerViolation("it answers with a queue pair that was not joined", rule="control_joined")
         service_id, private_data = self._asked
         if service_id == POOL_SERVICE:
             self.state = CmState.JOINED
