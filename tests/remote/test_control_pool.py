@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
 from ipaddress import ip_address
@@ -13,11 +13,13 @@ import pytest
 from control_pair import ControlPair
 
 from sidestep import limits
-from sidestep.rdma.cm import CmState
+from sidestep.errors import Misuse
+from sidestep.rdma.cm import CmState, ConnectionRequest
 from sidestep.rdma.loopback import Fabric
-from sidestep.rdma.verbs import AsyncEvent, EventKind, QpEndpoint, QpState
+from sidestep.rdma.verbs import AsyncEvent, EventKind, QpEndpoint, QpState, QueuePair
 from sidestep.rdma.work import Send
 from sidestep.remote.control_link import PRIVATE_DATA_MAX, Kind, Rej, Rep, Req
+from sidestep.remote.control_manager import ControlConnection, ControlManager
 from sidestep.remote.control_pool import POOL_SERVICE, QueuePairPool
 from sidestep.sdp.endpoint import SdpStream
 from sidestep.sdp.requests import SdpEvent, SdpEventKind, StreamReceive, Told
@@ -51,7 +53,7 @@ class Connections:
     def _stack(self, at: int) -> Stack:
         manager = self.managers[at]
         device = manager.device
-        return stack_on(self.fabric, device, manager=manager, private_data_max=PRIVATE_DATA_MAX)  # type: ignore[arg-type]
+        return stack_on(self.fabric, device, manager=manager, private_data_max=PRIVATE_DATA_MAX)
 
     def _count(self, at: int, what: str) -> None:
         self.counts[at][what] += 1
@@ -61,7 +63,7 @@ class Connections:
         stream.tell = self.tell
 
     @property
-    def managers(self):
+    def managers(self) -> tuple[ControlManager, ControlManager]:
         return self.pair.active, self.pair.passive
 
     @property
@@ -113,7 +115,7 @@ class Connections:
         self.wait(0.001)
 
     @property
-    def ready(self):
+    def ready(self) -> tuple[ControlConnection, int]:
         """The one pair that is ready where this asks, and its number on the link."""
         (made,) = [each for each in self.managers[0].connections.values() if each.state is CmState.JOINED]
         return made, made._number
@@ -133,10 +135,11 @@ def hosts() -> Iterator[Connections]:
     made.close()
 
 
-def strange(hosts: Connections) -> QpEndpoint:
-    """A queue pair at the asking end that nobody there knows."""
-    domain, queue = hosts.managers[0].device.alloc_pd(), hosts.managers[0].device.create_cq(64)
-    return domain.create_qp(queue, queue).endpoint("other")
+def strange(hosts: Connections, at: int = 0) -> QueuePair:
+    """One that nobody there knows."""
+    device = hosts.managers[at].device
+    queue = device.create_cq(64)
+    return device.alloc_pd().create_qp(queue, queue)
 
 
 def req(service_id: int, endpoint: QpEndpoint, wire: str = WIRE, private_data: bytes = b"") -> bytes:
@@ -163,7 +166,7 @@ def test_the_second_connection_finds_its_queue_pairs_joined(hosts: Connections) 
         receiver.receive(room, waitall=True)
         sender.send(memoryview(b"bytes"))
         hosts.fabric.run_until(lambda: any(type(each) is StreamReceive for each in heard))  # noqa: B023
-        assert room == b"bytes"
+        assert bytes(room) == b"bytes"
 
 
 def test_no_queue_pair_serves_twice(hosts: Connections) -> None:
@@ -310,7 +313,7 @@ def test_a_host_that_knows_no_pool_is_asked_once() -> None:
 def test_another_host_gets_no_more_than_its_share(hosts: Connections) -> None:
     sizes = []
     for number in range(1, limits.CONTROL_POOL_MAX + 6):
-        hosts.say(Kind.REQ, number, req(POOL_SERVICE, strange(hosts)))
+        hosts.say(Kind.REQ, number, req(POOL_SERVICE, strange(hosts).endpoint("other")))
         sizes.append(hosts.pools[1].size)
     assert sizes[-6:] == [limits.CONTROL_POOL_MAX] * 6
     assert hosts.queue_pairs[1] == limits.CONTROL_POOL_MAX
@@ -322,13 +325,15 @@ def test_all_hosts_together_get_no_more_than_a_bound(hosts: Connections, monkeyp
     for _ in range(6):
         hosts.connect()
     assert hosts.sizes == [3, 3]
+    hosts.say(Kind.REQ, 1000, req(POOL_SERVICE, strange(hosts).endpoint("other")))
+    assert hosts.sizes == [3, 3]
 
 
 def test_requests_that_wait_for_their_answer_count(hosts: Connections) -> None:
     """Or another host would have as many queue pairs made as it may have requests waiting."""
     hosts.stacks[1].take_requests(PORT + 1, lambda _request: None)
     for number in range(1, 2 * limits.CONTROL_POOL_MAX):
-        endpoint = strange(hosts)
+        endpoint = strange(hosts).endpoint("other")
         hosts.say(Kind.REQ, number, req(POOL_SERVICE, endpoint))
         if hosts.queue_pairs[1] == number:
             hosts.say(Kind.REQ, number, req(service_id(PORT + 1), endpoint))
@@ -339,7 +344,17 @@ def test_requests_that_wait_for_their_answer_count(hosts: Connections) -> None:
     assert (hosts.pools[1].size, hosts.queue_pairs[1]) == (0, 0)
 
 
-BREACHES = {
+def test_a_request_by_a_pair_is_accepted_with_that(hosts: Connections) -> None:
+    asked: list[ConnectionRequest] = []
+    hosts.stacks[1].take_requests(PORT + 1, asked.append)
+    hosts.connect()
+    joined, number = hosts.ready
+    hosts.say(Kind.REQ, number, req(service_id(PORT + 1), joined.qp.endpoint("other")))
+    with pytest.raises(Misuse):
+        asked[0].accept(strange(hosts, 1), b"", lambda *_: None)
+
+
+BREACHES: dict[str, Callable[[QpEndpoint], list[tuple[Kind, bytes]]]] = {
     "by another wire": lambda endpoint: [(Kind.REQ, req(service_id(PORT), endpoint, wire="another"))],
     "by another queue pair": lambda endpoint: [
         (Kind.REQ, req(service_id(PORT), replace(endpoint, number=endpoint.number ^ 1)))
@@ -389,6 +404,7 @@ def test_either_end_gives_a_pair_up(hosts: Connections, kind: Kind, side: str) -
     _, number = hosts.ready
     getattr(hosts, side)(kind, number, Rej(4).encode() if kind is Kind.REJ else b"")
     assert hosts.sizes[side == "say"] == 0
+    assert kind is Kind.DREQ or not hosts.pair.logged  # the end that has not said DREQ itself wants no DREP
 
 
 def test_ready_to_use_is_nothing_where_no_connection_is(hosts: Connections) -> None:
