@@ -97,7 +97,7 @@ class ControlRequest(SoftRequest):
         try:
             if joined is None:
                 made.join(req.endpoint, initiator_depth=depth, responder_resources=resources)
-            own = qp.endpoint(self.remote_address)  # with the MTU of both
+            own = made.endpoint()  # with the MTU of both
         except SidestepError:
             self._refuse(_PATH_FAILED)
             made.end(Unreachable())
@@ -175,12 +175,19 @@ class ControlConnection(Connection):
         self._link: ControlLink | None = None
         self._number = 0
         self._asked = 0, b""  # service id and private data
+        self._own: QpEndpoint | None = None  # once it was told
         self._other: QpEndpoint | None = None  # once they are joined
         self.state = CmState.REQUEST_SENT
         manager.connections[qp.number] = self
 
     def adopt(self, link: ControlLink, number: int) -> None:
         self._link, self._number = link, number
+
+    def endpoint(self) -> QpEndpoint:
+        """As `QueuePair.endpoint`, which asks the device and the routes: once."""
+        if self._own is None:
+            self._own = self.qp.endpoint(self.remote_address)
+        return self._own
 
     def join(self, other: QpEndpoint, *, initiator_depth: int, responder_resources: int) -> None:
         """As `QueuePair.join`."""
@@ -206,8 +213,8 @@ class ControlConnection(Connection):
         able = self.qp.capabilities
         try:
             req = Req(
-                self._manager.wire, service_id, able.responder_resources, able.initiator_depth,
-                self.qp.endpoint(self.remote_address), private_data,
+                self._manager.wire, service_id, able.responder_resources, able.initiator_depth, self.endpoint(),
+                private_data,
             )  # fmt: skip
         except SidestepError:
             self._say(Kind.DREQ)
