@@ -16,6 +16,7 @@ from sidestep import limits
 from sidestep.errors import Misuse
 from sidestep.rdma.cm import CmState, ConnectionRequest
 from sidestep.rdma.loopback import Fabric
+from sidestep.rdma.loopback.qp import LoopbackQueuePair
 from sidestep.rdma.verbs import AsyncEvent, EventKind, QpEndpoint, QpState, QueuePair
 from sidestep.rdma.work import Send
 from sidestep.remote.control_link import PRIVATE_DATA_MAX, Kind, Rej, Rep, Req
@@ -271,6 +272,28 @@ def test_an_answering_end_with_other_settings_refuses(hosts: Connections) -> Non
     hosts.wait(SOON_S)
     assert hosts.told[stream] == GIVEN_UP
     assert (hosts.sizes, hosts.queue_pairs) == ([0, 0], [1, 1])
+
+
+def test_a_connection_that_breaks_takes_the_others_pairs_along(hosts: Connections) -> None:
+    """The way may be another one by now, and theirs is of then."""
+    for _ in range(3):
+        stream, _ = hosts.connect()
+    assert isinstance(stream.qp, LoopbackQueuePair)
+    hosts.fabric.cut(stream.qp)
+    stream.send(memoryview(b"to nobody"))
+    hosts.fabric.run_until(lambda: len(hosts.told[stream]) > 1)
+    hosts.wait(1.0)
+    assert (hosts.sizes, hosts.queue_pairs[0]) == ([0, 0], 2)
+    hosts.connect()
+    assert hosts.sizes == [1, 1]
+
+
+def test_a_connection_that_is_closed_leaves_the_pairs(hosts: Connections) -> None:
+    for close in (SdpStream.close, SdpStream.abort):
+        for end in (0, 1):
+            close(hosts.connect()[end])
+            hosts.wait(1.0)
+    assert hosts.sizes == [4, 4]
 
 
 @pytest.mark.parametrize("at", [0, 1])

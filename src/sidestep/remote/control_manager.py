@@ -235,6 +235,8 @@ class ControlConnection(Connection):
             self._say(Kind.DREQ)
             self.end(None)
         elif self.state is CmState.ESTABLISHED:
+            if self.qp.state is QpState.ERROR and self._manager.pool is not None:
+                self._manager.pool.doubt(self.remote_address)
             self.qp.modify_to_error()
             self.state = CmState.DISCONNECT_SENT
             self._say(Kind.DREQ)

@@ -114,6 +114,11 @@ class QueuePairPool:
         host.wanted = min(host.wanted + 1, limits.CONTROL_POOL_MAX)
         self._fill_soon(address, host)
 
+    def doubt(self, address: str) -> None:
+        """A connection with that host broke: the way there may be another one than when the pairs were joined."""
+        if address in self._hosts:
+            self._drop(address)
+
     def _fill_soon(self, address: str, host: _Host) -> None:
         """When the connection has done what it has to do first."""
         if not host.due:
