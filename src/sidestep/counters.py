@@ -23,6 +23,7 @@ NAMES: Final = {
     "engine_lent": "times that a connection with another host was lent to the engine",
     "engine_given_back": "times that it was given back, by reason",
     "remote_joined": "connections with another host whose two providers have a link, by what this end did",
+    "pooled_queue_pair": "queue pairs joined with another host's in advance, by what became of them, or `missed`",
     "worker_started": "processes that carry connections with other hosts",
     "worker_ended": "of them, those that ended without having been told to, by how",
     "visit_accepted": "connections of other hosts that may go to a listener of this one by TCP",

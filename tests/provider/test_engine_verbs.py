@@ -143,6 +143,25 @@ def test_each_byte_arrives_whoever_carries_it(
     assert not world.one.faults + world.two.faults
 
 
+@pytest.mark.usefixtures("device")
+def test_a_queue_pair_that_was_joined_in_advance_is_lent_like_any(closing: ExitStack) -> None:
+    world = World(closing, engines=BOTH, wire="verbs")
+    pools = [host.keep_joined() for host in (world.one, world.two)]
+    dice = random.Random(1)
+    for count in range(1, 4):
+        a, b, *ends = lent(world)
+        for stream in (Stream(a, b, dice), Stream(b, a, dice)):
+            stream.send(3000)
+            while stream.got < len(stream.sent):
+                world.turn()
+                stream.receive()
+        assert world.one.counters.get("pooled_queue_pair", "taken") == count - 1
+        world.turns(lambda: [each.size for each in pools] == [count] * 2)  # noqa: B023
+        for end in ends:
+            end.reclaim()
+    assert not world.one.faults + world.two.faults
+
+
 def test_what_is_not_acknowledged_keeps_its_memory(closing: ExitStack, device: FakeVerbs) -> None:
     """Also when Python has the queue pair again: it is not sent from once more before it is done."""
     world = World(closing, engines=BOTH, wire="verbs")

@@ -12,6 +12,8 @@ from typing import Any
 import pytest
 from loopback_dut import LoopbackUnderTest
 
+from sidestep import limits
+from sidestep.counters import NAMES
 from sidestep.rdma import cm, conformance, datagrams, grh, loopback, verbs, work
 from sidestep.rdma.conformance import DeviceUnderTest
 from sidestep.rdma.loopback import NO_DELAY, Fabric
@@ -22,6 +24,7 @@ from sidestep.rdma.soft import memory as soft_memory
 from sidestep.rdma.soft import qp as soft_qp
 from sidestep.rdma.soft import queues as soft_queues
 from sidestep.rdma.work import Send, Status
+from sidestep.remote import control_pool
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs/internals/rdma.md").read_text(encoding="utf-8")
@@ -83,8 +86,10 @@ def test_the_names_exist() -> None:
         loopback,
         Fabric,
         Send,
+        control_pool,
+        limits,
     )
-    known = {name for place in places for name in dir(place)} | set(Status.__members__)
+    known = {name for place in places for name in dir(place)} | set(Status.__members__) | set(NAMES)
     assert names - known == {"memoryview", "bytes", "loopback"}
     assert "observer" in inspect.signature(Fabric).parameters
 

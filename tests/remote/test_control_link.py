@@ -137,7 +137,6 @@ def test_what_was_over_here_is_over_there(ends: Ends) -> None:
         record(255),
         record(Kind.REQ, body=b""),
         record(Kind.REQ, body=REQ.encode()[:50]),
-        record(Kind.REQ, body=REQ.encode()) * 2,
         record(Kind.REQ, length=0xFFFF),
         record(Kind.REQ, body=Req("w", 7, 4, 5, QpEndpoint(bytes(16), 1 << 24, 0, 1024), b"").encode()),
         record(Kind.REQ, body=Req("w", 7, 4, 5, QpEndpoint(bytes(16), 1, 1 << 24, 1024), b"").encode()),

@@ -44,6 +44,8 @@ def test_the_software_hca_carries_promoted_connections(make_hosts: Make, tmp_pat
         ends_well(client)
         one.wait_for(lambda: not devices(one) + devices(other))
     assert not one.counter("relay_reset") + other.counter("relay_reset")
+    assert one.counter("pooled_queue_pair") > other.counter("pooled_queue_pair"), "those of the end that asks"
+    assert one.sidestep.status()["counters"]["pooled_queue_pair{taken}"] == 2
 
 
 def test_the_software_hca_is_cut_off_and_tcp_goes_on(make_hosts: Make) -> None:

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
     from sidestep.rdma.cm import Driver
     from sidestep.rdma.verbs import Device
+    from sidestep.sdp.stack import Stack
 
 
 _WIRE: Final = "tested"
@@ -28,32 +29,45 @@ class ControlPair:
     """The link goes between two more devices, on a fabric; the first of the two devices asks, the second is asked."""
 
     def __init__(self, active: Device, passive: Device, driver: Driver, fabric: Fabric | None = None) -> None:
-        self._at = passive.address
-        self.link: ControlLink | None = None
+        self.logged: list[str] = []  # of rules that either end broke
+        self.links: dict[str, ControlLink] = {}  # ends that ask, by the address that they ask
+        self.answering: dict[str, ControlLink] = {}  # those that answer, by their own address
         self.active = ControlManager(active, driver, _WIRE, self._reach)
         self.passive = ControlManager(passive, driver, _WIRE, self._reach)
         self.fabric = fabric or Fabric(Random(1))
         self._stacks = [stack_on(self.fabric, self.fabric.device(name)) for name in ("asks", "answers")]
-        one, other = self._stacks
-        other.listen(1, self._accepted)
-        one.connect("answers", Addresses(ip_address("10.0.0.1"), 2, ip_address("10.0.0.2"), 1), self._told)
-        self.fabric.run_until(lambda: self.link is not None)
+        self._connect(self.passive, *self._stacks)
+
+    def connect_back(self) -> None:
+        """Has the second one ask as well."""
+        self._connect(self.active, *reversed(self._stacks))
+
+    def _connect(self, asked: ControlManager, one: Stack, other: Stack) -> None:
+        """The manager whose host is `other` is asked."""
+        at = asked.device.address
+
+        def made(stream: SdpStream, event: Told) -> None:
+            assert isinstance(event, SdpEvent)
+            self.links[at] = ControlLink(
+                stream, self.fabric, None, lambda: self.links.pop(at, None), self.logged.append
+            )
+            self.links[at].begin()
+
+        def take(link: ControlLink, number: int, req: Req) -> Talker | None:
+            assert req.wire == _WIRE
+            return asked.take(link, number, req)
+
+        def accepted(stream: SdpStream) -> None:
+            self.answering[at] = ControlLink(stream, self.fabric, take, lambda: None, self.logged.append)
+
+        listener = other.listen(1, accepted)
+        one.connect(other.device.address, Addresses(ip_address("10.0.0.1"), 2, ip_address("10.0.0.2"), 1), made)
+        self.fabric.run_until(lambda: at in self.links)
         self.fabric.run()
-
-    def _told(self, stream: SdpStream, event: Told) -> None:
-        assert isinstance(event, SdpEvent)
-        self.link = ControlLink(stream, self.fabric, None, lambda: None, print)
-        self.link.begin()
-
-    def _accepted(self, stream: SdpStream) -> None:
-        ControlLink(stream, self.fabric, self._asked, lambda: None, print)
-
-    def _asked(self, link: ControlLink, number: int, req: Req) -> Talker | None:
-        assert req.wire == _WIRE
-        return self.passive.take(link, number, req)
+        listener.close()
 
     def _reach(self, address: str, reached: Callable[[ControlLink | None], None]) -> None:
-        reached(self.link if address == self._at else None)
+        reached(self.links.get(address))
 
     def close(self) -> None:
         for stack in self._stacks:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import ExitStack
+from functools import partial
 from ipaddress import IPv4Address
 from random import randrange
 from struct import Struct
@@ -25,6 +26,7 @@ from sidestep.rdma.roce.udp_link import UdpRoceDevice
 from sidestep.rdma.verbs import Device, DeviceAttributes
 from sidestep.remote.control_link import PRIVATE_DATA_MAX, ControlLink, Req, Talker
 from sidestep.remote.control_manager import ControlManager
+from sidestep.remote.control_pool import QueuePairPool
 from sidestep.remote.link import SdpLink
 from sidestep.remote.protocol import settings_on
 from sidestep.sdp.endpoint import SdpStream
@@ -105,8 +107,17 @@ class Host(HubWorld):
             private_data_max=PRIVATE_DATA_MAX if self.manager is not None else 0,
         )  # fmt: skip
         stack.callback(self.stack.close)
+        if self.manager is not None:
+            stack.callback(self.manager.close)
         self.lost: list[Carried] = []
         self.logged: list[str] = []
+
+    def keep_joined(self) -> QueuePairPool:
+        """Queue pairs are joined for connections to come."""
+        assert self.manager is not None
+        self.manager.keep_joined(self.stack.make_usual_qp, partial(self.counters.add, "pooled_queue_pair"))
+        assert self.manager.pool is not None
+        return self.manager.pool
 
     def wait_for_attachments(self) -> None:
         """Applications that have not attached by now are not waited for any longer."""

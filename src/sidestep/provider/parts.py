@@ -63,6 +63,7 @@ class Parts:
         self.log = Log(f"sidestep provider {os.getpid()}", share=self.users.share, write=write_log)
         tell_of_modules = partial(self.tell, writer=Source.MODULES)
         self.services = Services(loop=self.loop, log=tell_of_modules, remote=settings.remote, share=self.users.share)
+        self.services.count = self.counters.add
         self.policy = self._policy_of(settings)
         self.lineage = Lineage(self.loop, processes_max=room.lineage)
         self.table = ClientTable(

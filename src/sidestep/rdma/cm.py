@@ -37,9 +37,10 @@ from sidestep import limits
 from sidestep.errors import Misuse
 
 if TYPE_CHECKING:
-    from sidestep.rdma.verbs import Beginning, QueuePair
+    from sidestep.rdma.verbs import QpCapabilities, QueuePair
 
 # Reasons of a rejection (IBTA 12.6.7.2).
+REJECT_NO_RESOURCES: Final = 3  # no queue pair, no memory
 REJECT_TIMEOUT: Final = 4  # who asked has given up
 REJECT_INVALID_COMM_ID: Final = 6  # a reply to a request that is no more
 REJECT_INVALID_SERVICE_ID: Final = 8  # nobody listens
@@ -64,6 +65,7 @@ class CmState(IntEnum):
     DISCONNECT_SENT = 4  # DREQ is out
     TIMEWAIT = 5  # late packets may still come: the queue pair's number is not used again
     CLOSED = 6
+    JOINED = 7  # not the standard's: both queue pairs are joined, and no connection has asked for them yet
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,6 +176,15 @@ class ConnectionRequest(ABC):
             Misuse: Already answered, too much private data, or the queue pair is not in INIT.
         """
 
+    def take_joined(self, capabilities: QpCapabilities) -> Connection | None:
+        """What `accept` is to be given the queue pair of, as who asks is joined with it; None: any.
+
+        Raises:
+            Unavailable: It is not as wanted, or no more. Reject the request.
+        """
+        del capabilities
+        return None
+
     @abstractmethod
     def reject(self, reason: int = REJECT_CONSUMER, private_data: bytes = b"") -> None:
         """Says no.
@@ -189,7 +200,6 @@ class Connection(ABC):
     __slots__ = ()
 
     transport: Transport | None = None  # the connection beneath, where it is TCP's
-    beginning: Beginning | None = None  # where others than the device's own connection manager make it
 
     qp: QueuePair
     state: CmState
@@ -248,3 +258,11 @@ class ConnectionManager(ABC):
         Raises:
             Misuse: Too much private data, or the queue pair is not in INIT.
         """
+
+    def take_joined(self, address: str, capabilities: QpCapabilities) -> Connection | None:
+        """One whose queue pair is joined with that host's already, for `connect`; None: there is none.
+
+        It is the caller's from now on: `disconnect` gives it up, and the queue pair is his to destroy.
+        """
+        del address, capabilities
+        return None

@@ -323,7 +323,7 @@ class QpEndpoint:
 
 @dataclass(frozen=True, slots=True)
 class Beginning:
-    """What the two ends said to each other before their queue pairs were joined, for those who look on."""
+    """What the two ends of queue pairs that were joined by number said to each other, for those who look on."""
 
     active: bool  # this end asked for it
     service_id: int
@@ -346,10 +346,6 @@ class JoinedBy(Protocol):
 
     remote_address: str
     state: CmState
-
-    @property
-    def beginning(self) -> Beginning | None:
-        """How it came to that, from `join` on; None: by the device's own connection manager."""
 
     def communication_established(self) -> None:
         """The first message has come, before the handler of completions hears of it."""
@@ -449,6 +445,9 @@ class QueuePair(ABC):
     def ready_to_send(self) -> None:
         """From RTR to RTS."""
         raise Misuse("this device's queue pairs are connected by its connection manager only")
+
+    def tell_beginning(self, beginning: Beginning) -> None:  # noqa: B027 - few devices let others look on
+        """How it came to the connection: told once, after `join` and before anything is sent."""
 
     def use_large_frames(self) -> None:  # noqa: B027 - most devices have none
         """The other end is known to take frames of any size, and to gain from large ones; where there are any."""

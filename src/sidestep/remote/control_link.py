@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol, Self
 from sidestep import limits
 from sidestep.errors import PeerViolation
 from sidestep.loop import nothing
+from sidestep.rdma.cm import REJECT_NO_RESOURCES
 from sidestep.rdma.verbs import QpEndpoint
 from sidestep.sdp.endpoint import unheard
 from sidestep.sdp.requests import SdpEvent, SdpEventKind, StreamReceive, StreamSend, Told
@@ -170,6 +171,10 @@ class ControlLink:
         self._talkers[self._next] = talker
         return self._next
 
+    def hand_over(self, number: int, talker: Talker) -> None:
+        """That one hears what follows."""
+        self._talkers[number] = talker
+
     def remove(self, number: int) -> None:
         self._talkers.pop(number, None)
 
@@ -243,10 +248,13 @@ class ControlLink:
     def _take(self, kind: Kind, number: int, body: bytes) -> None:
         talker = self._talkers.get(number)
         if kind is Kind.REQ:
-            if self._asked is None or talker is not None:
-                raise PeerViolation("it asks where it is to answer, or twice", rule="control_request")
+            if self._asked is None:
+                raise PeerViolation("it asks where it is to answer", rule="control_request")
+            if talker is not None:
+                talker.handle_record(kind, body)
+                return
             if len(self._talkers) >= limits.CONTROL_CONNECTIONS_MAX:
-                self.send(Kind.REJ, number, Rej(_NO_RESOURCES).encode())
+                self.send(Kind.REJ, number, Rej(REJECT_NO_RESOURCES).encode())
                 return
             taken = self._asked(self, number, Req.decode(body))
             if taken is not None:
@@ -259,9 +267,6 @@ class ControlLink:
             talker.handle_record(kind, body)
         elif kind is Kind.DREQ:  # it was over here when that was said
             self.send(Kind.DREP, number)
-
-
-_NO_RESOURCES: Final = 3  # IBTA 12.6.7.2: no resources available
 
 
 def _packed(endpoint: QpEndpoint) -> bytes:

@@ -393,6 +393,8 @@ class _At(Node[Device]):
             private_data_max=PRIVATE_DATA_MAX if manager is not None else 0,
         )  # fmt: skip
         self.manager = manager
+        if manager is not None:
+            manager.keep_joined(self.stack.make_usual_qp, partial(sdp.services.count, "pooled_queue_pair"))
         self.sdp = sdp
         self.transport = transport
         self.address = address
@@ -420,6 +422,8 @@ class _At(Node[Device]):
         """Takes no more connections; what it has carried may still be asked about."""
         self._retired = True
         self.serving.close()
+        if self.manager is not None:
+            self.manager.join_no_more()
 
     def close(self) -> None:
         self.serving.close()

@@ -95,8 +95,15 @@ class SdpStream:
         self._want: Want | None = None  # for more of them
         self._collected: list[Receive] = []  # what has been given of those
 
-    def make_ready(self) -> None:
+    @property
+    def capabilities(self) -> QpCapabilities:
+        """What its queue pair has to hold."""
+        return capabilities_of(self._settings)
+
+    def make_ready(self, joined: Callable[[QpCapabilities], cm.Connection | None]) -> None:
         """Gives the connection a queue pair, and where nobody waits for private buffers, those that it begins with.
+
+        `joined` may have a queue pair that is joined already.
 
         Raises:
             LimitReached, Unavailable: The device has no more, or registers no more memory.
@@ -116,27 +123,25 @@ class SdpStream:
         try:
             if short is not None:
                 raise short
-            self.make_qp()
+            self.make_qp(joined(self.capabilities))
         except SidestepError:
             self._stop_wanting()
             raise
 
-    def make_qp(self) -> None:
-        """Gives the connection a queue pair.
+    def make_qp(self, joined: cm.Connection | None = None) -> None:
+        """Gives the connection a queue pair: a new one, or that of two that are joined.
 
         Raises:
             LimitReached: The device has no more.
         """
-        stack, settings = self.stack, self._settings
-        capabilities = QpCapabilities(
-            max_send_wr=settings.send_queue + SPARE_REQUESTS,
-            max_recv_wr=2 * settings.receive_count + SPARE_REQUESTS,
-            initiator_depth=settings.reads_max,
-            responder_resources=settings.reads_max,
-        )
-        qp = stack.domain.create_qp(stack.send_cq, stack.recv_cq, capabilities, on_event=self._on_event)
+        stack = self.stack
+        if joined is None:
+            qp = stack.make_qp(self.capabilities, self._on_event)
+        else:
+            qp = joined.qp
+            qp.on_event = self._on_event
         self.qp = self._poster = qp
-        self._cm = None
+        self._cm = joined
         stack.streams[qp.number] = self
         attributes = stack.device.attributes
         if attributes.checks_local_memory:
@@ -547,6 +552,16 @@ class SdpStream:
         Reject: _on_reject,
         Disconnect: _on_disconnect,
     }
+
+
+def capabilities_of(settings: SdpSettings) -> QpCapabilities:
+    """Of a queue pair for a connection with these settings."""
+    return QpCapabilities(
+        max_send_wr=settings.send_queue + SPARE_REQUESTS,
+        max_recv_wr=2 * settings.receive_count + SPARE_REQUESTS,
+        initiator_depth=settings.reads_max,
+        responder_resources=settings.reads_max,
+    )
 
 
 def unheard(_stream: SdpStream, _event: Told) -> None:

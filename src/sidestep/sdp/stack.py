@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from heapq import heapify, heappop, heappush
 from ipaddress import IPv4Address, ip_address
 from typing import TYPE_CHECKING, Any, Final
@@ -17,7 +18,7 @@ from sidestep.rdma.verbs import AsyncEvent, Device, EventKind, MemoryRegion
 from sidestep.rdma.work import Access, Completion, Status
 from sidestep.sdp.buffers import PrivateBuffers
 from sidestep.sdp.connection import SdpCause
-from sidestep.sdp.endpoint import SPARE_REQUESTS, Acceptor, SdpStream, Teller, ip_of, unheard
+from sidestep.sdp.endpoint import SPARE_REQUESTS, Acceptor, SdpStream, Teller, capabilities_of, ip_of, unheard
 from sidestep.sdp.private_data import check_room, whole
 from sidestep.sdp.registration import PermanentRegions
 from sidestep.sdp.requests import Suspended, Told
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from typing_extensions import Buffer
 
     from sidestep.rdma.loopback import Fabric, Timer
+    from sidestep.rdma.verbs import EventHandler, QpCapabilities, QueuePair
 
 _DONE: Final = Status.SUCCESS
 _CQ_SIZE: Final = 65536  # completions; queues with a handler are emptied as they fill
@@ -126,7 +128,7 @@ class Stack:
         stream = SdpStream(self, chosen, tell, uid)
         stream.address = address
         stream.beside_hello = beside_hello
-        stream.make_ready()
+        stream.make_ready(partial(self.manager.take_joined, address))
         stream.connection.connect(addresses, self.clock())
         stream.run()
         return stream
@@ -199,7 +201,7 @@ class Stack:
         hello = request.private_data[: len(request.private_data) - beside_hello]
         if stream.connection.accept(whole(hello), _addresses_of(request, port), self.clock()):
             try:
-                stream.make_ready()
+                stream.make_ready(request.take_joined)
             except SidestepError as why:
                 stream.reject_with = why_not(why)
                 stream.connection.handle_failure(why, SdpCause.RESOURCES, self.clock())
@@ -240,6 +242,14 @@ class Stack:
         self.send_cq.destroy()
         self.recv_cq.destroy()
         self.regions.close(self.domain.deallocate)  # a registration may be under way
+
+    def make_qp(self, capabilities: QpCapabilities, on_event: EventHandler) -> QueuePair:
+        """Raises LimitReached if the device has no more."""
+        return self.domain.create_qp(self.send_cq, self.recv_cq, capabilities, on_event=on_event)
+
+    def make_usual_qp(self, on_event: EventHandler) -> QueuePair:
+        """One for a connection to come, with the settings of the stack."""
+        return self.make_qp(capabilities_of(self.suited(self.settings)), on_event)
 
     # --- what the device says ---
 

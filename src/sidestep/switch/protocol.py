@@ -255,6 +255,8 @@ class Services:
     lease_listener: Callable[[OffloadProtocol, str, Endpoint], ListenerLease] = field(init=False)
     map_addresses: Callable[[Ends, Ends], Callable[[], None]] = field(init=False)
     """Programs under the shim see the second `Ends` where a TCP socket has the first, until what it gives is called."""
+    count: Callable[[str, str], object] = field(init=False)
+    """Adds one to a counter of the provider's, for a reason; see `sidestep.counters`."""
     transports: Transports = field(init=False)
 
 

@@ -146,10 +146,11 @@ def test_packets_that_are_sent_again_are_there_twice() -> None:
 def test_a_connection_that_others_have_joined_is_introduced() -> None:
     wire = Wire(Random(1))
     active, passive = ends(wire)
-    owners = [_Owner(Beginning(is_active, SERVICE, b"asks", b"says yes")) for is_active in (True, False)]
     told = [active.qp.endpoint(RIGHT), passive.qp.endpoint(LEFT)]
-    for each, owner, remote in ((active, owners[0], told[1]), (passive, owners[1], told[0])):
-        each.qp.join(remote, owner, initiator_depth=4, responder_resources=4)
+    for each, remote in ((active, told[1]), (passive, told[0])):
+        each.qp.join(remote, _Owner(), initiator_depth=4, responder_resources=4)
+        assert not each.device.taps.wires, "joined in advance, perhaps for ever: there is nothing to see"
+        each.qp.tell_beginning(Beginning(each is active, SERVICE, b"asks", b"says yes"))
         each.qp.ready_to_send()
     for each in (active, passive):
         active.done.clear()
@@ -170,9 +171,6 @@ def test_a_connection_that_others_have_joined_is_introduced() -> None:
 class _Owner:
     remote_address = ""
     state = CmState.ESTABLISHED
-
-    def __init__(self, beginning: Beginning) -> None:
-        self.beginning = beginning
 
     def communication_established(self) -> None: ...
     def lost(self) -> None: ...

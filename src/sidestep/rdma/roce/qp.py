@@ -206,22 +206,18 @@ class RoceQueuePair(OrderedQueuePair):
             ),
             responder_resources,
         )  # fmt: skip
-        self._show(str(remote), owner.beginning)
         self.ready_to_receive()
 
-    def _show(self, remote: str, beginning: Beginning | None) -> None:
-        """Lets others look on; how it began they cannot see, and are told."""
-        path = self.path
+    def tell_beginning(self, beginning: Beginning) -> None:
+        """Lets others look on, who cannot see how it began, and are told."""
+        path, active = self.path, beginning.active
         assert path is not None
-        active = beginning is not None and beginning.active
-        self.wire = PacketWire(self.device.taps, self.device.address, remote, active=active)
-        joined = None
-        if beginning is not None:
-            qps, psns = (self.number, path.remote_qp), (path.receive_psn, path.send_psn)
-            joined = Joined(
-                beginning.service_id, beginning.request, beginning.reply, qps if active else qps[::-1],
-                psns if active else psns[::-1], path.mtu,
-            )  # fmt: skip
+        self.wire = PacketWire(self.device.taps, self.device.address, path.address, active=active)
+        qps, psns = (self.number, path.remote_qp), (path.receive_psn, path.send_psn)
+        joined = Joined(
+            beginning.service_id, beginning.request, beginning.reply, qps if active else qps[::-1],
+            psns if active else psns[::-1], path.mtu,
+        )  # fmt: skip
         self.wire.opened(self.number, path.remote_qp, joined)
 
     def follow(self, path: Path, responder_resources: int | None = None) -> None:
