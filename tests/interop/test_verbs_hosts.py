@@ -154,11 +154,11 @@ def promoted_both_ways(one: Peer, device: str, other: Peer, other_device: str) -
 def test_rings_whose_pages_are_given_back_between_two_messages(lab: Lab, peers: ExitStack) -> None:
     """After a second of rest, by the shim: a device that had pinned them would send what was there before."""
     guest, own = peers.enter_context(in_guest(lab)), peers.enter_context(on_this_machine(lab))
-    guest.serves()
-    own.talks(guest, _LARGE, pause_s=_REST_S)
+    own.serves()
+    guest.talks(own, _LARGE, pause_s=_REST_S)
     guest.promoted("verbs")
     guest.wait_for(lambda found: [each["sent"] >= 5 * _LARGE for each in found["ends"]] == [True])
-    assert own.ends_well() > 5
+    assert guest.ends_well() > 5
 
 
 def test_the_kernel_counts_alike_what_is_pinned(lab: Lab, peers: ExitStack) -> None:
