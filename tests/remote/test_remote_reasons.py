@@ -15,8 +15,11 @@ from talking import PORT, TALKERS, line
 
 from sidestep.config import RemoteSettings
 from sidestep.remote.promotion import why_not, why_not_in
+from sidestep.sdp.portmapper import UDP_PORT
 
 pytestmark = pytest.mark.slow
+
+OF_PROVIDER_ITSELF = f"udp dport {UDP_PORT} @th,96,32 0"  # both ports of the request: PROVIDER_ITSELF
 
 
 @contextmanager
@@ -56,6 +59,14 @@ def test_no_provider_there(make_hosts: Make) -> None:
     other.sidestep.kill_provider()
     with refused(one, other, plain_server=True):
         expect(one, other, f"no provider answers at {other.address}", "start one there with 'sidestep provider start")
+
+
+def test_a_provider_that_is_not_heard_in_time_is_not_taken_for_one_without_the_device(make_hosts: Make) -> None:
+    """It would carry the connection by another one for good; on TCP it is asked again."""
+    one, other = make_hosts(2, remote=RemoteSettings.parse(NETWORK, transports="roce,iwarp"))
+    with other.losing(OF_PROVIDER_ITSELF), refused(one, other):
+        expect(one, other, f"no provider answers at {other.address}", "start one there with 'sidestep provider start")
+    assert not one.counter("relay_opened")
 
 
 def test_another_key(make_hosts: Make, tmp_path: Path) -> None:

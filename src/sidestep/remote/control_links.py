@@ -19,11 +19,11 @@ from sidestep.sdp.settings import Addresses
 from sidestep.switch.protocol import Endpoint, Request
 
 if TYPE_CHECKING:
+    from sidestep.remote.peers import Peers
     from sidestep.remote.protocol import Sdp
     from sidestep.remote.resync import Heard
     from sidestep.routing import Address
     from sidestep.sdp.endpoint import SdpStream
-    from sidestep.switch.protocol import PortMapper
 
 Reached = Callable[[ControlLink | None], None]
 
@@ -69,7 +69,7 @@ class Question:
 class ControlLinks:
     """All of them."""
 
-    def __init__(self, sdp: Sdp, peers: PortMapper) -> None:
+    def __init__(self, sdp: Sdp, peers: Peers) -> None:
         self._sdp: Final = sdp
         self._peers: Final = peers
         self._making: dict[tuple[Address, Address], list[Reached]] = {}  # by both addresses; who waits
@@ -112,6 +112,10 @@ class ControlLinks:
         asked = Question(heard)
         self.reach(local, host, lambda link: asked.begin(link, question))
         return asked.take_back
+
+    def silent(self, host: Address) -> bool:
+        """Whether there is none to that host as it has not been heard in time."""
+        return self._peers.silent(Endpoint(host, PROVIDER_ITSELF))
 
     def check_room(self) -> None:
         """Raises LimitReached if no more are taken."""

@@ -125,8 +125,15 @@ class Peers:
 
     def denied(self, remote: Endpoint) -> bool:
         """Whether the host has said, not long ago, that there is no such service; silence is not that."""
+        return self._absent(remote, denied=True)
+
+    def silent(self, remote: Endpoint) -> bool:
+        """Whether it has said nothing, not long ago."""
+        return self._absent(remote, denied=False)
+
+    def _absent(self, remote: Endpoint, *, denied: bool) -> bool:
         known = self._known.get(remote)
-        return known is not None and known.denied and known.until > self._loop.now
+        return known is not None and known.until > self._loop.now and (known.port, known.denied) == (None, denied)
 
     def doubt(self, remote: Endpoint, port: int) -> None:
         known = self._known.get(remote)

@@ -209,10 +209,6 @@ class Sdp(OffloadProtocol):
         `vain`: where nobody answered; `without`: the transports that the other host has none of.
         """
         host = outgoing.request.remote.address
-        absent = (
-            f"no provider answers at {host}: start one there with 'sidestep provider start --remote', which names this "
-            f"host, and let UDP port {UDP_PORT} through"
-        )
         unreached = f"the provider at {host} does not answer at TCP port {vain}, which it told: let it through"
         request = outgoing.request
         assert request.local is not None
@@ -228,7 +224,7 @@ class Sdp(OffloadProtocol):
 
         def answered(port: int | None) -> None:
             if port is None or port == vain:
-                outgoing.refuse(absent if port is None else unreached)
+                outgoing.refuse(_absent(host) if port is None else unreached)
             elif outgoing.wanted:
                 try:
                     at = self._at(transport.name, local.address)
@@ -582,6 +578,8 @@ class _Reaching:
             host = self._outgoing.request.remote.address
             if said := why_not_in(stream.refused_with):
                 self._outgoing.refuse(f"the provider at {host} refuses: {said}")
+            elif self._sdp.controls is not None and self._at.manager is not None and self._sdp.controls.silent(host):
+                self._outgoing.refuse(_absent(host))  # by another transport it would go for good; it is asked again
             elif self._at.manager is not None and self._outgoing.wanted:
                 self._sdp.reach(self._outgoing, None, self._without)
             elif not self._again and isinstance(event.error, Unavailable) and self._outgoing.wanted:
@@ -596,6 +594,13 @@ class _Reaching:
         else:
             ask = partial(by_request, at.stack, self._address, self._port)
         self._sdp.settle(Route(self._hello, ask), self._promotion, far)
+
+
+def _absent(host: Address) -> str:
+    return (
+        f"no provider answers at {host}: start one there with 'sidestep provider start --remote', which names this "
+        f"host, and let UDP port {UDP_PORT} through"
+    )
 
 
 def _refuse(outgoing: Outgoing, why: SidestepError) -> None:
