@@ -75,8 +75,8 @@ class Peer:
         return dict(found)
 
     def promoted(self, device: str) -> None:
-        wanted = f"{device}@{self.address}"
-        self.wait_for(lambda found: found["devices"] == [wanted] and any(each["promoted"] for each in found["ends"]))
+        wanted = {f"{device}@{self.address}"}
+        self.wait_for(lambda found: set(found["devices"]) == wanted and any(each["promoted"] for each in found["ends"]))
 
     def on_tcp(self) -> None:
         self.wait_for(lambda found: not found["devices"] and [each["state"] for each in found["ends"]] == ["pinned"])
