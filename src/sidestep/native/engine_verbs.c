@@ -336,7 +336,7 @@ static int chain_post(struct verbs_qp *qp)
 
 /* Copies a message to where the device takes it from. */
 static void write_down(struct verbs_qp *qp, uint32_t at, struct verbs_send *send, const uint8_t *header, uint32_t header_len,
-                       const struct iovec *pieces, int pieces_len)
+                       const struct iovec *pieces)
 {
 	struct verbs_send_wr *wr = qp->chain + at;
 	struct verbs_sge *entry = wr->sg_list;
@@ -348,7 +348,6 @@ static void write_down(struct verbs_qp *qp, uint32_t at, struct verbs_send *send
 			from = pieces->iov_base;
 			left = pieces->iov_len;
 			pieces++;
-			pieces_len--;
 			continue;
 		}
 		uint32_t room = (send->slots_len ? VERBS_SLOT : VERBS_INLINE_MAX) - entry->length;
@@ -366,7 +365,6 @@ static void write_down(struct verbs_qp *qp, uint32_t at, struct verbs_send *send
 		left -= some;
 		done += some;
 	}
-	(void)pieces_len;
 }
 
 /* ---- from the ring itself ---- */
@@ -441,7 +439,7 @@ static int verbs_put(struct wire *wire, const uint8_t *header, uint32_t header_l
 		atomic_fetch_add_explicit(&qp->gathered, len - header_len, memory_order_relaxed);
 		send->gathered = true;
 	} else {
-		write_down(qp, at, send, header, header_len, pieces, pieces_len);
+		write_down(qp, at, send, header, header_len, pieces);
 		if (large)
 			heat(verbs, len);
 	}
