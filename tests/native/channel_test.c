@@ -871,9 +871,10 @@ static void talk(struct end *end, int side, uint64_t seed, bool spills)
 	struct dice dice = {seed + (uint64_t)side};
 	uint64_t sent = 0, received = 0, lazy = 0;
 	unsigned settled = 0, far = 0;
+	bool full = false;
 
 	while (sent < TALK_LEN || received < TALK_LEN) {
-		if (spills && dice_below(&dice, 20) == 0) {
+		if (spills && dice_below(&dice, full ? 2 : 20) == 0) { /* also where the two take turns at one processor */
 			CHECK(channel_tx_space(&end->channel, SIZE_MAX) >= 0);
 			channel_tx_spill(&end->channel, SIZE_MAX);
 		}
@@ -892,6 +893,7 @@ static void talk(struct end *end, int side, uint64_t seed, bool spills)
 			out = (size_t)(TALK_LEN - sent);
 		moved = out ? end_send(end, seed + (uint64_t)side, sent, out) : 0;
 		sent += moved;
+		full = out && !moved;
 		far += channel_tx_unread(&end->channel) > end->channel.tx.size;
 		size_t in = lazy ? 0 : end_receive(end, seed + 1 - (uint64_t)side, received, 1 + dice_below(&dice, 5000));
 		received += in;

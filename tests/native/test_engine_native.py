@@ -15,7 +15,7 @@ import toolchain
 from toolchain import ADDRESS, SANITIZERS, THREAD, Sanitizer
 
 FUZZ_RUNS = 4_000
-SANITIZED_S = 200
+SANITIZED_S = 400
 FUZZ_SECONDS = float(os.environ.get("SIDESTEP_FUZZ_S", "4"))
 NAMES = (
     "engine", "engine_loan", "engine_stream", "engine_datagram", "engine_verbs", "framing_in", "framing_out", "crc32c",

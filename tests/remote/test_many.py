@@ -21,6 +21,7 @@ MANY: Final = 1000
 AT_ONCE: Final = 50  # as a provider may make links in the time that an offer stands, on a slow machine too
 CROWD: Final = [sys.executable, str(Path(__file__).with_name("crowd.py"))]
 ROUNDS_MAX: Final = 200
+_OFFERED: Final = ("offered", "attached")
 
 
 class ClientQuota:
@@ -41,14 +42,11 @@ class ClientQuota:
         self._client.stdin.write(f"{more} {first}\n")
         assert line(self._client) == f"right: {self.count - first}"
 
-    def promoted(self) -> tuple[int, ...]:
-        """Ends that are, at each host."""
-        return tuple(sum(found.promoted for found in host.sidestep.connections()) for host in self.hosts)
-
-    def offered(self) -> int:
-        """Ends on their way from TCP."""
-        ends = [found for host in self.hosts for found in host.sidestep.connections()]
-        return sum(found.state in ("offered", "attached") or found.reason == "YOUNG" for found in ends)
+    def look(self) -> tuple[list[int], int]:
+        """Ends that are promoted, at each host; and all that are on their way from TCP."""
+        ends = [host.sidestep.connections() for host in self.hosts]
+        offered = [found for each in ends for found in each if found.state in _OFFERED or found.reason == "YOUNG"]
+        return [sum(found.promoted for found in each) for each in ends], len(offered)
 
     def end(self) -> None:
         """Every stream ends as it should."""
@@ -75,17 +73,19 @@ def test_a_thousand_are_promoted(two: tuple[Host, Host]) -> None:
         pytest.skip(f"a provider for {MANY} needs {needed} descriptors, and {hard} are allowed")
     before = [resident_kib(host) for host in two]
     quota = ClientQuota(*two)
-    while min(quota.promoted()) < MANY:
-        assert quota.count < 2 * MANY, f"of {quota.count} only {quota.promoted()} are promoted"
-        first, wanted = quota.count, min(quota.promoted()) + AT_ONCE
+    promoted = [0]
+    while min(promoted) < MANY:
+        assert quota.count < 2 * MANY, f"of {quota.count} only {promoted} are promoted"
+        first, wanted = quota.count, min(promoted) + AT_ONCE
         quota.talk(more=AT_ONCE, first=first)
         for _ in range(ROUNDS_MAX):  # on a busy machine some offers expire: those stay on TCP
-            if min(quota.promoted()) >= wanted or not quota.offered():
+            promoted, offered = quota.look()
+            if min(promoted) >= wanted or not offered:
                 break
             quota.talk(first=first)
     for _ in range(2):
         quota.talk()
-    assert min(quota.promoted()) >= MANY
+    assert min(quota.look()[0]) >= MANY
     buffers_kib = limits.REMOTE_RECEIVES * limits.REMOTE_RECEIVE_SIZE >> 10
     grown_kib = [(resident_kib(host) - old) / MANY for host, old in zip(two, before, strict=True)]
     print(f"a connection costs each provider {grown_kib} KiB; its private buffers have {buffers_kib}")
@@ -99,10 +99,10 @@ def test_many_at_once_are_promoted_or_stay_on_tcp(two: tuple[Host, Host]) -> Non
     quota = ClientQuota(*two)
     quota.talk(more=300)
     for _ in range(ROUNDS_MAX):
-        if min(quota.promoted()) > 0:
+        if min(quota.look()[0]) > 0:
             break
         quota.talk()
-    assert min(quota.promoted()) > 0
+    assert min(quota.look()[0]) > 0
     quota.talk()
     quota.end()
 
@@ -113,9 +113,10 @@ def test_what_a_provider_has_no_memory_for_stays_on_tcp(make_hosts: Make) -> Non
     quota = ClientQuota(*make_hosts(2, ring_size=ring_size, budget_bytes=budget))
     quota.talk(more=2 * room)
     for _ in range(ROUNDS_MAX):
-        if min(quota.promoted()) > 0 and quota.hosts[0].counter("offer_refused{NO_BUDGET}"):
+        if min(quota.look()[0]) > 0 and quota.hosts[0].counter("offer_refused{NO_BUDGET}"):
             break
         quota.talk()
     quota.talk(more=2 * room)
-    assert 0 < min(quota.promoted()) <= max(quota.promoted()) <= room
+    promoted, _ = quota.look()
+    assert 0 < min(promoted) <= max(promoted) <= room
     quota.end()
