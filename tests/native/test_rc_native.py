@@ -1,12 +1,20 @@
-"""A queue pair of RoCEv2 in C by itself, plain and sanitized."""
+"""A queue pair of RoCEv2 in C by itself, plain and sanitized; and a fuzzer of the wire between two.
+
+SIDESTEP_FUZZ_S=3600 pytest tests/native/test_rc_native.py -k guided --timeout 4000 lets libFuzzer run for an hour.
+"""
 
 from __future__ import annotations
 
+import os
 import re
+from pathlib import Path
 
 import pytest
 import toolchain
-from toolchain import SANITIZERS, THREAD, Sanitizer
+from toolchain import ADDRESS, SANITIZERS, THREAD, Sanitizer
+
+FUZZ_RUNS = 20_000
+FUZZ_SECONDS = float(os.environ.get("SIDESTEP_FUZZ_S", "4"))
 
 SOURCES = tuple(toolchain.NATIVE / f"{name}.c" for name in ("rc", "rc_in", "rc_out", "icrc"))
 C_TESTS = re.findall(r"^\tTEST\((\w+)\),$", (toolchain.NATIVE_TESTS / "rc_test.c").read_text(), re.MULTILINE)
@@ -24,3 +32,17 @@ def test_every_c_test_is_run() -> None:
 def test_queue_pairs(sanitizer: Sanitizer, name: str) -> None:
     program = toolchain.build_test("rc_test", sanitizer, *SOURCES)
     assert toolchain.succeed([program, name], sanitizer) == ""
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_any_wire(seed: int) -> None:
+    """The fuzz target with seeded inputs, which every compiler can build."""
+    main = toolchain.NATIVE_TESTS / "fuzz_main.c"
+    program = toolchain.build_test("fuzz_rc", ADDRESS, main, *SOURCES)
+    assert toolchain.succeed([program, str(seed), str(FUZZ_RUNS)], ADDRESS).split() == [str(FUZZ_RUNS)]
+
+
+@pytest.mark.timeout(120)
+def test_any_wire_guided(tmp_path: Path) -> None:
+    """The same under libFuzzer, which is led by coverage."""
+    assert toolchain.guided("fuzz_rc", FUZZ_SECONDS, tmp_path, *SOURCES) > 100
