@@ -98,8 +98,8 @@ class Stream:
 
     def receive(self) -> None:
         data = self.receiver.receive()
-        right = data == self.sent[self.got : self.got + len(data)]  # of so many bytes no assert is to show the difference
-        assert right
+        right = data == self.sent[self.got : self.got + len(data)]
+        assert right  # of so many bytes it is not to show the difference
         self.got += len(data)
         self.receiver.hint()
 
