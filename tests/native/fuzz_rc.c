@@ -219,11 +219,15 @@ static void lie(struct world *world, int to, struct input *input)
 	rc_put_bth(packet, rc->record.local_qp, opcodes[what & 15], what >> 4 & 3, near(rc, input) | (what & 64 ? 1u << 31 : 0));
 	if (what & 128)
 		packet[input_take(input, 1) % RC_BTH] ^= (uint8_t)input_take(input, 1);
+	bool right = len >= RC_OVERHEAD && !(size & 64 && what & 128);
 	if (len >= RC_OVERHEAD) {
 		uint32_t begun = rc_icrc_begun(&world->sides[!to].rc, true, len);
 		rc_put_icrc(packet + len - RC_ICRC, rc_icrc(begun, packet, len - RC_ICRC));
 	}
-	fly(world, to, packet, len, 0, true);
+	if (!right) /* by one bit, which no other identification explains */
+		packet[len > RC_BTH ? RC_BTH : 0] ^= 1;
+	fly(world, to, packet, len, 0, right);
+	world->flying[world->count - 1].damaged |= !right;
 }
 
 static void say_bytes(struct world *world, int to, struct input *input)
@@ -253,8 +257,10 @@ static void pass(struct world *world, int end, int64_t ns)
 	int64_t due = rc_deadline(&side->rc);
 
 	world->now += ns;
-	if (!side->over && due && due <= world->now && !rc_pass(&side->rc, world->now))
-		give_up(side);
+	if (side->over || !due || due > world->now || rc_pass(&side->rc, world->now))
+		return;
+	CHECK(side->rc.expiries == RC_EXPIRIES);
+	give_up(side);
 }
 
 /* Nobody was lied to: by a wire that is good from now on everything comes. */
