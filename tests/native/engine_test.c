@@ -4,8 +4,10 @@
  * Those with threads are for a race detector as well: there an application has the engine's own mapping of its segment.
  */
 #include "engine_line.h"
+#include "engine_wire.h"
 
 #include <endian.h>
+#include <errno.h>
 #include <pthread.h>
 #include <sched.h>
 #include <stdlib.h>
@@ -702,6 +704,45 @@ static void made_and_freed_at_any_moment(void)
 	}
 }
 
+/* A device that takes nothing, from one chain on. */
+static int takes_nothing(void *qp, struct verbs_send_wr *wr, struct verbs_send_wr **bad)
+{
+	(void)qp;
+	*bad = wr;
+	return ENOMEM;
+}
+
+static void a_device_that_fails_is_told_nothing_more(void)
+{
+	for (uint32_t inline_max = 0; inline_max <= VERBS_INLINE_MAX; inline_max += VERBS_INLINE_MAX) {
+		const struct engine_record record = {0};
+		struct verbs_qp *qp = calloc(1, sizeof(*qp));
+		uint8_t *memory = malloc(VERBS_SENDS * VERBS_SLOT), header[32] = {0};
+		const struct iovec piece = {header, sizeof(header)};
+		struct channel_end end = {0};
+		struct verbs_slab slab;
+		struct wire_verbs verbs;
+		CHECK(qp && memory && verbs_slab_init(&slab, memory, VERBS_SENDS * VERBS_SLOT, 1) == 0);
+		qp->slab = &slab;
+		qp->inline_max = inline_max;
+		qp->gather_max = 4;
+		qp->calls.post_send = takes_nothing;
+		CHECK(verbs_begin(qp, 0, 0, NULL, 0) == 0);
+		wire_verbs_init(&verbs, qp, &end, &record);
+		struct wire *wire = &verbs.wire;
+		for (uint32_t n = 0; n < VERBS_CHAIN; n++)
+			CHECK(wire->ops->put(wire, header, sizeof(header), &piece, 1) == 0);
+		CHECK(qp->error == ENOMEM && !qp->chained);
+		for (uint32_t n = 0; n < VERBS_SENDS; n++)
+			CHECK(wire->ops->put(wire, header, sizeof(header), &piece, 1) == -ENGINE_BROKEN && wire->error == ENOMEM);
+		CHECK(!qp->chained && wire->ops->give_back(wire) == -ENOMEM && verbs_slab_room(&slab) == VERBS_SENDS);
+		verbs_release(qp);
+		verbs_slab_free(&slab);
+		free(memory);
+		free(qp);
+	}
+}
+
 static const struct test tests[] = {
 #define TEST(name) {#name, name}
 	TEST(small_buffers_are_left_to_python),
@@ -718,6 +759,7 @@ static const struct test tests[] = {
 	TEST(what_finds_no_memory_is_not_forgotten),
 	TEST(memory_that_is_not_to_be_had_leaves_nothing_behind),
 	TEST(a_word_that_finds_no_memory_is_not_said),
+	TEST(a_device_that_fails_is_told_nothing_more),
 	TEST(taken_back_at_any_moment),
 	TEST(a_thousand_loans),
 	TEST(words_change_all_the_while),

@@ -419,6 +419,10 @@ static int verbs_put(struct wire *wire, const uint8_t *header, uint32_t header_l
 	struct verbs_send *send = send_of(qp, qp->sent);
 	uint32_t len = header_len, at = qp->chained;
 
+	if (qp->error) { /* nothing goes on: the chain is not posted any more, and has no room */
+		wire->error = qp->error;
+		return -ENGINE_BROKEN;
+	}
 	for (int n = 0; n < pieces_len; n++)
 		len += (uint32_t)pieces[n].iov_len;
 	*send = (struct verbs_send){.bytes = len};
