@@ -256,6 +256,19 @@ def test_what_fails_ends_the_link_with_everything_counted(
     assert b.receive() == (b"1" * 1000 + b"2" * 1000 + b"3" * 1000)[: b.end.received]
 
 
+@pytest.mark.parametrize("sends", [1, 40])
+def test_a_device_that_takes_nothing_from_python_leaves_tcp_behind(
+    closing: ExitStack, device: FakeVerbs, sends: int
+) -> None:
+    world = World(closing, engines=(False, False), wire="verbs")
+    a, b, *_ = world.pair(rings=(HOT_RING, HOT_RING))
+    world.rest()
+    device.fail("post_send", errno.EIO)
+    sent = sum(a.send(b"1" * 1000) for _ in range(sends))
+    world.turn()
+    goes_on_by_tcp(world, (a, b), (sent, 0))
+
+
 def test_a_device_that_goes_takes_its_connections_back(closing: ExitStack, device: FakeVerbs) -> None:
     world = World(closing, engines=BOTH, wire="verbs")
     a, b, *_ = lent(world)

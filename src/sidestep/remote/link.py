@@ -240,6 +240,8 @@ class SdpLink:
             parts.append(b"".join(controls))
             counts.append(len(controls))
         if parts:
+            if self._stream.connection.error is not None:
+                return  # the request for buffers has found it broken, which is told next
             sends = self._stream.send_together(map(memoryview, parts), bcopy_only=self.buffered)
             for send, count in zip(sends, counts, strict=True):
                 self._on_way[send] = count
