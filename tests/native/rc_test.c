@@ -1,4 +1,4 @@
-/* rc_test.c - two queue pairs of rc.h on a wire that loses, doubles and disorders; and one that is told anything. */
+/* rc_test.c - two queue pairs of rc.h on a wire that loses, doubles and disorders; fuzz_rc.c has one that is told anything. */
 #include "check.h"
 
 #include "icrc.h"
@@ -329,55 +329,6 @@ static void what_has_come_in_part_goes_on(void)
 	world_close(&world);
 }
 
-/* Packets of which the checksum is right, and nothing else has to be. */
-static void any_packets_are_survived(void)
-{
-	for (uint64_t seed = 0; seed < 100; seed++) {
-		struct world world;
-		world_open(&world, seed, 256u << seed % 5, seed % 3 == 0);
-		struct rc *rc = world.ends, *other = world.ends + 1;
-		for (int step = 0; step < 200; step++) {
-			uint32_t len = 16 + 4 * (uint32_t)dice_below(&world.dice, chance(&world, 20) ? rc->record.mtu / 4 + 3 : 4);
-			uint8_t *room = rc_room(rc, 4112), opcodes[] = {0, 1, 2, 4, 0x11, 0x0C, (uint8_t)dice_roll(&world.dice)};
-			CHECK(room);
-			if (chance(&world, 30))
-				len = 16 + rc->record.mtu;
-			for (uint32_t i = 0; i < len; i++)
-				room[i] = (uint8_t)dice_roll(&world.dice);
-			uint32_t near = chance(&world, 50) ? rc->record.expected : rc->record.acknowledged;
-			uint32_t psn = rc_after(near, (uint32_t)dice_below(&world.dice, 8) - 3);
-			rc_put_bth(room, rc->record.local_qp, opcodes[dice_below(&world.dice, sizeof(opcodes))],
-			           (uint32_t)(chance(&world, 50) ? 0 : dice_below(&world.dice, 4)), psn | (chance(&world, 50) ? 1u << 31 : 0));
-			if (chance(&world, 2))
-				room[dice_below(&world.dice, 12)] ^= (uint8_t)dice_roll(&world.dice);
-			rc_put_icrc(room + len - 4, icrc_slow(other, room, len, (uint16_t)dice_below(&world.dice, 3)));
-			rc_commit(rc, len, 0);
-			if (chance(&world, 40) && rc_waiting(rc) < RC_QUEUE_MAX) {
-				uint8_t bytes[64] = {0};
-				CHECK(rc_put(rc, bytes, sizeof(bytes), NULL, 0) == 0);
-			}
-			send_all(&world, 0);
-			enum rc_found found = rc_next(rc, 4112, world.now += SECOND / 100);
-			CHECK(rc_ahead(rc->record.next, rc->record.acknowledged) >= 0 && rc_ahead(rc->record.cursor, rc->record.acknowledged) >= 0 &&
-			      rc_ahead(rc->record.next, rc->record.reached) >= 0 && rc_ahead(rc->record.reached, rc->record.cursor) >= 0);
-			if (found == RC_MESSAGE) {
-				uint8_t bytes[4112];
-				CHECK(rc->message_len <= sizeof(bytes));
-				rc_copy(rc, 0, bytes, rc->message_len);
-				rc_taken(rc);
-			}
-			if (found == RC_STRANGE || !rc_pass(rc, world.now)) {
-				uint32_t left;
-				rc_rewind(rc);
-				for (uint32_t n = 0; rc_left(rc, n, &left); n++)
-					CHECK(left >= 16 && left <= 16 + 4096 + 12);
-				break;
-			}
-		}
-		world_close(&world);
-	}
-}
-
 static void a_damaged_packet_is_dropped(void)
 {
 	struct world world;
@@ -440,7 +391,6 @@ static const struct test tests[] = {
 	TEST(what_is_lost_doubled_or_late_is_made_good),
 	TEST(who_is_silent_is_given_up),
 	TEST(what_has_come_in_part_goes_on),
-	TEST(any_packets_are_survived),
 	TEST(a_damaged_packet_is_dropped),
 	TEST(every_icrc_is_the_same),
 	TEST(the_worked_example_is_right),

@@ -453,7 +453,7 @@ static int verbs_put(struct wire *wire, const uint8_t *header, uint32_t header_l
 	qp->unsignaled++;
 	qp->owing |= !inlined;
 	qp->bytes_out += len;
-	if ((qp->chained == VERBS_CHAIN || qp->chained_bytes >= CHAINED_MAX) && !qp->error)
+	if (qp->chained == VERBS_CHAIN || qp->chained_bytes >= CHAINED_MAX)
 		qp->error = chain_post(qp);
 	return 0;
 }

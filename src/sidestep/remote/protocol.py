@@ -209,10 +209,17 @@ class Sdp(OffloadProtocol):
         `vain`: where nobody answered; `without`: the transports that the other host has none of.
         """
         host = outgoing.request.remote.address
+        absent = (
+            f"no provider answers at {host}: start one there with 'sidestep provider start --remote', which names this "
+            f"host, and let UDP port {UDP_PORT} through"
+        )
         unreached = f"the provider at {host} does not answer at TCP port {vain}, which it told: let it through"
         request = outgoing.request
         assert request.local is not None
         local = request.local
+        if without and self.controls is not None and self.controls.silent(host):
+            outgoing.refuse(absent)  # by another transport it would go for good; it is asked again
+            return
         try:
             transport = self.services.transports.choose(request, without=without)
             if transport.wire != MAPPED_WIRE:
@@ -224,7 +231,7 @@ class Sdp(OffloadProtocol):
 
         def answered(port: int | None) -> None:
             if port is None or port == vain:
-                outgoing.refuse(_absent(host) if port is None else unreached)
+                outgoing.refuse(absent if port is None else unreached)
             elif outgoing.wanted:
                 try:
                     at = self._at(transport.name, local.address)
@@ -578,8 +585,6 @@ class _Reaching:
             host = self._outgoing.request.remote.address
             if said := why_not_in(stream.refused_with):
                 self._outgoing.refuse(f"the provider at {host} refuses: {said}")
-            elif self._sdp.controls is not None and self._at.manager is not None and self._sdp.controls.silent(host):
-                self._outgoing.refuse(_absent(host))  # by another transport it would go for good; it is asked again
             elif self._at.manager is not None and self._outgoing.wanted:
                 self._sdp.reach(self._outgoing, None, self._without)
             elif not self._again and isinstance(event.error, Unavailable) and self._outgoing.wanted:
@@ -594,13 +599,6 @@ class _Reaching:
         else:
             ask = partial(by_request, at.stack, self._address, self._port)
         self._sdp.settle(Route(self._hello, ask), self._promotion, far)
-
-
-def _absent(host: Address) -> str:
-    return (
-        f"no provider answers at {host}: start one there with 'sidestep provider start --remote', which names this "
-        f"host, and let UDP port {UDP_PORT} through"
-    )
 
 
 def _refuse(outgoing: Outgoing, why: SidestepError) -> None:
