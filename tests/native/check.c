@@ -174,7 +174,7 @@ size_t end_receive(struct end *end, uint64_t seed, uint64_t position, size_t len
 	WORD(side[i].tx_fin_at), WORD(side[i].acked), WORD(side[i].tx_follows), WORD(side[i].hint)
 #define RING(i) \
 	WORD(producer[i].tail), WORD(producer[i].ring_from), WORD(producer[i].ring_to), WORD(producer[i].spill_base), \
-	WORD(producer[i].want_space), \
+	WORD(producer[i].want_space), WORD(producer[i].pages), \
 	WORD(producer[i].cpu), WORD(consumer[i].head), WORD(consumer[i].cpu), WORD(consumer[i].room_max)
 
 const struct header_word header_words[] = {

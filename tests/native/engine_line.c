@@ -1,5 +1,5 @@
 /* engine_line.c - see engine_line.h. */
-#include "engine_line.h"
+#include "line_device.h"
 
 #include <endian.h>
 #include <netinet/in.h>
@@ -124,12 +124,16 @@ void line_open(struct line *line, struct engine *engine, uint64_t seed, const st
 		.remote_size = options->remote_size, .tx_msn = 1, .rx_msn = 1,
 		.window = options->window ? options->window : line->host.channel.rx.spill_size, .read_step = tx_size / 4,
 	};
+	if (options->device)
+		device_open(line, options->device);
 }
 
 void line_close(struct line *line)
 {
 	if (line->loan)
 		line_take(line);
+	if (line->device)
+		device_close(line);
 	close(line->fd);
 	if (line->peer.fd >= 0)
 		close(line->peer.fd);
@@ -224,6 +228,15 @@ static enum engine_reason heard_take(struct line *line, struct heard *heard)
 	return ENGINE_KEPT;
 }
 
+enum engine_reason line_heard(struct line *line, const uint8_t *message, uint32_t len)
+{
+	struct heard heard = {.len = len};
+
+	CHECK(len <= sizeof(heard.message));
+	memcpy(heard.message, message, len);
+	return heard_take(line, &heard);
+}
+
 static bool is_whole(const struct line *line, const struct framing_run *run)
 {
 	return !run->tagged && run->control == 1 && run->rdmap == SEND && !run->queue && run->msn == line->record.rx_msn &&
@@ -280,12 +293,18 @@ bool line_lend(struct line *line)
 	struct channel_side words = words_of(line->host.channel.remote);
 
 	CHECK(!line->loan);
-	while (!take_staged(line))
-		if (line->reason != ENGINE_ASKED || !read_more(line))
+	struct engine_way way = {.in = &line->in, .out = &line->out, .fd = line->fd};
+	if (line->device) {
+		if (!device_lend(line))
 			return false;
-	if (framing_out_waiting(&line->out))
-		return false;
-	const struct engine_way way = {.in = &line->in, .out = &line->out, .fd = line->fd};
+		way = (struct engine_way){.verbs = &line->device->qp};
+	} else {
+		while (!take_staged(line))
+			if (line->reason != ENGINE_ASKED || !read_more(line))
+				return false;
+		if (framing_out_waiting(&line->out))
+			return false;
+	}
 	line->loan = engine_lend(line->engine, &line->record, &line->host.channel, &words, &bell, line->number, &way, line);
 	return line->loan != NULL;
 }
@@ -295,6 +314,8 @@ void line_take(struct line *line)
 	line->reason = engine_take(line->engine, line->loan, &line->record, &line->error);
 	line->loan = NULL;
 	CHECK(line->reason != ENGINE_KEPT);
+	if (line->device)
+		device_take_back(line);
 }
 
 unsigned lines_returned(struct engine *engine)
@@ -615,15 +636,20 @@ void line_check(const struct line *line)
 	CHECK(record.peer_ack == said->ack);
 }
 
+static bool has_sent(const struct line *line)
+{
+	return line->device ? device_has_sent(line) : !framing_out_waiting(&line->out);
+}
+
 void line_check_told(struct line *line)
 {
 	const struct line_peer *peer = &line->peer;
 
 	line_flush(line);
 	line_peer_read(line, SIZE_MAX);
-	if (peer->fd < 0 || peer->in.fault)
+	if (peer->fd < 0 || peer->in.fault || !has_sent(line))
 		return;
-	CHECK(line->record.tx_mseq == peer->seen && line->record.tx_msn == peer->seen_msn + 1);
+	CHECK(line->record.tx_mseq == peer->seen && (line->device || line->record.tx_msn == peer->seen_msn + 1));
 	CHECK(line->record.last_ack_sent == peer->told_ack && line->record.last_bufs_sent == peer->told_bufs);
 	CHECK(line->record.sent == peer->got, "%llu, of which %llu came", (unsigned long long)line->record.sent,
 	      (unsigned long long)peer->got);
@@ -652,6 +678,6 @@ void line_check_quiet(struct line *line)
 		      (unsigned long long)there);
 	if (record.credit >= 3)
 		CHECK(line->app_got - record.read_told < record.read_step, "what was read is not told");
-	if (framing_out_waiting(&line->out) == 0)
+	if (has_sent(line))
 		CHECK(record.sent == peer->got && record.tx_mseq == peer->seen && record.read_told == peer->read_told);
 }

@@ -59,6 +59,7 @@ struct line {
 	uint64_t seed, app_sent, app_got;
 	bool mirrored;
 	bool hostile;                 /* the application is: its bytes and counts mean nothing */
+	struct line_device *device;   /* NULL: its wire is the socket itself; see line_device.h */
 	struct line_peer peer;
 };
 
@@ -67,6 +68,7 @@ struct line_options {
 	uint64_t window; /* what the other application can leave unread; 0: as much as the ring and the spill hold */
 	bool grows, tcp;
 	bool mirrored; /* the application uses the host's mapping: a race detector sees that the memory is the same */
+	const struct device_options *device; /* NULL: it has none */
 };
 
 void line_open(struct line *line, struct engine *engine, uint64_t seed, const struct line_options *options);
@@ -78,6 +80,8 @@ void line_close(struct line *line);
  */
 bool line_lend(struct line *line);
 void line_take(struct line *line);
+/* Takes a message as Python does, with no eye for anything but plain ones. */
+enum engine_reason line_heard(struct line *line, const uint8_t *message, uint32_t len);
 /* Writes what waits, as Python does before it lends again. */
 void line_flush(struct line *line);
 /* Takes each that the engine has given back; how many. The user of a loan is its line. */

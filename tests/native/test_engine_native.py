@@ -21,7 +21,11 @@ NAMES = (
     "engine", "engine_loan", "engine_stream", "engine_datagram", "engine_verbs", "framing_in", "framing_out", "crc32c",
     "rc", "rc_in", "rc_out", "icrc",
 )  # fmt: skip
-SOURCES = (*(toolchain.NATIVE / f"{name}.c" for name in NAMES), toolchain.NATIVE_TESTS / "engine_line.c")
+LINE = ("engine_line.c", "line_device.c")
+SOURCES = (
+    *(toolchain.NATIVE / f"{name}.c" for name in NAMES),
+    *(toolchain.NATIVE_TESTS / name for name in LINE),
+)
 SHORT = tuple(f"-Wl,--wrap={name}" for name in ("malloc", "calloc", "realloc"))  # see engine_line.h
 
 # as engine_test.c lists them; test_every_c_test_is_run compares
