@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
 
+import durations
 import hypothesis
 import pytest
 from shim_client import Channel, ShimClient
@@ -23,6 +24,11 @@ os.environ["SIDESTEP_CHECKED"] = "1"
 
 _MARK_BY_FOLDER = {"apps": pytest.mark.app, "chaos": pytest.mark.chaos}
 TcpPair = tuple[socket.socket, socket.socket]
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Each run keeps what its tests cost."""
+    config.pluginmanager.register(durations.Durations(), "durations")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

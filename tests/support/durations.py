@@ -1,0 +1,127 @@
+"""Plugin of pytest: what each test and each folder costs.
+
+Wall seconds are those of set-up, call and tear-down. CPU seconds are those of the worker and of the child processes
+that it has waited for; a process that outlives its test counts for the test that ends it. `build/durations.json` keeps
+the last figure of every item; the run's end shows the ten dearest folders.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import resource
+import time
+from collections.abc import Generator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+
+ROOT: Final = Path(__file__).parents[2]
+KEPT: Final = ROOT / "build" / "durations.json"
+SHOWN: Final = 10
+_START: Final = pytest.StashKey["Spent"]()
+
+
+@dataclass(frozen=True, slots=True)
+class Spent:
+    """Seconds by the clock and of processors: a moment, or the distance of two."""
+
+    wall_s: float
+    cpu_s: float
+
+    @classmethod
+    def now(cls) -> Spent:
+        """This moment, as this process counts."""
+        used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+        return cls(time.monotonic(), sum(one.ru_utime + one.ru_stime for one in used))
+
+    def __add__(self, other: Spent) -> Spent:
+        return Spent(self.wall_s + other.wall_s, self.cpu_s + other.cpu_s)
+
+    def __sub__(self, other: Spent) -> Spent:
+        return Spent(self.wall_s - other.wall_s, self.cpu_s - other.cpu_s)
+
+
+NONE: Final = Spent(0, 0)
+
+
+def folder(nodeid: str) -> str:
+    """The room of an item: the folder below tests/, or the file."""
+    return nodeid.removeprefix("tests/").partition("::")[0].split("/")[0]
+
+
+def kept() -> dict[str, Spent]:
+    """The last figures of each item; empty before the first run, or where the file cannot be read."""
+    try:
+        items = json.loads(KEPT.read_text(encoding="utf-8"))["items"]
+        return {name: Spent(*figures) for name, figures in items.items()}
+    except (OSError, ValueError, KeyError, TypeError):
+        return {}
+
+
+def by_folder(items: dict[str, Spent]) -> dict[str, Spent]:
+    """The sum of each folder, the dearest first."""
+    sums: dict[str, Spent] = {}
+    for name, spent in items.items():
+        sums[folder(name)] = sums.get(folder(name), NONE) + spent
+    return dict(sorted(sums.items(), key=lambda one: -one[1].cpu_s))
+
+
+def keep(items: dict[str, Spent]) -> None:
+    """Adds a run's figures to those of earlier runs."""
+    KEPT.parent.mkdir(exist_ok=True)
+    with KEPT.with_suffix(".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        every = kept() | items
+        rounded = {name: [round(one.wall_s, 3), round(one.cpu_s, 3)] for name, one in sorted(every.items())}
+        folders = {name: [round(one.wall_s, 1), round(one.cpu_s, 1)] for name, one in by_folder(items).items()}
+        whole = KEPT.with_suffix(".new")
+        whole.write_text(json.dumps({"folders": folders, "items": rounded}), encoding="utf-8")
+        whole.replace(KEPT)
+
+
+class Durations:
+    """Measures in the process that runs the tests; keeps and shows in the one that was started."""
+
+    def __init__(self) -> None:
+        self._items: dict[str, Spent] = {}
+        self._began = time.monotonic()
+
+    @pytest.hookimpl(wrapper=True, tryfirst=True)
+    def pytest_runtest_protocol(self, item: pytest.Item) -> Generator[None, Any, Any]:
+        """The beginning of an item."""
+        item.stash[_START] = Spent.now()
+        return (yield)
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_makereport(self, item: pytest.Item, call: pytest.CallInfo[None]) -> Generator[None, Any, Any]:
+        """The last report of an item carries what it took, from a worker as well."""
+        report: Any = yield
+        if call.when == "teardown":
+            spent = Spent.now() - item.stash[_START]
+            report.spent = [spent.wall_s, spent.cpu_s]
+        return report
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        """Takes the figures in; the controller hears of those of all workers."""
+        if found := getattr(report, "spent", None):
+            self._items[report.nodeid] = Spent(*found)
+
+    @pytest.hookimpl(trylast=True)
+    def pytest_sessionfinish(self, session: pytest.Session) -> None:
+        """Keeps the figures."""
+        if self._items and not hasattr(session.config, "workerinput"):
+            keep(self._items)
+
+    def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
+        """The dearest folders."""
+        if not self._items:
+            return
+        sums = by_folder(self._items)
+        total = sum((one.cpu_s for one in sums.values()), 0.0)
+        terminalreporter.section(f"{total:.0f} CPU seconds in {time.monotonic() - self._began:.0f} s")
+        for name, one in list(sums.items())[:SHOWN]:
+            count = sum(folder(item) == name for item in self._items)
+            terminalreporter.line(f"{one.cpu_s:8.1f} CPU s {one.wall_s:9.1f} s {count:6} items  tests/{name}")
