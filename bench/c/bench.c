@@ -84,7 +84,8 @@ struct bench_options bench_options(int argc, char **argv, struct bench_options o
 
 	if (argc < 2 || (strcmp(argv[1], "server") && strcmp(argv[1], "client")))
 		bench_refuse("usage: %s server|client [-m blocking|poll|epoll] [-e] [-V] [-H] [-h HOST] [-p PORT] [-s SIZE] "
-			     "[-n CONNECTIONS] [-a ADDRESSES] [-w WARMUP_S] [-S START_AT] [-t SECONDS] [-c COUNT]", argv[0]);
+		             "[-n CONNECTIONS] [-a ADDRESSES] [-w WARMUP_S] [-S START_AT] [-t SECONDS] [-c COUNT]",
+		             argv[0]);
 	options.server = !strcmp(argv[1], "server");
 	options.host = INADDR_LOOPBACK;
 	while ((option = getopt(argc - 1, argv + 1, "m:eVHh:p:s:n:a:w:S:t:c:")) != -1) {
@@ -308,7 +309,7 @@ uint64_t bench_hist_quantile(const struct bench_hist *hist, double quantile)
 }
 
 void bench_report(const char *program, const struct bench_options *options, uint64_t messages, uint64_t elapsed_ns,
-		  const struct bench_hist *hist)
+                  const struct bench_hist *hist)
 {
 	double seconds = (double)elapsed_ns / 1e9;
 
@@ -322,8 +323,7 @@ void bench_report(const char *program, const struct bench_options *options, uint
 		printf(", \"mean_ns\": %.1f, \"min_ns\": %llu, \"p50_ns\": %llu, \"p99_ns\": %llu, \"p999_ns\": %llu, "
 		       "\"max_ns\": %llu",
 		       (double)hist->sum_ns / (double)hist->count, (unsigned long long)hist->min_ns,
-		       (unsigned long long)bench_hist_quantile(hist, 0.5),
-		       (unsigned long long)bench_hist_quantile(hist, 0.99),
+		       (unsigned long long)bench_hist_quantile(hist, 0.5), (unsigned long long)bench_hist_quantile(hist, 0.99),
 		       (unsigned long long)bench_hist_quantile(hist, 0.999), (unsigned long long)hist->max_ns);
 	puts("}");
 	fflush(stdout);

@@ -62,14 +62,14 @@ uint64_t bench_now_ns(void);
 uint64_t bench_seconds_ns(double seconds);
 
 int bench_listen(const struct bench_options *options);          /* prints "listening PORT" */
-int bench_accept(int listener);                                 /* TCP_NODELAY set; retries EINTR */
+int bench_accept(int listener);         /* TCP_NODELAY set; retries EINTR */
 int bench_connect(uint32_t host, uint16_t port);                /* host in host order; TCP_NODELAY set */
 void bench_nonblocking(int fd);
 void bench_raise_file_limit(void);
 
 void bench_write_all(int fd, const void *data, size_t size);
 bool bench_read_all(int fd, void *data, size_t size);           /* false: the end came first */
-bool bench_gone(int error);                                     /* errno values that only mean the peer left */
+bool bench_gone(int error);          /* errno values that only mean the peer left */
 
 void bench_hold(const struct bench_options *options);
 
@@ -79,6 +79,6 @@ uint64_t bench_hist_quantile(const struct bench_hist *hist, double quantile);
 
 /* One JSON object on a line: the run's numbers and, where `hist` is not null, its percentiles. */
 void bench_report(const char *program, const struct bench_options *options, uint64_t messages, uint64_t elapsed_ns,
-		  const struct bench_hist *hist);
+                  const struct bench_hist *hist);
 
 #endif

@@ -148,8 +148,10 @@ static void ask(const struct bench_options *options)
 
 int main(int argc, char **argv)
 {
-	struct bench_options options = bench_options(argc, argv, (struct bench_options){
-		.mode = BENCH_EPOLL, .size = 64, .connections = 100, .addresses = 1, .warmup_s = 1, .measure_s = 1});
+	struct bench_options options = bench_options(
+		argc, argv,
+		(struct bench_options){
+			.mode = BENCH_EPOLL, .size = 64, .connections = 100, .addresses = 1, .warmup_s = 1, .measure_s = 1});
 
 	bench_raise_file_limit();
 	if (options.server)

@@ -19,8 +19,7 @@ void pingpong_check(const unsigned char *message, uint64_t number)
 
 	memcpy(&found, message, sizeof(found));
 	if (found != number)
-		bench_refuse("the answer carries number %llu, not %llu", (unsigned long long)found,
-			     (unsigned long long)number);
+		bench_refuse("the answer carries number %llu, not %llu", (unsigned long long)found, (unsigned long long)number);
 }
 
 struct pingpong_window pingpong_window(const struct bench_options *options)
@@ -40,7 +39,7 @@ bool pingpong_over(const struct pingpong_window *window, uint64_t now_ns, uint64
 }
 
 void pingpong_record(struct pingpong_result *result, const struct pingpong_window *window, uint64_t sent_ns,
-		     uint64_t now_ns)
+                     uint64_t now_ns)
 {
 	if (sent_ns < window->start_ns)
 		return;
@@ -123,7 +122,7 @@ static void merge(struct pingpong_result *into, const struct pingpong_result *fr
 }
 
 static void ask_blocking(const struct bench_options *options, const int *fds, const struct pingpong_window *window,
-			 struct pingpong_result *result)
+                         struct pingpong_result *result)
 {
 	struct asker *askers = bench_alloc(options->connections, sizeof(*askers));
 
@@ -172,8 +171,9 @@ static void ask(const struct bench_options *options)
 
 int main(int argc, char **argv)
 {
-	struct bench_options options = bench_options(argc, argv, (struct bench_options){
-		.size = 64, .connections = 1, .addresses = 1, .warmup_s = 0.3, .measure_s = 1});
+	struct bench_options options = bench_options(
+		argc, argv,
+		(struct bench_options){.size = 64, .connections = 1, .addresses = 1, .warmup_s = 0.3, .measure_s = 1});
 
 	bench_raise_file_limit();
 	if (!options.server) {

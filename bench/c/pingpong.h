@@ -25,10 +25,10 @@ struct pingpong_window pingpong_window(const struct bench_options *options);
 /* True once the window is over: `now_ns` is past it, or `measured` messages were wanted. */
 bool pingpong_over(const struct pingpong_window *window, uint64_t now_ns, uint64_t measured);
 void pingpong_record(struct pingpong_result *result, const struct pingpong_window *window, uint64_t sent_ns,
-		     uint64_t now_ns);
+                     uint64_t now_ns);
 
 _Noreturn void pingpong_serve_events(const struct bench_options *options, int listener);
 void pingpong_ask_events(const struct bench_options *options, const int *fds, const struct pingpong_window *window,
-			 struct pingpong_result *result);
+                         struct pingpong_result *result);
 
 #endif

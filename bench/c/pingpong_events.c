@@ -138,7 +138,7 @@ static bool answered(struct waiter *waiter, struct talk *talk, uint32_t size)
 }
 
 void pingpong_ask_events(const struct bench_options *options, const int *fds, const struct pingpong_window *window,
-			 struct pingpong_result *result)
+                         struct pingpong_result *result)
 {
 	static struct waiter waiter;
 	struct talk *talks = bench_alloc(options->connections, sizeof(*talks));

@@ -69,8 +69,9 @@ static void ask(const struct bench_options *options)
 
 int main(int argc, char **argv)
 {
-	struct bench_options options = bench_options(argc, argv, (struct bench_options){
-		.size = 64, .connections = 1, .addresses = 1, .warmup_s = 0.2, .measure_s = 1});
+	struct bench_options options = bench_options(
+		argc, argv,
+		(struct bench_options){.size = 64, .connections = 1, .addresses = 1, .warmup_s = 0.2, .measure_s = 1});
 
 	if (options.server)
 		serve(&options);

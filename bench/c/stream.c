@@ -122,10 +122,10 @@ static void check(const struct verdict *verdict, uint64_t bytes)
 {
 	if (verdict->bytes != bytes)
 		bench_refuse("%llu bytes were sent, %llu arrived", (unsigned long long)bytes,
-			     (unsigned long long)verdict->bytes);
+		             (unsigned long long)verdict->bytes);
 	if (verdict->wrong_reads)
 		bench_refuse("%llu of %llu reads did not hold what was sent", (unsigned long long)verdict->wrong_reads,
-			     (unsigned long long)verdict->reads);
+		             (unsigned long long)verdict->reads);
 }
 
 static void ask(const struct bench_options *options)
@@ -148,8 +148,9 @@ static void ask(const struct bench_options *options)
 
 int main(int argc, char **argv)
 {
-	struct bench_options options = bench_options(argc, argv, (struct bench_options){
-		.size = 64, .connections = 1, .addresses = 1, .warmup_s = 0.3, .measure_s = 1});
+	struct bench_options options = bench_options(
+		argc, argv,
+		(struct bench_options){.size = 64, .connections = 1, .addresses = 1, .warmup_s = 0.3, .measure_s = 1});
 
 	if (options.server)
 		serve(&options);

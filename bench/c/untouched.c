@@ -31,7 +31,8 @@ static void calls(const struct ends *ends)
 	ssize_t size = (ssize_t)ends->size;
 
 	need(read(ends->zero, ends->data, 1) == 1, "read");
-	need(write(ends->pipe[1], ends->data, ends->size) == size && read(ends->pipe[0], ends->data, ends->size) == size, "pipe");
+	need(write(ends->pipe[1], ends->data, ends->size) == size && read(ends->pipe[0], ends->data, ends->size) == size,
+	     "pipe");
 	need(send(ends->sockets[0], ends->data, ends->size, 0) == size, "send");
 	need(recv(ends->sockets[1], ends->data, ends->size, 0) == size, "recv");
 }
@@ -64,13 +65,15 @@ static uint64_t measure(void (*what)(const struct ends *), const struct ends *en
 
 int main(int argc, char **argv)
 {
-	struct bench_options options = bench_options(argc, argv, (struct bench_options){
-		.size = 64, .connections = 1, .addresses = 1, .warmup_s = 0.2, .measure_s = 1});
+	struct bench_options options = bench_options(
+		argc, argv,
+		(struct bench_options){.size = 64, .connections = 1, .addresses = 1, .warmup_s = 0.2, .measure_s = 1});
 	struct ends ends = {.size = options.size, .data = bench_alloc(1, options.size)};
 	uint64_t call_ns = UINT64_MAX, poll_ns = UINT64_MAX, other_ns = UINT64_MAX;
 
 	ends.zero = open("/dev/zero", O_RDONLY | O_CLOEXEC);
-	need(ends.zero >= 0 && pipe(ends.pipe) == 0 && socketpair(AF_UNIX, SOCK_DGRAM, 0, ends.sockets) == 0, "descriptors");
+	need(ends.zero >= 0 && pipe(ends.pipe) == 0 && socketpair(AF_UNIX, SOCK_DGRAM, 0, ends.sockets) == 0,
+	     "descriptors");
 	uint64_t end = bench_now_ns() + bench_seconds_ns(options.warmup_s) + bench_seconds_ns(options.measure_s);
 	do {
 		measure(calls, &ends, CALLS, &call_ns);

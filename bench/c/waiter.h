@@ -11,7 +11,7 @@ struct waiter {
 	enum bench_mode mode;
 	bool edge;
 	int epoll_fd;
-	size_t used;                 /* poll: entries in `fds` and `owners` */
+	size_t used;     /* poll: entries in `fds` and `owners` */
 	size_t room;
 	struct pollfd *fds;
 	void **owners;

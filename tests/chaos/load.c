@@ -35,11 +35,11 @@ enum { CONNECTIONS_MAX = 1 << 13, ENDED = 1, PATIENCE_MS = 60000, PAUSE_US = 200
 
 struct side { /* 48 bytes; read by the test */
 	_Atomic uint64_t submitted, taken, received;
-	_Atomic uint32_t wrong;	     /* a byte was not the expected one */
+	_Atomic uint32_t wrong;      /* a byte was not the expected one */
 	_Atomic uint32_t read_end;   /* ENDED: end of stream; else the errno that recv met */
 	_Atomic uint32_t write_end;  /* ENDED: all was sent; else the errno that send met */
 	_Atomic uint32_t done;
-	_Atomic uint64_t goal;	     /* bytes this side means to send */
+	_Atomic uint64_t goal;      /* bytes this side means to send */
 };
 
 struct entry {
@@ -205,14 +205,9 @@ static void run_stream(struct stream *stream, uint32_t style)
 		shutdown(stream->fd, SHUT_WR);
 	}
 	switch (style % 4) {
-	case 0:
-		run_threads(stream);
-		break;
-	case 1:
-		run_poll(stream);
-		break;
-	default:
-		run_epoll(stream, style % 4 == 2);
+	case 0: run_threads(stream); break;
+	case 1: run_poll(stream); break;
+	default: run_epoll(stream, style % 4 == 2);
 	}
 	close(stream->fd);
 	stream->side->done = 1;
@@ -230,13 +225,13 @@ static void *serve_one(void *argument)
 	}
 	NEED(hello.id < CONNECTIONS_MAX);
 	struct stream stream = {.fd = fd,
-				.side = &ledger[hello.id].server,
-				.key_out = 2 * hello.id + 1,
-				.key_in = 2 * hello.id,
-				.random_out = hello.seed * 3 + 1,
-				.random_in = hello.seed * 5 + 1,
-				.small = hello.seed & 16,
-				.out_left = hello.to_driver};
+	                        .side = &ledger[hello.id].server,
+	                        .key_out = 2 * hello.id + 1,
+	                        .key_in = 2 * hello.id,
+	                        .random_out = hello.seed * 3 + 1,
+	                        .random_in = hello.seed * 5 + 1,
+	                        .small = hello.seed & 16,
+	                        .out_left = hello.to_driver};
 	run_stream(&stream, hello.seed >> 8);
 	return NULL;
 }
@@ -341,13 +336,13 @@ static void *drive_some(void *argument)
 			continue;
 		}
 		struct stream stream = {.fd = fd,
-					.side = side,
-					.key_out = 2 * hello.id,
-					.key_in = 2 * hello.id + 1,
-					.random_out = hello.seed * 7 + 1,
-					.random_in = hello.seed * 11 + 1,
-					.small = hello.seed & 16,
-					.out_left = hello.to_server};
+		                        .side = side,
+		                        .key_out = 2 * hello.id,
+		                        .key_in = 2 * hello.id + 1,
+		                        .random_out = hello.seed * 7 + 1,
+		                        .random_in = hello.seed * 11 + 1,
+		                        .small = hello.seed & 16,
+		                        .out_left = hello.to_server};
 		run_stream(&stream, hello.seed);
 	}
 	return NULL;
@@ -362,10 +357,10 @@ static int drive(char **words)
 	NEED(threads <= 64 && threads * each <= CONNECTIONS_MAX);
 	for (uint32_t i = 0; i < threads; i++) {
 		drivers[i] = (struct driver){.port = (uint16_t)atoi(words[0]),
-					     .first_id = i * each,
-					     .count = each,
-					     .seed = (uint32_t)atoi(words[1]),
-					     .most = (uint32_t)atoi(words[4])};
+		                             .first_id = i * each,
+		                             .count = each,
+		                             .seed = (uint32_t)atoi(words[1]),
+		                             .most = (uint32_t)atoi(words[4])};
 		NEED(pthread_create(&drivers[i].thread, NULL, drive_some, &drivers[i]) == 0);
 	}
 	for (uint32_t i = 0; i < threads; i++)

@@ -88,25 +88,15 @@ static long do_send(struct end *end, int kind, size_t len)
 	struct iovec vectors[3];
 	struct msghdr header = {.msg_iov = vectors, .msg_iovlen = (size_t)split(vectors, data, len)};
 	struct mmsghdr messages[2] = {{.msg_hdr = {.msg_iov = vectors, .msg_iovlen = 1}},
-				      {.msg_hdr = {.msg_iov = vectors + 1, .msg_iovlen = 2}}};
+	                              {.msg_hdr = {.msg_iov = vectors + 1, .msg_iovlen = 2}}};
 	long result;
 	fill_pattern(end->key_out, end->out, data, len);
 	switch (kind) {
-	case 0:
-		result = send(end->fd, data, len, MSG_NOSIGNAL);
-		break;
-	case 1:
-		result = write(end->fd, data, len);
-		break;
-	case 2:
-		result = writev(end->fd, vectors, 3);
-		break;
-	case 3:
-		result = sendmsg(end->fd, &header, MSG_DONTWAIT);
-		break;
-	case 4:
-		result = sendto(end->fd, data, len, MSG_DONTWAIT, NULL, 0);
-		break;
+	case 0: result = send(end->fd, data, len, MSG_NOSIGNAL); break;
+	case 1: result = write(end->fd, data, len); break;
+	case 2: result = writev(end->fd, vectors, 3); break;
+	case 3: result = sendmsg(end->fd, &header, MSG_DONTWAIT); break;
+	case 4: result = sendto(end->fd, data, len, MSG_DONTWAIT, NULL, 0); break;
 	default:
 		result = sendmmsg(end->fd, messages, 2, 0);
 		if (result > 0)
@@ -123,18 +113,12 @@ static long do_recv(struct end *end, int kind, size_t len)
 	struct msghdr header = {.msg_iov = vectors, .msg_iovlen = (size_t)split(vectors, data, len)};
 	struct mmsghdr message = {.msg_hdr = header};
 	switch (kind) {
-	case 0:
-		return recv(end->fd, data, len, 0);
-	case 1:
-		return read(end->fd, data, len);
-	case 2:
-		return readv(end->fd, vectors, 3);
-	case 3:
-		return recvmsg(end->fd, &header, MSG_DONTWAIT);
-	case 4:
-		return recvfrom(end->fd, data, len, MSG_DONTWAIT, NULL, NULL);
-	default:
-		return recvmmsg(end->fd, &message, 1, MSG_DONTWAIT, NULL) < 0 ? -1 : (long)message.msg_len;
+	case 0: return recv(end->fd, data, len, 0);
+	case 1: return read(end->fd, data, len);
+	case 2: return readv(end->fd, vectors, 3);
+	case 3: return recvmsg(end->fd, &header, MSG_DONTWAIT);
+	case 4: return recvfrom(end->fd, data, len, MSG_DONTWAIT, NULL, NULL);
+	default: return recvmmsg(end->fd, &message, 1, MSG_DONTWAIT, NULL) < 0 ? -1 : (long)message.msg_len;
 	}
 }
 
@@ -165,10 +149,8 @@ static unsigned do_poll(int fd, int kind, unsigned events)
 	struct timeval no_time = {0};
 	fd_set in, out;
 	switch (kind) {
-	case 0:
-		return poll(&item, 1, 0) < 0 ? 0xffff : (uint16_t)item.revents;
-	case 1:
-		return ppoll(&item, 1, &none, NULL) < 0 ? 0xffff : (uint16_t)item.revents;
+	case 0: return poll(&item, 1, 0) < 0 ? 0xffff : (uint16_t)item.revents;
+	case 1: return ppoll(&item, 1, &none, NULL) < 0 ? 0xffff : (uint16_t)item.revents;
 	default:
 		FD_ZERO(&in);
 		FD_ZERO(&out);
@@ -387,7 +369,8 @@ int main(void)
 	while (fgets(line, sizeof line, stdin)) {
 		long a = 0, b = 0, c = 0, d = 0;
 		unsigned long e = 0;
-		if (sscanf(line, "%15s %ld %ld %ld %ld %lx", verb, &a, &b, &c, &d, &e) < 1 || a < 0 || !carry_out(verb, a, b, c, d, e)) {
+		if (sscanf(line, "%15s %ld %ld %ld %ld %lx", verb, &a, &b, &c, &d, &e) < 1 || a < 0 ||
+		    !carry_out(verb, a, b, c, d, e)) {
 			fprintf(stderr, "cannot do: %s", line);
 			return 2;
 		}

@@ -46,7 +46,8 @@ static void test_create_makes_a_sealed_segment(void)
 		CHECK(fd >= 0, "%u: %d", tx, fd);
 		CHECK(fcntl(fd, F_GETFD) & FD_CLOEXEC);
 		CHECK(fcntl(fd, F_GET_SEALS) == (F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL));
-		CHECK(fstat(fd, &st) == 0 && st.st_size == (off_t)(CHANNEL_HEADER_SIZE + with_spill(tx) + with_spill(CHANNEL_RING_MIN)));
+		CHECK(fstat(fd, &st) == 0 &&
+		      st.st_size == (off_t)(CHANNEL_HEADER_SIZE + with_spill(tx) + with_spill(CHANNEL_RING_MIN)));
 		CHECK(ftruncate(fd, 0) < 0 && ftruncate(fd, st.st_size + PAGE) < 0);
 		struct own_words words = {0};
 		struct channel_own own = own_of(&words);
@@ -133,8 +134,13 @@ static void test_map_refuses_bad_geometry(void)
 
 static void test_map_refuses_bad_seals(void)
 {
-	static const int weak[] = {0, F_SEAL_SEAL, F_SEAL_SHRINK, F_SEAL_GROW, F_SEAL_GROW | F_SEAL_SEAL,
-	                           F_SEAL_SHRINK | F_SEAL_SEAL, SEALED | F_SEAL_WRITE};
+	static const int weak[] = {0,
+	                           F_SEAL_SEAL,
+	                           F_SEAL_SHRINK,
+	                           F_SEAL_GROW,
+	                           F_SEAL_GROW | F_SEAL_SEAL,
+	                           F_SEAL_SHRINK | F_SEAL_SEAL,
+	                           SEALED | F_SEAL_WRITE};
 	struct forged forged = HONEST;
 
 	for (size_t i = 0; i < sizeof(weak) / sizeof(*weak); i++) {
@@ -413,7 +419,8 @@ static void test_trim_spill_gives_pages_back(void)
 		CHECK(sent - received == CHANNEL_SPILL && !channel_trim_spill(end));
 		while (sent - received > PAGE / 2)
 			received += end_receive(&ends[1], 1, received, sent - received - PAGE / 2);
-		sent += end_send(&ends[0], 1, sent, 3 * PAGE); /* what it has promised once more, so that all of it is touched */
+		sent +=
+			end_send(&ends[0], 1, sent, 3 * PAGE); /* what it has promised once more, so that all of it is touched */
 		while (sent - received > PAGE / 2)
 			received += end_receive(&ends[1], 1, received, sent - received - PAGE / 2);
 		CHECK(!channel_trim_spill(end)); /* what follows would go there */
@@ -445,8 +452,9 @@ static void test_trim_spill_gives_pages_back(void)
 
 static uint64_t hostile_value(struct dice *dice, uint64_t now)
 {
-	static const uint64_t values[] = {0, 1, 2, 3, PAGE - 1, PAGE, PAGE + 1, 1u << 31, UINT32_MAX, 1ull << 32,
-	                                  1ull << 63, UINT64_MAX, UINT64_MAX - 1, UINT64_MAX - PAGE};
+	static const uint64_t values[] = {
+		0,        1,          2,          3,          PAGE - 1,   PAGE,           PAGE + 1,
+		1u << 31, UINT32_MAX, 1ull << 32, 1ull << 63, UINT64_MAX, UINT64_MAX - 1, UINT64_MAX - PAGE};
 
 	switch (dice_below(dice, 4)) {
 	case 0: return values[dice_below(dice, sizeof(values) / sizeof(*values))];
@@ -525,7 +533,8 @@ static bool any_unread(const struct spilling *s, bool in_ring)
 static void spilling_look(struct spilling *s)
 {
 	const struct channel_ring *ring = &s->ends[1].channel.rx;
-	size_t unread = (size_t)(s->sent - s->received), skip = dice_below(&s->dice, 3) ? 0 : dice_below(&s->dice, unread + 1);
+	size_t unread = (size_t)(s->sent - s->received),
+		   skip = dice_below(&s->dice, 3) ? 0 : dice_below(&s->dice, unread + 1);
 	struct iovec out[CHANNEL_PIECES];
 	int pieces = channel_rx_pieces(&s->ends[1].channel, skip, unread - skip, out), stretches = 0, before = -1;
 	uint64_t at = s->received + skip;
@@ -675,7 +684,8 @@ static void spilling_any(struct spilling *s, int turns)
 		} else if (move < 8) {
 			spilling_receive(s, spilling_len(s));
 		} else if (move == 8 && s->sent - s->received > PAGE) { /* nearly caught up, and then the ring is soon full */
-			spilling_receive(s, (size_t)(s->sent - s->received - 1 - dice_below(&s->dice, s->ends[0].channel.tx.size / 2)));
+			spilling_receive(
+				s, (size_t)(s->sent - s->received - 1 - dice_below(&s->dice, s->ends[0].channel.tx.size / 2)));
 			spilling_settle(s);
 			spilling_receive(s, dice_below(&s->dice, PAGE / 2));
 			spilling_send(s, spilling_room(s));
@@ -844,7 +854,7 @@ static void test_a_place_is_in_bounds_for_any_words(void)
 	const struct channel_ring *ring = &ends[0].channel.tx;
 	for (int turn = 0; turn < 300000; turn++) {
 		uint64_t near = dice_roll(&dice), from = hostile_value(&dice, near), to = hostile_value(&dice, from),
-		         at = hostile_value(&dice, dice_below(&dice, 2) ? from : to), base = hostile_value(&dice, at);
+				 at = hostile_value(&dice, dice_below(&dice, 2) ? from : to), base = hostile_value(&dice, at);
 		size_t asked = 1 + dice_below(&dice, 3 * CHANNEL_SPILL), len = asked;
 		uint8_t *place = channel_place(ring, from, to, base, at, &len);
 		bool in_ring = lies_in(place, ring->data, ring->size);
@@ -1121,7 +1131,8 @@ static void test_hostile_words_one_at_a_time(void)
 			}
 			end_receive(&ends[0], 1, received, dice_below(&dice, 2 * PAGE));
 			end_send(&ends[0], 2, 0, after);
-			header_poke(ends[1].channel.seg, &header_words[w], hostile_value(&dice, dice_below(&dice, 2) ? before : sent));
+			header_poke(ends[1].channel.seg, &header_words[w],
+			            hostile_value(&dice, dice_below(&dice, 2) ? before : sent));
 			for (int look = 0; look < 3; look++)
 				look_everywhere(&ends[0]);
 			ends_close(ends);
@@ -1132,7 +1143,8 @@ static void test_impossible_counts_are_refused(void)
 {
 	struct end ends[2];
 	/* one more than the spill holds, a head before or beyond what was sent: no reader may take them for bytes */
-	static const uint64_t tails[] = {CHANNEL_SPILL + 1, 2 * CHANNEL_SPILL, 1ull << 32, 1ull << 63, UINT64_MAX, UINT64_MAX - PAGE};
+	static const uint64_t tails[] = {CHANNEL_SPILL + 1, 2 * CHANNEL_SPILL, 1ull << 32,
+	                                 1ull << 63,        UINT64_MAX,        UINT64_MAX - PAGE};
 	static const uint64_t heads[] = {101, PAGE, UINT64_MAX, 1ull << 63, UINT64_MAX - 100};
 
 	for (size_t i = 0; i < sizeof(tails) / sizeof(*tails); i++) {
@@ -1210,8 +1222,9 @@ static void test_own_words_that_do_not_fit_stay_in_bounds(void)
 		struct end ends[2];
 		ends_open(ends, PAGE, PAGE, NULL);
 		end_send(&ends[0], 1, 0, dice_below(&dice, PAGE));
-		_Atomic uint64_t *own[] = {&ends[0].own.ring_from, &ends[0].own.ring_to, &ends[0].own.limit, &ends[0].own.room_max,
-		                           &ends[0].own.spill_base, &ends[0].own.tail, &ends[0].own.head_seen};
+		_Atomic uint64_t *own[] = {&ends[0].own.ring_from, &ends[0].own.ring_to,    &ends[0].own.limit,
+		                           &ends[0].own.room_max,  &ends[0].own.spill_base, &ends[0].own.tail,
+		                           &ends[0].own.head_seen};
 		for (uint64_t more = 1 + dice_below(&dice, 4); more; more--)
 			*own[dice_below(&dice, turn % 2 ? 7 : 5)] = hostile_value(&dice, PAGE);
 		int64_t space = channel_tx_space(&ends[0].channel, 2 * CHANNEL_SPILL);

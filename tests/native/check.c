@@ -169,13 +169,13 @@ size_t end_receive(struct end *end, uint64_t seed, uint64_t position, size_t len
 #define WORD(path) {#path, offsetof(struct channel_segment, path), sizeof(((struct channel_segment *)0)->path)}
 #define SIDE(i) \
 	WORD(side[i].attached), WORD(side[i].rx_ready), WORD(side[i].tx_switched), WORD(side[i].shut_wr), \
-	WORD(side[i].notice), WORD(side[i].tx_back), WORD(side[i].tx_switch_offset), WORD(side[i].tx_back_at), \
-	WORD(side[i].rx_frozen), WORD(side[i].tx_ended), WORD(side[i].fin_seen), WORD(side[i].tx_fin), \
-	WORD(side[i].tx_fin_at), WORD(side[i].acked), WORD(side[i].tx_follows), WORD(side[i].hint)
+		WORD(side[i].notice), WORD(side[i].tx_back), WORD(side[i].tx_switch_offset), WORD(side[i].tx_back_at), \
+		WORD(side[i].rx_frozen), WORD(side[i].tx_ended), WORD(side[i].fin_seen), WORD(side[i].tx_fin), \
+		WORD(side[i].tx_fin_at), WORD(side[i].acked), WORD(side[i].tx_follows), WORD(side[i].hint)
 #define RING(i) \
 	WORD(producer[i].tail), WORD(producer[i].ring_from), WORD(producer[i].ring_to), WORD(producer[i].spill_base), \
-	WORD(producer[i].want_space), WORD(producer[i].pages), \
-	WORD(producer[i].cpu), WORD(consumer[i].head), WORD(consumer[i].cpu), WORD(consumer[i].room_max)
+		WORD(producer[i].want_space), WORD(producer[i].pages), WORD(producer[i].cpu), WORD(consumer[i].head), \
+		WORD(consumer[i].cpu), WORD(consumer[i].room_max)
 
 const struct header_word header_words[] = {
 	WORD(magic), WORD(version), WORD(ring_size[0]), WORD(ring_size[1]), SIDE(0), SIDE(1), RING(0), RING(1),

@@ -119,10 +119,18 @@ void line_open(struct line *line, struct engine *engine, uint64_t seed, const st
 	CHECK(framing_out_init(&line->peer.out, 1400, true, false) == 0);
 	uint32_t tx_size = line->host.channel.tx.size;
 	line->record = (struct engine_record){
-		.sends = 1, .receives = 1, .local_size = options->local_size, .grows = options->grows,
-		.credit = options->bufs, .posted = options->posted, .last_bufs_sent = options->posted,
-		.remote_size = options->remote_size, .tx_msn = 1, .rx_msn = 1,
-		.window = options->window ? options->window : line->host.channel.rx.spill_size, .read_step = tx_size / 4,
+		.sends = 1,
+		.receives = 1,
+		.local_size = options->local_size,
+		.grows = options->grows,
+		.credit = options->bufs,
+		.posted = options->posted,
+		.last_bufs_sent = options->posted,
+		.remote_size = options->remote_size,
+		.tx_msn = 1,
+		.rx_msn = 1,
+		.window = options->window ? options->window : line->host.channel.rx.spill_size,
+		.read_step = tx_size / 4,
 	};
 	if (options->device)
 		device_open(line, options->device);
@@ -206,8 +214,9 @@ static enum engine_reason heard_take(struct line *line, struct heard *heard)
 		return ENGINE_MESSAGE;
 	memcpy(&bsdh, heard->message, BSDH_LEN);
 	uint32_t ack = be32toh(bsdh.mseq_ack), bufs = be16toh(bsdh.bufs);
-	if (bsdh.mid != SDP_DATA || bsdh.flags || be32toh(bsdh.len) != heard->len || be32toh(bsdh.mseq) != record->rx_mseq + 1 ||
-	    record->tx_mseq - ack > record->tx_mseq - record->peer_ack || !heard_words(line, heard))
+	if (bsdh.mid != SDP_DATA || bsdh.flags || be32toh(bsdh.len) != heard->len ||
+	    be32toh(bsdh.mseq) != record->rx_mseq + 1 || record->tx_mseq - ack > record->tx_mseq - record->peer_ack ||
+	    !heard_words(line, heard))
 		return ENGINE_MESSAGE;
 	channel_tx_settle(end);
 	if (channel_tx_space(end, SIZE_MAX) < (int64_t)(heard->data_len + heard->data_left))
@@ -415,8 +424,9 @@ static void judge_words(struct line *line, uint32_t len)
 		} else {
 			CHECK(first == (uint64_t)LINK_READ << 56, "word %llx", (unsigned long long)first);
 			uint64_t came = atomic_load(line->host.channel.own.tail); /* also of what a peer makes up */
-			CHECK(count > peer->read_told && count <= (peer->changed ? came : peer->sent), "read %llu after %llu, of %llu", (unsigned long long)count,
-			      (unsigned long long)peer->read_told, (unsigned long long)peer->sent);
+			CHECK(count > peer->read_told && count <= (peer->changed ? came : peer->sent),
+			      "read %llu after %llu, of %llu", (unsigned long long)count, (unsigned long long)peer->read_told,
+			      (unsigned long long)peer->sent);
 			CHECK(line->hostile || line->mirrored || count <= line->app_got);
 			peer->read_told = count;
 		}
@@ -434,7 +444,8 @@ static void judge(struct line *line)
 	uint32_t mseq = be32toh(bsdh.mseq), ack = be32toh(bsdh.mseq_ack), bufs = be16toh(bsdh.bufs);
 	CHECK(bsdh.mid == SDP_DATA && !bsdh.flags && be32toh(bsdh.len) == len);
 	CHECK(mseq == peer->seen + 1);
-	CHECK(ack - peer->acked <= peer->mseq - peer->acked, "acknowledges %u, after %u, of %u", ack, peer->acked, peer->mseq);
+	CHECK(ack - peer->acked <= peer->mseq - peer->acked, "acknowledges %u, after %u, of %u", ack, peer->acked,
+	      peer->mseq);
 	CHECK(bufs == line->posted); /* each is posted again before anything is said */
 	/* what it could know: the last that it has taken of ours says how many buffers there are for it */
 	const struct line_said *said = &peer->said[ack % LINE_HISTORY];
@@ -546,8 +557,8 @@ void line_peer_say_any(struct line *line, const uint8_t *bytes, uint32_t len)
 	peer->msn++;
 	if (be32toh(bsdh.mseq) == peer->mseq + 1) {
 		peer->mseq++;
-		peer->said[peer->mseq % LINE_HISTORY] = (struct line_said){
-			be16toh(bsdh.bufs), be32toh(bsdh.mseq_ack), peer->out.position, peer->sent};
+		peer->said[peer->mseq % LINE_HISTORY] =
+			(struct line_said){be16toh(bsdh.bufs), be32toh(bsdh.mseq_ack), peer->out.position, peer->sent};
 	}
 }
 
@@ -605,9 +616,11 @@ bool line_peer_say(struct line *line, uint32_t data, unsigned words, uint64_t re
 		at = put_word(at, LINK_READ, peer->read);
 	}
 	uint32_t len = (uint32_t)(at - message);
-	struct sdp_bsdh bsdh = {
-		.mid = SDP_DATA, .bufs = htobe16((uint16_t)peer->bufs), .len = htobe32(len), .mseq = htobe32(peer->mseq + 1),
-		.mseq_ack = htobe32(peer->seen)};
+	struct sdp_bsdh bsdh = {.mid = SDP_DATA,
+	                        .bufs = htobe16((uint16_t)peer->bufs),
+	                        .len = htobe32(len),
+	                        .mseq = htobe32(peer->mseq + 1),
+	                        .mseq_ack = htobe32(peer->seen)};
 	memcpy(message, &bsdh, BSDH_LEN);
 	line_peer_say_any(line, message, len);
 	return true;
@@ -653,8 +666,8 @@ void line_check_told(struct line *line)
 	CHECK(line->record.last_ack_sent == peer->told_ack && line->record.last_bufs_sent == peer->told_bufs);
 	CHECK(line->record.sent == peer->got, "%llu, of which %llu came", (unsigned long long)line->record.sent,
 	      (unsigned long long)peer->got);
-	CHECK(line->record.read_told == peer->read_told, "%llu, which was heard as %llu", (unsigned long long)line->record.read_told,
-	      (unsigned long long)peer->read_told);
+	CHECK(line->record.read_told == peer->read_told, "%llu, which was heard as %llu",
+	      (unsigned long long)line->record.read_told, (unsigned long long)peer->read_told);
 }
 
 void line_check_quiet(struct line *line)
@@ -669,13 +682,14 @@ void line_check_quiet(struct line *line)
 	CHECK(!peer->ended, "the peer has ended, and nobody was told");
 	if (peer->changed || line->hostile)
 		return;
-	CHECK(record.rx_mseq == peer->mseq || framing_out_waiting(&peer->out), "%u messages were taken, of %u", record.rx_mseq, peer->mseq);
+	CHECK(record.rx_mseq == peer->mseq || framing_out_waiting(&peer->out), "%u messages were taken, of %u",
+	      record.rx_mseq, peer->mseq);
 	if (!framing_out_waiting(&peer->out))
 		CHECK(atomic_load(&line->host.channel.tx_line->tail) == peer->sent);
 	uint64_t there = (uint64_t)channel_rx_avail(&line->host.channel);
 	if (record.credit >= 3)
-		CHECK(record.held == there || record.held == record.window, "%llu of %llu bytes are on their way", (unsigned long long)record.held,
-		      (unsigned long long)there);
+		CHECK(record.held == there || record.held == record.window, "%llu of %llu bytes are on their way",
+		      (unsigned long long)record.held, (unsigned long long)there);
 	if (record.credit >= 3)
 		CHECK(line->app_got - record.read_told < record.read_step, "what was read is not told");
 	if (has_sent(line))

@@ -36,7 +36,8 @@ struct line_peer {
 	uint32_t message_len;
 	uint64_t sent, data_left;     /* bytes of its stream; those that a word of DATA has still to bring */
 	uint64_t read_told;           /* how many of them have been read, as the engine says */
-	uint64_t got, got_left, read; /* bytes of the application's stream; those still to come for a word; those told as read */
+	uint64_t got, got_left,
+		read; /* bytes of the application's stream; those still to come for a word; those told as read */
 	bool ended, changed;          /* changed: not all that it said was as it should be */
 };
 

@@ -178,8 +178,12 @@ static void receive_done(struct qp *qp, int status, int opcode, unsigned int fla
 {
 	struct receives *from = qp->srq ? &qp->srq->receives : &qp->own;
 	struct receive *receive = from->first;
-	struct verbs_wc wc = {
-		.wr_id = receive->wr_id, .status = status, .opcode = opcode, .byte_len = byte_len, .wc_flags = flags, .qp_num = qp->qp_num};
+	struct verbs_wc wc = {.wr_id = receive->wr_id,
+	                      .status = status,
+	                      .opcode = opcode,
+	                      .byte_len = byte_len,
+	                      .wc_flags = flags,
+	                      .qp_num = qp->qp_num};
 
 	from->first = receive->next;
 	if (!from->first)
@@ -370,8 +374,12 @@ static int post_one_send(struct qp *qp, const struct verbs_send_wr *wr)
 		return ENOMEM;
 	struct send *send = calloc(1, sizeof(*send));
 	MUST(send && wr->num_sge >= 0 && wr->num_sge <= ENTRIES);
-	*send = (struct send){
-		.wr_id = wr->wr_id, .number = ++qp->posted, .remote = wr->unused[0], .opcode = wr->opcode, .len = wr->num_sge, .flags = wr->send_flags};
+	*send = (struct send){.wr_id = wr->wr_id,
+	                      .number = ++qp->posted,
+	                      .remote = wr->unused[0],
+	                      .opcode = wr->opcode,
+	                      .len = wr->num_sge,
+	                      .flags = wr->send_flags};
 	memcpy(send->entries, wr->sg_list, (size_t)wr->num_sge * sizeof(*wr->sg_list));
 	if (wr->send_flags & VERBS_INLINE) {
 		struct verbs_sge whole = {(uintptr_t)send->inlined, bytes_of(send->entries, send->len), 0};
@@ -533,9 +541,12 @@ EXPORTED struct context *ibv_open_device(struct device *device)
 	memcpy(context->ops + 7, &(void *(*)(void *, int)){no_window}, sizeof(void *));
 	memcpy(context->ops + 11, &(int (*)(void *, int, struct verbs_wc *)){poll_cq}, sizeof(void *));
 	memcpy(context->ops + 12, &(int (*)(void *, int)){req_notify_cq}, sizeof(void *));
-	memcpy(context->ops + 20, &(int (*)(void *, struct verbs_recv_wr *, struct verbs_recv_wr **)){post_srq_recv}, sizeof(void *));
-	memcpy(context->ops + 25, &(int (*)(void *, struct verbs_send_wr *, struct verbs_send_wr **)){post_send}, sizeof(void *));
-	memcpy(context->ops + 26, &(int (*)(void *, struct verbs_recv_wr *, struct verbs_recv_wr **)){post_recv}, sizeof(void *));
+	memcpy(context->ops + 20, &(int (*)(void *, struct verbs_recv_wr *, struct verbs_recv_wr **)){post_srq_recv},
+	       sizeof(void *));
+	memcpy(context->ops + 25, &(int (*)(void *, struct verbs_send_wr *, struct verbs_send_wr **)){post_send},
+	       sizeof(void *));
+	memcpy(context->ops + 26, &(int (*)(void *, struct verbs_recv_wr *, struct verbs_recv_wr **)){post_recv},
+	       sizeof(void *));
 	pipe_of(&context->async_fd, &context->async_in);
 	pthread_mutex_lock(&lock);
 	context->next = contexts;
@@ -560,7 +571,6 @@ EXPORTED int ibv_close_device(struct context *context)
 	return 0;
 }
 
-
 /* By the offsets of the header's structures, which rdma/kernel/data/abi-offsets.txt has. */
 static void put(uint8_t *record, size_t offset, uint64_t value, size_t len)
 {
@@ -580,17 +590,17 @@ EXPORTED int ibv_query_device(struct context *context, uint8_t *attr)
 	(void)context;
 	memset(attr, 0, 232);
 	put(attr, 80, 1ull << 40, 8); /* max_mr_size */
-	put(attr, 108, QPS - 1, 4);   /* max_qp */
-	put(attr, 112, 4096, 4);      /* max_qp_wr */
-	put(attr, 120, 16, 4);        /* max_sge */
-	put(attr, 124, 16, 4);        /* max_sge_rd */
-	put(attr, 132, 65536, 4);     /* max_cqe */
-	put(attr, 136, 65536, 4);     /* max_mr */
-	put(attr, 144, 16, 4);        /* max_qp_rd_atom */
-	put(attr, 156, 16, 4);        /* max_qp_init_rd_atom */
-	put(attr, 212, 64, 4);        /* max_srq */
-	put(attr, 220, 4, 4);         /* max_srq_sge */
-	put(attr, 227, 1, 1);         /* phys_port_cnt */
+	put(attr, 108, QPS - 1, 4); /* max_qp */
+	put(attr, 112, 4096, 4); /* max_qp_wr */
+	put(attr, 120, 16, 4); /* max_sge */
+	put(attr, 124, 16, 4); /* max_sge_rd */
+	put(attr, 132, 65536, 4); /* max_cqe */
+	put(attr, 136, 65536, 4); /* max_mr */
+	put(attr, 144, 16, 4); /* max_qp_rd_atom */
+	put(attr, 156, 16, 4); /* max_qp_init_rd_atom */
+	put(attr, 212, 64, 4); /* max_srq */
+	put(attr, 220, 4, 4); /* max_srq_sge */
+	put(attr, 227, 1, 1); /* phys_port_cnt */
 	return 0;
 }
 
@@ -598,15 +608,16 @@ EXPORTED int ibv_query_port(struct context *context, uint8_t port, uint8_t *attr
 {
 	(void)context, (void)port;
 	memset(attr, 0, 52);
-	put(attr, 0, 4, 4);        /* active */
+	put(attr, 0, 4, 4); /* active */
 	put(attr, 4, MTU_4096, 4); /* max_mtu */
 	put(attr, 8, MTU_4096, 4); /* active_mtu */
 	put(attr, 20, 1u << 30, 4); /* max_msg_sz */
-	put(attr, 46, 2, 1);       /* Ethernet */
+	put(attr, 46, 2, 1); /* Ethernet */
 	return 0;
 }
 
-EXPORTED int _ibv_query_gid_ex(struct context *context, uint32_t port, uint32_t index, uint8_t *entry, uint32_t flags, size_t len)
+EXPORTED int _ibv_query_gid_ex(struct context *context, uint32_t port, uint32_t index, uint8_t *entry, uint32_t flags,
+                               size_t len)
 {
 	(void)flags, (void)len;
 	if (index || port != 1)
@@ -618,7 +629,8 @@ EXPORTED int _ibv_query_gid_ex(struct context *context, uint32_t port, uint32_t 
 	return 0;
 }
 
-EXPORTED ssize_t _ibv_query_gid_table(struct context *context, uint8_t *entries, size_t most, uint32_t flags, size_t len)
+EXPORTED ssize_t _ibv_query_gid_table(struct context *context, uint8_t *entries, size_t most, uint32_t flags,
+                                      size_t len)
 {
 	return most && !_ibv_query_gid_ex(context, 1, 0, entries, flags, len) ? 1 : 0;
 }
@@ -676,9 +688,13 @@ EXPORTED struct mr *ibv_reg_mr(void *pd, void *addr, size_t length, int access)
 		errno = error;
 		return NULL;
 	}
-	*mr = (struct mr){
-		.pd = pd, .addr = addr, .length = length, .lkey = next_key << 8, .rkey = next_key << 8, .next = regions,
-		.pages = {-1, -1}};
+	*mr = (struct mr){.pd = pd,
+	                  .addr = addr,
+	                  .length = length,
+	                  .lkey = next_key << 8,
+	                  .rkey = next_key << 8,
+	                  .next = regions,
+	                  .pages = {-1, -1}};
 	if (!access && length <= PINNED_MAX && !((uintptr_t)addr % PAGE)) /* it is only read from, by the engine */
 		pin(mr);
 	next_key++;
@@ -739,7 +755,8 @@ EXPORTED int ibv_destroy_comp_channel(struct channel *channel)
 	return 0;
 }
 
-EXPORTED struct cq *ibv_create_cq(struct context *context, int cqe, void *cq_context, struct channel *channel, int vector)
+EXPORTED struct cq *ibv_create_cq(struct context *context, int cqe, void *cq_context, struct channel *channel,
+                                  int vector)
 {
 	struct cq *cq = calloc(1, sizeof(*cq));
 
@@ -790,7 +807,8 @@ EXPORTED int ibv_destroy_cq(struct cq *cq)
 	void *context;
 
 	MUST(!cq->users);
-	while (cq->channel && cq->events) { /* as the kernel does with what was not fetched; what was is to be acknowledged */
+	while (cq->channel &&
+	       cq->events) { /* as the kernel does with what was not fetched; what was is to be acknowledged */
 		MUST(ibv_get_cq_event(cq->channel, &told, &context) == 0 && told == cq);
 		cq->events--;
 	}

@@ -17,11 +17,22 @@
 
 static int segment_forge(struct input *input, unsigned options)
 {
-	static const off_t lens[] = {0, PAGE, 3 * PAGE, LEN(PAGE, PAGE) - 1, LEN(PAGE, PAGE), LEN(PAGE, 2 * PAGE),
-	                             LEN(8 * PAGE, PAGE), LEN(64 * PAGE, 64 * PAGE)};
-	static const int seals[] = {F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL, F_SEAL_SHRINK | F_SEAL_GROW, 0, F_SEAL_SHRINK,
-	                            F_SEAL_GROW, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_WRITE,
-	                            F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL};
+	static const off_t lens[] = {0,
+	                             PAGE,
+	                             3 * PAGE,
+	                             LEN(PAGE, PAGE) - 1,
+	                             LEN(PAGE, PAGE),
+	                             LEN(PAGE, 2 * PAGE),
+	                             LEN(8 * PAGE, PAGE),
+	                             LEN(64 * PAGE, 64 * PAGE)};
+	static const int seals[] = {F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL,
+	                            F_SEAL_SHRINK | F_SEAL_GROW,
+	                            0,
+	                            F_SEAL_SHRINK,
+	                            F_SEAL_GROW,
+	                            F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_WRITE,
+	                            F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL,
+	                            F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL};
 	uint8_t header[64] = {0};
 	size_t n = input->left < sizeof(header) ? input->left : sizeof(header);
 	off_t len = lens[options >> 5 & 7];
@@ -123,9 +134,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 		case 3: /* the count the peer writes moves by a little */
 			atomic_fetch_add(&end.rx_peer_line->tail, input_take(&input, 2));
 			break;
-		case 4:
-			atomic_fetch_add(&end.tx_peer_line->head, input_take(&input, 2));
-			break;
+		case 4: atomic_fetch_add(&end.tx_peer_line->head, input_take(&input, 2)); break;
 		case 5:
 			switch (move >> 3 & 3) {
 			case 0: channel_trim(&end); break;
@@ -136,7 +145,8 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 			break;
 		default:
 			/* 6 and 7: a word each of two times 32 */
-			header_poke(end.seg, &header_words[((move & 1) << 5 | move >> 3) % header_words_len], input_take(&input, 8));
+			header_poke(end.seg, &header_words[((move & 1) << 5 | move >> 3) % header_words_len],
+			            input_take(&input, 8));
 		}
 	}
 	channel_unmap(&end);

@@ -21,8 +21,9 @@
 
 static uint64_t edge(struct input *input)
 {
-	static const uint64_t edges[] = {0, 1, 2, 15, 16, 17, 4096, 16384, 65536, 1u << 31, UINT32_MAX, 1ull << 32, 1ull << 56,
-	                                 1ull << 63, UINT64_MAX, UINT64_MAX - 15};
+	static const uint64_t edges[] = {
+		0,     1,        2,          15,         16,         17,         4096,       16384,
+		65536, 1u << 31, UINT32_MAX, 1ull << 32, 1ull << 56, 1ull << 63, UINT64_MAX, UINT64_MAX - 15};
 	unsigned which = (unsigned)input_take(input, 1);
 
 	return which & 1 ? edges[which >> 1 & 15] : input_take(input, which & 2 ? 2 : 8);
@@ -30,27 +31,40 @@ static uint64_t edge(struct input *input)
 
 static struct device_options device_of(struct input *input, struct verbs_slab *slab)
 {
-	static const uint32_t inlines[] = {0, 60, VERBS_INLINE_MAX, VERBS_INLINE_MAX}, gathers[] = {1, 2, 4, 8}, polls[] = {1, 3, 16, 16};
+	static const uint32_t inlines[] = {0, 60, VERBS_INLINE_MAX, VERBS_INLINE_MAX}, gathers[] = {1, 2, 4, 8},
+						  polls[] = {1, 3, 16, 16};
 	unsigned options = (unsigned)input_take(input, 1);
 
-	return (struct device_options){
-		.slab = slab, .inline_max = inlines[options & 3], .gather_max = gathers[options >> 2 & 3], .poll_max = polls[options >> 4 & 3],
-		.hot_bytes = options & 64 ? 20000 : 0, .pins = options & 128, .haste = (unsigned)input_take(input, 1) & 15};
+	return (struct device_options){.slab = slab,
+	                               .inline_max = inlines[options & 3],
+	                               .gather_max = gathers[options >> 2 & 3],
+	                               .poll_max = polls[options >> 4 & 3],
+	                               .hot_bytes = options & 64 ? 20000 : 0,
+	                               .pins = options & 128,
+	                               .haste = (unsigned)input_take(input, 1) & 15};
 }
 
-static void open_one(struct line *line, struct engine *engine, struct input *input, uint32_t number, struct hint_ring *hints,
-                     struct verbs_slab *slab)
+static void open_one(struct line *line, struct engine *engine, struct input *input, uint32_t number,
+                     struct hint_ring *hints, struct verbs_slab *slab)
 {
-	static const uint32_t sizes[] = {37, 48, 64, 300, 4112, 1100, 61440, 61440}, bufs[] = {2, 3, 4, 5, 16, 16, 64, 65535};
+	static const uint32_t sizes[] = {37, 48, 64, 300, 4112, 1100, 61440, 61440},
+						  bufs[] = {2, 3, 4, 5, 16, 16, 64, 65535};
 	unsigned options = (unsigned)input_take(input, 1), more = (unsigned)input_take(input, 1);
 	bool by_device = options & 128;
 	const struct device_options device = by_device ? device_of(input, slab) : (struct device_options){0};
 	uint32_t posted = bufs[(more >> 3 & 7) | 1];
 	const struct line_options how = {
-		.ring = options & 1 ? 4096 : by_device ? 65536 : 32768, .number = number, .remote_size = sizes[options >> 1 & 7],
-		.local_size = sizes[(options >> 4 & 7) | 2], .bufs = bufs[more & 7],
+		.ring = options & 1 ? 4096
+	            : by_device ? 65536
+	                        : 32768,
+		.number = number,
+		.remote_size = sizes[options >> 1 & 7],
+		.local_size = sizes[(options >> 4 & 7) | 2],
+		.bufs = bufs[more & 7],
 		.posted = by_device && posted > DEVICE_RECEIVES ? DEVICE_RECEIVES : posted,
-		.grows = more & 64, .window = more & 128 ? 4096 : 0, .device = by_device ? &device : NULL,
+		.grows = more & 64,
+		.window = more & 128 ? 4096 : 0,
+		.device = by_device ? &device : NULL,
 	};
 
 	line_open(line, engine, number, &how);
@@ -66,7 +80,9 @@ static void say_odd(struct line *line, struct input *input)
 	uint8_t message[600];
 	unsigned what = (unsigned)input_take(input, 1);
 	uint32_t len = 16 + (uint32_t)input_take(input, 2) % 500, at = 16;
-	struct sdp_bsdh bsdh = {.mid = SDP_DATA, .bufs = htobe16((uint16_t)peer->bufs), .mseq = htobe32(peer->mseq + 1),
+	struct sdp_bsdh bsdh = {.mid = SDP_DATA,
+	                        .bufs = htobe16((uint16_t)peer->bufs),
+	                        .mseq = htobe32(peer->mseq + 1),
 	                        .mseq_ack = htobe32(peer->seen)};
 
 	memset(message, 0, sizeof(message));
@@ -103,9 +119,10 @@ static void say_segment(struct line *line, struct input *input)
 	struct line_peer *peer = &line->peer;
 	uint8_t bytes[256] = {0};
 	unsigned what = (unsigned)input_take(input, 1);
-	struct framing_message message = {
-		.tagged = !(what & 7), .rdmap = what & 8 ? (uint8_t)input_take(input, 1) : SEND,
-		.queue = what & 16 ? (uint32_t)edge(input) : 0, .msn = peer->msn + (what & 32 ? (uint32_t)edge(input) : 0)};
+	struct framing_message message = {.tagged = !(what & 7),
+	                                  .rdmap = what & 8 ? (uint8_t)input_take(input, 1) : SEND,
+	                                  .queue = what & 16 ? (uint32_t)edge(input) : 0,
+	                                  .msn = peer->msn + (what & 32 ? (uint32_t)edge(input) : 0)};
 	struct framing_span span = {bytes, sizeof(bytes), 0, true};
 	uint64_t begin = what & 64 ? input_take(input, 1) : 0, end = begin + input_take(input, 1) % (257 - begin);
 
@@ -120,12 +137,9 @@ static void do_odd(struct line *line, struct input *input, unsigned what)
 	uint8_t bytes[255];
 
 	switch (what) {
-	case 0: case 1:
-		say_odd(line, input);
-		break;
-	case 2:
-		say_segment(line, input);
-		break;
+	case 0:
+	case 1: say_odd(line, input); break;
+	case 2: say_segment(line, input); break;
 	case 3: { /* bytes of the input itself */
 		size_t len = (size_t)input_take(input, 1);
 		for (size_t i = 0; i < len; i++)
@@ -133,7 +147,8 @@ static void do_odd(struct line *line, struct input *input, unsigned what)
 		line_peer_say_bytes(line, bytes, len);
 		break;
 	}
-	case 4: case 5: { /* any word of the segment */
+	case 4:
+	case 5: { /* any word of the segment */
 		size_t word = (size_t)input_take(input, 1) % header_words_len;
 		header_poke(line->app.channel.seg, &header_words[word], edge(input));
 		line->hostile = true;
@@ -214,32 +229,19 @@ static void do_device(struct line *line, struct input *input, unsigned what)
 	struct line_device *device = line->device;
 
 	switch (what) {
-	case 0:
-		device_carry(line, 1 + input_take(input, 1) % VERBS_SENDS);
-		break;
-	case 1:
-		device_complete(line, 1 + input_take(input, 1) % VERBS_SENDS);
-		break;
-	case 2:
-		device_receive(line);
-		break;
-	case 3:
-		device_catch_up(line);
-		break;
-	case 4:
-		fail_next(device, input);
-		break;
-	case 5:
-		lie(line, input);
-		break;
+	case 0: device_carry(line, 1 + input_take(input, 1) % VERBS_SENDS); break;
+	case 1: device_complete(line, 1 + input_take(input, 1) % VERBS_SENDS); break;
+	case 2: device_receive(line); break;
+	case 3: device_catch_up(line); break;
+	case 4: fail_next(device, input); break;
+	case 5: lie(line, input); break;
 	case 6:
 		if (input_take(input, 1) & 1)
 			device->mute = 1;
 		else
 			device_tell(line);
 		break;
-	default:
-		turn_pages(line, input);
+	default: turn_pages(line, input);
 	}
 }
 
@@ -277,47 +279,38 @@ static void nap(struct engine *engine)
 static void do_move(struct line *line, struct input *input, unsigned move)
 {
 	switch (move & 15) {
-	case 0: case 1:
-		line_app_send(line, line->hostile ? 0 : (size_t)input_take(input, 2));
-		break;
-	case 2:
-		do_receive(line, (size_t)input_take(input, 2));
-		break;
-	case 3: case 4: case 5: {
+	case 0:
+	case 1: line_app_send(line, line->hostile ? 0 : (size_t)input_take(input, 2)); break;
+	case 2: do_receive(line, (size_t)input_take(input, 2)); break;
+	case 3:
+	case 4:
+	case 5: {
 		uint32_t data = (uint32_t)input_take(input, 2);
 		line_peer_say(line, data, 1 + (move >> 4 & 3), input_take(input, 2));
 		break;
 	}
-	case 6:
-		line_peer_write(line, (size_t)input_take(input, 2));
-		break;
-	case 7:
-		line_peer_write(line, SIZE_MAX);
-		break;
-	case 8:
-		line_peer_read(line, move & 16 ? SIZE_MAX : (size_t)input_take(input, 2));
-		break;
+	case 6: line_peer_write(line, (size_t)input_take(input, 2)); break;
+	case 7: line_peer_write(line, SIZE_MAX); break;
+	case 8: line_peer_read(line, move & 16 ? SIZE_MAX : (size_t)input_take(input, 2)); break;
 	case 9:
 		if (line->device)
 			do_device(line, input, move >> 4 & 7);
 		else
-			line->peer.out.mulpdu = FRAMING_MULPDU_MIN + (uint32_t)input_take(input, 2) % (FRAMING_MULPDU_MAX - FRAMING_MULPDU_MIN);
+			line->peer.out.mulpdu =
+				FRAMING_MULPDU_MIN + (uint32_t)input_take(input, 2) % (FRAMING_MULPDU_MAX - FRAMING_MULPDU_MIN);
 		break;
 	case 10:
 		if (line->loan)
 			line_take(line);
 		break;
-	case 11:
-		do_odd(line, input, move >> 4 & 7);
-		break;
+	case 11: do_odd(line, input, move >> 4 & 7); break;
 	case 14:
 		if (move & 64) {
 			nap(line->engine);
 			break;
 		}
 		/* fall through */
-	default:
-		engine_step(line->engine, 0);
+	default: engine_step(line->engine, 0);
 	}
 }
 
@@ -336,8 +329,12 @@ static bool is_over(const struct line *line)
 	case ENGINE_MESSAGE: CHECK(peer->changed || line->hostile); return true;
 	case ENGINE_ENDED: CHECK(peer->ended && !line->device); return true;
 	case ENGINE_COUNTS: CHECK(line->hostile); return true;
-	case ENGINE_BROKEN: CHECK(!line->device || device_breaks(line->device, line->error), "by %d", line->error); return true;
-	case ENGINE_HOT: CHECK(line->device && line->device->options.hot_bytes && line->device->qp.copied >= 20000); return false;
+	case ENGINE_BROKEN:
+		CHECK(!line->device || device_breaks(line->device, line->error), "by %d", line->error);
+		return true;
+	case ENGINE_HOT:
+		CHECK(line->device && line->device->options.hot_bytes && line->device->qp.copied >= 20000);
+		return false;
 	case ENGINE_WORDS: CHECK(line->hostile); return false;
 	case ENGINE_SMALL: CHECK(line->record.grows); return false;
 	case ENGINE_CREDIT: CHECK(line->record.credit < 3); return false;
@@ -418,7 +415,8 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 	memset(&hints, 0, sizeof(hints));
 	CHECK(engine_feed_add(engine, &hints, &seen) == 0);
 	for (uint32_t i = 0; i < LINES; i++)
-		open_one(&lines[i], engine, &input, 1 + i * 4096, i ? NULL : &hints, &slab); /* both in one place of the table */
+		open_one(&lines[i], engine, &input, 1 + i * 4096, i ? NULL : &hints,
+		         &slab); /* both in one place of the table */
 	lines[1].hints = &hints;
 	while (input.left) {
 		unsigned move = (unsigned)input_take(&input, 1);

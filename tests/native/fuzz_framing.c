@@ -197,15 +197,11 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 		unsigned move = (unsigned)input_take(&input, 1);
 
 		switch (move & 7) {
-		case 0: case 1:
-			do_put(&world, &input, move);
-			break;
-		case 2:
-			do_write(&world, move & 128 ? SIZE_MAX : (size_t)input_take(&input, 2));
-			break;
-		case 3: case 4:
-			do_read(&world, move & 128 ? SIZE_MAX : (size_t)input_take(&input, 2));
-			break;
+		case 0:
+		case 1: do_put(&world, &input, move); break;
+		case 2: do_write(&world, move & 128 ? SIZE_MAX : (size_t)input_take(&input, 2)); break;
+		case 3:
+		case 4: do_read(&world, move & 128 ? SIZE_MAX : (size_t)input_take(&input, 2)); break;
 		case 5:
 			if (move & 128) { /* bytes of the input itself */
 				size_t len = (size_t)input_take(&input, 1);

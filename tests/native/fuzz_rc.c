@@ -59,10 +59,20 @@ static void world_open(struct world *world, unsigned options)
 		memset(rc->local, 1 + end, sizeof(rc->local));
 		memset(rc->remote, 2 - end, sizeof(rc->remote));
 		rc->record = (struct rc_record){
-			.ipv6 = options & 1, .source_port = 50000u + (uint32_t)end, .remote_port = 50001u - (uint32_t)end,
-			.local_qp = 17u + (uint32_t)end, .remote_qp = 18u - (uint32_t)end, .mtu = 256u << (options >> 1 & 7) % 5,
-			.window = options & 16 ? 4 : 64, .acknowledged = first, .cursor = first, .reached = first, .next = first,
-			.expected = other, .carried_out = rc_after(other, -1u), .timeout_ns = 67000000,
+			.ipv6 = options & 1,
+			.source_port = 50000u + (uint32_t)end,
+			.remote_port = 50001u - (uint32_t)end,
+			.local_qp = 17u + (uint32_t)end,
+			.remote_qp = 18u - (uint32_t)end,
+			.mtu = 256u << (options >> 1 & 7) % 5,
+			.window = options & 16 ? 4 : 64,
+			.acknowledged = first,
+			.cursor = first,
+			.reached = first,
+			.next = first,
+			.expected = other,
+			.carried_out = rc_after(other, -1u),
+			.timeout_ns = 67000000,
 		};
 		CHECK(rc_begin(rc, NULL, 0) == 0);
 	}
@@ -75,7 +85,8 @@ static void fly(struct world *world, int to, const uint8_t *bytes, uint32_t len,
 	uint8_t *copy = malloc(len ? len : 1);
 	CHECK(copy);
 	memcpy(copy, bytes, len);
-	world->flying[world->count++] = (struct datagram){.to = to, .len = len, .segment = segment, .lie = lie, .bytes = copy};
+	world->flying[world->count++] =
+		(struct datagram){.to = to, .len = len, .segment = segment, .lie = lie, .bytes = copy};
 }
 
 static struct datagram land(struct world *world, uint32_t at)
@@ -163,7 +174,8 @@ static void hear(struct world *world, int end)
 		if (!side->lied_to) {
 			CHECK(side->heard < other->said && len == other->lens[side->heard], "%u bytes", len);
 			for (uint32_t i = 0; i < len; i++)
-				CHECK(bytes[i] == stream_byte((uint64_t)!end << 32 | side->heard, i), "byte %u of message %u", i, side->heard);
+				CHECK(bytes[i] == stream_byte((uint64_t)!end << 32 | side->heard, i), "byte %u of message %u", i,
+				      side->heard);
 		}
 		side->heard++;
 		rc_taken(&side->rc);
@@ -211,12 +223,14 @@ static void lie(struct world *world, int to, struct input *input)
 	static uint8_t packet[RC_OVERHEAD + 4096 + 4];
 	const struct rc *rc = &world->sides[to].rc;
 	unsigned what = (unsigned)input_take(input, 1), size = (unsigned)input_take(input, 1);
-	uint32_t mtu = rc->record.mtu, len = RC_OVERHEAD + (size & 192 ? 4 * (size & 63) : mtu + 4 * (size & 1) - 4 * (size >> 1 & 1));
+	uint32_t mtu = rc->record.mtu,
+			 len = RC_OVERHEAD + (size & 192 ? 4 * (size & 63) : mtu + 4 * (size & 1) - 4 * (size >> 1 & 1));
 
 	if (size == 255)
 		len = (uint32_t)input_take(input, 1) % RC_OVERHEAD;
 	memset(packet, (int)input_take(input, 1), sizeof(packet)); /* the syndrome of an acknowledgement among them */
-	rc_put_bth(packet, rc->record.local_qp, opcodes[what & 15], what >> 4 & 3, near(rc, input) | (what & 64 ? 1u << 31 : 0));
+	rc_put_bth(packet, rc->record.local_qp, opcodes[what & 15], what >> 4 & 3,
+	           near(rc, input) | (what & 64 ? 1u << 31 : 0));
 	if (what & 128)
 		packet[input_take(input, 1) % RC_BTH] ^= (uint8_t)input_take(input, 1);
 	bool right = len >= RC_OVERHEAD && !(size & 64 && what & 128);
@@ -269,7 +283,8 @@ static void drain(struct world *world)
 	const struct side *one = world->sides, *other = world->sides + 1;
 
 	for (uint32_t step = 0; one->heard < other->said || other->heard < one->said; step++) {
-		CHECK(step < DRAIN_MAX, "it comes to no end: %u of %u, %u of %u", one->heard, other->said, other->heard, one->said);
+		CHECK(step < DRAIN_MAX, "it comes to no end: %u of %u, %u of %u", one->heard, other->said, other->heard,
+		      one->said);
 		if (one->over || other->over) /* it was silent for too long before */
 			return;
 		for (int end = 0; end < 2; end++)
@@ -287,21 +302,14 @@ static void move(struct world *world, struct input *input)
 	int end = what >> 7;
 
 	switch (what & 15) {
-	case 0: case 1:
-		say(world->sides + end, end, input);
-		break;
-	case 2: case 3: case 4:
-		send_all(world, end, 1 + (what >> 4 & 7) * 9);
-		break;
-	case 5:
-		lie(world, end, input);
-		break;
-	case 6:
-		say_bytes(world, end, input);
-		break;
-	case 7:
-		pass(world, end, (int64_t)input_take(input, 1) << (what >> 4 & 7) * 4);
-		break;
+	case 0:
+	case 1: say(world->sides + end, end, input); break;
+	case 2:
+	case 3:
+	case 4: send_all(world, end, 1 + (what >> 4 & 7) * 9); break;
+	case 5: lie(world, end, input); break;
+	case 6: say_bytes(world, end, input); break;
+	case 7: pass(world, end, (int64_t)input_take(input, 1) << (what >> 4 & 7) * 4); break;
 	default:
 		if (!world->count)
 			break;

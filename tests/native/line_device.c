@@ -72,8 +72,11 @@ static void complete(struct line *line, struct verbs_wc wc)
 void device_make_up(struct line *line, const struct device_lie *lie)
 {
 	struct line_device *device = line->device;
-	const struct verbs_wc wc = {
-		.wr_id = lie->wr_id, .status = lie->status, .opcode = lie->opcode, .byte_len = lie->byte_len, .wc_flags = lie->flags};
+	const struct verbs_wc wc = {.wr_id = lie->wr_id,
+	                            .status = lie->status,
+	                            .opcode = lie->opcode,
+	                            .byte_len = lie->byte_len,
+	                            .wc_flags = lie->flags};
 
 	if (device->completions_made - device->completions_polled < DEVICE_COMPLETIONS / 4)
 		add_completion(line, &wc);
@@ -89,11 +92,14 @@ static void break_off(struct line *line)
 	device->over = true;
 	device->carried = device->posted;
 	for (; device->completed != device->posted; device->completed++)
-		add_completion(line, &(struct verbs_wc){
-			.wr_id = request_of(device, device->completed)->wr_id, .status = FLUSHED, .opcode = ANY});
+		add_completion(line, &(struct verbs_wc){.wr_id = request_of(device, device->completed)->wr_id,
+		                                        .status = FLUSHED,
+		                                        .opcode = ANY});
 	for (; device->receives_taken != device->receives_posted; device->receives_taken++)
-		add_completion(line, &(struct verbs_wc){
-			.wr_id = device->receives[device->receives_taken % DEVICE_RECEIVES] << 1 | 1, .status = FLUSHED, .opcode = ANY});
+		add_completion(line,
+		               &(struct verbs_wc){.wr_id = device->receives[device->receives_taken % DEVICE_RECEIVES] << 1 | 1,
+		                                  .status = FLUSHED,
+		                                  .opcode = ANY});
 }
 
 /* ---- sending ---- */
@@ -117,7 +123,8 @@ static bool judge_entry(const struct line *line, const struct verbs_sge *entry)
 		CHECK((entry->addr - (uintptr_t)slab->base) % VERBS_SLOT == 0 && entry->length <= VERBS_SLOT);
 		return false;
 	}
-	CHECK(device->pages && entry->lkey == device->lkey && !device->leaving, "key %u of nothing that is pinned", entry->lkey);
+	CHECK(device->pages && entry->lkey == device->lkey && !device->leaving, "key %u of nothing that is pinned",
+	      entry->lkey);
 	CHECK(channel_rx_pages(end) == device->pages, "the pages that are pinned are others");
 	CHECK(lies_in(entry, end->rx.data, end->rx.size), "it leaves the ring");
 	return true;
@@ -147,11 +154,14 @@ static void post_one(struct line *line, const struct verbs_send_wr *wr)
 
 	CHECK(device->posted - device->freed < VERBS_SENDS, "the send queue runs over");
 	CHECK(wr->opcode == VERBS_WR_SEND && !(wr->send_flags & ~(unsigned)(VERBS_SIGNALED | VERBS_INLINE)));
-	CHECK(wr->num_sge > 0 && (uint32_t)wr->num_sge <= device->options.gather_max && (uint32_t)wr->num_sge <= VERBS_SLOTS);
-	*request = (struct device_request){.wr_id = wr->wr_id, .entries_len = (uint32_t)wr->num_sge, .flags = wr->send_flags};
+	CHECK(wr->num_sge > 0 && (uint32_t)wr->num_sge <= device->options.gather_max &&
+	      (uint32_t)wr->num_sge <= VERBS_SLOTS);
+	*request =
+		(struct device_request){.wr_id = wr->wr_id, .entries_len = (uint32_t)wr->num_sge, .flags = wr->send_flags};
 	memcpy(request->entries, wr->sg_list, sizeof(*wr->sg_list) * request->entries_len);
 	if (wr->send_flags & VERBS_INLINE) {
-		CHECK(wr->num_sge == 1 && wr->sg_list->length <= device->options.inline_max, "%u bytes inline", wr->sg_list->length);
+		CHECK(wr->num_sge == 1 && wr->sg_list->length <= device->options.inline_max, "%u bytes inline",
+		      wr->sg_list->length);
 		memcpy(request->inlined, (const void *)(uintptr_t)wr->sg_list->addr, wr->sg_list->length);
 		request->entries[0] = (struct verbs_sge){(uintptr_t)request->inlined, wr->sg_list->length, 0};
 	} else {
@@ -375,7 +385,9 @@ static int poll_cq(void *at, int most, struct verbs_wc *wc)
 	}
 	if (device->options.haste & DEVICE_RECEIVES_AT_POLL)
 		device_receive(line);
-	for (; count < most && (uint32_t)count < device->options.poll_max && device->completions_polled != device->completions_made; count++) {
+	for (; count < most && (uint32_t)count < device->options.poll_max &&
+	       device->completions_polled != device->completions_made;
+	     count++) {
 		wc[count] = device->completions[device->completions_polled++ % DEVICE_COMPLETIONS];
 		for (uint64_t n = device->freed; !(wc[count].wr_id & 1) && n != device->completed; n++)
 			if (request_of(device, n)->wr_id == wc[count].wr_id)
@@ -504,7 +516,8 @@ static enum engine_reason completed(struct line *line, const struct verbs_wc *wc
 		return ENGINE_BROKEN;
 	if (wc->wr_id & 1)
 		return heard_message(line, wc);
-	if (wc->opcode != VERBS_WC_SEND || number < device->first || number >= device->next || !device->tells[number % VERBS_SENDS])
+	if (wc->opcode != VERBS_WC_SEND || number < device->first || number >= device->next ||
+	    !device->tells[number % VERBS_SENDS])
 		return strange(line);
 	finish_until(device, number + 1);
 	return ENGINE_KEPT;
@@ -602,8 +615,8 @@ bool device_lend(struct line *line)
 	if (device->completions_polled == device->completions_made && !device->lied)
 		check_order(line);
 	for (uint32_t n = 0; n < line->posted; n++)
-		receives[n] = (struct verbs_receive){
-			device->order[n] << 1 | 1, buffer_of(device, device->order[n]), device->size, DEVICE_SLAB_LKEY};
+		receives[n] = (struct verbs_receive){device->order[n] << 1 | 1, buffer_of(device, device->order[n]),
+		                                     device->size, DEVICE_SLAB_LKEY};
 	pin(line);
 	CHECK(verbs_begin(&device->qp, device->next, unfinished(device), receives, line->posted) == 0);
 	device->qp.hot_bytes = channel_rx_pages(&line->host.channel) ? device->options.hot_bytes : 0;

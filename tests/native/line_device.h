@@ -52,7 +52,8 @@ struct line_device {
 	struct verbs_qp qp;
 	struct device_options options;
 	struct device_request requests[VERBS_SENDS]; /* by number */
-	uint64_t posted, carried, completed, freed; /* how many, ever; freed: their places, by a completion that was polled */
+	uint64_t posted, carried, completed,
+		freed; /* how many, ever; freed: their places, by a completion that was polled */
 	uint64_t receives[DEVICE_RECEIVES], receives_posted, receives_taken; /* numbers of buffers, the oldest first */
 	uint8_t *buffers;
 	uint32_t size, receiving; /* bytes of a buffer, and of the message that has begun */

@@ -52,15 +52,31 @@ static uint32_t icrc_slow(const struct rc *from, const uint8_t *packet, uint32_t
 		memcpy(head + 32, from->remote, 16);
 		at = 48;
 	} else {
-		const uint8_t ip[12] = {0x45, 0xFF, (uint8_t)((28 + len) >> 8), (uint8_t)(28 + len), (uint8_t)(id >> 8), (uint8_t)id, 0x40, 0,
-		                        0xFF, 17, 0xFF, 0xFF};
+		const uint8_t ip[12] = {0x45,
+		                        0xFF,
+		                        (uint8_t)((28 + len) >> 8),
+		                        (uint8_t)(28 + len),
+		                        (uint8_t)(id >> 8),
+		                        (uint8_t)id,
+		                        0x40,
+		                        0,
+		                        0xFF,
+		                        17,
+		                        0xFF,
+		                        0xFF};
 		memcpy(head + 8, ip, 12);
 		memcpy(head + 20, from->local, 4);
 		memcpy(head + 24, from->remote, 4);
 		at = 28;
 	}
-	const uint8_t udp[8] = {(uint8_t)(from->record.source_port >> 8), (uint8_t)from->record.source_port, 4791 >> 8, 4791 & 0xFF,
-	                        (uint8_t)((8 + len) >> 8), (uint8_t)(8 + len), 0xFF, 0xFF};
+	const uint8_t udp[8] = {(uint8_t)(from->record.source_port >> 8),
+	                        (uint8_t)from->record.source_port,
+	                        4791 >> 8,
+	                        4791 & 0xFF,
+	                        (uint8_t)((8 + len) >> 8),
+	                        (uint8_t)(8 + len),
+	                        0xFF,
+	                        0xFF};
 	memcpy(head + at, udp, 8);
 	memcpy(bth, packet, 12);
 	bth[4] = 0xFF;
@@ -89,9 +105,20 @@ static void world_open(struct world *world, uint64_t seed, uint32_t mtu, bool ip
 		}
 		uint32_t other = end ? 5 : 0xFFFFF0;
 		rc->record = (struct rc_record){
-			.ipv6 = ipv6, .source_port = 50000u + (uint32_t)end, .remote_port = 50000u + !end, .local_qp = 17u + (uint32_t)end,
-			.remote_qp = 17u + !end, .mtu = mtu, .window = 64, .acknowledged = first, .cursor = first, .reached = first,
-			.next = first, .expected = other, .carried_out = rc_after(other, -1u), .timeout_ns = 67000000,
+			.ipv6 = ipv6,
+			.source_port = 50000u + (uint32_t)end,
+			.remote_port = 50000u + !end,
+			.local_qp = 17u + (uint32_t)end,
+			.remote_qp = 17u + !end,
+			.mtu = mtu,
+			.window = 64,
+			.acknowledged = first,
+			.cursor = first,
+			.reached = first,
+			.next = first,
+			.expected = other,
+			.carried_out = rc_after(other, -1u),
+			.timeout_ns = 67000000,
 		};
 		CHECK(rc_begin(rc, NULL, 0) == 0);
 	}
@@ -362,7 +389,8 @@ static void every_icrc_is_the_same(void)
 	for (const struct icrc_implementation *each = icrc_implementations; each->name; each++) {
 		CHECK(~each->update(ICRC_START, (const uint8_t *)"123456789", 9) == 0xCBF43926, "%s", each->name);
 		for (uint32_t len = 0; len < 1200; len++)
-			CHECK(each->update(len, bytes + len % 17, len) == crc_slow(len, bytes + len % 17, len), "%s, %u", each->name, len);
+			CHECK(each->update(len, bytes + len % 17, len) == crc_slow(len, bytes + len % 17, len), "%s, %u",
+			      each->name, len);
 		CHECK(each->update(1, bytes, sizeof(bytes)) == crc_slow(1, bytes, sizeof(bytes)), "%s", each->name);
 	}
 	for (uint32_t len = 0; len < 300; len++) {
@@ -375,10 +403,18 @@ static void every_icrc_is_the_same(void)
 /* IBTA annex A17's checksum, of docs' worked example: an acknowledgement from 192.0.2.2 to 192.0.2.1. */
 static void the_worked_example_is_right(void)
 {
-	struct rc rc = {.record = {.source_port = 0xC0DF, .remote_qp = 0x11, .carried_out = 0xFEDCBA, .completed = 1, .owes_ack = 1,
-	                           .mtu = 1024, .window = 64}, .local = {192, 0, 2, 2}, .remote = {192, 0, 2, 1}};
+	struct rc rc = {.record = {.source_port = 0xC0DF,
+	                           .remote_qp = 0x11,
+	                           .carried_out = 0xFEDCBA,
+	                           .completed = 1,
+	                           .owes_ack = 1,
+	                           .mtu = 1024,
+	                           .window = 64},
+	                .local = {192, 0, 2, 2},
+	                .remote = {192, 0, 2, 1}};
 	uint8_t answer[RC_ANSWER_LEN];
-	const uint8_t wanted[] = {0x11, 0x40, 0xFF, 0xFF, 0, 0, 0, 0x11, 0, 0xFE, 0xDC, 0xBA, 0x1F, 0, 0, 1, 0xE4, 0xF2, 0x17, 0x88};
+	const uint8_t wanted[] = {0x11, 0x40, 0xFF, 0xFF, 0, 0, 0,    0x11, 0,    0xFE,
+	                          0xDC, 0xBA, 0x1F, 0,    0, 1, 0xE4, 0xF2, 0x17, 0x88};
 
 	CHECK(rc_begin(&rc, NULL, 0) == 0);
 	CHECK(rc_answer(&rc, answer) == sizeof(wanted) && !memcmp(answer, wanted, sizeof(wanted)));
@@ -387,12 +423,9 @@ static void the_worked_example_is_right(void)
 
 static const struct test tests[] = {
 #define TEST(name) {#name, name}
-	TEST(messages_arrive_as_they_were_sent),
-	TEST(what_is_lost_doubled_or_late_is_made_good),
-	TEST(who_is_silent_is_given_up),
-	TEST(what_has_come_in_part_goes_on),
-	TEST(a_damaged_packet_is_dropped),
-	TEST(every_icrc_is_the_same),
+	TEST(messages_arrive_as_they_were_sent), TEST(what_is_lost_doubled_or_late_is_made_good),
+	TEST(who_is_silent_is_given_up),         TEST(what_has_come_in_part_goes_on),
+	TEST(a_damaged_packet_is_dropped),       TEST(every_icrc_is_the_same),
 	TEST(the_worked_example_is_right),
 };
 

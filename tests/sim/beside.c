@@ -125,7 +125,8 @@ WRAP(int, ftruncate, int fd, off_t len)
 	if (!object || object->memory)
 		fail("ftruncate of something else than fresh memory");
 	object->len = (size_t)len;
-	object->memory = mmap(NULL, object->len, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+	object->memory =
+		mmap(NULL, object->len, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
 	return 0;
 }
 
@@ -332,12 +333,32 @@ ATOMICS(64, uint64_t)
 NOTHING(init, void)
 NOTHING(func_exit, void)
 ACCESS(func_entry)
-ACCESS(read1) ACCESS(read2) ACCESS(read4) ACCESS(read8) ACCESS(read16)
-ACCESS(write1) ACCESS(write2) ACCESS(write4) ACCESS(write8) ACCESS(write16)
-ACCESS(unaligned_read2) ACCESS(unaligned_read4) ACCESS(unaligned_read8) ACCESS(unaligned_read16)
-ACCESS(unaligned_write2) ACCESS(unaligned_write4) ACCESS(unaligned_write8) ACCESS(unaligned_write16)
-ACCESS(volatile_read1) ACCESS(volatile_read2) ACCESS(volatile_read4) ACCESS(volatile_read8)
-ACCESS(volatile_write1) ACCESS(volatile_write2) ACCESS(volatile_write4) ACCESS(volatile_write8)
+ACCESS(read1)
+ACCESS(read2)
+ACCESS(read4)
+ACCESS(read8)
+ACCESS(read16)
+ACCESS(write1)
+ACCESS(write2)
+ACCESS(write4)
+ACCESS(write8)
+ACCESS(write16)
+ACCESS(unaligned_read2)
+ACCESS(unaligned_read4)
+ACCESS(unaligned_read8)
+ACCESS(unaligned_read16)
+ACCESS(unaligned_write2)
+ACCESS(unaligned_write4)
+ACCESS(unaligned_write8)
+ACCESS(unaligned_write16)
+ACCESS(volatile_read1)
+ACCESS(volatile_read2)
+ACCESS(volatile_read4)
+ACCESS(volatile_read8)
+ACCESS(volatile_write1)
+ACCESS(volatile_write2)
+ACCESS(volatile_write4)
+ACCESS(volatile_write8)
 void __tsan_read_range(void *at, size_t len);
 void __tsan_read_range(void *at, size_t len)
 {

@@ -40,8 +40,7 @@ ssize_t sim_sendmsg(int fd, const struct msghdr *message, int flags)
 		return failed(EBADF);
 	if (object->kind == KIND_LINE)
 		return line_put(object, message);
-	return object->kind == KIND_TCP ? tcp_send(object, message->msg_iov, message->msg_iovlen, flags)
-	                                : failed(ENOTSOCK);
+	return object->kind == KIND_TCP ? tcp_send(object, message->msg_iov, message->msg_iovlen, flags) : failed(ENOTSOCK);
 }
 
 static ssize_t sim_recv(int fd, void *buf, size_t n, int flags)
@@ -365,7 +364,8 @@ static int sim_select(int len, fd_set *in, fd_set *out, fd_set *urgent, struct t
 			FD_CLR(items[i].fd, in);
 		if ((items[i].events & POLLOUT) && !(items[i].revents & (POLLOUT | POLLERR)))
 			FD_CLR(items[i].fd, out);
-		found += (items[i].events & POLLIN && FD_ISSET(items[i].fd, in)) + (items[i].events & POLLOUT && FD_ISSET(items[i].fd, out));
+		found += (items[i].events & POLLIN && FD_ISSET(items[i].fd, in)) +
+		         (items[i].events & POLLOUT && FD_ISSET(items[i].fd, out));
 	}
 	return found;
 }
@@ -469,12 +469,15 @@ void *kernel_find(const char *name)
 		void *function;
 	} calls[] = {
 #define CALL(name) {#name, (void *)sim_##name}
-		CALL(read), CALL(write), CALL(readv), CALL(writev), CALL(recv), CALL(recvfrom), CALL(recvmsg), CALL(send),
-		CALL(sendto), CALL(sendmsg), CALL(socket), CALL(connect), CALL(accept4), CALL(getsockname), CALL(getpeername),
-		CALL(shutdown), CALL(getsockopt), CALL(setsockopt), CALL(close), CALL(dup), CALL(fcntl64), CALL(fstat),
-		CALL(ioctl), CALL(poll), CALL(ppoll), CALL(epoll_create1), CALL(epoll_wait), CALL(epoll_pwait),
-		CALL(epoll_pwait2), CALL(pread64), CALL(sigaction), CALL(execve), CALL(syscall), CALL(select), CALL(_exit),
-		{"epoll_ctl", (void *)set_control},
+		CALL(read),         CALL(write),         CALL(readv),       CALL(writev),
+		CALL(recv),         CALL(recvfrom),      CALL(recvmsg),     CALL(send),
+		CALL(sendto),       CALL(sendmsg),       CALL(socket),      CALL(connect),
+		CALL(accept4),      CALL(getsockname),   CALL(getpeername), CALL(shutdown),
+		CALL(getsockopt),   CALL(setsockopt),    CALL(close),       CALL(dup),
+		CALL(fcntl64),      CALL(fstat),         CALL(ioctl),       CALL(poll),
+		CALL(ppoll),        CALL(epoll_create1), CALL(epoll_wait),  CALL(epoll_pwait),
+		CALL(epoll_pwait2), CALL(pread64),       CALL(sigaction),   CALL(execve),
+		CALL(syscall),      CALL(select),        CALL(_exit),       {"epoll_ctl", (void *)set_control},
 	};
 	static char one_thread = 1;
 

@@ -198,7 +198,8 @@ void judge_bytes(struct program *mine, const uint8_t *data, size_t len, bool is_
 		side->cursor = cursor;
 	side->received += len;
 	/* libuv takes a short read for the end once it has been told of a hang-up */
-	if (is_short && mine->hung_up && !overlaps && !side->blind && side->received < side_sent(peer) && !reset_excused(side))
+	if (is_short && mine->hung_up && !overlaps && !side->blind && side->received < side_sent(peer) &&
+	    !reset_excused(side))
 		fail("end %d: false end of stream: hung up, and a short read at %llu of %llu", i,
 		     (unsigned long long)side->received, (unsigned long long)side_sent(peer));
 }
@@ -213,8 +214,7 @@ bool reset_excused(const struct side *mine)
 	/* who gets the socket next cannot read what a ring holds that nobody can be asked for any more: see conn_abandon() */
 	if (mine->passed || peer->passed || peer->hostile || relay_excuses())
 		return true;
-	return peer->aborted || mine->aborted ||
-	       (mine->shut_rd && mine->shut_wr && side_offered(peer) > mine->received) ||
+	return peer->aborted || mine->aborted || (mine->shut_rd && mine->shut_wr && side_offered(peer) > mine->received) ||
 	       ((peer->closing || peer->killed || (peer->shut_rd && peer->shut_wr)) && side_offered(mine) > peer->received);
 }
 
@@ -293,7 +293,10 @@ bool could_read(const struct program *mine)
 
 	if (side->blind)
 		return has_ended(peer);
-	return there >= (mine->wanted ? mine->wanted : side->low_water ? side->low_water : 1) || peer->shut_wr || has_ended(peer);
+	return there >= (mine->wanted      ? mine->wanted
+	                 : side->low_water ? side->low_water
+	                                   : 1) ||
+	       peer->shut_wr || has_ended(peer);
 }
 
 bool could_write(const struct program *mine)

@@ -9,7 +9,7 @@ struct stream {
 	uint64_t offered, sent; /* with and without what a call at work may have sent */
 	struct mark {
 		uint64_t at, other; /* from this byte on, behind so much of the other process's */
-	} * marks;
+	} *marks;
 	size_t marks_len, marks_max;
 };
 

@@ -125,8 +125,8 @@ static bool could_end(const struct program *mine)
 {
 	const struct side *peer = &sides[1 - (mine->index & 1)];
 
-	return peer->shut_wr || peer->closing || peer->killed || peer->aborted || mine->side->shut_rd || mine->side->told_reset ||
-	       reset_excused(mine->side);
+	return peer->shut_wr || peer->closing || peer->killed || peer->aborted || mine->side->shut_rd ||
+	       mine->side->told_reset || reset_excused(mine->side);
 }
 
 /* What was received; 0 the end, or -1 with errno. */
@@ -185,7 +185,7 @@ void do_low_water(struct program *mine, int low)
 	trace("%d: SO_RCVLOWAT %d", mine->index, low);
 	mine->side->low_water = (size_t)low;
 	if (CALL(mine, int, setsockopt, (int, int, int, const void *, socklen_t))(mine->fd, SOL_SOCKET, SO_RCVLOWAT, &low,
-	                                                                           sizeof(low)) < 0)
+	                                                                          sizeof(low)) < 0)
 		fail("end %d: setsockopt: %s", mine->index, strerrorname_np(errno));
 }
 
@@ -332,7 +332,9 @@ static int look_agrees(struct program *mine, ssize_t *n, bool *waits)
 /* What poll and a set say, and FIONREAD, is what the next call does; nothing else happens in between. */
 void do_agree(struct program *mine)
 {
-	bool waits, midst = connection[mine->index & 1]->tcp.half_reset; /* of a reset: a read, which takes the lock, comes after it */
+	bool waits,
+		midst =
+			connection[mine->index & 1]->tcp.half_reset; /* of a reset: a read, which takes the lock, comes after it */
 	ssize_t n;
 	const struct side *peer = &sides[1 - (mine->index & 1)];
 
@@ -545,4 +547,3 @@ void do_abort(struct program *mine, bool by_linger)
 	}
 	do_close(mine);
 }
-

@@ -49,7 +49,8 @@ static void rare(struct program *mine)
 		relay_leave();
 	else if (which == 11 && (stimuli & MAY_LOSE) && chance(2))
 		provider_dies();
-	else if ((which == 6 || seen[SEEN_PROMOTED]) && (stimuli & MAY_FORK) && !mine->stranger && !mine->side->forked && choose(2))
+	else if ((which == 6 || seen[SEEN_PROMOTED]) && (stimuli & MAY_FORK) && !mine->stranger && !mine->side->forked &&
+	         choose(2))
 		do_fork(mine, child_run);
 	else if (which == 10 && (stimuli & MAY_PASS) && !mine->stranger && chance(4))
 		do_pass(mine);
@@ -108,7 +109,8 @@ static void operate(struct program *mine)
 	const struct side *side = mine->side, *peer = &sides[1 - (mine->index & 1)];
 	uint64_t unread = side_sent(peer) > side->received ? side_sent(peer) - side->received : 0;
 	/* unless the peer ends by a reset */
-	bool comes = unread && !mine->told_end && !side->told_reset && !side->blind && (!side->forked || programs[mine->index ^ 2].closed);
+	bool comes = unread && !mine->told_end && !side->told_reset && !side->blind &&
+	             (!side->forked || programs[mine->index ^ 2].closed);
 	int all = choose(8) ? 0 : MSG_WAITALL;
 	uint32_t which = choose(12);
 
@@ -126,9 +128,7 @@ static void operate(struct program *mine)
 	switch (which) {
 	case 0:
 	case 1:
-	case 2:
-		do_send(mine, some_size(), true);
-		break;
+	case 2: do_send(mine, some_size(), true); break;
 	case 3:
 	case 4:
 	case 5:
@@ -150,9 +150,7 @@ static void operate(struct program *mine)
 		if (undisturbed(mine))
 			do_agree(mine);
 		break;
-	case 9:
-		do_wait(mine, (short)(choose(2) ? POLLIN : POLLIN | POLLOUT), choose(2) ? 0 : (int)choose(30));
-		break;
+	case 9: do_wait(mine, (short)(choose(2) ? POLLIN : POLLIN | POLLOUT), choose(2) ? 0 : (int)choose(30)); break;
 	case 10:
 		if (choose(8))
 			do_count(mine);
@@ -188,11 +186,13 @@ static void finish_reading(struct program *mine)
 	for (;;) {
 		operations++;
 		between_calls(mine);
-		if (mine->told_end || (mine->told_reset && (mine->read_fails || !mine->stubborn)) || (side->shut_rd && side_no_more(peer)))
+		if (mine->told_end || (mine->told_reset && (mine->read_fails || !mine->stubborn)) ||
+		    (side->shut_rd && side_no_more(peer)))
 			break;
 		if (!left) {
 			mine->no_more = true;
-			if (side_no_more(peer) && (side->blind || side->received >= side_sent(peer)) && !peer->shut_wr && !peer->closing && !peer->killed)
+			if (side_no_more(peer) && (side->blind || side->received >= side_sent(peer)) && !peer->shut_wr &&
+			    !peer->closing && !peer->killed)
 				break;
 		}
 		if (mine->way == BY_RECV) {
@@ -239,7 +239,8 @@ static void turn(struct program *mine)
 /* Reads what was sent, and waits to be told of it. */
 static void drain(struct program *mine)
 {
-	while (could_read_all(mine, 1) && !mine->told_end && !mine->told_reset && !mine->side->shut_rd && !mine->side->forked)
+	while (could_read_all(mine, 1) && !mine->told_end && !mine->told_reset && !mine->side->shut_rd &&
+	       !mine->side->forked)
 		turn(mine);
 }
 
@@ -253,8 +254,8 @@ void program_do(struct program *mine, const char *command)
 	static const struct {
 		const char *name;
 		void (*does)(struct program *mine);
-	} plain[] = {{"turn", turn}, {"drain", drain}, {"close", do_close}, {"exit", do_exit}, {"dup", do_dup},
-	             {"kill", do_kill}};
+	} plain[] = {{"turn", turn},    {"drain", drain}, {"close", do_close},
+	             {"exit", do_exit}, {"dup", do_dup},  {"kill", do_kill}};
 
 	operations++;
 	for (size_t i = 0; i < sizeof(sizes) / sizeof(*sizes); i++)
@@ -374,7 +375,8 @@ void program_run(struct end *end)
 		CALL(mine, int, connect, (int, const struct sockaddr *, socklen_t))(mine->fd, (struct sockaddr *)&address, len);
 	} else {
 		int listener = fd_new(object_new(KIND_LISTENER), 0, end->index, false);
-		mine->fd = CALL(mine, int, accept, (int, struct sockaddr *, socklen_t *))(listener, (struct sockaddr *)&address, &len);
+		mine->fd =
+			CALL(mine, int, accept, (int, struct sockaddr *, socklen_t *))(listener, (struct sockaddr *)&address, &len);
 	}
 	if (mine->nonblock)
 		CALL(mine, int, fcntl64, (int, int, ...))(mine->fd, F_SETFL, (long)O_NONBLOCK);
@@ -416,7 +418,8 @@ void program_idle(void)
 		const struct side *peer = &sides[1 - (i & 1)];
 		if (!ends[i].started || ends[i].over || !mine->waits_for || is_passing(1 - (i & 1)))
 			continue; /* who passes its socket on waits for a moment itself */
-		bool in = (mine->waits_for & POLLIN) && could_read(mine), out = (mine->waits_for & POLLOUT) && could_write(mine);
+		bool in = (mine->waits_for & POLLIN) && could_read(mine),
+			 out = (mine->waits_for & POLLOUT) && could_write(mine);
 		if (!(in || out))
 			in_vain[i] = 0;
 		else if (ends[i].deadline - now > NAP || in_vain[i]++ >= NAPS_MAX)

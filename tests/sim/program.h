@@ -18,32 +18,46 @@ struct program {
 	enum until until; /* an edge-triggered reader */
 	bool nonblock;
 	uint32_t operations;
-	bool floods, lazy; /* sends as much as there is room for, and ends by a reset; reads nothing before its last operation */
-	bool stubborn;     /* reads on after a send has failed */
+	bool floods,
+		lazy; /* sends as much as there is room for, and ends by a reset; reads nothing before its last operation */
+	bool stubborn; /* reads on after a send has failed */
 	void *library;
 	/* how far it is */
 	int fd, epfd;
-	bool ready;     /* it has its socket */
-	bool stranger;  /* without a shim */
-	bool passing;   /* is about to hand the socket on */
-	bool no_more;   /* it sends nothing new */
-	bool closed;    /* the socket, or is gone */
+	bool ready; /* it has its socket */
+	bool stranger; /* without a shim */
+	bool passing; /* is about to hand the socket on */
+	bool no_more; /* it sends nothing new */
+	bool closed; /* the socket, or is gone */
 	uint32_t events; /* what its set is asked for */
-	bool hung_up;   /* told of POLLHUP */
-	bool readable;  /* has been told, and has not read until its last */
-	int counted;    /* by FIONREAD since it was told, and not read yet; -1: it has not asked */
+	bool hung_up; /* told of POLLHUP */
+	bool readable; /* has been told, and has not read until its last */
+	int counted; /* by FIONREAD since it was told, and not read yet; -1: it has not asked */
 	bool told_end, told_reset, read_fails, ending; /* ending: it was told of an end: a short read is not the last */
 	size_t read_after; /* see struct chunk */
-	bool reading;      /* is in such a call */
-	bool between;      /* two calls */
-	bool alone;        /* nobody else of its side is in a read since it began its own */
-	size_t wanted;     /* by MSG_WAITALL */
-	short waits_for;   /* POLL*, while it waits for as long as it takes */
-	uint32_t naps;     /* meanwhile, with nothing else that could move */
+	bool reading; /* is in such a call */
+	bool between; /* two calls */
+	bool alone; /* nobody else of its side is in a read since it began its own */
+	size_t wanted; /* by MSG_WAITALL */
+	short waits_for; /* POLL*, while it waits for as long as it takes */
+	uint32_t naps; /* meanwhile, with nothing else that could move */
 };
 extern struct program programs[ENDS];
 extern uint64_t operations;
-enum { SEEN_PROMOTED, SEEN_BACK, SEEN_AGAIN, SEEN_PASSED, SEEN_RESET, SEEN_FORKED, SEEN_SHARED, SEEN_DIED, SEEN_RELAYED, SEEN_LOST, SEEN_ROUNDS, SEEN };
+enum {
+	SEEN_PROMOTED,
+	SEEN_BACK,
+	SEEN_AGAIN,
+	SEEN_PASSED,
+	SEEN_RESET,
+	SEEN_FORKED,
+	SEEN_SHARED,
+	SEEN_DIED,
+	SEEN_RELAYED,
+	SEEN_LOST,
+	SEEN_ROUNDS,
+	SEEN
+};
 extern bool seen[SEEN]; /* in this run */
 extern uint32_t order_one_in; /* operations: the provider demotes or promotes; 0: as seldom as other rarer things */
 extern uint32_t stimuli; /* bits: which of the rarer ones may come */

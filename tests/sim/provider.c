@@ -202,8 +202,7 @@ void provider_move(int end)
 const struct conn_slot *provider_slot(int end)
 {
 	const struct arena_header *header = arenas[end] ? (const struct arena_header *)arenas[end]->memory : NULL;
-	const struct conn_slot *slot =
-	    header ? (const struct conn_slot *)(arenas[end]->memory + ARENA_SLOTS_OFFSET) : NULL;
+	const struct conn_slot *slot = header ? (const struct conn_slot *)(arenas[end]->memory + ARENA_SLOTS_OFFSET) : NULL;
 
 	return slot && (slot->generation & 1) ? slot : NULL; /* the first, as there is one connection */
 }

@@ -46,7 +46,7 @@ static struct relay_side {
 	/* of the direction that comes from this application: rounds that it was invited to, has gone to, and whose end is told */
 	uint32_t invited, switched, back_told;
 	uint32_t consent_due; /* the other's consent to this round is on its way here */
-	bool ack_due;         /* so is the answer to its switch */
+	bool ack_due; /* so is the answer to its switch */
 	/* and what else has been handed on to the other */
 	bool demote_told, frozen, finished, end_told, closed_told;
 	/* how far the word of this application has come that it wants again what it has not read */
@@ -55,7 +55,7 @@ static struct relay_side {
 static bool exists, is_open, lost, left, dead, weaker;
 bool relay_rounds;
 static uint32_t quiet; /* steps that changed nothing since something else did */
-static bool changed;   /* by the step at work */
+static bool changed; /* by the step at work */
 struct object *relay_liveness, *relay_doorbell, *relay_page;
 
 static struct relay_side *other_of(const struct relay_side *side)
@@ -281,7 +281,8 @@ static void recall_goes_on(struct relay_side *source, struct relay_side *target)
 	source->recall = RECALL_HEARD;
 	hear(target); /* what was said before */
 	target->channel.local->rx_frozen = frozen;
-	uint32_t stands = channel_decide(target->channel.remote_back, target->invited ? target->invited : 1, CHANNEL_RECALLED);
+	uint32_t stands =
+		channel_decide(target->channel.remote_back, target->invited ? target->invited : 1, CHANNEL_RECALLED);
 	if (stands != CHANNEL_RECALLED && *target->channel.tail != frozen) {
 		reset("recall"); /* it has gone back by itself, or ended, and will not send again */
 		return;
@@ -405,13 +406,15 @@ static void pump(struct relay_side *source, struct relay_side *target)
 {
 	struct channel *in = &source->channel, *out = &target->channel;
 	uint64_t from = *in->received + source->held, there = *in->tail - from, room = space(target);
-	uint64_t len = source->frozen || target->recall || !source->switched || source->switched != source->invited ? 0 : there < room ? there : room;
+	uint64_t len = source->frozen || target->recall || !source->switched || source->switched != source->invited ? 0
+	               : there < room                                                                               ? there
+	                                                                                                            : room;
 
 	if (len && choose(2))
 		len = 1 + choose((uint32_t)len);
 	for (uint64_t i = 0; i < len; i++)
-		*channel_place(&out->out, 0, 0, 0, *out->sent + i, &(size_t){1}) =
-			*channel_place(&in->in, in->in_line->ring_from, in->in_line->ring_to, in->in_line->spill_base, from + i, &(size_t){1});
+		*channel_place(&out->out, 0, 0, 0, *out->sent + i, &(size_t){1}) = *channel_place(
+			&in->in, in->in_line->ring_from, in->in_line->ring_to, in->in_line->spill_base, from + i, &(size_t){1});
 	if (len) {
 		trace("    relay: %llu bytes to %d", (unsigned long long)len, target == &sides_of[1]);
 		*out->sent += len;
@@ -458,9 +461,7 @@ static void step(int which)
 	case RECALL:
 	case RECALL_BACK: recall_goes_on(&sides_of[which - RECALL], &sides_of[1 - (which - RECALL)]); break;
 	case HEAR:
-	case HEAR_BACK:
-		hear(&sides_of[which - HEAR]);
-		break;
+	case HEAR_BACK: hear(&sides_of[which - HEAR]); break;
 	default: look_for_gone();
 	}
 	bool over = (sides_of[0].end_told && sides_of[1].end_told) || (is_closed(&sides_of[0]) && is_closed(&sides_of[1]));

@@ -105,7 +105,8 @@ void end_resume(struct end *end)
 
 bool end_can_run(const struct end *end)
 {
-	return (end->started || end->index < 2) && !end->over && (!end->ready || now >= end->deadline || end->ready(end->argument));
+	return (end->started || end->index < 2) && !end->over &&
+	       (!end->ready || now >= end->deadline || end->ready(end->argument));
 }
 
 void schedule(void (*idle)(void))

@@ -65,7 +65,17 @@ bool end_can_run(const struct end *end);
 void end_resume(struct end *end);
 
 /* ---- the kernel (kernel.c) ---- */
-enum kind { KIND_TCP = 1, KIND_LISTENER, KIND_LINE, KIND_DOORBELL, KIND_SET, KIND_MEMORY, KIND_LOG, KIND_LIVENESS, KIND_OTHER };
+enum kind {
+	KIND_TCP = 1,
+	KIND_LISTENER,
+	KIND_LINE,
+	KIND_DOORBELL,
+	KIND_SET,
+	KIND_MEMORY,
+	KIND_LOG,
+	KIND_LIVENESS,
+	KIND_OTHER
+};
 
 struct fifo {
 	uint8_t *data;
@@ -79,7 +89,8 @@ struct tcp {
 	struct fifo out, in; /* not delivered yet; delivered and not read */
 	size_t unacked;      /* delivered, and the sender does not know it yet */
 	size_t out_max, in_max;
-	bool fin_out, fin_there, fin_acked, fin_in, fin_in_first; /* ours: to be sent, delivered, acknowledged; the peer's */
+	bool fin_out, fin_there, fin_acked, fin_in,
+		fin_in_first; /* ours: to be sent, delivered, acknowledged; the peer's */
 	bool shut_rd, shut_wr, done;
 	bool dead, orphan, reset_coming; /* TCP_CLOSE; closed by all; a RST is on its way to us */
 	bool was_reset; /* one has come, before the peer's FIN */

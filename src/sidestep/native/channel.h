@@ -62,7 +62,8 @@ struct channel_segment {
 };
 
 static_assert(sizeof(struct channel_producer) == CHANNEL_LINE && sizeof(struct channel_consumer) == CHANNEL_LINE &&
-                  sizeof(struct channel_side) == CHANNEL_LINE, "a line each");
+                  sizeof(struct channel_side) == CHANNEL_LINE,
+              "a line each");
 static_assert(sizeof(struct channel_segment) <= CHANNEL_HEADER_SIZE, "the header is one page");
 
 /* The memory of a direction. Sizes are powers of two, from our checked copy, never from the segment again. */
@@ -244,8 +245,8 @@ static inline size_t channel_tx_unread(const struct channel_end *end)
 }
 
 /* Where the byte of count `at` lies, and how many of the *len from there on lie behind it, at least 1 for any words. */
-static inline uint8_t *channel_place(const struct channel_ring *ring, uint64_t from, uint64_t to, uint64_t base, uint64_t at,
-                                     size_t *len)
+static inline uint8_t *channel_place(const struct channel_ring *ring, uint64_t from, uint64_t to, uint64_t base,
+                                     uint64_t at, size_t *len)
 {
 	bool in_ring = at >= from && (!to || at < to - 1);
 	uint32_t size = in_ring ? ring->size : ring->spill_size;

@@ -142,10 +142,10 @@ static void own_doorbell_dealloc(PyObject *self)
 
 static PyMethodDef own_doorbell_methods[] = {
 	{"sleep", own_doorbell_sleep, METH_NOARGS,
-	 "sleep($self, /)\n--\n\nWhoever has news rings from now on: look once more, and only then wait."},
+     "sleep($self, /)\n--\n\nWhoever has news rings from now on: look once more, and only then wait."},
 	{"wake", own_doorbell_wake, METH_NOARGS, "wake($self, /)\n--\n\nNobody needs to ring any more: look after this."},
 	{"hear", own_doorbell_hear, METH_NOARGS,
-	 "hear($self, /)\n--\n\nTakes notice of all rings so far: wait_fd is readable with the next one."},
+     "hear($self, /)\n--\n\nTakes notice of all rings so far: wait_fd is readable with the next one."},
 	{"close", own_doorbell_close, METH_NOARGS, "close($self, /)\n--\n\nCloses its descriptors; twice is allowed."},
 	{0},
 };
@@ -159,7 +159,8 @@ static PyGetSetDef own_doorbell_getset[] = {
 };
 
 static PyType_Slot own_doorbell_slots[] = {
-	{Py_tp_doc, (void *)"Doorbell()\n--\n\nA wake-up target: an eventfd, and a word by which others know whether to ring it."},
+	{Py_tp_doc,
+     (void *)"Doorbell()\n--\n\nA wake-up target: an eventfd, and a word by which others know whether to ring it."},
 	{Py_tp_new, own_doorbell_new},
 	{Py_tp_methods, own_doorbell_methods},
 	{Py_tp_getset, own_doorbell_getset},
@@ -195,7 +196,8 @@ static PyObject *remote_doorbell_new(PyTypeObject *type, PyObject *args, PyObjec
 
 	if (!PyArg_ParseTupleAndKeywords(args, keywords, "iiI:RemoteDoorbell", names, &fd, &page_fd, &index))
 		return NULL;
-	if (index >= DOORBELLS_PER_PAGE || !channel_stays(page_fd) || fstat(page_fd, &st) < 0 || st.st_size < DOORBELL_WORDS_LEN)
+	if (index >= DOORBELLS_PER_PAGE || !channel_stays(page_fd) || fstat(page_fd, &st) < 0 ||
+	    st.st_size < DOORBELL_WORDS_LEN)
 		return raise_errno(-EPROTO);
 	size_t len = st.st_size >= (off_t)DOORBELL_PAGE_LEN ? DOORBELL_PAGE_LEN : DOORBELL_WORDS_LEN;
 	struct remote_doorbell *doorbell = object_new(type);
@@ -306,7 +308,7 @@ static void remote_doorbell_dealloc(PyObject *self)
 
 static PyMethodDef remote_doorbell_methods[] = {
 	{"ring", remote_doorbell_ring, METH_NOARGS,
-	 "ring($self, /)\n--\n\nWakes its owner if that sleeps; call after publishing. Whether it was rung."},
+     "ring($self, /)\n--\n\nWakes its owner if that sleeps; call after publishing. Whether it was rung."},
 	{"hints", remote_doorbell_hints, METH_NOARGS, hints_doc},
 	{"close", remote_doorbell_close, METH_NOARGS, "close($self, /)\n--\n\nLets go of it; twice is allowed."},
 	{0},
@@ -319,8 +321,9 @@ static PyGetSetDef remote_doorbell_getset[] = {
 };
 
 static PyType_Slot remote_doorbell_slots[] = {
-	{Py_tp_doc, (void *)"RemoteDoorbell(fd, page_fd, index)\n--\n\n"
-	                    "A peer's doorbell, by duplicates of its descriptors. Raises OSError: EPROTO for an impossible page."},
+	{Py_tp_doc,
+     (void *)"RemoteDoorbell(fd, page_fd, index)\n--\n\n"
+             "A peer's doorbell, by duplicates of its descriptors. Raises OSError: EPROTO for an impossible page."},
 	{Py_tp_new, remote_doorbell_new},
 	{Py_tp_methods, remote_doorbell_methods},
 	{Py_tp_getset, remote_doorbell_getset},

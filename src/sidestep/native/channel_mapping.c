@@ -64,12 +64,13 @@ static void ring_releasebuffer(PyObject *self, Py_buffer *Py_UNUSED(view))
 
 static PyMemberDef ring_members[] = {
 	{"exports", T_PYSSIZET, offsetof(struct ring, exports), READONLY,
-	 "How many views of it there are; slices of a view count with it."},
+     "How many views of it there are; slices of a view count with it."},
 	{0},
 };
 
-PyDoc_STRVAR(ring_doc, "Ring(address, size, readonly)\n--\n\n"
-                       "Takes over the mapping of `size` bytes at `address`, and unmaps it when the last view is gone.");
+PyDoc_STRVAR(ring_doc,
+             "Ring(address, size, readonly)\n--\n\n"
+             "Takes over the mapping of `size` bytes at `address`, and unmaps it when the last view is gone.");
 
 static PyType_Slot ring_slots[] = {
 	{Py_tp_doc, (void *)ring_doc},

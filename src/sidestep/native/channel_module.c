@@ -15,10 +15,11 @@ struct state {
 	PyTypeObject *piece_type;
 };
 
-PyDoc_STRVAR(create_doc, "create($module, tx_size, rx_size, /)\n--\n\n"
-                         "Makes a sealed segment and returns its close-on-exec descriptor, which the caller closes.\n\n"
-                         "tx_size is the ring of side 0, rx_size that of side 1, in bytes: powers of two, 4096 to 64 MiB.\n"
-                         "Raises ValueError for other sizes and OSError where the kernel gives no memory file.");
+PyDoc_STRVAR(create_doc,
+             "create($module, tx_size, rx_size, /)\n--\n\n"
+             "Makes a sealed segment and returns its close-on-exec descriptor, which the caller closes.\n\n"
+             "tx_size is the ring of side 0, rx_size that of side 1, in bytes: powers of two, 4096 to 64 MiB.\n"
+             "Raises ValueError for other sizes and OSError where the kernel gives no memory file.");
 
 static PyObject *module_create(PyObject *Py_UNUSED(module), PyObject *args)
 {
@@ -39,17 +40,18 @@ static PyObject *module_create(PyObject *Py_UNUSED(module), PyObject *args)
 	             ? -EINVAL
 	             : channel_create((uint32_t)tx_size, (uint32_t)rx_size);
 	if (fd == -EINVAL) {
-		PyErr_Format(PyExc_ValueError, "ring sizes must be powers of two from %u to %u, not %R and %R", CHANNEL_RING_MIN,
-		             CHANNEL_RING_MAX, tx, rx);
+		PyErr_Format(PyExc_ValueError, "ring sizes must be powers of two from %u to %u, not %R and %R",
+		             CHANNEL_RING_MIN, CHANNEL_RING_MAX, tx, rx);
 		return NULL;
 	}
 	return fd < 0 ? raise_errno(fd) : PyLong_FromLong(fd);
 }
 
-PyDoc_STRVAR(map_doc, "map($module, fd, side, /)\n--\n\n"
-                      "Maps the segment in `fd` as side 0, which offered it, or 1, which claimed it.\n\n"
-                      "The descriptor stays the caller's and may be closed at once. Raises OSError: EPROTO where seals, size,\n"
-                      "version or geometry are not those of a segment, EINVAL where `fd` is no memory file at all.");
+PyDoc_STRVAR(map_doc,
+             "map($module, fd, side, /)\n--\n\n"
+             "Maps the segment in `fd` as side 0, which offered it, or 1, which claimed it.\n\n"
+             "The descriptor stays the caller's and may be closed at once. Raises OSError: EPROTO where seals, size,\n"
+             "version or geometry are not those of a segment, EINVAL where `fd` is no memory file at all.");
 
 static PyObject *module_map(PyObject *module, PyObject *args)
 {
@@ -66,9 +68,14 @@ static PyObject *module_map(PyObject *module, PyObject *args)
 	if (!channel)
 		return NULL;
 	struct channel_own own = {
-		.tail = &channel->tail, .head = &channel->head, .head_seen = &channel->head_seen,
-		.ring_from = &channel->ring_from, .ring_to = &channel->ring_to,
-		.spill_base = &channel->spill_base, .limit = &channel->limit, .room_max = &channel->room_max,
+		.tail = &channel->tail,
+		.head = &channel->head,
+		.head_seen = &channel->head_seen,
+		.ring_from = &channel->ring_from,
+		.ring_to = &channel->ring_to,
+		.spill_base = &channel->spill_base,
+		.limit = &channel->limit,
+		.room_max = &channel->room_max,
 	};
 	int failed = channel_map(&channel->end, fd, side, &own);
 	if (failed) {
@@ -83,8 +90,10 @@ static PyObject *module_map(PyObject *module, PyObject *args)
 #define WORD(path) PLACE(channel_segment, path)
 #define AT(at, name) WORD(at.name)
 #define BOTH(list, at) list(AT, at[0]) list(AT, at[1])
-static const struct place words[] = {WORD(magic) WORD(version) WORD(ring_size[0]) WORD(ring_size[1])
-	BOTH(CHANNEL_SIDE_WORDS, side) BOTH(CHANNEL_PRODUCER_WORDS, producer) BOTH(CHANNEL_CONSUMER_WORDS, consumer)};
+/* clang-format off: a table */
+static const struct place words[] = {WORD(magic) WORD(version) WORD(ring_size[0]) WORD(ring_size[1]) BOTH(
+	CHANNEL_SIDE_WORDS, side) BOTH(CHANNEL_PRODUCER_WORDS, producer) BOTH(CHANNEL_CONSUMER_WORDS, consumer)};
+/* clang-format on */
 
 static int module_exec(PyObject *module)
 {
@@ -136,9 +145,10 @@ static int module_clear(PyObject *module)
 	return 0;
 }
 
-PyDoc_STRVAR(doorbell_make_doc, "doorbell_make($module, /)\n--\n\n"
-                            "A new eventfd for a doorbell, close-on-exec, which the caller closes.\n\n"
-                            "Raises OSError: EOPNOTSUPP before Linux 5.8, where nobody could ring it without fear of waiting.");
+PyDoc_STRVAR(doorbell_make_doc,
+             "doorbell_make($module, /)\n--\n\n"
+             "A new eventfd for a doorbell, close-on-exec, which the caller closes.\n\n"
+             "Raises OSError: EOPNOTSUPP before Linux 5.8, where nobody could ring it without fear of waiting.");
 
 static PyObject *module_doorbell_make(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(unused))
 {
@@ -146,8 +156,9 @@ static PyObject *module_doorbell_make(PyObject *Py_UNUSED(module), PyObject *Py_
 	return fd < 0 ? raise_errno(-errno) : PyLong_FromLong(fd);
 }
 
-PyDoc_STRVAR(doorbell_ring_doc, "doorbell_ring($module, fd, /)\n--\n\n"
-                            "Wakes whoever sleeps on the eventfd of a doorbell, and never waits. Whether it was rung.");
+PyDoc_STRVAR(doorbell_ring_doc,
+             "doorbell_ring($module, fd, /)\n--\n\n"
+             "Wakes whoever sleeps on the eventfd of a doorbell, and never waits. Whether it was rung.");
 
 static PyObject *module_doorbell_ring(PyObject *Py_UNUSED(module), PyObject *args)
 {
@@ -175,7 +186,7 @@ static PyMethodDef module_methods[] = {
 	{"create", module_create, METH_VARARGS, create_doc},
 	{"map", module_map, METH_VARARGS, map_doc},
 	{"buffer_address", buffer_address, METH_O,
-	 "buffer_address(buffer)\n--\n\nThe address of the first byte of a contiguous buffer."},
+     "buffer_address(buffer)\n--\n\nThe address of the first byte of a contiguous buffer."},
 	{"give_back_free_memory", module_give_back, METH_NOARGS, give_back_doc},
 	{0},
 };
@@ -189,14 +200,10 @@ PyDoc_STRVAR(module_doc, "Channels: one stream connection in shared memory, mapp
                          "HEADER_WORDS names the words of a segment's header: name -> (offset, size), in bytes.");
 
 static struct PyModuleDef module_def = {
-	PyModuleDef_HEAD_INIT,
-	.m_name = "sidestep.native._channel",
-	.m_doc = module_doc,
-	.m_size = sizeof(struct state),
-	.m_methods = module_methods,
-	.m_slots = module_slots,
-	.m_traverse = module_traverse,
-	.m_clear = module_clear,
+	PyModuleDef_HEAD_INIT,         .m_name = "sidestep.native._channel",
+	.m_doc = module_doc,           .m_size = sizeof(struct state),
+	.m_methods = module_methods,   .m_slots = module_slots,
+	.m_traverse = module_traverse, .m_clear = module_clear,
 };
 
 PyMODINIT_FUNC PyInit__channel(void)

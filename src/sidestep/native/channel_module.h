@@ -10,7 +10,8 @@
 struct channel {
 	PyObject_HEAD
 	struct channel_end end;
-	_Atomic uint64_t tail, head, head_seen, ring_from, ring_to, spill_base, limit, room_max; /* out of the peer's reach */
+	_Atomic uint64_t tail, head, head_seen, ring_from, ring_to, spill_base, limit,
+		room_max; /* out of the peer's reach */
 	bool room_shown; /* room was shown, and nothing has been committed since: it stays where it is */
 	PyTypeObject *piece_type;
 	Py_ssize_t pieces; /* views in use */

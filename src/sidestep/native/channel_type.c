@@ -43,9 +43,10 @@ static PyObject *number_or_raise(int64_t value)
 }
 
 /* ---- Channel ---- */
-PyDoc_STRVAR(write_doc, "write($self, data, /)\n--\n\n"
-                        "Puts as much of `data` into the sending ring as fits; the number of bytes taken, 0 if it is full.\n\n"
-                        "Raises ConnectionResetError if the peer's count of what it has read is impossible.");
+PyDoc_STRVAR(write_doc,
+             "write($self, data, /)\n--\n\n"
+             "Puts as much of `data` into the sending ring as fits; the number of bytes taken, 0 if it is full.\n\n"
+             "Raises ConnectionResetError if the peer's count of what it has read is impossible.");
 
 static PyObject *channel_write(PyObject *self, PyObject *data)
 {
@@ -76,9 +77,10 @@ static PyObject *channel_write(PyObject *self, PyObject *data)
 	return taken < 0 ? NULL : PyLong_FromLongLong(taken);
 }
 
-PyDoc_STRVAR(read_doc, "read($self, size=-1, /)\n--\n\n"
-                       "Takes at most `size` bytes, or all that are there, out of the receiving ring; b'' if it is empty.\n\n"
-                       "Raises ConnectionResetError if the peer's count of what it has written is impossible.");
+PyDoc_STRVAR(read_doc,
+             "read($self, size=-1, /)\n--\n\n"
+             "Takes at most `size` bytes, or all that are there, out of the receiving ring; b'' if it is empty.\n\n"
+             "Raises ConnectionResetError if the peer's count of what it has written is impossible.");
 
 static PyObject *channel_read(PyObject *self, PyObject *args)
 {
@@ -123,7 +125,8 @@ static int piece_getbuffer(PyObject *self, Py_buffer *view, int flags)
 {
 	struct piece *piece = (struct piece *)self;
 
-	return PyBuffer_FillInfo(view, self, piece->where.iov_base, (Py_ssize_t)piece->where.iov_len, piece->read_only, flags);
+	return PyBuffer_FillInfo(view, self, piece->where.iov_base, (Py_ssize_t)piece->where.iov_len, piece->read_only,
+	                         flags);
 }
 
 static void piece_dealloc(PyObject *self)
@@ -167,10 +170,11 @@ static PyObject *pieces_tuple(struct channel *channel, const struct iovec *piece
 	return tuple;
 }
 
-PyDoc_STRVAR(readable_doc, "readable($self, skip=0, /)\n--\n\n"
-                           "Read-only views of what can be read from byte `skip` on, in the ring and the spill: as many as it\n"
-                           "takes, but not more than six.\n\n"
-                           "Raises ConnectionResetError if the peer's count of what it has written is impossible.");
+PyDoc_STRVAR(readable_doc,
+             "readable($self, skip=0, /)\n--\n\n"
+             "Read-only views of what can be read from byte `skip` on, in the ring and the spill: as many as it\n"
+             "takes, but not more than six.\n\n"
+             "Raises ConnectionResetError if the peer's count of what it has written is impossible.");
 
 static PyObject *channel_readable(PyObject *self, PyObject *args)
 {
@@ -193,9 +197,10 @@ static PyObject *channel_readable(PyObject *self, PyObject *args)
 	return pieces_tuple(channel, pieces, len, true);
 }
 
-PyDoc_STRVAR(receiving_doc, "ring($self, /)\n--\n\n"
-                       "A read-only view of the memory from the receiving ring to the end of its spill, to register it. It says\n"
-                       "nothing of what is in it.");
+PyDoc_STRVAR(receiving_doc,
+             "ring($self, /)\n--\n\n"
+             "A read-only view of the memory from the receiving ring to the end of its spill, to register it. It says\n"
+             "nothing of what is in it.");
 
 static PyObject *channel_ring(PyObject *self, PyObject *Py_UNUSED(unused))
 {
@@ -207,10 +212,11 @@ static PyObject *channel_ring(PyObject *self, PyObject *Py_UNUSED(unused))
 	return piece_view(channel, (struct iovec){rx->data, (size_t)(rx->spill + rx->spill_size - rx->data)}, true);
 }
 
-PyDoc_STRVAR(writable_doc, "writable($self, /)\n--\n\n"
-                           "Views of the room for writing, in the ring or the spill: none, one, or two where it wraps. They are\n"
-                           "good until bytes are committed, written, or sent to the spill.\n\n"
-                           "Raises ConnectionResetError if the peer's count of what it has read is impossible.");
+PyDoc_STRVAR(writable_doc,
+             "writable($self, /)\n--\n\n"
+             "Views of the room for writing, in the ring or the spill: none, one, or two where it wraps. They are\n"
+             "good until bytes are committed, written, or sent to the spill.\n\n"
+             "Raises ConnectionResetError if the peer's count of what it has read is impossible.");
 
 static PyObject *channel_writable(PyObject *self, PyObject *Py_UNUSED(unused))
 {
@@ -246,8 +252,9 @@ static Py_ssize_t moved(PyObject *count, int64_t most)
 	return value;
 }
 
-PyDoc_STRVAR(consume_doc, "consume($self, count, /)\n--\n\n"
-                          "Gives the first `count` readable bytes back to the peer as room; views of them mean nothing now.");
+PyDoc_STRVAR(consume_doc,
+             "consume($self, count, /)\n--\n\n"
+             "Gives the first `count` readable bytes back to the peer as room; views of them mean nothing now.");
 
 static PyObject *channel_consume(PyObject *self, PyObject *count)
 {
@@ -279,10 +286,11 @@ static PyObject *channel_commit(PyObject *self, PyObject *count)
 	Py_RETURN_NONE;
 }
 
-PyDoc_STRVAR(spill_doc, "spill($self, /)\n--\n\n"
-                        "Makes room for what the peer does not read: what follows goes to the spill, until it has nearly\n"
-                        "caught up. False: there is no more room than there was. Views of the room mean nothing now.\n\n"
-                        "Raises ConnectionResetError if the peer's count of what it has read is impossible.");
+PyDoc_STRVAR(spill_doc,
+             "spill($self, /)\n--\n\n"
+             "Makes room for what the peer does not read: what follows goes to the spill, until it has nearly\n"
+             "caught up. False: there is no more room than there was. Views of the room mean nothing now.\n\n"
+             "Raises ConnectionResetError if the peer's count of what it has read is impossible.");
 
 static PyObject *channel_spill(PyObject *self, PyObject *Py_UNUSED(unused))
 {
@@ -309,8 +317,8 @@ static PyObject *channel_remote(PyObject *self, PyObject *Py_UNUSED(unused))
 	const struct channel_side *remote = channel->end.remote;
 #define LOADED(word) (uint64_t)atomic_load_explicit(&remote->word, memory_order_acquire),
 	/* in this order: who finds that a direction has ended finds all that it held */
-	uint64_t words[] = {
-		CHANNEL_REMOTE_WORDS(LOADED) atomic_load_explicit(&channel->end.rx_peer_line->tail, memory_order_acquire)};
+	uint64_t words[] = {CHANNEL_REMOTE_WORDS(LOADED)
+	                        atomic_load_explicit(&channel->end.rx_peer_line->tail, memory_order_acquire)};
 	Py_ssize_t len = sizeof(words) / sizeof(*words);
 	PyObject *found = PyTuple_New(len);
 
@@ -370,9 +378,10 @@ static PyObject *channel_revoke(PyObject *self, PyObject *args)
 	Py_RETURN_NONE;
 }
 
-PyDoc_STRVAR(decide_doc, "decide($self, sending, how, round=1, /)\n--\n\n"
-                         "Decides how this round of a direction ends (tx_back), ours or, with sending False, the peer's,\n"
-                         "unless that is decided: what stands. 0: the word makes no sense.");
+PyDoc_STRVAR(decide_doc,
+             "decide($self, sending, how, round=1, /)\n--\n\n"
+             "Decides how this round of a direction ends (tx_back), ours or, with sending False, the peer's,\n"
+             "unless that is decided: what stands. 0: the word makes no sense.");
 
 static PyObject *channel_decide_how(PyObject *self, PyObject *args)
 {
@@ -436,29 +445,22 @@ static void channel_dealloc(PyObject *self)
 }
 
 static PyMethodDef channel_methods[] = {
-	{"write", channel_write, METH_O, write_doc},
-	{"read", channel_read, METH_VARARGS, read_doc},
-	{"ring", channel_ring, METH_NOARGS, receiving_doc},
-	{"readable", channel_readable, METH_VARARGS, readable_doc},
-	{"consume", channel_consume, METH_O, consume_doc},
-	{"writable", channel_writable, METH_NOARGS, writable_doc},
-	{"commit", channel_commit, METH_O, commit_doc},
-	{"spill", channel_spill, METH_NOARGS, spill_doc},
-	{"remote", channel_remote, METH_NOARGS, remote_doc},
-	{"publish", channel_publish, METH_VARARGS, publish_doc},
-	{"revoke", channel_revoke, METH_VARARGS, revoke_doc},
-	{"decide", channel_decide_how, METH_VARARGS, decide_doc},
-	{"close", channel_close, METH_NOARGS, close_doc},
-	{"__enter__", channel_enter, METH_NOARGS, NULL},
-	{"__exit__", channel_close, METH_VARARGS, NULL},
-	{0},
+	{"write", channel_write, METH_O, write_doc},          {"read", channel_read, METH_VARARGS, read_doc},
+	{"ring", channel_ring, METH_NOARGS, receiving_doc},   {"readable", channel_readable, METH_VARARGS, readable_doc},
+	{"consume", channel_consume, METH_O, consume_doc},    {"writable", channel_writable, METH_NOARGS, writable_doc},
+	{"commit", channel_commit, METH_O, commit_doc},       {"spill", channel_spill, METH_NOARGS, spill_doc},
+	{"remote", channel_remote, METH_NOARGS, remote_doc},  {"publish", channel_publish, METH_VARARGS, publish_doc},
+	{"revoke", channel_revoke, METH_VARARGS, revoke_doc}, {"decide", channel_decide_how, METH_VARARGS, decide_doc},
+	{"close", channel_close, METH_NOARGS, close_doc},     {"__enter__", channel_enter, METH_NOARGS, NULL},
+	{"__exit__", channel_close, METH_VARARGS, NULL},      {0},
 };
 
 #define MEMBER(name, type, path, doc) {name, type, offsetof(struct channel, path), READONLY, doc}
 static PyMemberDef channel_members[] = {
 	MEMBER("tx_size", T_UINT, end.tx.size, "Size of the sending ring in bytes."),
 	MEMBER("rx_size", T_UINT, end.rx.size, "Size of the receiving ring in bytes."),
-	MEMBER("tx_most", T_UINT, end.tx.spill_size, "Bytes that the peer can leave unread at most, in the ring and its spill."),
+	MEMBER("tx_most", T_UINT, end.tx.spill_size,
+           "Bytes that the peer can leave unread at most, in the ring and its spill."),
 	MEMBER("sent", T_ULONGLONG, tail, "Bytes ever written."),
 	MEMBER("received", T_ULONGLONG, head, "Bytes ever read."),
 	MEMBER("closed", T_BOOL, closed, "Whether the segment has been unmapped."),
@@ -469,7 +471,8 @@ static PyGetSetDef channel_getset[] = {
 	{"avail", get_avail, NULL, "Bytes that can be read now.", NULL},
 	{"space", get_space, NULL, "Bytes that can be written now.", NULL},
 	{"unread", get_unread, NULL, "Bytes written that the peer has not read.", NULL},
-	{"pages", get_pages, NULL, "Another number once the peer has given pages of the receiving ring back; 0: that is not known.", NULL},
+	{"pages", get_pages, NULL,
+     "Another number once the peer has given pages of the receiving ring back; 0: that is not known.", NULL},
 	{"wanted", get_wanted, NULL, "Whether the peer waits for room: ring its doorbell after making some.", NULL},
 	{0},
 };
@@ -478,12 +481,8 @@ PyDoc_STRVAR(channel_doc, "One end of a mapped segment; made by map(). A context
                           "avail, space and unread raise ConnectionResetError where the peer's counts are impossible.");
 
 static PyType_Slot channel_slots[] = {
-	{Py_tp_doc, (void *)channel_doc},
-	{Py_tp_methods, channel_methods},
-	{Py_tp_members, channel_members},
-	{Py_tp_getset, channel_getset},
-	{Py_tp_dealloc, channel_dealloc},
-	{0},
+	{Py_tp_doc, (void *)channel_doc}, {Py_tp_methods, channel_methods}, {Py_tp_members, channel_members},
+	{Py_tp_getset, channel_getset},   {Py_tp_dealloc, channel_dealloc}, {0},
 };
 
 PyType_Spec channel_spec = {

@@ -100,7 +100,8 @@ CPU_FOLD static inline uint64_t block_second(block a)
 /* `a`, moved, onto `b`. */
 CPU_FOLD static inline block block_fold(block a, block factors, block b)
 {
-	return _mm_xor_si128(_mm_xor_si128(_mm_clmulepi64_si128(a, factors, 0x00), b), _mm_clmulepi64_si128(a, factors, 0x11));
+	return _mm_xor_si128(_mm_xor_si128(_mm_clmulepi64_si128(a, factors, 0x00), b),
+	                     _mm_clmulepi64_si128(a, factors, 0x11));
 }
 
 #elif defined(__aarch64__) && __BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__

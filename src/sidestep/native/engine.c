@@ -393,8 +393,8 @@ int engine_feed_add(struct engine *engine, const struct hint_ring *hints, uint64
 	int result = -ENOMEM;
 
 	engine_lock(engine);
-	struct feed *feeds = engine->feeds_len < FEEDS_MAX
-	                         ? realloc(engine->feeds, (engine->feeds_len + 1) * sizeof(*feeds)) : NULL;
+	struct feed *feeds =
+		engine->feeds_len < FEEDS_MAX ? realloc(engine->feeds, (engine->feeds_len + 1) * sizeof(*feeds)) : NULL;
 	if (feeds) {
 		engine->feeds = feeds;
 		feeds[engine->feeds_len++] = (struct feed){hints, seen};
@@ -500,7 +500,8 @@ struct engine_loan *engine_lend(struct engine *engine, const struct engine_recor
 	return loan;
 }
 
-enum engine_reason engine_take(struct engine *engine, struct engine_loan *loan, struct engine_record *record, int *error)
+enum engine_reason engine_take(struct engine *engine, struct engine_loan *loan, struct engine_record *record,
+                               int *error)
 {
 	engine_lock(engine);
 	give_back(engine, loan, ENGINE_ASKED);

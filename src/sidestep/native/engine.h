@@ -89,7 +89,8 @@ struct engine_loan *engine_lend(struct engine *engine, const struct engine_recor
                                 const struct engine_way *way, void *user);
 
 /* Takes it back, if it is not given back yet, and frees it. Why it was; *error is that of ENGINE_BROKEN. */
-enum engine_reason engine_take(struct engine *engine, struct engine_loan *loan, struct engine_record *record, int *error);
+enum engine_reason engine_take(struct engine *engine, struct engine_loan *loan, struct engine_record *record,
+                               int *error);
 
 /* The user of a loan that has been given back, and that Python has still to take; NULL: there is none. */
 void *engine_returned(struct engine *engine);

@@ -77,15 +77,10 @@ static int datagram_next(struct wire *wire, uint32_t most)
 
 	for (int fills = 0;; fills++) {
 		switch (rc_next(datagram->rc, most, wire->now_ns)) {
-		case RC_MESSAGE:
-			wire->len = datagram->rc->message_len;
-			return 1;
-		case RC_STRANGE:
-			return -ENGINE_MESSAGE;
-		case RC_NO_MEMORY:
-			return -ENGINE_MEMORY;
-		case RC_NOTHING:
-			break;
+		case RC_MESSAGE: wire->len = datagram->rc->message_len; return 1;
+		case RC_STRANGE: return -ENGINE_MESSAGE;
+		case RC_NO_MEMORY: return -ENGINE_MEMORY;
+		case RC_NOTHING: break;
 		}
 		int filled = fills < FILLS_MAX ? fill(datagram, most) : 0;
 		if (filled <= 0)
@@ -195,15 +190,24 @@ static int datagram_give_back(struct wire *wire)
 }
 
 static const struct wire_ops datagram_ops = {
-	.next = datagram_next, .copy = datagram_copy, .taken = datagram_taken, .put = datagram_put, .waiting = datagram_waiting,
-	.flush = datagram_flush, .give_back = datagram_give_back,
+	.next = datagram_next,
+	.copy = datagram_copy,
+	.taken = datagram_taken,
+	.put = datagram_put,
+	.waiting = datagram_waiting,
+	.flush = datagram_flush,
+	.give_back = datagram_give_back,
 };
 
 void wire_datagram_init(struct wire_datagram *datagram, struct rc *rc, int receive_fd, int send_fd)
 {
 	*datagram = (struct wire_datagram){
-		.wire = {.ops = &datagram_ops, .readable = true, .receive_fd = receive_fd, .send_fd = send_fd,
-	                 .queue_max = RC_QUEUE_MAX, .message_max = RC_MESSAGE_MAX - WIRE_HEADER_MAX},
+		.wire = {.ops = &datagram_ops,
+	             .readable = true,
+	             .receive_fd = receive_fd,
+	             .send_fd = send_fd,
+	             .queue_max = RC_QUEUE_MAX,
+	             .message_max = RC_MESSAGE_MAX - WIRE_HEADER_MAX},
 		.rc = rc,
 		.receive_fd = receive_fd,
 		.send_fd = send_fd,

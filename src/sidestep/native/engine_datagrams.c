@@ -22,8 +22,8 @@ static PyObject *datagrams_new(PyTypeObject *type, PyObject *args, PyObject *key
 	Py_ssize_t local_len, remote_len;
 	int receive_fd, send_fd;
 
-	if (!PyArg_ParseTupleAndKeywords(args, keywords, "y#y#ii:Datagrams", names, &local, &local_len, &remote, &remote_len,
-	                                 &receive_fd, &send_fd))
+	if (!PyArg_ParseTupleAndKeywords(args, keywords, "y#y#ii:Datagrams", names, &local, &local_len, &remote,
+	                                 &remote_len, &receive_fd, &send_fd))
 		return NULL;
 	if (local_len != remote_len || (local_len != 4 && local_len != 16)) {
 		PyErr_SetString(PyExc_ValueError, "two addresses have 4 bytes each, or 16");
@@ -43,15 +43,15 @@ static PyObject *datagrams_new(PyTypeObject *type, PyObject *args, PyObject *key
 static bool is_sound(const struct rc_record *record)
 {
 	uint32_t mtu = record->mtu, most = RC_QUEUE_MAX / RC_OVERHEAD;
-	const uint32_t psns[] = {record->acknowledged, record->cursor, record->reached, record->next, record->expected,
-	                         record->carried_out, record->completed};
+	const uint32_t psns[] = {record->acknowledged, record->cursor,      record->reached,  record->next,
+	                         record->expected,     record->carried_out, record->completed};
 
 	for (size_t i = 0; i < sizeof(psns) / sizeof(*psns); i++)
 		if (psns[i] > 0xFFFFFF)
 			return false;
 	return mtu >= 256 && mtu <= 4096 && !(mtu & (mtu - 1)) && record->window && record->window <= most &&
-	       record->timeout_ns && record->timeout_ns <= (uint64_t)INT64_MAX >> 8 && record->acknowledged == record->next &&
-	       record->cursor == record->next && record->reached == record->next;
+	       record->timeout_ns && record->timeout_ns <= (uint64_t)INT64_MAX >> 8 &&
+	       record->acknowledged == record->next && record->cursor == record->next && record->reached == record->next;
 }
 
 static PyObject *datagrams_begin(PyObject *self, PyObject *args)
@@ -166,20 +166,23 @@ static void datagrams_dealloc(PyObject *self)
 
 static PyMethodDef datagrams_methods[] = {
 	{"begin", datagrams_begin, METH_VARARGS,
-	 "begin($self, record, partial=b'', /)\n--\n\nIts numbers from now on, as `layout.pack('rc_record', ...)`; nothing is\n"
-	 "unacknowledged. Of a message so much has come already."},
+     "begin($self, record, partial=b'', /)\n--\n\nIts numbers from now on, as `layout.pack('rc_record', ...)`; nothing is\n"
+     "unacknowledged. Of a message so much has come already."},
 	{"record", datagrams_record, METH_NOARGS,
-	 "record($self, /)\n--\n\nIts numbers as they are; while an engine has it only the counts are to be believed."},
+     "record($self, /)\n--\n\nIts numbers as they are; while an engine has it only the counts are to be believed."},
 	{"unacknowledged", datagrams_unacknowledged, METH_NOARGS,
-	 "unacknowledged($self, /)\n--\n\nMessages that are not acknowledged to their end: the number of the first packet, and the bytes;\n"
-	 "those of packets that are acknowledged are zeros."},
+     "unacknowledged($self, /)\n--\n\nMessages that are not acknowledged to their end: the number of the first packet, and the bytes;\n"
+     "those of packets that are acknowledged are zeros."},
 	{"left", datagrams_left, METH_NOARGS, "left($self, /)\n--\n\nDatagrams that came and were not taken."},
-	{"release", datagrams_release, METH_NOARGS, "release($self, /)\n--\n\nGives back its memory, and all that was left."},
+	{"release", datagrams_release, METH_NOARGS,
+     "release($self, /)\n--\n\nGives back its memory, and all that was left."},
 	{0},
 };
 
 static PyType_Slot datagrams_slots[] = {
-	{Py_tp_doc, (void *)"Datagrams(local, remote, receive_fd, send_fd)\n--\n\nA queue pair of RoCEv2 by two UDP sockets, for an Engine."},
+	{Py_tp_doc,
+     (void
+          *)"Datagrams(local, remote, receive_fd, send_fd)\n--\n\nA queue pair of RoCEv2 by two UDP sockets, for an Engine."},
 	{Py_tp_new, datagrams_new},
 	{Py_tp_methods, datagrams_methods},
 	{Py_tp_dealloc, datagrams_dealloc},

@@ -17,8 +17,8 @@
 #define BSDH_LEN ((uint32_t)sizeof(struct sdp_bsdh))
 #define WORD_LEN 16u          /* remote/link.py: number, and count */
 #define PAYLOAD_CREDIT 3u    /* CA4-81: what a message with payload needs */
-#define PAYLOAD_MIN 1024u     /* bytes, for which the other host's buffers must have room; Python sends by smaller ones */
-#define LARGE 4u             /* remote/link.py: data that would fill more messages than this asks for larger ones */
+#define PAYLOAD_MIN 1024u /* bytes, for which the other host's buffers must have room; Python sends by smaller ones */
+#define LARGE 4u /* remote/link.py: data that would fill more messages than this asks for larger ones */
 
 int64_t loan_clock(void)
 {
@@ -33,7 +33,8 @@ static struct channel_side words_now(const struct channel_side *remote)
 {
 	struct channel_side words = {0};
 
-#define COPY(word) atomic_store_explicit(&words.word, atomic_load_explicit(&remote->word, memory_order_acquire), memory_order_relaxed);
+#define COPY(word) \
+	atomic_store_explicit(&words.word, atomic_load_explicit(&remote->word, memory_order_acquire), memory_order_relaxed);
 	CHANNEL_REMOTE_WORDS(COPY)
 #undef COPY
 	return words;
@@ -52,7 +53,8 @@ static bool words_changed(const struct engine_loan *loan)
 
 /* ---- beginning and end ---- */
 void loan_begin(struct engine_loan *loan, const struct engine_record *record, struct channel_end *end,
-                const struct channel_side *words, const struct engine_bell *bell, uint32_t number, const struct engine_way *way, void *user)
+                const struct channel_side *words, const struct engine_bell *bell, uint32_t number,
+                const struct engine_way *way, void *user)
 {
 	loan->record = *record;
 	loan->end = end;
@@ -276,7 +278,7 @@ static int send_some(struct engine_loan *loan, int64_t now)
 /* What a message does, once it is known that it may. */
 struct effect {
 	uint64_t data, data_left; /* bytes of it that are of the stream, and that are to follow */
-	uint64_t read;            /* the other application has read so far; valid if reads */
+	uint64_t read; /* the other application has read so far; valid if reads */
 	bool reads;
 };
 
@@ -394,7 +396,7 @@ static enum engine_reason receive_some(struct engine_loan *loan)
 	while (!reason) {
 		int found = wire->ops->next(wire, loan->record.local_size);
 		if (found < 0)
-			reason = (enum engine_reason)-found;
+			reason = (enum engine_reason)(-found);
 		if (found <= 0) {
 			loan->more |= !found && wire->readable;
 			break;
@@ -427,10 +429,10 @@ enum engine_reason loan_turn(struct engine_loan *loan, int64_t now_ns)
 	enum engine_reason reason = receive_some(loan);
 	int result = reason ? 0 : send_some(loan, now_ns);
 	if (result < 0)
-		reason = (enum engine_reason)-result;
+		reason = (enum engine_reason)(-result);
 	result = reason == ENGINE_BROKEN ? 0 : wire->ops->flush(wire);
 	if (result < 0)
-		return (enum engine_reason)-result;
+		return (enum engine_reason)(-result);
 	return !reason && wire->hot ? ENGINE_HOT : reason;
 }
 

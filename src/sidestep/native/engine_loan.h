@@ -24,13 +24,14 @@ struct engine_loan {
 	void *user;
 	enum engine_reason reason; /* ENGINE_KEPT while the engine has it */
 	bool ready, more;          /* more: it has had its share of the turn */
-	bool awake;                /* its wire is looked at in each turn */
+	bool awake;    /* its wire is looked at in each turn */
 	uint32_t looks;            /* since something was to be done */
 	int64_t starved_ns;        /* since when it waits for credit; 0: it does not */
 };
 
 void loan_begin(struct engine_loan *loan, const struct engine_record *record, struct channel_end *end,
-                const struct channel_side *words, const struct engine_bell *bell, uint32_t number, const struct engine_way *way, void *user);
+                const struct channel_side *words, const struct engine_bell *bell, uint32_t number,
+                const struct engine_way *way, void *user);
 /* False: there was no memory for what waits on the wire, which is broken now. */
 bool loan_end(struct engine_loan *loan);
 

@@ -130,7 +130,7 @@ static void loan_dealloc(PyObject *self)
 
 static PyMethodDef loan_methods[] = {
 	{"take", loan_take, METH_NOARGS,
-	 "take($self, /)\n--\n\nTakes the connection back, wherever it is: (reason, errno, record)."},
+     "take($self, /)\n--\n\nTakes the connection back, wherever it is: (reason, errno, record)."},
 	{"look", loan_look, METH_NOARGS, "look($self, /)\n--\n\nThe record as it is now."},
 	{0},
 };
@@ -170,9 +170,11 @@ static PyObject *engine_object_new(PyTypeObject *type, PyObject *args, PyObject 
 	return memory ? NULL : raise_errno(-failed);
 }
 
-PyDoc_STRVAR(lend_doc, "lend($self, record, channel, words, doorbell, number, /, *wire)\n--\n\n"
-                       "Gives a connection to the engine, as `layout.pack('engine_record', ...)`; `words` is what was read last by\n"
-                       "Channel.remote(); the wire is an Inbound, an Outbound and a descriptor, or Datagrams, or a KernelQueuePair. A Loan.");
+PyDoc_STRVAR(
+	lend_doc,
+	"lend($self, record, channel, words, doorbell, number, /, *wire)\n--\n\n"
+	"Gives a connection to the engine, as `layout.pack('engine_record', ...)`; `words` is what was read last by\n"
+	"Channel.remote(); the wire is an Inbound, an Outbound and a descriptor, or Datagrams, or a KernelQueuePair. A Loan.");
 
 /* Words of an application as channel_remote() in channel_type.c has read them. */
 static int words_of(PyObject *tuple, struct channel_side *words)
@@ -238,7 +240,9 @@ static PyObject *engine_object_lend(PyObject *self, PyObject *args)
 	struct channel_side words;
 	struct engine_way way;
 
-	if (!object || !PyArg_ParseTuple(args, "y#OO!OIO|Oi:lend", &bytes, &len, &channel, &PyTuple_Type, &told, &bell, &number, &first, &second, &fd) ||
+	if (!object ||
+	    !PyArg_ParseTuple(args, "y#OO!OIO|Oi:lend", &bytes, &len, &channel, &PyTuple_Type, &told, &bell, &number,
+	                      &first, &second, &fd) ||
 	    words_of(told, &words) < 0)
 		return NULL;
 	struct state *state = object->state;
@@ -414,16 +418,18 @@ static void engine_object_dealloc(PyObject *self)
 static PyMethodDef engine_methods[] = {
 	{"lend", engine_object_lend, METH_VARARGS, lend_doc},
 	{"returned", engine_object_returned, METH_NOARGS,
-	 "returned($self, /)\n--\n\nThe loans that it has given back since the last time; each is still to be taken."},
+     "returned($self, /)\n--\n\nThe loans that it has given back since the last time; each is still to be taken."},
 	{"news", engine_object_news, METH_NOARGS,
-	 "news($self, /)\n--\n\nThe numbers of channels with news that are not lent. None: look at all."},
-	{"hear", engine_object_hear, METH_O, "hear($self, doorbell, /)\n--\n\nThe Doorbell that applications ring is its from now on; None: it has none."},
-	{"feed", engine_object_feed, METH_O, "feed($self, doorbell, /)\n--\n\nReads the hints of this RemoteDoorbell from now on."},
+     "news($self, /)\n--\n\nThe numbers of channels with news that are not lent. None: look at all."},
+	{"hear", engine_object_hear, METH_O,
+     "hear($self, doorbell, /)\n--\n\nThe Doorbell that applications ring is its from now on; None: it has none."},
+	{"feed", engine_object_feed, METH_O,
+     "feed($self, doorbell, /)\n--\n\nReads the hints of this RemoteDoorbell from now on."},
 	{"unfeed", engine_object_unfeed, METH_O, "unfeed($self, doorbell, /)\n--\n\nEnds that."},
 	{"start", engine_object_start, METH_VARARGS,
-	 "start($self, cpus=(), /)\n--\n\nStarts the thread, on these CPUs; else somebody calls step()."},
+     "start($self, cpus=(), /)\n--\n\nStarts the thread, on these CPUs; else somebody calls step()."},
 	{"step", engine_object_step, METH_VARARGS,
-	 "step($self, timeout_ms=0, /)\n--\n\nOne turn; whether anything was done. Not beside the thread."},
+     "step($self, timeout_ms=0, /)\n--\n\nOne turn; whether anything was done. Not beside the thread."},
 	{0},
 };
 

@@ -49,7 +49,9 @@ static PyGetSetDef send_slab_getset[] = {
 };
 
 static PyType_Slot send_slab_slots[] = {
-	{Py_tp_doc, (void *)"SendSlab(memory, lkey)\n--\n\nRegistered memory that the queue pairs of a domain send from, for an Engine."},
+	{Py_tp_doc,
+     (void
+          *)"SendSlab(memory, lkey)\n--\n\nRegistered memory that the queue pairs of a domain send from, for an Engine."},
 	{Py_tp_new, send_slab_new},
 	{Py_tp_getset, send_slab_getset},
 	{Py_tp_dealloc, send_slab_dealloc},
@@ -105,8 +107,8 @@ static PyObject *queue_pair_new(PyTypeObject *type, PyObject *args, PyObject *ke
 	unsigned int inline_max, gather_max;
 	int fd;
 
-	if (!PyArg_ParseTupleAndKeywords(args, keywords, "O!KKKiOII:KernelQueuePair", names, &PyTuple_Type, &calls, &qp, &cq, &channel,
-	                                 &fd, &slab, &inline_max, &gather_max))
+	if (!PyArg_ParseTupleAndKeywords(args, keywords, "O!KKKiOII:KernelQueuePair", names, &PyTuple_Type, &calls, &qp,
+	                                 &cq, &channel, &fd, &slab, &inline_max, &gather_max))
 		return NULL;
 	if (PyType_GetSlot(Py_TYPE(slab), Py_tp_new) != (void *)(uintptr_t)send_slab_new) {
 		PyErr_SetString(PyExc_TypeError, "it sends from a SendSlab");
@@ -213,7 +215,8 @@ static PyObject *queue_pair_unfinished(PyObject *self, PyObject *Py_UNUSED(unuse
 		Py_DECREF(signaled);
 	}
 	return list ? Py_BuildValue("KNK", (unsigned long long)object->qp.done, list,
-	                            (unsigned long long)verbs_gathering(&object->qp)) : NULL;
+	                            (unsigned long long)verbs_gathering(&object->qp))
+	            : NULL;
 }
 
 static PyObject *queue_pair_finish(PyObject *self, PyObject *args)
@@ -251,15 +254,18 @@ static void queue_pair_dealloc(PyObject *self)
 
 static PyMethodDef queue_pair_methods[] = {
 	{"begin", queue_pair_begin, METH_VARARGS,
-	 "begin($self, number, before, receives, hot_bytes, /)\n--\n\nWhat it goes on with: the number of the next request, how many unsignaled\n"
-	 "ones before it may not be done, what is posted, the oldest first: (wr_id, address, bytes, lkey) of each, and how many bytes\n"
-	 "copied within a second make it hot, which is told; 0: none do."},
-	{"cool", queue_pair_cool, METH_VARARGS, "cool($self, cold_ms, /)\n--\n\nIt is not hot, and so long nothing makes it so."},
-	{"left", queue_pair_left, METH_NOARGS, "left($self, /)\n--\n\nCompletions that it took from the device and did not look at, as `ibv_wc`s."},
+     "begin($self, number, before, receives, hot_bytes, /)\n--\n\nWhat it goes on with: the number of the next request, how many unsignaled\n"
+     "ones before it may not be done, what is posted, the oldest first: (wr_id, address, bytes, lkey) of each, and how many bytes\n"
+     "copied within a second make it hot, which is told; 0: none do."},
+	{"cool", queue_pair_cool, METH_VARARGS,
+     "cool($self, cold_ms, /)\n--\n\nIt is not hot, and so long nothing makes it so."},
+	{"left", queue_pair_left, METH_NOARGS,
+     "left($self, /)\n--\n\nCompletions that it took from the device and did not look at, as `ibv_wc`s."},
 	{"unfinished", queue_pair_unfinished, METH_NOARGS,
-	 "unfinished($self, /)\n--\n\nThe number of the first request that is not done, of each from there on whether its completion tells, and the\n"
-	 "number behind the last of them that is read from the ring of the application, or 0."},
-	{"finish", queue_pair_finish, METH_VARARGS, "finish($self, number, /)\n--\n\nThat request is done, or will never be."},
+     "unfinished($self, /)\n--\n\nThe number of the first request that is not done, of each from there on whether its completion tells, and the\n"
+     "number behind the last of them that is read from the ring of the application, or 0."},
+	{"finish", queue_pair_finish, METH_VARARGS,
+     "finish($self, number, /)\n--\n\nThat request is done, or will never be."},
 	{"release", queue_pair_release, METH_NOARGS, "release($self, /)\n--\n\nThe device has nothing of it any more."},
 	{0},
 };
@@ -285,8 +291,9 @@ static PyGetSetDef queue_pair_getset[] = {
 };
 
 static PyType_Slot queue_pair_slots[] = {
-	{Py_tp_doc, (void *)"KernelQueuePair(calls, qp, cq, channel, fd, slab, inline_max, gather_max)\n--\n\n"
-	                    "A queue pair of a device of the kernel, for an Engine; the calls are `struct verbs_calls` by address."},
+	{Py_tp_doc,
+     (void *)"KernelQueuePair(calls, qp, cq, channel, fd, slab, inline_max, gather_max)\n--\n\n"
+             "A queue pair of a device of the kernel, for an Engine; the calls are `struct verbs_calls` by address."},
 	{Py_tp_new, queue_pair_new},
 	{Py_tp_methods, queue_pair_methods},
 	{Py_tp_getset, queue_pair_getset},

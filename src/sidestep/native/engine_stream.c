@@ -175,18 +175,27 @@ static int stream_give_back(struct wire *wire)
 }
 
 static const struct wire_ops stream_ops = {
-	.next = stream_next, .copy = stream_copy, .taken = stream_taken, .put = stream_put, .waiting = stream_waiting,
-	.flush = stream_flush, .give_back = stream_give_back,
+	.next = stream_next,
+	.copy = stream_copy,
+	.taken = stream_taken,
+	.put = stream_put,
+	.waiting = stream_waiting,
+	.flush = stream_flush,
+	.give_back = stream_give_back,
 };
 
-void wire_stream_init(struct wire_stream *stream, struct framing_in *in, struct framing_out *out, int fd, uint32_t tx_msn,
-                      uint32_t rx_msn)
+void wire_stream_init(struct wire_stream *stream, struct framing_in *in, struct framing_out *out, int fd,
+                      uint32_t tx_msn, uint32_t rx_msn)
 {
 	const struct framing_run *runs;
 
 	*stream = (struct wire_stream){
-		.wire = {.ops = &stream_ops, .readable = true, .receive_fd = fd, .send_fd = fd, .queue_max = QUEUE_MAX,
-	                 .message_max = MESSAGE_MAX},
+		.wire = {.ops = &stream_ops,
+	             .readable = true,
+	             .receive_fd = fd,
+	             .send_fd = fd,
+	             .queue_max = QUEUE_MAX,
+	             .message_max = MESSAGE_MAX},
 		.in = in,
 		.out = out,
 		.fd = fd,

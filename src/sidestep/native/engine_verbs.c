@@ -140,7 +140,8 @@ static void slab_put(struct verbs_slab *slab, struct verbs_send *send)
 }
 
 /* ---- beginning and end ---- */
-int verbs_begin(struct verbs_qp *qp, uint64_t number, uint32_t before, const struct verbs_receive *receives, uint32_t len)
+int verbs_begin(struct verbs_qp *qp, uint64_t number, uint32_t before, const struct verbs_receive *receives,
+                uint32_t len)
 {
 	struct verbs_receive *own = realloc(qp->receives, (len ? len : 1) * sizeof(*own));
 
@@ -226,7 +227,8 @@ static bool sends_done(struct verbs_qp *qp, const struct verbs_wc *wc)
 {
 	uint64_t number = wc->wr_id >> 1;
 
-	if (wc->opcode != VERBS_WC_SEND || number < qp->done || number >= qp->sent - qp->chained || !send_of(qp, number)->signaled)
+	if (wc->opcode != VERBS_WC_SEND || number < qp->done || number >= qp->sent - qp->chained ||
+	    !send_of(qp, number)->signaled)
 		return false;
 	for (; qp->done <= number; qp->done++) {
 		struct verbs_send *send = send_of(qp, qp->done);
@@ -335,8 +337,8 @@ static int chain_post(struct verbs_qp *qp)
 }
 
 /* Copies a message to where the device takes it from. */
-static void write_down(struct verbs_qp *qp, uint32_t at, struct verbs_send *send, const uint8_t *header, uint32_t header_len,
-                       const struct iovec *pieces)
+static void write_down(struct verbs_qp *qp, uint32_t at, struct verbs_send *send, const uint8_t *header,
+                       uint32_t header_len, const struct iovec *pieces)
 {
 	struct verbs_send_wr *wr = qp->chain + at;
 	struct verbs_sge *entry = wr->sg_list;
@@ -354,8 +356,8 @@ static void write_down(struct verbs_qp *qp, uint32_t at, struct verbs_send *send
 		if (!room) {
 			entry++;
 			wr->num_sge++;
-			*entry = (struct verbs_sge){
-				(uintptr_t)(qp->slab->base + (size_t)send->slots[wr->num_sge - 1] * VERBS_SLOT), 0, qp->slab->lkey};
+			*entry = (struct verbs_sge){(uintptr_t)(qp->slab->base + (size_t)send->slots[wr->num_sge - 1] * VERBS_SLOT),
+			                            0, qp->slab->lkey};
 			continue;
 		}
 		uint32_t some = left < room ? (uint32_t)left : room;
@@ -412,7 +414,8 @@ static void heat(struct wire_verbs *verbs, uint32_t len)
 	verbs->wire.hot = qp->copied >= qp->hot_bytes;
 }
 
-static int verbs_put(struct wire *wire, const uint8_t *header, uint32_t header_len, const struct iovec *pieces, int pieces_len)
+static int verbs_put(struct wire *wire, const uint8_t *header, uint32_t header_len, const struct iovec *pieces,
+                     int pieces_len)
 {
 	struct wire_verbs *verbs = verbs_of(wire);
 	struct verbs_qp *qp = verbs->qp;
@@ -427,17 +430,21 @@ static int verbs_put(struct wire *wire, const uint8_t *header, uint32_t header_l
 		len += (uint32_t)pieces[n].iov_len;
 	*send = (struct verbs_send){.bytes = len};
 	bool inlined = len <= qp->inline_max;
-	bool large = len > VERBS_SLOT && (uint32_t)pieces_len < entries_max(qp) && in_ring(&verbs->end->rx, pieces, pieces_len);
+	bool large =
+		len > VERBS_SLOT && (uint32_t)pieces_len < entries_max(qp) && in_ring(&verbs->end->rx, pieces, pieces_len);
 	bool gathered = large && is_pinned(verbs);
 	if (!inlined && !slab_take(qp, send, gathered ? 1 : (len + VERBS_SLOT - 1) / VERBS_SLOT)) {
 		qp->starved = true;
 		return 1;
 	}
 	qp->entries[at][0] = inlined ? (struct verbs_sge){.addr = (uintptr_t)qp->inlined[at]}
-	                             : (struct verbs_sge){(uintptr_t)(qp->slab->base + (size_t)send->slots[0] * VERBS_SLOT), 0, qp->slab->lkey};
-	qp->chain[at] = (struct verbs_send_wr){
-		.wr_id = qp->sent << 1, .sg_list = qp->entries[at], .num_sge = 1, .opcode = VERBS_WR_SEND,
-		.send_flags = inlined ? VERBS_INLINE : 0};
+	                             : (struct verbs_sge){(uintptr_t)(qp->slab->base + (size_t)send->slots[0] * VERBS_SLOT),
+	                                                  0, qp->slab->lkey};
+	qp->chain[at] = (struct verbs_send_wr){.wr_id = qp->sent << 1,
+	                                       .sg_list = qp->entries[at],
+	                                       .num_sge = 1,
+	                                       .opcode = VERBS_WR_SEND,
+	                                       .send_flags = inlined ? VERBS_INLINE : 0};
 	if (gathered) {
 		gather(verbs, qp->chain + at, header, header_len, pieces, pieces_len);
 		atomic_fetch_add_explicit(&qp->gathered, len - header_len, memory_order_relaxed);
@@ -517,16 +524,27 @@ static bool verbs_arm(struct wire *wire)
 }
 
 static const struct wire_ops verbs_ops = {
-	.next = verbs_next, .copy = verbs_copy, .taken = verbs_taken, .put = verbs_put, .waiting = verbs_waiting,
-	.flush = verbs_flush, .give_back = verbs_give_back, .look = verbs_look, .arm = verbs_arm,
+	.next = verbs_next,
+	.copy = verbs_copy,
+	.taken = verbs_taken,
+	.put = verbs_put,
+	.waiting = verbs_waiting,
+	.flush = verbs_flush,
+	.give_back = verbs_give_back,
+	.look = verbs_look,
+	.arm = verbs_arm,
 };
 
 void wire_verbs_init(struct wire_verbs *verbs, struct verbs_qp *qp, const struct channel_end *end,
                      const struct engine_record *record)
 {
 	*verbs = (struct wire_verbs){
-		.wire = {.ops = &verbs_ops, .readable = true, .receive_fd = qp->fd, .send_fd = qp->fd, .queue_max = QUEUE_MAX,
-	                 .message_max = entries_max(qp) * VERBS_SLOT - WIRE_HEADER_MAX},
+		.wire = {.ops = &verbs_ops,
+	             .readable = true,
+	             .receive_fd = qp->fd,
+	             .send_fd = qp->fd,
+	             .queue_max = QUEUE_MAX,
+	             .message_max = entries_max(qp) * VERBS_SLOT - WIRE_HEADER_MAX},
 		.qp = qp,
 		.end = end,
 		.lkey = record->ring_lkey,

@@ -59,20 +59,21 @@ struct verbs_qp {
 	bool owing;          /* some of these hold slots */
 	uint64_t bytes_out; /* of those that are not done */
 	_Atomic uint64_t gathered; /* bytes, ever, that were sent from the ring itself */
-	uint64_t hot_bytes;  /* so many that have to be copied, and would not in a ring that is pinned, are told; 0: none are */
-	int64_t hot_since;   /* since when these were counted, or will be */
-	uint64_t copied;     /* those */
+	uint64_t
+		hot_bytes; /* so many that have to be copied, and would not in a ring that is pinned, are told; 0: none are */
+	int64_t hot_since; /* since when these were counted, or will be */
+	uint64_t copied; /* those */
 	uint32_t chained, chained_bytes; /* those before `sent` that the device does not have */
 	struct verbs_send_wr chain[VERBS_CHAIN];
 	struct verbs_sge entries[VERBS_CHAIN][VERBS_SLOTS];
 	uint8_t inlined[VERBS_CHAIN][VERBS_INLINE_MAX];
 	struct verbs_wc wc[VERBS_BATCH]; /* taken from the device; those from wc_at on are not looked at */
 	uint32_t wc_at, wc_len;
-	bool armed;     /* the channel tells of the next completion */
-	bool starved;   /* it has not got what it wanted, in this turn */
+	bool armed; /* the channel tells of the next completion */
+	bool starved; /* it has not got what it wanted, in this turn */
 	uint32_t wants; /* slots; 0: it does not wait for any */
 	struct verbs_qp *next_waiting;
-	int error;    /* errno: a call has failed, and nothing goes on */
+	int error; /* errno: a call has failed, and nothing goes on */
 };
 
 int verbs_slab_init(struct verbs_slab *slab, uint8_t *base, size_t len, uint32_t lkey); /* 0 or -errno */
@@ -80,7 +81,8 @@ void verbs_slab_free(struct verbs_slab *slab);
 uint32_t verbs_slab_room(struct verbs_slab *slab);
 
 /* It has these receives, the oldest first, and the next request has this number. 0 or -ENOMEM */
-int verbs_begin(struct verbs_qp *qp, uint64_t number, uint32_t before, const struct verbs_receive *receives, uint32_t len);
+int verbs_begin(struct verbs_qp *qp, uint64_t number, uint32_t before, const struct verbs_receive *receives,
+                uint32_t len);
 /* The number behind the last request not done that the ring is read for; 0: none. */
 uint64_t verbs_gathering(const struct verbs_qp *qp);
 /* A request of an engine is done, or never will be. */

@@ -32,7 +32,8 @@ struct wire_ops {
 	void (*taken)(struct wire *wire);
 	/* Queues a message: `header` is copied, the pieces stay where they are until they are written. 0, 1: none is taken now, or
 	 * minus a reason. */
-	int (*put)(struct wire *wire, const uint8_t *header, uint32_t header_len, const struct iovec *pieces, int pieces_len);
+	int (*put)(struct wire *wire, const uint8_t *header, uint32_t header_len, const struct iovec *pieces,
+	           int pieces_len);
 	/* Bytes that are queued. */
 	uint64_t (*waiting)(const struct wire *wire);
 	/* Writes what it can. 0 or minus a reason. */
@@ -76,7 +77,7 @@ void wire_verbs_init(struct wire_verbs *verbs, struct verbs_qp *qp, const struct
 
 void wire_datagram_init(struct wire_datagram *datagram, struct rc *rc, int receive_fd, int send_fd);
 
-void wire_stream_init(struct wire_stream *stream, struct framing_in *in, struct framing_out *out, int fd, uint32_t tx_msn,
-                      uint32_t rx_msn);
+void wire_stream_init(struct wire_stream *stream, struct framing_in *in, struct framing_out *out, int fd,
+                      uint32_t tx_msn, uint32_t rx_msn);
 
 #endif

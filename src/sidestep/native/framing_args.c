@@ -20,7 +20,8 @@ int arg_number(PyObject *object, const char *name, uint64_t max, uint64_t *value
 		*value = number;
 		return 0;
 	}
-	return PyErr_Format(PyExc_ValueError, "%s is %R, and is to be of 0 to %llu", name, object, (unsigned long long)max), -1;
+	return PyErr_Format(PyExc_ValueError, "%s is %R, and is to be of 0 to %llu", name, object, (unsigned long long)max),
+	       -1;
 }
 
 int arg_u32(PyObject *object, const char *name, uint32_t *value)

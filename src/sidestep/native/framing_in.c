@@ -296,7 +296,8 @@ int framing_in_place(const struct framing_in *in, const struct framing_run *run,
 	uint64_t total = spans_total(spans, spans_len);
 	size_t header_len = LENGTH_LEN + header_len_of(run);
 
-	if (spans_len > FRAMING_BUFFERS_MAX || len > run->len || begin > run->len - len || len > total || offset > total - len)
+	if (spans_len > FRAMING_BUFFERS_MAX || len > run->len || begin > run->len - len || len > total ||
+	    offset > total - len)
 		return -EINVAL;
 	if (!len)
 		return 0;

@@ -51,16 +51,11 @@ static PyObject *run_new(PyTypeObject *type, const struct framing_run *run, uint
 	if (!made)
 		return NULL;
 	PyObject *fields[RUN_FIELDS] = {
-		[RUN_CONTROL] = PyLong_FromLong(run->control),
-		[RUN_RDMAP] = PyLong_FromLong(run->rdmap),
-		[RUN_STAG] = PyLong_FromUnsignedLong(run->stag),
-		[RUN_QUEUE] = PyLong_FromUnsignedLong(run->queue),
-		[RUN_MSN] = PyLong_FromUnsignedLong(run->msn),
-		[RUN_OFFSET] = PyLong_FromUnsignedLongLong(run->offset),
-		[RUN_LENGTH] = PyLong_FromUnsignedLong(run->len),
-		[RUN_SEGMENTS] = PyLong_FromUnsignedLong(run->count),
-		[RUN_INDEX] = PyLong_FromUnsignedLongLong(index),
-		[RUN_LAST] = PyBool_FromLong(run->last),
+		[RUN_CONTROL] = PyLong_FromLong(run->control),    [RUN_RDMAP] = PyLong_FromLong(run->rdmap),
+		[RUN_STAG] = PyLong_FromUnsignedLong(run->stag),  [RUN_QUEUE] = PyLong_FromUnsignedLong(run->queue),
+		[RUN_MSN] = PyLong_FromUnsignedLong(run->msn),    [RUN_OFFSET] = PyLong_FromUnsignedLongLong(run->offset),
+		[RUN_LENGTH] = PyLong_FromUnsignedLong(run->len), [RUN_SEGMENTS] = PyLong_FromUnsignedLong(run->count),
+		[RUN_INDEX] = PyLong_FromUnsignedLongLong(index), [RUN_LAST] = PyBool_FromLong(run->last),
 	};
 	bool whole = true;
 
@@ -76,7 +71,6 @@ static PyObject *run_new(PyTypeObject *type, const struct framing_run *run, uint
 
 /* ---- Inbound ---- */
 
-
 static PyObject *inbound_new(PyTypeObject *type, PyObject *args, PyObject *keywords)
 {
 	static char *names[] = {"crc", "markers", "capacity", NULL};
@@ -84,7 +78,8 @@ static PyObject *inbound_new(PyTypeObject *type, PyObject *args, PyObject *keywo
 	uint64_t capacity = FRAMING_STAGED_DEFAULT;
 	bool crc, markers;
 
-	if (!PyArg_ParseTupleAndKeywords(args, keywords, "|$OOO:Inbound", names, &crc_object, &markers_object, &capacity_object))
+	if (!PyArg_ParseTupleAndKeywords(args, keywords, "|$OOO:Inbound", names, &crc_object, &markers_object,
+	                                 &capacity_object))
 		return NULL;
 	if (settings_get(crc_object, markers_object, &crc, &markers) < 0)
 		return NULL;
@@ -241,8 +236,9 @@ static PyObject *inbound_place(PyObject *self, PyObject *const *args, Py_ssize_t
 	if (run)
 		error = framing_in_place(&inbound->in, run, begin, held->spans, (size_t)held->len, offset, len);
 	if (error)
-		PyErr_Format(PyExc_ValueError, "%llu bytes at %llu of %lu do not fit at %llu of the buffers", (unsigned long long)len,
-		             (unsigned long long)begin, (unsigned long)run->len, (unsigned long long)offset);
+		PyErr_Format(PyExc_ValueError, "%llu bytes at %llu of %lu do not fit at %llu of the buffers",
+		             (unsigned long long)len, (unsigned long long)begin, (unsigned long)run->len,
+		             (unsigned long long)offset);
 	held_free(held);
 	if (!run || error)
 		return NULL;
@@ -308,16 +304,16 @@ static PyObject *inbound_fault(PyObject *self, void *Py_UNUSED(unused))
 
 static PyMethodDef inbound_methods[] = {
 	{"fill", inbound_fill, METH_O,
-	 "fill(fd)\n--\n\nReceive once what a socket has; the bytes, 0 at its end. Ends all runs."},
+     "fill(fd)\n--\n\nReceive once what a socket has; the bytes, 0 at its end. Ends all runs."},
 	{"feed", inbound_feed, METH_O, "feed(data)\n--\n\nTake what fits of `data`; the bytes. Ends all runs."},
 	{"parse", inbound_parse, METH_NOARGS,
-	 "parse()\n--\n\nThe runs in what is staged; earlier ones end. After a fault there are no more."},
+     "parse()\n--\n\nThe runs in what is staged; earlier ones end. After a fault there are no more."},
 	{"place", POSITIONAL(inbound_place), METH_FASTCALL, place_doc},
 	{"payload", inbound_payload, METH_O, "payload(run)\n--\n\nThe payload of a run."},
 	{"segments", inbound_segments, METH_O,
-	 "segments(run)\n--\n\nOf each segment of a run, its DDP header and the length of the whole."},
+     "segments(run)\n--\n\nOf each segment of a run, its DDP header and the length of the whole."},
 	{"staged", inbound_staged, METH_NOARGS,
-	 "staged()\n--\n\nThe bytes that are staged and not parsed: the beginning of an FPDU."},
+     "staged()\n--\n\nThe bytes that are staged and not parsed: the beginning of an FPDU."},
 	{0},
 };
 

@@ -67,11 +67,11 @@ static PyObject *module_crc32c_implementations(PyObject *Py_UNUSED(module), PyOb
 
 static PyMethodDef module_methods[] = {
 	{"crc32c", module_crc32c, METH_VARARGS,
-	 "crc32c(data, start=0, /)\n--\n\nThe checksum of the data; `start` is that of what comes before."},
+     "crc32c(data, start=0, /)\n--\n\nThe checksum of the data; `start` is that of what comes before."},
 	{"crc32c_by", module_crc32c_by, METH_VARARGS,
-	 "crc32c_by(name, data, start=0, /)\n--\n\nThe same by one of the implementations."},
+     "crc32c_by(name, data, start=0, /)\n--\n\nThe same by one of the implementations."},
 	{"crc32c_implementations", module_crc32c_implementations, METH_NOARGS,
-	 "crc32c_implementations()\n--\n\nThe names of those that this CPU can run, best first."},
+     "crc32c_implementations()\n--\n\nThe names of those that this CPU can run, best first."},
 	{0},
 };
 

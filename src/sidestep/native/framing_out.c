@@ -126,11 +126,13 @@ static void fpdu_refer(struct fpdu *fpdu, const uint8_t *bytes, size_t len)
 	}
 }
 
-static void fpdu_begin(struct fpdu *fpdu, const struct framing_message *message, uint64_t offset, size_t ulpdu_len, bool last)
+static void fpdu_begin(struct fpdu *fpdu, const struct framing_message *message, uint64_t offset, size_t ulpdu_len,
+                       bool last)
 {
 	struct framing_out *out = fpdu->out;
 	uint32_t control = (message->tagged ? DDP_TAGGED : 0) | (last ? DDP_LAST : 0) | DDP_VERSION;
-	uint64_t first = (uint64_t)ulpdu_len << 48 | (uint64_t)control << 40 | (uint64_t)message->rdmap << 32 | message->stag;
+	uint64_t first =
+		(uint64_t)ulpdu_len << 48 | (uint64_t)control << 40 | (uint64_t)message->rdmap << 32 | message->stag;
 	uint64_t second = message->tagged ? message->to + offset : (uint64_t)message->queue << 32 | message->msn;
 	size_t len = LENGTH_LEN + (message->tagged ? TAGGED_LEN : UNTAGGED_LEN);
 	uint8_t header[LENGTH_LEN + UNTAGGED_LEN];
@@ -189,7 +191,8 @@ static void fpdu_payload(struct fpdu *fpdu, struct cursor *cursor, size_t len, b
 }
 
 /* Room for a part of `len` bytes in `count` segments. */
-static int out_reserve(struct framing_out *out, size_t header_len, size_t len, size_t count, size_t spans_len, size_t copied)
+static int out_reserve(struct framing_out *out, size_t header_len, size_t len, size_t count, size_t spans_len,
+                       size_t copied)
 {
 	size_t added = count * (LENGTH_LEN + header_len + PAD_MAX + CRC_LEN);
 	size_t markers = out->markers ? (len + added) / BETWEEN + 2 : 0;

@@ -10,7 +10,6 @@
 
 #define IOVECS 1024 /* the most that Linux takes at once (UIO_MAXIOV) */
 
-
 static PyObject *outbound_new(PyTypeObject *type, PyObject *args, PyObject *keywords)
 {
 	static char *names[] = {"mulpdu", "crc", "markers", NULL};
@@ -18,7 +17,8 @@ static PyObject *outbound_new(PyTypeObject *type, PyObject *args, PyObject *keyw
 	uint64_t mulpdu;
 	bool crc, markers;
 
-	if (!PyArg_ParseTupleAndKeywords(args, keywords, "O|$OO:Outbound", names, &mulpdu_object, &crc_object, &markers_object))
+	if (!PyArg_ParseTupleAndKeywords(args, keywords, "O|$OO:Outbound", names, &mulpdu_object, &crc_object,
+	                                 &markers_object))
 		return NULL;
 	if (arg_number(mulpdu_object, "mulpdu", FRAMING_MULPDU_MAX, &mulpdu) < 0)
 		return NULL;
@@ -122,14 +122,16 @@ static void outbound_dealloc(PyObject *self)
 	object_free(self);
 }
 
-static PyObject *put_refused(const struct outbound *outbound, int error, const struct held *held, uint64_t begin, uint64_t end)
+static PyObject *put_refused(const struct outbound *outbound, int error, const struct held *held, uint64_t begin,
+                             uint64_t end)
 {
 	if (error == -ENOMEM)
 		return PyErr_NoMemory();
 	if (error == -ENOBUFS)
 		return PyErr_Format(PyExc_BufferError, "%llu bytes wait already, and %u are the most",
 		                    (unsigned long long)framing_out_waiting(&outbound->out), FRAMING_WAITING_MAX);
-	return PyErr_Format(PyExc_ValueError, "[%llu, %llu) is more than %u bytes, or not within %zd buffers, or beyond 2^32",
+	return PyErr_Format(PyExc_ValueError,
+	                    "[%llu, %llu) is more than %u bytes, or not within %zd buffers, or beyond 2^32",
 	                    (unsigned long long)begin, (unsigned long long)end, FRAMING_CALL_MAX, held->len);
 }
 
@@ -180,9 +182,8 @@ static PyObject *outbound_tagged(PyObject *self, PyObject *const *args, Py_ssize
 	return outbound_put((struct outbound *)self, &message, args + 3, given - 3);
 }
 
-PyDoc_STRVAR(untagged_doc,
-             "untagged(rdmap, inv_stag, qn, msn, gather, begin, end, last, copy=False, /)\n--\n\n"
-             "Frame the bytes [begin, end) of the untagged message that lies in the buffers `gather`.");
+PyDoc_STRVAR(untagged_doc, "untagged(rdmap, inv_stag, qn, msn, gather, begin, end, last, copy=False, /)\n--\n\n"
+                           "Frame the bytes [begin, end) of the untagged message that lies in the buffers `gather`.");
 
 static PyObject *outbound_untagged(PyObject *self, PyObject *const *args, Py_ssize_t given)
 {
@@ -199,8 +200,9 @@ static PyObject *outbound_untagged(PyObject *self, PyObject *const *args, Py_ssi
 	return outbound_put((struct outbound *)self, &message, args + 4, given - 4);
 }
 
-PyDoc_STRVAR(send_doc, "send(fd)\n--\n\n"
-                       "Write to a socket until nothing waits or it is full; the bytes written, 0 if it was full before.");
+PyDoc_STRVAR(send_doc,
+             "send(fd)\n--\n\n"
+             "Write to a socket until nothing waits or it is full; the bytes written, 0 if it was full before.");
 
 static PyObject *outbound_send(PyObject *self, PyObject *file)
 {
@@ -337,13 +339,13 @@ static PyMethodDef outbound_methods[] = {
 	{"peek", outbound_peek, METH_NOARGS, "peek()\n--\n\nAll that waits; it goes on waiting."},
 	{"own", outbound_own, METH_NOARGS, "own()\n--\n\nCopy the payload that waits, and release all buffers."},
 	{"clear", outbound_clear, METH_NOARGS,
-	 "clear()\n--\n\nDrop all that waits but the rest of an FPDU that is partly written."},
+     "clear()\n--\n\nDrop all that waits but the rest of an FPDU that is partly written."},
 	{0},
 };
 
 static PyMemberDef outbound_members[] = {
 	{"position", T_ULONGLONG, offsetof(struct outbound, out.position), READONLY,
-	 "Bytes of the stream up to the end of what is framed."},
+     "Bytes of the stream up to the end of what is framed."},
 	{"written", T_ULONGLONG, offsetof(struct outbound, out.written), READONLY, "Bytes of the stream that are written."},
 	{0},
 };

@@ -12,11 +12,11 @@
 struct loaded {
 	/* Executes for a child in our memory, whose descriptors are not ours. Returns -errno. */
 	long (*execute_bare)(int directory, const char *path, char *const argv[], char *const env[], int flags);
-	void (*lend)(void);         /* before such a child is made: what it inherits goes back to TCP */
-	void (*lend_over)(void);    /* once it has executed, or ended */
+	void (*lend)(void); /* before such a child is made: what it inherits goes back to TCP */
+	void (*lend_over)(void); /* once it has executed, or ended */
 	void (*lend_number)(int fd); /* the child duplicates it, or lets it be inherited */
-	void (*interrupt)(void);    /* a call of this thread that waits is to end, as by a handler without SA_RESTART */
-	void (*uncovered)(void);    /* code may make calls that do not come by: no more connections leave TCP */
+	void (*interrupt)(void); /* a call of this thread that waits is to end, as by a handler without SA_RESTART */
+	void (*uncovered)(void); /* code may make calls that do not come by: no more connections leave TCP */
 	bool (*preload_without_ours)(char *to, const char *entry);
 	bool (*made_by_go)(int fd, const Elf64_Ehdr *header);
 	const void *known; /* by descriptor: a pointer that is not NULL if it is of interest; `known_len` of them */

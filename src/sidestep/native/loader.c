@@ -23,15 +23,58 @@
 static const char preload[] = "LD_PRELOAD=", kept[] = LOADED_PRELOAD "=", program[] = LOADED_PROGRAM "=";
 
 static const uint16_t calls_wanted[] = {
-	CALLS_OF_MACHINE
-	SYS_accept, SYS_accept4, SYS_bind, SYS_brk, SYS_clone, SYS_clone3, SYS_close, SYS_close_range, SYS_connect,
-	SYS_dup, SYS_dup3, SYS_epoll_create1, SYS_epoll_ctl, SYS_epoll_pwait, SYS_epoll_pwait2,
-	SYS_execve, SYS_execveat, SYS_exit, SYS_exit_group, SYS_fcntl, SYS_getpeername, SYS_getsockname,
-	SYS_getsockopt, SYS_io_submit, SYS_io_uring_setup, SYS_ioctl, SYS_listen, SYS_mmap, SYS_mprotect, SYS_openat,
-	SYS_pkey_mprotect, SYS_ppoll, SYS_prctl, SYS_preadv2, SYS_pselect6, SYS_pwritev2,
-	SYS_readlinkat, SYS_rt_sigaction, SYS_seccomp,
-	SYS_sendfile, SYS_sendmmsg, SYS_sendmsg, SYS_set_tid_address, SYS_setresuid, SYS_setreuid, SYS_setsockopt,
-	SYS_setuid, SYS_shutdown, SYS_socket, SYS_splice,
+	/* clang-format off: a table */
+	CALLS_OF_MACHINE SYS_accept,
+	SYS_accept4,
+	SYS_bind,
+	SYS_brk,
+	SYS_clone,
+	SYS_clone3,
+	SYS_close,
+	SYS_close_range,
+	SYS_connect,
+	SYS_dup,
+	SYS_dup3,
+	SYS_epoll_create1,
+	SYS_epoll_ctl,
+	SYS_epoll_pwait,
+	SYS_epoll_pwait2,
+	SYS_execve,
+	SYS_execveat,
+	SYS_exit,
+	SYS_exit_group,
+	SYS_fcntl,
+	SYS_getpeername,
+	SYS_getsockname,
+	SYS_getsockopt,
+	SYS_io_submit,
+	SYS_io_uring_setup,
+	SYS_ioctl,
+	SYS_listen,
+	SYS_mmap,
+	SYS_mprotect,
+	SYS_openat,
+	SYS_pkey_mprotect,
+	SYS_ppoll,
+	SYS_prctl,
+	SYS_preadv2,
+	SYS_pselect6,
+	SYS_pwritev2,
+	SYS_readlinkat,
+	SYS_rt_sigaction,
+	SYS_seccomp,
+	SYS_sendfile,
+	SYS_sendmmsg,
+	SYS_sendmsg,
+	SYS_set_tid_address,
+	SYS_setresuid,
+	SYS_setreuid,
+	SYS_setsockopt,
+	SYS_setuid,
+	SYS_shutdown,
+	SYS_socket,
+	SYS_splice,
+	/* clang-format on */
 };
 
 /* What the shim, too, passes on at once if it does not know the descriptor. */
@@ -90,7 +133,8 @@ static uint64_t *stack_copy(uint64_t *at, int argc, char **argv, char **envp, bo
 	for (; *envp; envp++) {
 		if (strip && strncmp(*envp, preload, sizeof(preload) - 1) == 0) {
 			/* its own loader would end it over the shim; what it executes is told again, see shim_loader.c */
-			char *renamed = malloc(2 * strlen(*envp) + sizeof(kept) + 2), *others = renamed + strlen(*envp) + sizeof(kept);
+			char *renamed = malloc(2 * strlen(*envp) + sizeof(kept) + 2),
+				 *others = renamed + strlen(*envp) + sizeof(kept);
 			sprintf(renamed, "%s%s", kept, *envp + sizeof(preload) - 1);
 			*at++ = (uint64_t)renamed;
 			shim->preload_without_ours(others, *envp);
@@ -104,7 +148,8 @@ static uint64_t *stack_copy(uint64_t *at, int argc, char **argv, char **envp, bo
 	return at;
 }
 
-static void auxiliary_copy(uint64_t *at, const Elf64_auxv_t *from, const struct image *image, const struct image *interpreter)
+static void auxiliary_copy(uint64_t *at, const Elf64_auxv_t *from, const struct image *image,
+                           const struct image *interpreter)
 {
 	static uint8_t seed[16];
 
@@ -141,8 +186,8 @@ static void first_thread(void)
 		pthread_join(thread, NULL);
 }
 
-__attribute__((noreturn)) static void begin(const struct image *image, const struct image *interpreter, int argc, char **argv,
-                                            char **envp)
+__attribute__((noreturn)) static void begin(const struct image *image, const struct image *interpreter, int argc,
+                                            char **argv, char **envp)
 {
 	static struct block block;
 	static struct frame frame;
@@ -175,11 +220,12 @@ static int check(const char *path)
 	struct sites sites = {0};
 	const char *why = load(&image, &interpreter, &sites);
 
-	printf("{\"refused\": %s%s%s, \"sites\": %u, \"idle\": %u, \"replaced\": %u, \"left\": [", why ? "\"" : "", why ? why : "null",
-	       why ? "\"" : "", sites.found, sites.idle, sites.patched);
+	printf("{\"refused\": %s%s%s, \"sites\": %u, \"idle\": %u, \"replaced\": %u, \"left\": [", why ? "\"" : "",
+	       why ? why : "null", why ? "\"" : "", sites.found, sites.idle, sites.patched);
 	for (uint32_t i = 0; i < sites.left_len && i < LEFT_MAX; i++) {
 		bool own = (uint64_t)sites.left[i] - image.bias < (uint64_t)sites.left[i] - interpreter.bias;
-		printf("%s%llu", i ? ", " : "", (unsigned long long)((uint64_t)sites.left[i] - (own ? image.bias : interpreter.bias)));
+		printf("%s%llu", i ? ", " : "",
+		       (unsigned long long)((uint64_t)sites.left[i] - (own ? image.bias : interpreter.bias)));
 	}
 	printf("]}\n");
 	return why ? 1 : 0;

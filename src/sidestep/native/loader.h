@@ -68,25 +68,30 @@ struct block {
 	volatile uint64_t inside; /* our code runs: the frame of a call, or INSIDE_SIGNAL; the next two are the program's */
 	uint64_t program_tp;
 	uint64_t program_sp;
-	uint64_t low, high;  /* our stack */
-	uint64_t exit_sp;    /* where a thread that ends goes back to */
-	const uint64_t *kept; /* where the registers are that a handler finds as they were; NULL: in its context (aarch64) */
+	uint64_t low, high; /* our stack */
+	uint64_t exit_sp; /* where a thread that ends goes back to */
+	const uint64_t
+		*kept; /* where the registers are that a handler finds as they were; NULL: in its context (aarch64) */
 	const struct frame *leaving; /* the last call, which has been made, or what a thread begins with */
 	uint32_t *clear_tid; /* as set_tid_address(2) has it */
-	bool bare;           /* a child in its parent's memory: its calls go to the kernel, not to the shim */
-	bool lends;          /* and its parent waits, so that the parent's connections can be spoken for */
-	uint64_t mask;       /* of signals, for a bare child's beginning */
+	bool bare; /* a child in its parent's memory: its calls go to the kernel, not to the shim */
+	bool lends; /* and its parent waits, so that the parent's connections can be spoken for */
+	uint64_t mask; /* of signals, for a bare child's beginning */
 	struct frame *interrupted; /* the call that a signal has come into, as its handler is to see it */
-	struct frame *volatile diverted; /* a call that a handler has told to go on elsewhere, if it has done nothing yet: there */
+	struct frame
+		*volatile diverted; /* a call that a handler has told to go on elsewhere, if it has done nothing yet: there */
 	struct registers diverted_to;
 	uint32_t levels_len;
 	struct level levels[LEVELS_MAX];
 };
-static_assert(offsetof(struct block, top) == BLOCK_TOP && offsetof(struct block, thread_pointer) == BLOCK_THREAD_POINTER &&
-              offsetof(struct block, inside) == BLOCK_INSIDE && offsetof(struct block, program_tp) == BLOCK_PROGRAM_TP &&
-              offsetof(struct block, program_sp) == BLOCK_PROGRAM_SP && offsetof(struct block, low) == BLOCK_LOW &&
-              offsetof(struct block, high) == BLOCK_HIGH && offsetof(struct block, exit_sp) == BLOCK_EXIT_SP &&
-              offsetof(struct block, kept) == BLOCK_KEPT, "loader_entry_*.S");
+static_assert(offsetof(struct block, top) == BLOCK_TOP &&
+                  offsetof(struct block, thread_pointer) == BLOCK_THREAD_POINTER &&
+                  offsetof(struct block, inside) == BLOCK_INSIDE &&
+                  offsetof(struct block, program_tp) == BLOCK_PROGRAM_TP &&
+                  offsetof(struct block, program_sp) == BLOCK_PROGRAM_SP && offsetof(struct block, low) == BLOCK_LOW &&
+                  offsetof(struct block, high) == BLOCK_HIGH && offsetof(struct block, exit_sp) == BLOCK_EXIT_SP &&
+                  offsetof(struct block, kept) == BLOCK_KEPT,
+              "loader_entry_*.S");
 
 /* ---- loader_entry_*.S ---- */
 extern char loader_signal_entry[];
@@ -100,13 +105,13 @@ long loader_clone(long flags, struct frame *frame, uint32_t *parent_tid, uint32_
 /* ---- loader_sites_*.c ---- */
 struct code {
 	uint8_t *begin, *end; /* of code and nothing else */
-	bool padded;          /* its functions are aligned, and have padding between them, as Go's */
+	bool padded; /* its functions are aligned, and have padding between them, as Go's */
 };
 #define LEFT_MAX 16
 struct sites {
 	uint32_t found, idle, patched; /* of `found` so many make no call that matters */
-	uint32_t left_len;              /* and so many could not be replaced */
-	const uint8_t *left[LEFT_MAX];  /* the first of them */
+	uint32_t left_len; /* and so many could not be replaced */
+	const uint8_t *left[LEFT_MAX]; /* the first of them */
 };
 extern uint8_t wanted[CALLS_MAX];
 void sites_patch(const struct code *code, struct sites *sites); /* writes to it: to be writable, and not run yet */
@@ -115,7 +120,8 @@ bool calls_in(const uint8_t *at, uint64_t length); /* by its bytes, which may be
 /* ---- loader_pool.c ---- */
 struct made {
 	const uint8_t *site;
-	const uint8_t *begin, *plain, *behind; /* the trampoline; in it what follows the call: one that is none of ours, and any */
+	const uint8_t *begin, *plain,
+		*behind; /* the trampoline; in it what follows the call: one that is none of ours, and any */
 };
 #define POOL_SIZE 65536ul /* a multiple of all pages */
 #define SITE(back) (((uint64_t *)(back))[-1]) /* of the call that goes back there */
@@ -130,7 +136,8 @@ const char *machine_missing(void); /* NULL, or what it takes */
 long machine_clone3(struct clone_args *with, struct block *block);
 /* Makes the context one of the program. True: ours is to be put back, unless the handler tells it to go on elsewhere. */
 bool program_shown(const struct block *block, bool restarts, struct registers *now);
-bool trampoline_left(struct registers *now); /* if they were in one they are as before or behind it; false: they cannot be */
+bool trampoline_left(
+	struct registers *now); /* if they were in one they are as before or behind it; false: they cannot be */
 void call_ends(struct registers *now); /* if the kernel would begin it again */
 void call_divert(struct frame *frame, struct block *block); /* its frame becomes what block.diverted_to says */
 
@@ -147,7 +154,8 @@ void code_mapped(uint8_t *at, uint64_t length, int fd, uint64_t offset, int prot
 void code_made(const uint8_t *at, uint64_t length, bool writable);
 
 /* ---- loader_thread.c ---- */
-long thread_clone(struct frame *frame, uint64_t flags, uint64_t stack, uint32_t *parent_tid, uint32_t *child_tid, uint64_t tls);
+long thread_clone(struct frame *frame, uint64_t flags, uint64_t stack, uint32_t *parent_tid, uint32_t *child_tid,
+                  uint64_t tls);
 long thread_clone3(struct frame *frame, const void *arguments, uint64_t size);
 void thread_exit(long status);
 void thread_block_init(struct block *block, uint64_t low, uint64_t high);

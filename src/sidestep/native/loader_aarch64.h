@@ -42,18 +42,21 @@ struct frame {
 		uint64_t argument[6];
 	};
 	uint64_t thread_pointer;
-	uint64_t back; /* in a trampoline, which expects x16 and x17 in SPILL bytes below the stack pointer; or loader_elsewhere */
+	uint64_t
+		back; /* in a trampoline, which expects x16 and x17 in SPILL bytes below the stack pointer; or loader_elsewhere */
 	uint64_t sp;
 };
 static_assert(offsetof(struct frame, x[16]) == FRAME_X16 && offsetof(struct frame, thread_pointer) == FRAME_TP &&
-              offsetof(struct frame, back) == FRAME_BACK && offsetof(struct frame, sp) == FRAME_SP &&
-              sizeof(struct frame) == FRAME_LENGTH, "loader_entry_aarch64.S");
+                  offsetof(struct frame, back) == FRAME_BACK && offsetof(struct frame, sp) == FRAME_SP &&
+                  sizeof(struct frame) == FRAME_LENGTH,
+              "loader_entry_aarch64.S");
 
 /* As a mcontext_t begins. */
 struct registers {
 	uint64_t fault_address, x[31], sp, pc;
 };
-static_assert(offsetof(struct registers, x) == offsetof(mcontext_t, regs) && offsetof(struct registers, pc) == offsetof(mcontext_t, pc),
+static_assert(offsetof(struct registers, x) == offsetof(mcontext_t, regs) &&
+                  offsetof(struct registers, pc) == offsetof(mcontext_t, pc),
               "asm/sigcontext.h");
 static_assert(offsetof(ucontext_t, uc_mcontext.regs) == CONTEXT_X, "loader_entry_aarch64.S");
 
@@ -126,8 +129,8 @@ static inline uint64_t thread_pointer(void)
 /* ---- loader_sites_aarch64.c ---- */
 #define HOOKED_LENGTH 36 /* before its end the trampoline has spilled, and goes on */
 enum place {
-	PLACE_NONE,    /* in no trampoline */
-	PLACE_BEFORE,  /* the instruction that it stands for has not been done, or can be done again */
+	PLACE_NONE, /* in no trampoline */
+	PLACE_BEFORE, /* the instruction that it stands for has not been done, or can be done again */
 	PLACE_BEHIND,
 	PLACE_SPILLED = 4 /* and x16 and x17 are on the stack */
 };

@@ -33,7 +33,8 @@ static uint64_t heap_move(uint64_t to)
 {
 	if (!heap_begin) {
 		struct rlimit limit;
-		size_t size = getrlimit(RLIMIT_AS, &limit) == 0 && limit.rlim_cur == RLIM_INFINITY ? HEAP_SIZE : HEAP_SIZE_LIMITED;
+		size_t size =
+			getrlimit(RLIMIT_AS, &limit) == 0 && limit.rlim_cur == RLIM_INFINITY ? HEAP_SIZE : HEAP_SIZE_LIMITED;
 		void *at = mmap(NULL, size, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
 		if (at == MAP_FAILED)
 			return 0;
@@ -123,7 +124,8 @@ static long clone_call(struct frame *frame)
 {
 	const uint64_t *with = frame->argument;
 
-	return thread_clone(frame, with[0], with[1], (uint32_t *)with[2], (uint32_t *)with[CLONE_CHILD_TID], with[CLONE_TLS]);
+	return thread_clone(frame, with[0], with[1], (uint32_t *)with[2], (uint32_t *)with[CLONE_CHILD_TID],
+	                    with[CLONE_TLS]);
 }
 
 /* Of a child in its parent's memory: see bare_make(). */
@@ -143,7 +145,8 @@ static long bare_call(struct frame *frame)
 	if (number == SYS_execve)
 		return shim->execute_bare(AT_FDCWD, path_meant((const char *)a), (char **)b, (char **)c, 0);
 	if (number == SYS_execveat)
-		return shim->execute_bare((int)a, (const char *)b, (char **)c, (char **)frame->argument[3], (int)frame->argument[4]);
+		return shim->execute_bare((int)a, (const char *)b, (char **)c, (char **)frame->argument[3],
+		                          (int)frame->argument[4]);
 #ifdef SYS_dup2
 	const bool duplicates = number == SYS_dup || number == SYS_dup2 || number == SYS_dup3;
 #else
@@ -163,7 +166,8 @@ static uint64_t call_make(struct frame *frame, const struct block *block)
 	case SYS_exit: thread_exit(a); break;
 	case SYS_brk: return heap_set((uint64_t)a);
 	case SYS_readlinkat: return (uint64_t)link_read(a, (const char *)b, (char *)c, (long)frame->argument[3]);
-	case SYS_openat: return (uint64_t)raw(number, a, (long)path_meant((const char *)b), c, (long)frame->argument[3], 0, 0);
+	case SYS_openat:
+		return (uint64_t)raw(number, a, (long)path_meant((const char *)b), c, (long)frame->argument[3], 0, 0);
 #ifdef SYS_open /* and others that newer machines do not have */
 	case SYS_arch_prctl: return (uint64_t)thread_pointers(frame);
 	case SYS_readlink: return (uint64_t)link_read(AT_FDCWD, (const char *)a, (char *)b, c);
@@ -184,7 +188,8 @@ static uint64_t call_make(struct frame *frame, const struct block *block)
 	case SYS_set_tid_address: return (uint64_t)tid_address((uint32_t *)a);
 	case SYS_rt_sigaction: return (uint64_t)signal_action((int)a, (const void *)b, (void *)c, frame->argument[3]);
 	case SYS_mmap: return (uint64_t)memory_map(frame);
-	case SYS_mprotect: case SYS_pkey_mprotect:
+	case SYS_mprotect:
+	case SYS_pkey_mprotect:
 		return (uint64_t)memory_protect(number, (uint64_t)a, (uint64_t)b, c, (long)frame->argument[3]);
 	case SYS_execve: BY_SHIM(execve(path_meant((const char *)a), (char *const *)b, (char *const *)c));
 	}

@@ -8,16 +8,42 @@
  * of 1, 2, 2 or 4, 3 bytes; o: an address; q: an immediate of 2, 4 or 8 bytes; p: a prefix; R: REX; x: no instruction; the rest
  * is said below.
  */
-static const char one_byte[257] =
-	"mmmmbdxxmmmmbdxE" "mmmmbdxxmmmmbdxx" "mmmmbdpxmmmmbdpx" "mmmmbdpxmmmmbdpx"
-	"RRRRRRRRRRRRRRRR" "................" "xxVmppppdDbM...." "bbbbbbbbbbbbbbbb"
-	"MDxMmmmmmmmmmmmm" "..........x....." "oooo....bd......" "bbbbbbbbqqqqqqqq"
-	"MMw.VVMDe.w..bx." "mmmmxxx.mmmmmmmm" "bbbbbbbbddxb...." "p.pp..FG......mm";
-static const char two_bytes[257] =
-	"mmmmx.....x.xm.M" "mmmmmmmmmmmmmmmm" "mmmmxxxxmmmmmmmm" "......x.TxUxxxxx"
-	"mmmmmmmmmmmmmmmm" "mmmmmmmmmmmmmmmm" "mmmmmmmmmmmmmmmm" "MMMMmmm.mmmmmmmm"
-	"dddddddddddddddd" "mmmmmmmmmmmmmmmm" "...mMmxx...mMmmm" "mmmmmmmmmmMmmmmm"
-	"mmMmMMMm........" "mmmmmmmmmmmmmmmm" "mmmmmmmmmmmmmmmm" "mmmmmmmmmmmmmmmm";
+/* clang-format off: a table */
+static const char one_byte[257] = "mmmmbdxxmmmmbdxE"
+								  "mmmmbdxxmmmmbdxx"
+								  "mmmmbdpxmmmmbdpx"
+								  "mmmmbdpxmmmmbdpx"
+								  "RRRRRRRRRRRRRRRR"
+								  "................"
+								  "xxVmppppdDbM...."
+								  "bbbbbbbbbbbbbbbb"
+								  "MDxMmmmmmmmmmmmm"
+								  "..........x....."
+								  "oooo....bd......"
+								  "bbbbbbbbqqqqqqqq"
+								  "MMw.VVMDe.w..bx."
+								  "mmmmxxx.mmmmmmmm"
+								  "bbbbbbbbddxb...."
+								  "p.pp..FG......mm";
+/* clang-format on */
+/* clang-format off: a table */
+static const char two_bytes[257] = "mmmmx.....x.xm.M"
+								   "mmmmmmmmmmmmmmmm"
+								   "mmmmxxxxmmmmmmmm"
+								   "......x.TxUxxxxx"
+								   "mmmmmmmmmmmmmmmm"
+								   "mmmmmmmmmmmmmmmm"
+								   "mmmmmmmmmmmmmmmm"
+								   "MMMMmmm.mmmmmmmm"
+								   "dddddddddddddddd"
+								   "mmmmmmmmmmmmmmmm"
+								   "...mMmxx...mMmmm"
+								   "mmmmmmmmmmMmmmmm"
+								   "mmMmMMMm........"
+								   "mmmmmmmmmmmmmmmm"
+								   "mmmmmmmmmmmmmmmm"
+								   "mmmmmmmmmmmmmmmm";
+/* clang-format on */
 
 struct reader {
 	const uint8_t *at, *end;
@@ -64,8 +90,9 @@ static bool vector(struct reader *reader, uint8_t prefix)
 	uint8_t opcode = *reader->at++;
 	if (map == 1 && opcode == 0x77 && prefix != 0x62)
 		return true;
-	bool immediate = map == 3 || (map == 1 && ((opcode >= 0x70 && opcode <= 0x73) || opcode == 0xc2 ||
-	                                           (opcode >= 0xc4 && opcode <= 0xc6)));
+	bool immediate =
+		map == 3 ||
+		(map == 1 && ((opcode >= 0x70 && opcode <= 0x73) || opcode == 0xc2 || (opcode >= 0xc4 && opcode <= 0xc6)));
 	return modrm(reader, immediate ? 1 : 0);
 }
 
@@ -163,7 +190,8 @@ enum flow flow_of(const uint8_t *at, const struct instruction *is, const uint8_t
 		*to = displaced(next, opcode + 2, true);
 		return FLOW_BRANCH;
 	}
-	if (*opcode == 0xc3 || *opcode == 0xc2 || *opcode == 0xf4 || *opcode == 0xcc || (*opcode == 0x0f && opcode[1] == 0x0b))
+	if (*opcode == 0xc3 || *opcode == 0xc2 || *opcode == 0xf4 || *opcode == 0xcc ||
+	    (*opcode == 0x0f && opcode[1] == 0x0b))
 		return FLOW_END;
 	if (*opcode == 0xff && (at[is->modrm] >> 3 & 7) >= 4 && (at[is->modrm] >> 3 & 7) <= 5)
 		return FLOW_END; /* jmp *…: by a table, maybe */

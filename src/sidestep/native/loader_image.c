@@ -138,10 +138,12 @@ static const char *segments_map(struct image *image, const struct file *file, st
 			continue;
 		if (segment->p_flags & PF_W)
 			return "its code can be written";
-		const char *why = sections_patch(file->fd, (uint8_t *)at, segment->p_offset, segment->p_filesz, file->by_go, sites);
+		const char *why =
+			sections_patch(file->fd, (uint8_t *)at, segment->p_offset, segment->p_filesz, file->by_go, sites);
 		if (why)
 			return why;
-		if (raw(SYS_mprotect, (long)DOWN(at), (long)(UP(at + segment->p_memsz) - DOWN(at)), protection(segment), 0, 0, 0))
+		if (raw(SYS_mprotect, (long)DOWN(at), (long)(UP(at + segment->p_memsz) - DOWN(at)), protection(segment), 0, 0,
+		        0))
 			return "memory that was written to cannot be made executable here";
 	}
 	image->interpreter[sizeof(image->interpreter) - 1] = '\0';

@@ -44,7 +44,9 @@ __attribute__((used, visibility("hidden"))) uint64_t loader_signal_begin(int sig
 	else if (!inside && !ours)
 		block->program_sp = now->sp;
 	const uint64_t *kept = block->kept;
-	block->kept = inside > INSIDE_SIGNAL ? ((const struct frame *)inside)->x : inside && block->leaving ? block->leaving->x : NULL;
+	block->kept = inside > INSIDE_SIGNAL     ? ((const struct frame *)inside)->x
+	              : inside && block->leaving ? block->leaving->x
+	                                         : NULL;
 	block->inside = INSIDE_SIGNAL;
 	const uint64_t handler = loader_signal(sig, info, context, top, (struct frame *)inside);
 	block->kept = kept;

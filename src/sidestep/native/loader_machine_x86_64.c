@@ -105,8 +105,8 @@ bool program_shown(const struct block *block, bool restarts, struct registers *r
 	}
 	if (frame) {
 		const uint64_t values[][2] = {
-			{REG_R15, frame->r15}, {REG_R14, frame->r14}, {REG_R13, frame->r13}, {REG_R12, frame->r12}, {REG_RBP, frame->rbp},
-			{REG_RBX, frame->rbx}, {REG_RAX, frame->rax}, {REG_RCX, frame->back},
+			{REG_R15, frame->r15}, {REG_R14, frame->r14}, {REG_R13, frame->r13}, {REG_R12, frame->r12},
+			{REG_RBP, frame->rbp}, {REG_RBX, frame->rbx}, {REG_RAX, frame->rax}, {REG_RCX, frame->back},
 		};
 		for (size_t i = 0; i < sizeof(values) / sizeof(*values); i++)
 			now[values[i][0]] = (greg_t)values[i][1];
@@ -128,11 +128,17 @@ void call_divert(struct frame *frame, struct block *block)
 	const greg_t *to = block->diverted_to.at;
 
 	*frame = (struct frame){
-		.r15 = (uint64_t)to[REG_R15], .r14 = (uint64_t)to[REG_R14], .r13 = (uint64_t)to[REG_R13], .r12 = (uint64_t)to[REG_R12],
-		.rbp = (uint64_t)to[REG_RBP], .rbx = (uint64_t)to[REG_RBX], .rax = (uint64_t)to[REG_RAX],
-		.thread_pointer = frame->thread_pointer, .back = (uint64_t)to[REG_RIP], .sp = (uint64_t)to[REG_RSP],
+		.r15 = (uint64_t)to[REG_R15],
+		.r14 = (uint64_t)to[REG_R14],
+		.r13 = (uint64_t)to[REG_R13],
+		.r12 = (uint64_t)to[REG_R12],
+		.rbp = (uint64_t)to[REG_RBP],
+		.rbx = (uint64_t)to[REG_RBX],
+		.rax = (uint64_t)to[REG_RAX],
+		.thread_pointer = frame->thread_pointer,
+		.back = (uint64_t)to[REG_RIP],
+		.sp = (uint64_t)to[REG_RSP],
 	};
 	for (size_t i = 0; i < sizeof(arguments) / sizeof(*arguments); i++)
 		frame->argument[i] = (uint64_t)to[arguments[i]];
 }
-

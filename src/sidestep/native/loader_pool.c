@@ -95,4 +95,3 @@ bool trampolines_finish(void)
 	}
 	return true;
 }
-

@@ -41,8 +41,8 @@ static bool in_programs_code(struct registers *now)
  * `top` and `interrupted` are block.top and block.inside as they were. Returns 0, or the handler that is to be called as by the
  * kernel.
  */
-__attribute__((used, visibility("hidden"))) uint64_t loader_signal(int sig, siginfo_t *info, void *context, uint64_t top,
-                                                                   struct frame *interrupted)
+__attribute__((used, visibility("hidden"))) uint64_t loader_signal(int sig, siginfo_t *info, void *context,
+                                                                   uint64_t top, struct frame *interrupted)
 {
 	const uint64_t handler = straight[sig];
 
@@ -55,11 +55,13 @@ __attribute__((used, visibility("hidden"))) uint64_t loader_signal(int sig, sigi
 	struct frame *before = block->interrupted;
 	const uint32_t levels = block->levels_len;
 	const stack_t *other = &((ucontext_t *)context)->uc_stack;
-	const uint64_t here = (uint64_t)__builtin_frame_address(0), low = (uint64_t)other->ss_sp, high = low + other->ss_size;
+	const uint64_t here = (uint64_t)__builtin_frame_address(0), low = (uint64_t)other->ss_sp,
+				   high = low + other->ss_size;
 
 	if (block->top != top && levels < LEVELS_MAX) {
 		bool on_other = here >= low && here < high;
-		block->levels[block->levels_len++] = (struct level){top, on_other ? low : 0, on_other ? high : block->program_sp - RED_ZONE};
+		block->levels[block->levels_len++] =
+			(struct level){top, on_other ? low : 0, on_other ? high : block->program_sp - RED_ZONE};
 	}
 	block->interrupted = (uint64_t)interrupted > INSIDE_SIGNAL ? interrupted : NULL;
 	to_call[sig](sig, info, context);
@@ -178,7 +180,8 @@ long signal_action(int sig, const void *act, void *old, size_t size)
 	if (old && before.sa_sigaction == loader_handler && (before.sa_flags & SA_SIGINFO)) {
 		memcpy(old, &was, sizeof(was));
 	} else if (old) {
-		struct kernel_action told = {.handler = (uint64_t)before.sa_handler, .flags = (uint64_t)(unsigned)before.sa_flags};
+		struct kernel_action told = {.handler = (uint64_t)before.sa_handler,
+		                             .flags = (uint64_t)(unsigned)before.sa_flags};
 		memcpy(&told.mask, &before.sa_mask, sizeof(told.mask));
 		memcpy(old, &told, sizeof(told));
 	}

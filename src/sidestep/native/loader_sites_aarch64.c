@@ -148,7 +148,8 @@ enum place trampoline_place(uint64_t at, uint64_t *site)
 	const uint32_t word = word_at((const uint8_t *)at);
 	const bool spills = word_at(made->begin) == SPILLS;
 	const bool spilled = spills && within && (within <= 16 || word == UNSPILLS);
-	const bool behind = made->plain && (within == TRAMPOLINE_BACK || within == TRAMPOLINE_BACK + 4 || within == TRAMPOLINE_BACK + 16);
+	const bool behind =
+		made->plain && (within == TRAMPOLINE_BACK || within == TRAMPOLINE_BACK + 4 || within == TRAMPOLINE_BACK + 16);
 	return (behind ? PLACE_BEHIND : PLACE_BEFORE) | (spilled ? PLACE_SPILLED : 0);
 }
 
@@ -192,7 +193,9 @@ static uint32_t writes(uint32_t word)
 		return one;
 	if (!(word >> 22 & 3))
 		return 0;
-	return (word >> 27 & 7) == 5 && !(word >> 28 & 1) ? 0 : (word & 0x3a000000) == 0x28000000 ? one | 1u << (word >> 10 & 31) : one;
+	return (word >> 27 & 7) == 5 && !(word >> 28 & 1) ? 0
+	       : (word & 0x3a000000) == 0x28000000        ? one | 1u << (word >> 10 & 31)
+	                                                  : one;
 }
 
 /* Whether an instruction has x0 as its first operand: one that looks at the result. */
@@ -200,7 +203,8 @@ static bool reads_result(uint32_t word)
 {
 	const bool computes = (word >> 26 & 7) == 4 || (word >> 25 & 7) == 5;
 
-	return (computes && (word >> 5 & REGISTER) == 0) || (word & 0x7e00001f) == 0x34000000 || (word & 0x7e00001f) == 0x36000000;
+	return (computes && (word >> 5 & REGISTER) == 0) || (word & 0x7e00001f) == 0x34000000 ||
+	       (word & 0x7e00001f) == 0x36000000;
 }
 
 /* Whether what is behind an instruction is not reached from it: b, br, ret; but not the b that we put in place of a call. */
@@ -229,7 +233,8 @@ static bool is_call(const struct sweep *sweep, const uint8_t *at)
 		if (brought >> NUMBER & 1)
 			return true;
 	}
-	return __builtin_popcount(brought & ARGUMENTS) >= 2 || (at + 8 <= sweep->code->end && reads_result(word_at(at + 4)));
+	return __builtin_popcount(brought & ARGUMENTS) >= 2 ||
+	       (at + 8 <= sweep->code->end && reads_result(word_at(at + 4)));
 }
 
 /* The number of a call, if that is brought right before it. */
@@ -273,7 +278,8 @@ static void look(const struct sweep *sweep, uint8_t *at, struct sites *sites)
 
 void sites_patch(const struct code *code, struct sites *sites)
 {
-	const struct code words = {(uint8_t *)(((uintptr_t)code->begin + 3) & ~3ul), (uint8_t *)((uintptr_t)code->end & ~3ul), false};
+	const struct code words = {(uint8_t *)(((uintptr_t)code->begin + 3) & ~3ul),
+	                           (uint8_t *)((uintptr_t)code->end & ~3ul), false};
 	struct sweep sweep = {.code = &words};
 
 	if (words.begin >= words.end)

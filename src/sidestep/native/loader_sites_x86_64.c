@@ -149,11 +149,21 @@ static bool spares_eax(const uint8_t *at, const struct instruction *is)
 	if (!is->modrm)
 		return false;
 	uint8_t modrm = at[is->modrm];
-	bool rm_is_eax = modrm >> 6 == 3 && (modrm & 7) == 0 && !(rex & 1), reg_is_eax = (modrm >> 3 & 7) == 0 && !(rex & 4);
+	bool rm_is_eax = modrm >> 6 == 3 && (modrm & 7) == 0 && !(rex & 1),
+		 reg_is_eax = (modrm >> 3 & 7) == 0 && !(rex & 4);
 	switch (opcode) {
-	case 0x89: case 0x31: case 0xc7: case 0x83: case 0x01: return !rm_is_eax;
-	case 0x8b: case 0x8d: case 0x63: case 0x33: return !reg_is_eax;
-	case 0x85: case 0x39: case 0x3b: return true; /* test, cmp */
+	case 0x89:
+	case 0x31:
+	case 0xc7:
+	case 0x83:
+	case 0x01: return !rm_is_eax;
+	case 0x8b:
+	case 0x8d:
+	case 0x63:
+	case 0x33: return !reg_is_eax;
+	case 0x85:
+	case 0x39:
+	case 0x3b: return true; /* test, cmp */
 	}
 	return false;
 }
@@ -186,7 +196,8 @@ static bool loads_eax(const uint8_t *at, const struct instruction *is)
 	uint8_t modrm = at[is->modrm];
 	if (opcode == 0x89 || opcode == 0xc7)
 		return modrm >> 6 == 3 && (modrm & 7) == 0 && !(rex & 1);
-	return (opcode == 0x8b || opcode == 0x8d || opcode == 0x63 || (opcode == 0x0f && (at[is->opcode + 1] & 0xf6) == 0xb6)) &&
+	return (opcode == 0x8b || opcode == 0x8d || opcode == 0x63 ||
+	        (opcode == 0x0f && (at[is->opcode + 1] & 0xf6) == 0xb6)) &&
 	       (modrm >> 3 & 7) == 0 && !(rex & 4);
 }
 
@@ -216,8 +227,13 @@ static bool looks_at_result(const uint8_t *at, const struct instruction *is)
 	uint8_t modrm = at[is->modrm];
 	bool rm = modrm >> 6 == 3 && (modrm & 7) == 0 && !(rex & 1), reg = (modrm >> 3 & 7) == 0 && !(rex & 4);
 	switch (opcode) {
-	case 0x89: case 0x39: return reg;
-	case 0x8b: case 0x83: case 0x81: case 0x3b: case 0x63: return rm;
+	case 0x89:
+	case 0x39: return reg;
+	case 0x8b:
+	case 0x83:
+	case 0x81:
+	case 0x3b:
+	case 0x63: return rm;
 	case 0x85: return reg || rm;
 	}
 	return false;

@@ -85,8 +85,8 @@ static void *thread_run(void *argument)
 	return NULL;
 }
 
-static long thread_make(const struct frame *frame, uint64_t flags, uint64_t stack, uint32_t *parent_tid, uint32_t *child_tid,
-                        uint64_t tls)
+static long thread_make(const struct frame *frame, uint64_t flags, uint64_t stack, uint32_t *parent_tid,
+                        uint32_t *child_tid, uint64_t tls)
 {
 	struct birth birth = {
 		.frame = *frame,
@@ -141,8 +141,8 @@ static long clone3_bare(struct clone_args *with, struct block *block)
  * A child in our memory that is no thread, as vfork(2) and posix_spawn(3) make: on a stack of its own, as the parent may go on.
  * It must not touch what the shim knows of its parent's descriptors: its own are other ones. It executes a program soon.
  */
-static long bare_make(const struct frame *frame, uint64_t flags, uint64_t stack, uint32_t *parent_tid, uint32_t *child_tid,
-                      uint64_t tls, struct clone_args *with)
+static long bare_make(const struct frame *frame, uint64_t flags, uint64_t stack, uint32_t *parent_tid,
+                      uint32_t *child_tid, uint64_t tls, struct clone_args *with)
 {
 	if ((flags & CLONE_WITH_VM) != CLONE_WITH_VM)
 		return -EINVAL;
@@ -198,8 +198,10 @@ static long fork_make(struct frame *frame, uint64_t flags, uint64_t stack, uint3
 	else if (!(flags & ~(uint64_t)FORK_FLAGS) && (flags & CSIGNAL) == SIGCHLD)
 		child = fork();
 	else /* with namespaces and the like */
-		child = (pid_t)syscall(SYS_clone, flags & ~(uint64_t)(CLONE_SETTLS | CLONE_CHILD_SETTID | CLONE_CHILD_CLEARTID |
-		                                                      CLONE_PARENT_SETTID), 0, parent_tid, 0, 0);
+		child = (pid_t)syscall(
+			SYS_clone,
+			flags & ~(uint64_t)(CLONE_SETTLS | CLONE_CHILD_SETTID | CLONE_CHILD_CLEARTID | CLONE_PARENT_SETTID), 0,
+			parent_tid, 0, 0);
 	if (child < 0)
 		return -errno;
 	if (child) {
@@ -227,7 +229,8 @@ static long child_make(struct frame *frame, uint64_t flags, uint64_t stack, uint
 	return fork_make(frame, flags, stack, parent_tid, child_tid, tls, with);
 }
 
-long thread_clone(struct frame *frame, uint64_t flags, uint64_t stack, uint32_t *parent_tid, uint32_t *child_tid, uint64_t tls)
+long thread_clone(struct frame *frame, uint64_t flags, uint64_t stack, uint32_t *parent_tid, uint32_t *child_tid,
+                  uint64_t tls)
 {
 	if (flags & CLONE_THREAD)
 		return thread_make(frame, flags, stack, parent_tid, child_tid, tls);
@@ -262,14 +265,14 @@ long thread_clone3(struct frame *frame, const void *arguments, uint64_t size)
 		return error;
 	const uint64_t flags = with.flags, stack = with.stack ? with.stack + with.stack_size : 0;
 	uint32_t *parent_tid = (uint32_t *)with.parent_tid, *child_tid = (uint32_t *)with.child_tid;
-	const bool more = flags >> 32 || flags & CSIGNAL || with.set_tid_size ||
-	                  (flags & CLONE_PIDFD && flags & CLONE_PARENT_SETTID);
+	const bool more =
+		flags >> 32 || flags & CSIGNAL || with.set_tid_size || (flags & CLONE_PIDFD && flags & CLONE_PARENT_SETTID);
 	if (more && (flags & (CLONE_THREAD | CLONE_CLEAR_SIGHAND)))
 		return -ENOSYS;
 	if (more)
 		return child_make(frame, flags, stack, parent_tid, child_tid, with.tls, &with);
-	return thread_clone(frame, flags | with.exit_signal, stack, flags & CLONE_PIDFD ? (uint32_t *)with.pidfd : parent_tid,
-	                    child_tid, with.tls);
+	return thread_clone(frame, flags | with.exit_signal, stack,
+	                    flags & CLONE_PIDFD ? (uint32_t *)with.pidfd : parent_tid, child_tid, with.tls);
 }
 
 /* Whether the thread holds locks that the kernel is to hand on at its end: set_robust_list(2). */
@@ -293,7 +296,8 @@ void thread_exit(long status)
 	if (!block->bare && block->exit_sp && !holds_robust() &&
 	    raw(SYS_gettid, 0, 0, 0, 0, 0, 0) != raw(SYS_getpid, 0, 0, 0, 0, 0, 0)) {
 		signals_set(ALL_SIGNALS);
-		raw(SYS_set_robust_list, 0, sizeof(struct robust_list_head), 0, 0, 0, 0); /* the program's, which it may free now */
+		raw(SYS_set_robust_list, 0, sizeof(struct robust_list_head), 0, 0, 0,
+		    0); /* the program's, which it may free now */
 		loader_leave(block);
 	}
 	if (!block->bare)

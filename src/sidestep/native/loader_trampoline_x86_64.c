@@ -63,9 +63,11 @@ static bool put_moved(struct writer *writer, const uint8_t *from, const struct i
 		}
 		return true;
 	}
-	if (to - writer->at >= REACH || writer->at - to >= REACH || (*opcode >= 0xe0 && *opcode <= 0xe3)) /* loop, jrcxz: short only */
+	if (to - writer->at >= REACH || writer->at - to >= REACH ||
+	    (*opcode >= 0xe0 && *opcode <= 0xe3)) /* loop, jrcxz: short only */
 		return false;
-	if (*opcode == 0xe8) { /* its return address is here, which an unwinder does not know: as it is with all that runs here */
+	if (*opcode ==
+	    0xe8) { /* its return address is here, which an unwinder does not know: as it is with all that runs here */
 		put(writer, "\xe8", 1);
 	} else if (flow == FLOW_END) {
 		put(writer, "\xe9", 1);

@@ -25,7 +25,8 @@
 #define RESTORER_FLAG 0x04000000 /* SA_RESTORER */
 #define RESTORER_OURS (uint64_t)loader_restorer
 #define CALLS_OF_MACHINE \
-	SYS_arch_prctl, SYS_dup2, SYS_epoll_create, SYS_epoll_wait, SYS_fork, SYS_open, SYS_poll, SYS_readlink, SYS_select, SYS_vfork,
+	SYS_arch_prctl, SYS_dup2, SYS_epoll_create, SYS_epoll_wait, SYS_fork, SYS_open, SYS_poll, SYS_readlink, \
+		SYS_select, SYS_vfork,
 
 /* The program's registers at a call, as loader_entry pushes them. */
 struct frame {

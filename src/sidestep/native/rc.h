@@ -59,8 +59,8 @@ struct rc {
 	uint32_t size, at, tail, segment; /* [at, tail) is not looked at yet, and in datagrams of so many bytes */
 	struct rc_piece *pieces;
 	uint32_t pieces_len, pieces_size, message_len;
-	uint32_t in_len, in_begun;     /* the checksum's state before a base header of a packet of this length, and how to */
-	uint32_t in_before;            /* go back in it from its end to the identification */
+	uint32_t in_len, in_begun; /* the checksum's state before a base header of a packet of this length, and how to */
+	uint32_t in_before; /* go back in it from its end to the identification */
 	uint32_t before; /* carried_out, before the first packet of the message; RC_NOWHERE: that is not known */
 	bool owes_nak, asks; /* asks: the message's last packet, for an acknowledgement */
 };

@@ -33,8 +33,13 @@ static struct bth bth_of(const uint8_t *packet)
 	memcpy(words, packet, sizeof(words));
 	uint32_t first = be32toh(words[0]), third = be32toh(words[2]);
 	return (struct bth){
-		.opcode = (uint8_t)(first >> 24), .pad = first >> 20 & 3, .version = first >> 16 & 0xF,
-		.pkey = (uint16_t)first, .qp = be32toh(words[1]) & 0xFFFFFF, .psn = third & 0xFFFFFF, .asks = third & ASKS,
+		.opcode = (uint8_t)(first >> 24),
+		.pad = first >> 20 & 3,
+		.version = first >> 16 & 0xF,
+		.pkey = (uint16_t)first,
+		.qp = be32toh(words[1]) & 0xFFFFFF,
+		.psn = third & 0xFFFFFF,
+		.asks = third & ASKS,
 	};
 }
 
@@ -125,8 +130,8 @@ static bool add_piece(struct rc *rc, const uint8_t *packet, uint32_t len, uint32
 		rc->before = rc->record.carried_out;
 		rc->message_len = 0;
 	}
-	rc->pieces[rc->pieces_len++] = (struct rc_piece){
-		.at = (uint32_t)(packet - rc->staging) + RC_BTH, .len = len, .raw = raw};
+	rc->pieces[rc->pieces_len++] =
+		(struct rc_piece){.at = (uint32_t)(packet - rc->staging) + RC_BTH, .len = len, .raw = raw};
 	rc->message_len += len;
 	return true;
 }

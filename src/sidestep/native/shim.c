@@ -32,7 +32,8 @@ static int log_fd = -1;
 /* False: it cannot be written. Then the signal by which the kernel would end the program is taken back: it has not written. */
 static bool log_write(const char *line, size_t len)
 {
-	const uint64_t ends = 1ull << (SIGXFSZ - 1) | 1ull << (SIGPIPE - 1); /* a limit of RLIMIT_FSIZE; a reader that has gone */
+	const uint64_t ends =
+		1ull << (SIGXFSZ - 1) | 1ull << (SIGPIPE - 1); /* a limit of RLIMIT_FSIZE; a reader that has gone */
 	const struct timespec at_once = {0};
 	uint64_t mask, waiting = 0;
 

@@ -111,15 +111,15 @@ struct doorbell {
 };
 
 struct remote_doorbell {
-	const _Atomic uint64_t *word;  /* in a page mapped read-only */
+	const _Atomic uint64_t *word; /* in a page mapped read-only */
 	const struct hint_ring *hints; /* NULL: the peer gives none */
 	int fd;
 	uint8_t id[16];
 	uint32_t index;
 	uint32_t refs;
 	_Atomic uint64_t rung; /* generation this process rang last */
-	int liveness_fd;           /* of a provider that stands between: hangs up when it dies; else -1 */
-	_Atomic bool dead;     /* it has */
+	int liveness_fd; /* of a provider that stands between: hangs up when it dies; else -1 */
+	_Atomic bool dead; /* it has */
 	struct remote_doorbell *next;
 	void *page;
 	size_t page_len;
@@ -144,7 +144,7 @@ static inline struct conn *conn_get(int fd)
 void file_put(int fd, struct file *file); /* sets the entry */
 extern struct file listener_file; /* the entry of a tracked listener in opt-in mode */
 extern struct file closing_file; /* the entry of a promoted connection's number until the kernel has closed it */
-void file_closed(int fd);        /* removes that entry */
+void file_closed(int fd); /* removes that entry */
 static inline bool file_closing(int fd)
 {
 	struct file *file = file_get(fd);
@@ -153,7 +153,7 @@ static inline bool file_closing(int fd)
 }
 extern _Atomic uint32_t own_first, own_end; /* the shim's own descriptors lie between */
 extern _Atomic uint32_t fd_end; /* no entry at this number or above */
-int own_fd(int fd);                       /* moves fd high, marks it as the shim's; returns the new number or -1 */
+int own_fd(int fd); /* moves fd high, marks it as the shim's; returns the new number or -1 */
 void own_fd_close(int fd);
 
 /* ---- slot locks (shim_slot_lock.c): the holder's tid; a dead holder's lock is taken over ---- */
@@ -165,8 +165,8 @@ static inline void slot_lock(_Atomic uint32_t *lock)
 	uint32_t expected = 0, tid = likely(self.tid) ? self.tid : thread_init();
 
 	critical_enter();
-	if (unlikely(!atomic_compare_exchange_strong_explicit(lock, &expected, tid, memory_order_acquire,
-	                                                      memory_order_relaxed)))
+	if (unlikely(
+			!atomic_compare_exchange_strong_explicit(lock, &expected, tid, memory_order_acquire, memory_order_relaxed)))
 		slot_lock_slow(lock);
 }
 bool slot_trylock(_Atomic uint32_t *lock);
@@ -179,7 +179,7 @@ static inline void slot_unlock(_Atomic uint32_t *lock)
 /* ---- arena and connections (shim_arena.c to shim_close.c; between them: shim_switch.h) ---- */
 int arena_open(void);
 int arena_reader_fd(void); /* a read-only descriptor of the arena, to be closed by the caller */
-int arena_path_fd(void);   /* one that is a path and nothing more */
+int arena_path_fd(void); /* one that is a path and nothing more */
 extern uint8_t arena_id[16];
 struct conn *conn_new(int fd, int family, enum role_code role);
 void conn_ref(struct conn *conn);
@@ -214,7 +214,8 @@ void conns_before_fork(void);
 void conns_after_fork(void);
 void conn_family_exit(void);
 void conn_set_addresses(struct conn *conn, int fd);
-int conn_attach(struct conn *conn, int fd, int segment_fd, int side, struct remote_doorbell *remote, struct doorbell *local);
+int conn_attach(struct conn *conn, int fd, int segment_fd, int side, struct remote_doorbell *remote,
+                struct doorbell *local);
 int conn_fd(const struct conn *conn);
 bool conn_stays(struct conn *conn, int *fd);
 bool conn_progress(struct conn *conn, int fd);
@@ -237,7 +238,7 @@ static inline bool conn_relayed(const struct conn *conn)
 {
 	return unlikely(slot_has(conn->slot, SLOT_RELAYED));
 }
-bool conn_relay_news(const struct conn *conn);   /* conn_probe() has something to do */
+bool conn_relay_news(const struct conn *conn); /* conn_probe() has something to do */
 bool recall_open(const struct conn *conn); /* nobody may read TCP yet */
 bool conn_end_withheld(const struct conn *conn); /* that, or the kernel's end is told already, and the ring's is not */
 bool conn_fin_waits(struct conn *conn, int fd); /* that, and TCP has no bytes that may be read */
@@ -247,7 +248,8 @@ static inline bool conn_peer_back(const struct conn *conn)
 {
 	uint32_t round = word_load(conn->slot->rx_round);
 
-	if (likely(atomic_load_explicit(&conn->channel.remote->tx_back, memory_order_acquire) != (round << 2 | CHANNEL_BACK)))
+	if (likely(atomic_load_explicit(&conn->channel.remote->tx_back, memory_order_acquire) !=
+	           (round << 2 | CHANNEL_BACK)))
 		return false;
 	uint32_t follows = atomic_load_explicit(&conn->channel.remote->tx_follows, memory_order_acquire);
 	return follows >> 2 != round || (follows & 3) == CHANNEL_BACK; /* else we have recalled it since */
@@ -280,7 +282,8 @@ uint32_t conn_ready(struct conn *conn, int fd, uint32_t kernel_bits, uint32_t in
 ssize_t conn_send(struct conn *conn, int fd, const struct iovec *iov, int iov_len, int flags);
 size_t send_put_off(struct conn *conn);
 struct beside; /* shim_call.h */
-ssize_t conn_recv_beside(struct conn *conn, int fd, const struct iovec *iov, int iov_len, int flags, struct beside *beside);
+ssize_t conn_recv_beside(struct conn *conn, int fd, const struct iovec *iov, int iov_len, int flags,
+                         struct beside *beside);
 static inline ssize_t conn_recv(struct conn *conn, int fd, const struct iovec *iov, int iov_len, int flags)
 {
 	return conn_recv_beside(conn, fd, iov, iov_len, flags, NULL);
@@ -389,14 +392,16 @@ static inline void look_again_until(int64_t when)
 /* ---- waiting (shim_doorbell.c, shim_spin.c, shim_wait.c) ---- */
 enum { WAIT_RX = 1, WAIT_TX = 2 };
 struct doorbell *doorbell_new_locked(void); /* shim_lock held */
-void thread_register(void);         /* this thread owns descriptors that must go with it */
+void thread_register(void); /* this thread owns descriptors that must go with it */
 int sleep_poll(struct pollfd *fds, nfds_t fds_len, int64_t deadline, uint64_t signals, const sigset_t *mask);
 int sleep_epoll(int epfd, struct epoll_event *events, int max, int64_t deadline, uint64_t signals);
 int sleep_receiving(struct conn *conn, int fd, int64_t deadline, uint64_t signals, int *error);
 struct doorbell *doorbell_self(void); /* this thread's, made on first use; NULL when out of resources */
 void doorbell_unref(struct doorbell *doorbell);
-void doorbells_wake(struct doorbell *const *doorbells, uint32_t len); /* ends sleeps on them, and drops the references */
-struct remote_doorbell *remote_doorbell_get(const uint8_t id[16], uint32_t index, int event_fd, int page_fd, int liveness_fd);
+void doorbells_wake(struct doorbell *const *doorbells,
+                    uint32_t len); /* ends sleeps on them, and drops the references */
+struct remote_doorbell *remote_doorbell_get(const uint8_t id[16], uint32_t index, int event_fd, int page_fd,
+                                            int liveness_fd);
 void remote_doorbell_unref(struct remote_doorbell *doorbell);
 void doorbell_ring_slow(struct conn *conn, uint64_t generation);
 void conn_hint(struct conn *conn, uint32_t number);
@@ -416,7 +421,8 @@ static inline void peer_wake(struct conn *conn)
 	full_fence(); /* between publishing and reading the doorbell */
 	doorbell_ring(conn);
 }
-int self_doorbell_fd(struct doorbell *const *doorbells, int doorbells_len); /* epoll fd to sleep on, holding these doorbells */
+int self_doorbell_fd(struct doorbell *const *doorbells,
+                     int doorbells_len); /* epoll fd to sleep on, holding these doorbells */
 void self_doorbells_clear(void);
 void self_sets_close(void); /* what this thread sleeps on */
 void self_liveness_watch(const struct conn *conn);
@@ -453,13 +459,13 @@ bool rpc_reaches_far(void);
 bool rpc_delegated(struct conn *conn);
 
 struct rpc_answer {
-	uint32_t error;  /* errno that the call fails with; 0: none */
+	uint32_t error; /* errno that the call fails with; 0: none */
 	uint32_t reason; /* Refusal: the call goes on, natively; 0: all is well */
 	uint8_t local_addr[16], remote_addr[16];
 	uint16_t local_port, remote_port;
 };
 bool rpc_asks_connect(void); /* an ordinary socket asks before it connects to another host */
-bool rpc_carries_far(void);  /* the provider carries connections with other hosts, or it is not known yet */
+bool rpc_carries_far(void); /* the provider carries connections with other hosts, or it is not known yet */
 /* Waits for the provider, for a bounded time. 0: *answer is its answer; -ENOTCONN: there is none; -ETIMEDOUT. */
 int rpc_ask(struct rpc_msg *record, const int *fds, int fds_len, struct rpc_answer *answer);
 enum reason_code rpc_refusal_reason(uint32_t refusal);
@@ -472,11 +478,12 @@ bool address_translate(int fd, struct sockaddr_storage *local, struct sockaddr_s
  * A socket that was opened as explicit (AF_INET_OFFLOAD) or direct (AF_INET_DIRECT). Its connection holds this struct. A
  * listener or a datagram socket has no connection: there the struct is the table's entry of its numbers.
  */
-struct explicit {
+struct explicit
+{
 	struct file file; /* FILE_EXPLICIT */
-	bool direct;      /* native only, never offered */
+	bool direct; /* native only, never offered */
 	bool stream;
-	uint16_t family;   /* AF_INET, AF_INET6: what the kernel has */
+	uint16_t family; /* AF_INET, AF_INET6: what the kernel has */
 	uint32_t protocol; /* of the offload protocol asked for; 0: any */
 	_Atomic uint32_t refs; /* connections and numbers of this process, and calls at work with it */
 	int lease_fd; /* the writing end of a pipe: the port is given back when the last process has closed it; else -1 */
@@ -512,8 +519,8 @@ static inline bool explicit_named(int fd)
 #define EXPLICIT_NOBODY_ANSWERED UINT32_MAX /* as the reason of an answer */
 void explicit_local(int fd, struct rpc_msg *record); /* where the socket is bound; port 0: it is not */
 /* 0, or the errno that the call fails with; *answer is all 0 if the protocols take part. */
-int explicit_ask(const struct explicit *explicit, enum ask_code what, struct rpc_msg *record, const int *fds, int fds_len,
-                 struct rpc_answer *answer);
+int explicit_ask(const struct explicit *explicit, enum ask_code what, struct rpc_msg *record, const int *fds,
+                 int fds_len, struct rpc_answer *answer);
 /* Fast open connects without a question to the provider, so a socket that insists on a protocol cannot use it. */
 bool explicit_bars_fast_open(const struct conn *conn, int flags);
 int explicit_bind(struct explicit *explicit, int fd, const struct sockaddr *address, socklen_t len);
@@ -531,12 +538,12 @@ static inline bool conn_at_once(const struct conn *conn)
 
 /* ---- connections that begin with an offload protocol (shim_sdp_connect.c) ---- */
 struct sdp_connect {
-	bool redirected;               /* the socket connects to `place` instead */
-	bool insists;                  /* the program does not want TCP */
+	bool redirected; /* the socket connects to `place` instead */
+	bool insists; /* the program does not want TCP */
 	struct sockaddr_storage place; /* of the provider */
 	socklen_t place_len;
-	int64_t timeout_ns;            /* SO_SNDTIMEO; 0: none */
-	int64_t asked_ns;              /* CLOCK_MONOTONIC */
+	int64_t timeout_ns; /* SO_SNDTIMEO; 0: none */
+	int64_t asked_ns; /* CLOCK_MONOTONIC */
 };
 bool sdp_connect_wanted(const struct conn *conn, const struct explicit *explicit, const struct sockaddr *address,
                         socklen_t len);
@@ -557,11 +564,11 @@ struct start_script {
 };
 struct start {
 	enum start_how how;
-	const char *loader;      /* to execute in its place; NULL: itself */
+	const char *loader; /* to execute in its place; NULL: itself */
 	char resolved[PATH_MAX]; /* the file that is to be loaded in the end */
 	int scripts_len;
 	struct start_script scripts[START_SCRIPTS_MAX];
-	size_t room;             /* bytes for start_make() */
+	size_t room; /* bytes for start_make() */
 };
 /* Whether arguments or environment are to be others than the caller's. */
 bool start_differs(struct start *start, int dir, const char *file, char *const argv[], char *const env[]);

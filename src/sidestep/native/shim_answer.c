@@ -76,8 +76,8 @@ static int attach(struct conn *conn, const struct rpc_msg *record, int *fds, int
 		fds[fds_len++] = segment; /* closed by the caller, with the others */
 	}
 	int *doorbell_fds = claimer ? fds + 1 : fds;
-	struct remote_doorbell *remote = remote_doorbell_get(record->doorbell_page_id, record->doorbell_index, doorbell_fds[0],
-	                                                     doorbell_fds[1], liveness_fd);
+	struct remote_doorbell *remote = remote_doorbell_get(record->doorbell_page_id, record->doorbell_index,
+	                                                     doorbell_fds[0], doorbell_fds[1], liveness_fd);
 	doorbell_fds[0] = doorbell_fds[1] = -1;
 	if (remote && relayed && remote->liveness_fd >= 0)
 		slot_set(slot, SLOT_RELAYED);
@@ -100,21 +100,14 @@ enum reason_code rpc_refusal_reason(uint32_t refusal)
 {
 	switch (refusal) {
 	case REFUSAL_NO_OFFER:
-	case REFUSAL_EXPIRED:
-		return REASON_PEER_ABSENT;
+	case REFUSAL_EXPIRED: return REASON_PEER_ABSENT;
 	case REFUSAL_NO_BUDGET:
-	case REFUSAL_TOO_MANY:
-		return REASON_NO_RESOURCES;
-	case REFUSAL_POLICY:
-		return REASON_POLICY;
-	case REFUSAL_FOREIGN_USER:
-		return REASON_FOREIGN_USER;
-	case REFUSAL_NO_PROTOCOL:
-		return REASON_NO_PROTOCOL;
-	case REFUSAL_LATENCY:
-		return REASON_LATENCY;
-	default:
-		return REASON_REFUSED_BY_PROVIDER;
+	case REFUSAL_TOO_MANY: return REASON_NO_RESOURCES;
+	case REFUSAL_POLICY: return REASON_POLICY;
+	case REFUSAL_FOREIGN_USER: return REASON_FOREIGN_USER;
+	case REFUSAL_NO_PROTOCOL: return REASON_NO_PROTOCOL;
+	case REFUSAL_LATENCY: return REASON_LATENCY;
+	default: return REASON_REFUSED_BY_PROVIDER;
 	}
 }
 
@@ -124,8 +117,10 @@ static void take_answer(const struct rpc_msg *record)
 	for (int i = 0; i < ASKS_MAX; i++)
 		if (asks[i].token && asks[i].token == record->token) {
 			struct rpc_answer *answer = &asks[i].answer;
-			*answer = (struct rpc_answer){.error = record->error, .reason = record->reason,
-			                              .local_port = record->local_port, .remote_port = record->remote_port};
+			*answer = (struct rpc_answer){.error = record->error,
+			                              .reason = record->reason,
+			                              .local_port = record->local_port,
+			                              .remote_port = record->remote_port};
 			memcpy(answer->local_addr, record->local_addr, sizeof(answer->local_addr));
 			memcpy(answer->remote_addr, record->remote_addr, sizeof(answer->remote_addr));
 			asks[i].answered = true;
@@ -147,9 +142,7 @@ static struct conn *take_record(const struct rpc_msg *record, int *fds, int *fds
 	struct conn *conn = NULL;
 
 	switch (record->type) {
-	case RPC_WELCOME:
-		welcome(record, *fds_len == 1 ? fds[0] : -1);
-		break;
+	case RPC_WELCOME: welcome(record, *fds_len == 1 ? fds[0] : -1); break;
 	case RPC_ATTACH:
 	case RPC_CLAIMED:
 		conn = answered(record->token);
@@ -166,13 +159,9 @@ static struct conn *take_record(const struct rpc_msg *record, int *fds, int *fds
 		if (conn)
 			refused(conn, rpc_refusal_reason(record->reason));
 		break;
-	case RPC_ANSWER:
-		take_answer(record);
-		break;
+	case RPC_ANSWER: take_answer(record); break;
 	case RPC_DEMOTE:
-	case RPC_PROMOTE:
-		commands[commands_len++] = (struct command){record->type, record->token};
-		break;
+	case RPC_PROMOTE: commands[commands_len++] = (struct command){record->type, record->token}; break;
 	}
 	return conn;
 }

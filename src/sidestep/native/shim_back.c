@@ -33,13 +33,19 @@ void conn_pin(struct conn *conn, enum reason_code reason)
 		word_store(slot->state, STATE_PINNED);
 }
 
-int conn_attach(struct conn *conn, int fd, int segment_fd, int side, struct remote_doorbell *remote, struct doorbell *local)
+int conn_attach(struct conn *conn, int fd, int segment_fd, int side, struct remote_doorbell *remote,
+                struct doorbell *local)
 {
 	struct conn_slot *slot = conn->slot;
 	struct channel_own own = {
-		.tail = &slot->tx_tail, .head = &slot->rx_head, .head_seen = &slot->tx_head_seen,
-		.ring_from = &slot->tx_ring_from, .ring_to = &slot->tx_ring_to,
-		.spill_base = &slot->tx_spill_base, .limit = &slot->tx_limit, .room_max = &slot->tx_room_max,
+		.tail = &slot->tx_tail,
+		.head = &slot->rx_head,
+		.head_seen = &slot->tx_head_seen,
+		.ring_from = &slot->tx_ring_from,
+		.ring_to = &slot->tx_ring_to,
+		.spill_base = &slot->tx_spill_base,
+		.limit = &slot->tx_limit,
+		.room_max = &slot->tx_room_max,
 	};
 	int failed = channel_map(&conn->channel, segment_fd, side, &own);
 
@@ -51,14 +57,17 @@ int conn_attach(struct conn *conn, int fd, int segment_fd, int side, struct remo
 	word_store(slot->state, STATE_ATTACHED);
 	word_store(slot->reason, REASON_WAITING_FOR_PEER);
 	atomic_store(&conn->managed, 1);
-	if (slot_has(slot, SLOT_DEMOTED | SLOT_LENT)) { /* since the offer; conn_demote() sets this first and reads `managed` afterwards */
+	if (slot_has(slot,
+	             SLOT_DEMOTED |
+	                 SLOT_LENT)) { /* since the offer; conn_demote() sets this first and reads `managed` afterwards */
 		word_store(slot->state, STATE_PINNED);
 		word_store(slot->reason, slot_has(slot, SLOT_DEMOTED) ? REASON_DEMOTED : REASON_INHERITED);
 		atomic_fetch_or(&conn->channel.local->notice, CHANNEL_DEMOTE);
 	}
 	conn_bound(conn, fd);
 	set_conn_attached(conn); /* waits must be able to wake us before we tell the peer that we are there */
-	if (slot_has(slot, SLOT_WR_SHUT)) /* else the FIN that the peer has, or will have, looks like a close; see shutdown() */
+	if (slot_has(slot,
+	             SLOT_WR_SHUT)) /* else the FIN that the peer has, or will have, looks like a close; see shutdown() */
 		atomic_store(&conn->channel.local->shut_wr, 1);
 	atomic_store_explicit(&conn->channel.local->attached, 1, memory_order_release);
 	peer_wake(conn);
@@ -82,7 +91,8 @@ void conn_drain_ring(struct conn *conn, int fd)
 	}
 	slot_unlock(&slot->tx_lock);
 	for (int turn = 0; moved && turn < READ_TURNS && channel_tx_unread(&conn->channel) && !conn_recalled_since(conn) &&
-	                   !slot_has(slot, SLOT_RESET | SLOT_PEER_GONE); turn++)
+	                   !slot_has(slot, SLOT_RESET | SLOT_PEER_GONE);
+	     turn++)
 		raw_poll(NULL, 0, 1);
 }
 
@@ -198,8 +208,7 @@ bool conn_promote(struct conn *conn, int fd, uint32_t kept)
 		word_store(slot->tx_retry_ns, 0);
 	if (!stays && conn->managed) {
 		/* While a recall stands, only the end of the round revokes the request; see rx_open(). */
-		if (was_kept && !slot_has(slot, SLOT_RD_SHUT) &&
-		    !(atomic_load(&conn->channel.local->notice) & CHANNEL_RECALL))
+		if (was_kept && !slot_has(slot, SLOT_RD_SHUT) && !(atomic_load(&conn->channel.local->notice) & CHANNEL_RECALL))
 			atomic_fetch_and(&conn->channel.local->notice, ~(uint32_t)CHANNEL_DEMOTE);
 		if (state == STATE_PINNED && !rx_is(slot, RX_BARRED) && !word_load(slot->tx_retry_ns)) {
 			word_store(slot->state, STATE_ATTACHED);

@@ -39,20 +39,20 @@
 struct thread {
 	uint32_t tid;
 	uint32_t critical;         /* nesting of critical sections */
-	uint32_t calls;            /* system calls of our own since the last wait that a connection ended: slot->wait_calls */
+	uint32_t calls; /* system calls of our own since the last wait that a connection ended: slot->wait_calls */
 	uint32_t signals_deferred;
-	int cancel_state;          /* before the outermost lock was taken */
-	volatile uint64_t signals;             /* handlers run on this thread */
+	int cancel_state; /* before the outermost lock was taken */
+	volatile uint64_t signals; /* handlers run on this thread */
 	volatile uint64_t signals_interrupting; /* of them, installed without SA_RESTART */
-	int64_t full_until;        /* when to look again, at the latest, at a reader that stands still or at bytes without an
+	int64_t full_until; /* when to look again, at the latest, at a reader that stands still or at bytes without an
 	                            * event; 0: there are none */
-	struct timespec sleep;     /* a handler zeroes it, so that a sleep just about to start returns at once */
+	struct timespec sleep; /* a handler zeroes it, so that a sleep just about to start returns at once */
 	struct doorbell *doorbell;
-	int doorbell_epfd;             /* edge-triggered set of the doorbells this thread sleeps on */
+	int doorbell_epfd; /* edge-triggered set of the doorbells this thread sleeps on */
 	uint32_t doorbells_len;
-	uint64_t doorbells[32];        /* serials of the doorbells in doorbell_epfd */
-	_Atomic uint32_t doorbell_watched;     /* of the provider's socket there; see rpc_watch() */
-	int wait_epfd;             /* what a blocking receive sleeps on: its socket, and doorbells as above */
+	uint64_t doorbells[32]; /* serials of the doorbells in doorbell_epfd */
+	_Atomic uint32_t doorbell_watched; /* of the provider's socket there; see rpc_watch() */
+	int wait_epfd; /* what a blocking receive sleeps on: its socket, and doorbells as above */
 	uint32_t wait_doorbells_len;
 	_Atomic uint32_t wait_watched;
 	uint32_t watched_next;
@@ -62,7 +62,8 @@ struct thread {
 		int fd;
 		bool edges; /* it tells those alone */
 	} watched[4]; /* sockets in wait_epfd */
-	siginfo_t *deferred; /* DEFERRED_MAX of them, on first need: thread-local memory is scarce where the library comes late */
+	siginfo_t
+		*deferred; /* DEFERRED_MAX of them, on first need: thread-local memory is scarce where the library comes late */
 	bool registered;
 };
 
@@ -79,11 +80,11 @@ struct config {
 	bool ring_size_set;
 	uint32_t spin_ns;
 	int ncpus;
-	bool stay;      /* no thread is moved to another CPU */
+	bool stay; /* no thread is moved to another CPU */
 	bool from_root; /* root started us, or what became us: the provider is to know what we become */
 	char socket[108]; /* of the provider, as sun_path holds it; empty: none */
 	bool embedded; /* loaded by a process that was started without us; see shim_embed.c */
-	bool opt_in;   /* only sockets that were adopted are tracked; see shim_embed.c */
+	bool opt_in; /* only sockets that were adopted are tracked; see shim_embed.c */
 };
 extern struct config config;
 
@@ -249,10 +250,7 @@ static inline bool refs_take(_Atomic uint32_t *refs)
 			return false;
 #if defined(__x86_64__)
 		if (likely(*one_thread)) {
-			__asm__ volatile("cmpxchgl %3, %0"
-			                 : "+m"(*refs), "+a"(found), "=@ccz"(taken)
-			                 : "r"(found + 1)
-			                 : "memory");
+			__asm__ volatile("cmpxchgl %3, %0" : "+m"(*refs), "+a"(found), "=@ccz"(taken) : "r"(found + 1) : "memory");
 			continue;
 		}
 #endif

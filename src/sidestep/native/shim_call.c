@@ -18,7 +18,8 @@ enum turn call_wait(struct call *call, int way, size_t space)
 	if (!call->started) {
 		option_get(call->fd, SOL_SOCKET, way == WAIT_RX ? SO_RCVTIMEO : SO_SNDTIMEO, &limit, sizeof(limit));
 		call->timed = limit.tv_sec || limit.tv_usec;
-		wait_clock_start(&call->clock, call->timed ? timespec_ns(&(struct timespec){limit.tv_sec, limit.tv_usec * 1000}) : -1);
+		wait_clock_start(&call->clock,
+		                 call->timed ? timespec_ns(&(struct timespec){limit.tv_sec, limit.tv_usec * 1000}) : -1);
 		atomic_fetch_add(&conn->waiters, 1);
 		call->started = true;
 	}

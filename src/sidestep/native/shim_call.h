@@ -25,10 +25,10 @@ struct call {
 	size_t total, done;
 	ssize_t result;
 	struct beside *beside; /* NULL: nobody asks */
-	bool look;    /* the native socket is asked before a receive says that there is nothing */
-	bool broken;  /* a send has nobody to send to: SIGPIPE */
+	bool look; /* the native socket is asked before a receive says that there is nothing */
+	bool broken; /* a send has nobody to send to: SIGPIPE */
 	bool started; /* it has waited: `clock` runs, and it is counted among conn->waiters */
-	bool timed;   /* by SO_RCVTIMEO or SO_SNDTIMEO */
+	bool timed; /* by SO_RCVTIMEO or SO_SNDTIMEO */
 	struct wait_clock clock;
 };
 

@@ -69,8 +69,7 @@ void conn_abandon(struct conn *conn, int fd)
 
 	/* in this order: another process that is just going back (about to exec) sets the notice after its recall */
 	if (!conn->managed || !slot_has(slot, SLOT_PASSED) || !rx_watches(slot) ||
-	    !(atomic_load(&conn->channel.local->notice) & CHANNEL_DEMOTE) ||
-	    channel_rx_peek(&conn->channel) == 0)
+	    !(atomic_load(&conn->channel.local->notice) & CHANNEL_DEMOTE) || channel_rx_peek(&conn->channel) == 0)
 		return;
 	/* who has shut its reading down may meet the end at any time, but not what TCP brings behind the hole */
 	if (slot_has(slot, SLOT_RD_SHUT) && !conn_peer_back(conn))

@@ -22,8 +22,8 @@ struct conn *conn_new(int fd, int family, enum role_code role)
 		return NULL;
 	shim_lock_take();
 	if (!free_conns) {
-		struct conn *chunk = mmap(NULL, POOL_CHUNK * sizeof(*chunk), PROT_READ | PROT_WRITE,
-		                          MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+		struct conn *chunk =
+			mmap(NULL, POOL_CHUNK * sizeof(*chunk), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
 		if (chunk == MAP_FAILED) {
 			shim_lock_drop();
 			slot_free(slot);
@@ -194,7 +194,8 @@ void conn_abort(struct conn *conn, int fd, int error, enum reason_code reason)
 	word_store(slot->reason, reason);
 	word_store(slot->state, STATE_PINNED);
 	shim_log("fd %d: reset, %s", fd,
-	         reason == REASON_RELAY_LOST ? "the provider between has lost bytes" : "the peer broke the channel's rules");
+	         reason == REASON_RELAY_LOST ? "the provider between has lost bytes"
+	                                     : "the peer broke the channel's rules");
 }
 
 void conn_violation(struct conn *conn, int fd)

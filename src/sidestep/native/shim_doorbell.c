@@ -176,16 +176,24 @@ static struct remote_doorbell *remote_doorbell_new(const uint8_t id[16], uint32_
 		return NULL;
 	}
 	*doorbell = (struct remote_doorbell){
-		.word = doorbell_word_at(at, index), .hints = len == DOORBELL_PAGE_LEN ? doorbell_hints_at(at, index) : NULL,
-		.fd = fd, .liveness_fd = own_liveness_fd, .index = index, .refs = 1, .rung = UINT64_MAX,
-		.page = at, .page_len = len, .next = remote_doorbells,
+		.word = doorbell_word_at(at, index),
+		.hints = len == DOORBELL_PAGE_LEN ? doorbell_hints_at(at, index) : NULL,
+		.fd = fd,
+		.liveness_fd = own_liveness_fd,
+		.index = index,
+		.refs = 1,
+		.rung = UINT64_MAX,
+		.page = at,
+		.page_len = len,
+		.next = remote_doorbells,
 	};
 	memcpy(doorbell->id, id, 16);
 	return remote_doorbells = doorbell;
 }
 
 /* shim_lock held. Takes over the descriptors; liveness_fd may be -1. */
-struct remote_doorbell *remote_doorbell_get(const uint8_t id[16], uint32_t index, int event_fd, int page_fd, int liveness_fd)
+struct remote_doorbell *remote_doorbell_get(const uint8_t id[16], uint32_t index, int event_fd, int page_fd,
+                                            int liveness_fd)
 {
 	struct remote_doorbell *doorbell = remote_doorbells;
 

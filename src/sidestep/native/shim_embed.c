@@ -47,9 +47,9 @@ static pthread_mutex_t look_lock = PTHREAD_MUTEX_INITIALIZER;
 /* ---- what we export ---- */
 struct object {
 	uintptr_t base;
-	const ElfW(Sym) *symbols;
+	const ElfW(Sym) * symbols;
 	const char *names;
-	const ElfW(Rela) *tables[2]; /* DT_RELA, DT_JMPREL */
+	const ElfW(Rela) * tables[2]; /* DT_RELA, DT_JMPREL */
 	size_t lens[2];              /* entries */
 	const uint32_t *hash;
 };
@@ -169,7 +169,8 @@ static int object_redirect(struct dl_phdr_info *info, size_t size, void *argumen
 		for (size_t i = 0; object.tables[table] && i < object.lens[table]; i++) {
 			const ElfW(Rela) *entry = &object.tables[table][i];
 			uint64_t type = ELF64_R_TYPE(entry->r_info);
-			if ((type != RELOC_SLOT && type != RELOC_GOT && type != RELOC_WORD) || (type == RELOC_WORD && entry->r_addend))
+			if ((type != RELOC_SLOT && type != RELOC_GOT && type != RELOC_WORD) ||
+			    (type == RELOC_WORD && entry->r_addend))
 				continue;
 			const ElfW(Sym) *symbol = &object.symbols[ELF64_R_SYM(entry->r_info)];
 			/* A function of its own of that name stays. But our calls among ourselves are bound to the global scope, too. */

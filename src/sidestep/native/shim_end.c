@@ -115,7 +115,8 @@ static void probe(struct conn *conn, int fd)
 		atomic_store(&conn->remote_doorbell->dead, true);
 	if (relayed && relay_gone(conn)) {
 		relay_lost(conn, fd);
-		relayed = conn_relayed(conn); /* else we would wait for an end that was heard before, and nobody would report it */
+		relayed =
+			conn_relayed(conn); /* else we would wait for an end that was heard before, and nobody would report it */
 	}
 	bool reset = slot_has(slot, SLOT_RESET), failed = told_of > 0 && kernel_failed(fd, (unsigned short)events);
 	if (told_of <= 0 || (events & POLLNVAL) || (failed && relayed && !reset && relay_reset_waits(conn)))

@@ -177,7 +177,8 @@ EXPORT int epoll_ctl(int epfd, int op, int fd, struct epoll_event *event)
 	set->user_pid = shim_pid;
 	/* epoll_ctl(2): what EPOLLEXCLUSIVE goes with */
 	if (op == EPOLL_CTL_ADD && (event->events & EPOLLEXCLUSIVE) &&
-	    (event->events & ~(uint32_t)(EPOLLIN | EPOLLOUT | EPOLLERR | EPOLLHUP | EPOLLWAKEUP | EPOLLET | EPOLLEXCLUSIVE)))
+	    (event->events &
+	     ~(uint32_t)(EPOLLIN | EPOLLOUT | EPOLLERR | EPOLLHUP | EPOLLWAKEUP | EPOLLET | EPOLLEXCLUSIVE)))
 		return fail_with(EINVAL);
 	if (op == EPOLL_CTL_ADD && conn->managed && (set->nested || set->shared || (event->events & EPOLLEXCLUSIVE)))
 		conn_demote(conn, fd, REASON_EPOLL_UNSUPPORTED, true);
@@ -382,7 +383,8 @@ static int set_sleep(struct set_wait *wait)
 }
 
 /* The wait of a set with managed members. timeout_ns < 0: for ever. */
-static int set_wait(struct set *set, int epfd, struct epoll_event *events, int max, int64_t timeout_ns, uint64_t signals)
+static int set_wait(struct set *set, int epfd, struct epoll_event *events, int max, int64_t timeout_ns,
+                    uint64_t signals)
 {
 	struct set_wait wait;
 	bool first = true;

@@ -120,8 +120,8 @@ static uint32_t end_events(const struct conn *conn)
 	/* in this order: an end that is seen has its error */
 	uint32_t flags = atomic_load_explicit(&conn->slot->flags, memory_order_acquire);
 	/* a read tells no error that we have met in passing before the provider between has said that nothing follows */
-	bool told = word_load(conn->slot->error) &&
-	            !(conn_relayed(conn) && !(flags & (SLOT_FIN | SLOT_RESET)) && rx_depends(conn));
+	bool told =
+		word_load(conn->slot->error) && !(conn_relayed(conn) && !(flags & (SLOT_FIN | SLOT_RESET)) && rx_depends(conn));
 	uint32_t ready = told || zerocopy_untold(conn->slot) ? EPOLLERR : 0;
 
 	if (flags & (SLOT_FIN | SLOT_RD_SHUT | SLOT_RESET))
@@ -136,7 +136,8 @@ static uint32_t end_events(const struct conn *conn)
 /* A reset is made known in steps, by the kernel and by us. Whoever looks in between is told all of it, as is who sleeps on TCP. */
 static uint32_t reset_whole(int fd, uint32_t ready)
 {
-	return unlikely(ready & EPOLLERR) && kernel_failed(fd, ready) ? ready | READABLE | WRITABLE | EPOLLRDHUP | EPOLLHUP : ready;
+	return unlikely(ready & EPOLLERR) && kernel_failed(fd, ready) ? ready | READABLE | WRITABLE | EPOLLRDHUP | EPOLLHUP
+	                                                              : ready;
 }
 
 uint32_t conn_ready(struct conn *conn, int fd, uint32_t kernel_bits, uint32_t interest)
@@ -153,7 +154,8 @@ uint32_t conn_ready(struct conn *conn, int fd, uint32_t kernel_bits, uint32_t in
 			conn_probe(conn, fd);
 	}
 	/* a look at the rings alone must not leave out an end that the peer has told */
-	if (unlikely(atomic_load_explicit(&conn->channel.remote->shut_wr, memory_order_acquire)) && !slot_has(slot, SLOT_FIN))
+	if (unlikely(atomic_load_explicit(&conn->channel.remote->shut_wr, memory_order_acquire)) &&
+	    !slot_has(slot, SLOT_FIN))
 		conn_probe(conn, fd);
 	uint32_t ready = rx_events(conn, fd, kernel_bits);
 	ready |= tx_events(conn, fd, kernel_bits, interest & WRITABLE, was_ring);

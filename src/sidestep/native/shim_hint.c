@@ -46,7 +46,8 @@ void feed_enter(struct set *set, struct member *member)
 	while (at < set->feeds_len && set->feeds[at].doorbell != doorbell)
 		at++;
 	/* A connection in several sets gives its hints to one of them. */
-	if (!doorbell->hints || (at == set->feeds_len && !grow(&set->feeds, &set->feeds_cap, at + 1, sizeof(*set->feeds))) ||
+	if (!doorbell->hints ||
+	    (at == set->feeds_len && !grow(&set->feeds, &set->feeds_cap, at + 1, sizeof(*set->feeds))) ||
 	    !atomic_compare_exchange_strong(&member->conn->channel.local->hint, &expected, member->index)) {
 		set->unhinted++;
 		return;
@@ -93,7 +94,8 @@ void feeds_read(struct set *set)
 			continue;
 		}
 		for (; feed->seen != tail; feed->seen++) {
-			uint64_t entry = atomic_load_explicit(&feed->doorbell->hints->entry[feed->seen % HINTS], memory_order_acquire);
+			uint64_t entry =
+				atomic_load_explicit(&feed->doorbell->hints->entry[feed->seen % HINTS], memory_order_acquire);
 			uint32_t index = (uint32_t)entry;
 			if (!hint_valid(entry, feed->seen)) {
 				set->scan_all = true; /* what it names was published before */

@@ -28,9 +28,10 @@ static bool trim(struct conn *conn, int fd)
 	uint64_t tail = conn->managed ? atomic_load(conn->channel.own.tail) : conn->idle_tail;
 	bool idle = tail == conn->idle_tail;
 	/* recalled bytes have gone out by TCP: nobody reads them here */
-	bool recalled = conn->managed && tx_is(slot, TX_TCP) &&
-	                (atomic_load(&conn->channel.local->tx_back) == (word_load(slot->tx_round) << 2 | CHANNEL_RECALLED) ||
-	                 atomic_load(&conn->channel.local->tx_follows) == (word_load(slot->tx_round) << 2 | CHANNEL_RECALLED));
+	bool recalled =
+		conn->managed && tx_is(slot, TX_TCP) &&
+		(atomic_load(&conn->channel.local->tx_back) == (word_load(slot->tx_round) << 2 | CHANNEL_RECALLED) ||
+	     atomic_load(&conn->channel.local->tx_follows) == (word_load(slot->tx_round) << 2 | CHANNEL_RECALLED));
 	if (idle && tail != conn->trimmed_tail && !slot_has(slot, SLOT_RESERVED) &&
 	    (recalled || channel_tx_unread(&conn->channel) == 0)) {
 		channel_trim(&conn->channel);

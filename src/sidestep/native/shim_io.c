@@ -141,8 +141,7 @@ static TRACKED ssize_t tracked_recvmsg(int fd, struct msghdr *message, int flags
 
 HOOK(ssize_t, recvmsg, (int fd, struct msghdr *message, int flags), (fd, message, flags))
 
-static TRACKED int tracked_recvmmsg(int fd, struct mmsghdr *messages, unsigned len, int flags,
-                                    struct timespec *timeout)
+static TRACKED int tracked_recvmmsg(int fd, struct mmsghdr *messages, unsigned len, int flags, struct timespec *timeout)
 {
 	HELD conn = conn_hold(fd);
 	unsigned done = 0;

@@ -13,8 +13,8 @@ struct explicit *explicit_new(int family, bool direct, bool stream, uint32_t pro
 {
 	shim_lock_take();
 	if (!free_explicits) {
-		struct explicit *chunk = mmap(NULL, POOL_CHUNK * sizeof(*chunk), PROT_READ | PROT_WRITE,
-		                              MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+		struct explicit *chunk =
+			mmap(NULL, POOL_CHUNK * sizeof(*chunk), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
 		for (int i = 0; chunk != MAP_FAILED && i < POOL_CHUNK; i++) {
 			chunk[i].file.kind = FILE_EXPLICIT;
 			chunk[i].lease_fd = -1;

@@ -61,7 +61,8 @@ static bool is_ancestor(const struct family *family, uint32_t pid)
 static bool may_descend(const struct family *family, struct process process)
 {
 	for (int i = 0; i < ANCESTORS_MAX; i++) {
-		if (process.parent == shim_pid || is_ancestor(family, process.parent) || !proc_process(process.parent, &process))
+		if (process.parent == shim_pid || is_ancestor(family, process.parent) ||
+		    !proc_process(process.parent, &process))
 			return true;
 		if (process.began_ns < family->since_ns)
 			return false;

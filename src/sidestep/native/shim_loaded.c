@@ -39,20 +39,20 @@ UNCANCELLED(ssize_t, read, (int fd, void *buf, size_t n), SYS_read, fd, (long)bu
 UNCANCELLED(ssize_t, write, (int fd, const void *buf, size_t n), SYS_write, fd, (long)buf, (long)n, 0, 0, 0)
 UNCANCELLED(ssize_t, recvfrom, (int fd, void *buf, size_t n, int f, struct sockaddr *a, socklen_t *l), SYS_recvfrom, fd,
             (long)buf, (long)n, f, (long)a, (long)l)
-UNCANCELLED(ssize_t, sendto, (int fd, const void *buf, size_t n, int f, const struct sockaddr *a, socklen_t l), SYS_sendto, fd,
-            (long)buf, (long)n, f, (long)a, l)
+UNCANCELLED(ssize_t, sendto, (int fd, const void *buf, size_t n, int f, const struct sockaddr *a, socklen_t l),
+            SYS_sendto, fd, (long)buf, (long)n, f, (long)a, l)
 UNCANCELLED(int, accept4, (int fd, struct sockaddr *a, socklen_t *l, int f), SYS_accept4, fd, (long)a, (long)l, f, 0, 0)
-UNCANCELLED(int, epoll_pwait, (int e, struct epoll_event *ev, int n, int t, const sigset_t *s), SYS_epoll_pwait, e, (long)ev, n,
-            t, (long)s, _NSIG / 8)
+UNCANCELLED(int, epoll_pwait, (int e, struct epoll_event *ev, int n, int t, const sigset_t *s), SYS_epoll_pwait, e,
+            (long)ev, n, t, (long)s, _NSIG / 8)
 #ifdef SYS_poll
-UNCANCELLED(int, poll, (struct pollfd *p, nfds_t n, int t), SYS_poll, (long)p, (long)n, t, 0, 0, 0)
+UNCANCELLED(int, poll, (struct pollfd * p, nfds_t n, int t), SYS_poll, (long)p, (long)n, t, 0, 0, 0)
 UNCANCELLED(int, epoll_wait, (int e, struct epoll_event *ev, int n, int t), SYS_epoll_wait, e, (long)ev, n, t, 0, 0)
 #endif
 
 EXPORT const struct loaded *sidestep_loaded(int (*action)(int, const struct sigaction *, struct sigaction *))
 {
-	static struct loaded loaded = {execute_bare, lend_begin, lending_end, lend_number, signal_interrupts, uncovered,
-	                               preload_without_ours, made_by_go, NULL, 0};
+	static struct loaded loaded = {execute_bare, lend_begin,           lending_end, lend_number, signal_interrupts,
+	                               uncovered,    preload_without_ours, made_by_go,  NULL,        0};
 
 	loaded.known = (const void *)fd_table;
 	loaded.known_len = fd_table_len;

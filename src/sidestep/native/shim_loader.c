@@ -75,7 +75,8 @@ static enum kind kind_of_elf(int fd)
 			pie = is_static_pie(fd, &segment);
 		if (segment.p_type != PT_INTERP)
 			continue;
-		if (!segment.p_filesz || segment.p_filesz > sizeof(name) || !read_at(fd, name, segment.p_filesz - 1, segment.p_offset))
+		if (!segment.p_filesz || segment.p_filesz > sizeof(name) ||
+		    !read_at(fd, name, segment.p_filesz - 1, segment.p_offset))
 			return KIND_OTHER;
 		const char *base = strrchr(name, '/');
 		if (strncmp(base ? base + 1 : name, "ld-musl", 7) == 0)
@@ -103,7 +104,8 @@ static bool raises_rights(int fd)
 {
 	struct stat st;
 
-	return fstat(fd, &st) < 0 || (st.st_mode & (S_ISUID | S_ISGID)) || fgetxattr(fd, "security.capability", NULL, 0) > 0;
+	return fstat(fd, &st) < 0 || (st.st_mode & (S_ISUID | S_ISGID)) ||
+	       fgetxattr(fd, "security.capability", NULL, 0) > 0;
 }
 
 static enum kind look(int dir, const char *file, char line[LINE_LENGTH], char resolved[PATH_MAX])
@@ -184,7 +186,8 @@ bool preload_without_ours(char *to, const char *entry)
 	to += sprintf(to, "%s", preload);
 	for (entry += sizeof(preload) - 1; *entry; entry += strspn(entry, " :")) {
 		size_t len = strcspn(entry, " :"), name = sizeof(ours) - 1;
-		bool our = len >= name && memcmp(entry + len - name, ours, name) == 0 && (len == name || entry[len - name - 1] == '/');
+		bool our =
+			len >= name && memcmp(entry + len - name, ours, name) == 0 && (len == name || entry[len - name - 1] == '/');
 		if (!our)
 			to += sprintf(to, "%.*s:", (int)len, entry);
 		was_there |= our;

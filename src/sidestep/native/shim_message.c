@@ -33,7 +33,8 @@ static bool end_has_come(struct conn *conn, int fd)
 	if (!rx_by_ring(slot))
 		return !conn_end_withheld(conn) && kernel_fin(fd);
 	/* A peer that was killed says nothing. But who waits for an edge hears of that, as the kernel's end is one. */
-	if (!slot_has(slot, SLOT_FIN) && (atomic_load(&conn->channel.remote->shut_wr) || conn_notice(conn) & CHANNEL_CLOSED))
+	if (!slot_has(slot, SLOT_FIN) &&
+	    (atomic_load(&conn->channel.remote->shut_wr) || conn_notice(conn) & CHANNEL_CLOSED))
 		conn_probe(conn, fd);
 	return slot_has(slot, SLOT_FIN) && !slot_has(slot, SLOT_RESET);
 }
@@ -59,9 +60,11 @@ void message_received(struct conn *conn, int fd, struct msghdr *message, int fla
 /* What the kernel has told of the sends that it has numbered. */
 void message_errors_heard(struct conn *conn, const struct msghdr *message)
 {
-	for (struct cmsghdr *header = CMSG_FIRSTHDR(message); header; header = CMSG_NXTHDR((struct msghdr *)message, header)) {
+	for (struct cmsghdr *header = CMSG_FIRSTHDR(message); header;
+	     header = CMSG_NXTHDR((struct msghdr *)message, header)) {
 		struct sock_extended_err error;
-		if (header->cmsg_len < CMSG_LEN(sizeof(error)) || (header->cmsg_level != IPPROTO_IP && header->cmsg_level != IPPROTO_IPV6))
+		if (header->cmsg_len < CMSG_LEN(sizeof(error)) ||
+		    (header->cmsg_level != IPPROTO_IP && header->cmsg_level != IPPROTO_IPV6))
 			continue;
 		memcpy(&error, CMSG_DATA(header), sizeof(error));
 		if (error.ee_origin == SO_EE_ORIGIN_ZEROCOPY)
@@ -89,7 +92,9 @@ ssize_t message_errors(struct conn *conn, int fd, struct msghdr *message, int fl
 	struct {
 		struct sock_extended_err error;
 		struct sockaddr_in6 offender;
-	} record = {.error = {.ee_origin = SO_EE_ORIGIN_ZEROCOPY, .ee_code = SO_EE_CODE_ZEROCOPY_COPIED, .ee_info = told,
+	} record = {.error = {.ee_origin = SO_EE_ORIGIN_ZEROCOPY,
+	                      .ee_code = SO_EE_CODE_ZEROCOPY_COPIED,
+	                      .ee_info = told,
 	                      .ee_data = sent - 1}};
 	bool v6 = slot->family == AF_INET6;
 	message->msg_namelen = 0;

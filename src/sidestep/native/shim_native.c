@@ -63,7 +63,8 @@ ssize_t native_rx_end(struct conn *conn, int fd, ssize_t result, int flags)
 {
 	struct conn_slot *slot = conn->slot;
 
-	native_count(conn, &slot->rx_tcp_bytes, &slot->rx_tcp_msgs, &slot->rx_kernel_waiters, flags & MSG_PEEK ? 0 : result);
+	native_count(conn, &slot->rx_tcp_bytes, &slot->rx_tcp_msgs, &slot->rx_kernel_waiters,
+	             flags & MSG_PEEK ? 0 : result);
 	if (result > 0) {
 		count_turn(slot);
 		consider(conn, fd);

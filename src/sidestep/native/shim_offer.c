@@ -173,7 +173,8 @@ static void claim(struct conn *conn, int fd)
 /* The registry's word of the connection's bucket: pending offers, and a count that grows with each. */
 static uint32_t bucket_word(const struct conn *conn, const struct registry_header *page)
 {
-	return atomic_load((const _Atomic uint32_t *)((const uint8_t *)page + REGISTRY_BUCKETS_OFFSET) + conn->bucket_index - 1);
+	return atomic_load((const _Atomic uint32_t *)((const uint8_t *)page + REGISTRY_BUCKETS_OFFSET) +
+	                   conn->bucket_index - 1);
 }
 
 static bool bucket_news(const struct conn *conn, uint32_t word)

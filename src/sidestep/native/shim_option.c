@@ -20,8 +20,8 @@ static _Atomic bool heritage;
 static const struct {
 	int level, name;
 } heritable[] = {
-	{SOL_SOCKET, SO_RCVLOWAT}, {SOL_SOCKET, SO_TIMESTAMP}, {SOL_SOCKET, SO_TIMESTAMPNS}, {SOL_SOCKET, SO_TIMESTAMPING},
-	{SOL_SOCKET, SO_OOBINLINE}, {SOL_SOCKET, SO_PEEK_OFF}, {SOL_SOCKET, SO_ZEROCOPY}, {IPPROTO_TCP, TCP_INQ},
+	{SOL_SOCKET, SO_RCVLOWAT},  {SOL_SOCKET, SO_TIMESTAMP}, {SOL_SOCKET, SO_TIMESTAMPNS}, {SOL_SOCKET, SO_TIMESTAMPING},
+	{SOL_SOCKET, SO_OOBINLINE}, {SOL_SOCKET, SO_PEEK_OFF},  {SOL_SOCKET, SO_ZEROCOPY},    {IPPROTO_TCP, TCP_INQ},
 };
 
 /* What says of a connection that a switch is set whose effect we bring about; 0: there is no such switch. */

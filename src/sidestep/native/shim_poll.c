@@ -325,7 +325,8 @@ static int poll_managed(struct poller *poller, int64_t timeout_ns, uint64_t sign
 	if (n || timeout_ns == 0 || (n = poll_spin(poller, &wait)))
 		return n;
 	while (self.signals == signals) {
-		if (wait.now >= wait.deadline) /* as the kernel does: another thread's turn on this CPU can outlast a short timeout */
+		if (wait.now >=
+		    wait.deadline) /* as the kernel does: another thread's turn on this CPU can outlast a short timeout */
 			return poll_look(poller, &wait, true);
 		n = poll_sleep(poller, &wait);
 		if (n > 0 && wait.slept)
@@ -359,7 +360,8 @@ static uint32_t classify(struct pollfd *fds, nfds_t len, bool *native)
 	return managed;
 }
 
-static int native_poll(struct pollfd *fds, nfds_t len, const struct timespec *timeout, const sigset_t *mask, bool *retry)
+static int native_poll(struct pollfd *fds, nfds_t len, const struct timespec *timeout, const sigset_t *mask,
+                       bool *retry)
 {
 	struct conn *small[SMALL], **waiting = small;
 	nfds_t n = 0;
@@ -480,7 +482,8 @@ EXPORT int ppoll(struct pollfd *fds, nfds_t len, const struct timespec *timeout,
 	return poll_common(fds, len, timeout, mask);
 }
 
-EXPORT int __ppoll_chk(struct pollfd *fds, nfds_t len, const struct timespec *timeout, const sigset_t *mask, size_t room)
+EXPORT int __ppoll_chk(struct pollfd *fds, nfds_t len, const struct timespec *timeout, const sigset_t *mask,
+                       size_t room)
 {
 	if (room / sizeof(*fds) < len)
 		__chk_fail();
@@ -502,8 +505,8 @@ static bool select_concerns(int len, const fd_set *r, const fd_set *w, const fd_
 			int fd = at + __builtin_ctzll(bits);
 			bits &= bits - 1;
 			struct file *file = fd < len ? file_get(fd) : NULL;
-			if (file && ((file->kind == FILE_CONN && !(slot_has(((struct conn *)file)->slot, SLOT_PIN) &&
-			                                           !((struct conn *)file)->managed)) ||
+			if (file && ((file->kind == FILE_CONN &&
+			              !(slot_has(((struct conn *)file)->slot, SLOT_PIN) && !((struct conn *)file)->managed)) ||
 			             (file->kind == FILE_SET && set_is_managed(file))))
 				return true;
 		}
@@ -516,7 +519,8 @@ static bool has_bit(const fd_set *set, int fd)
 	return set && (set->fds_bits[fd / 64] & (1l << (fd % 64)));
 }
 
-static int select_by_poll(int len, fd_set *r, fd_set *w, fd_set *e, const struct timespec *timeout, const sigset_t *mask)
+static int select_by_poll(int len, fd_set *r, fd_set *w, fd_set *e, const struct timespec *timeout,
+                          const sigset_t *mask)
 {
 	/* the kernel's POLLIN_SET, POLLOUT_SET and POLLEX_SET: fs/select.c, select(2) "Correspondence" */
 	const struct {

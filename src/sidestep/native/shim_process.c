@@ -144,7 +144,7 @@ static const char *found_by_name(const char *file, char path[PATH_MAX])
 #define START_FOR(start, dir, program, argv, env) \
 	struct start start; \
 	if (unlikely(start_differs(&start, dir, program, argv, env))) \
-		start_make(&start, program, &argv, &env, alloca(start.room))
+	start_make(&start, program, &argv, &env, alloca(start.room))
 
 static const char *proc_fd(int fd, char path[PATH_MAX])
 {
@@ -166,7 +166,8 @@ static const char *proc_fd(int fd, char path[PATH_MAX])
 		hold_on_exec(1); \
 		return result; \
 	}
-EXEC(execve, executable(path), AT_FDCWD, path, (const char *path, char *const *argv, char *const *env), (path, argv, env))
+EXEC(execve, executable(path), AT_FDCWD, path, (const char *path, char *const *argv, char *const *env),
+     (path, argv, env))
 EXEC(execvpe, file, AT_FDCWD, found_by_name(name, found), (const char *name, char *const *argv, char *const *env),
      (name, argv, env))
 EXEC(execveat, false, dir, path, (int dir, const char *path, char *const *argv, char *const *env, int flags),

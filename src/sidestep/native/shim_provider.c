@@ -12,8 +12,8 @@
 #include <sys/un.h>
 
 #define RETRY_CONNECT_NS 1000000000  /* between two attempts to connect to a provider */
-#define BACKOFF_MAX 10               /* an unanswered offer doubles the calls until the next one, 2^10 times at most */
-#define BACKOFF_NS 1000000           /* and also doubles this time, for connections with many calls */
+#define BACKOFF_MAX 10 /* an unanswered offer doubles the calls until the next one, 2^10 times at most */
+#define BACKOFF_NS 1000000 /* and also doubles this time, for connections with many calls */
 
 _Atomic uint32_t rpc_pending;
 struct provider provider = {.fd = -1, .serial = 1};
@@ -21,7 +21,7 @@ static _Atomic int64_t retry_at;
 static struct {
 	uint64_t token;
 	struct conn *conn; /* holds a reference */
-	bool lost;         /* with its provider; the place is taken until let_go() drops the reference */
+	bool lost; /* with its provider; the place is taken until let_go() drops the reference */
 } pending[PENDING_MAX];
 static int pending_lost;
 
@@ -40,14 +40,15 @@ static bool believed(int fd)
 	memcpy(path, config.socket, sizeof(path));
 	char *slash = strrchr(path, '/');
 	strcpy(slash ? slash + 1 : path, "."); /* a name has a byte at least, or nobody would listen there */
-	bool good = option_get(fd, SOL_SOCKET, SO_PEERCRED, &listener, sizeof(listener)) &&
-	            stat(path, &directory) == 0 && !(directory.st_mode & (S_IWGRP | S_IWOTH));
+	bool good = option_get(fd, SOL_SOCKET, SO_PEERCRED, &listener, sizeof(listener)) && stat(path, &directory) == 0 &&
+	            !(directory.st_mode & (S_IWGRP | S_IWOTH));
 	if (good && strcmp(config.socket, SYSTEM_SOCKET) == 0)
 		good = listener.uid == 0 || listener.uid == own || listener.uid == directory.st_uid;
 	else if (good)
 		good = (listener.uid == 0 || listener.uid == own) && (directory.st_uid == 0 || directory.st_uid == own);
 	if (!good)
-		shim_log("who listens at %s is not believed: it must be we or root, where nobody else can write", config.socket);
+		shim_log("who listens at %s is not believed: it must be we or root, where nobody else can write",
+		         config.socket);
 	return good;
 }
 

@@ -4,8 +4,8 @@
 
 #include "shim.h"
 
-#define PENDING_MAX 64               /* offers and claims of this process with the provider; more wait for a later call */
-#define OFFER_FDS_MAX 5              /* the socket's duplicate, a UDP socket, segment, doorbell, doorbell page */
+#define PENDING_MAX 64 /* offers and claims of this process with the provider; more wait for a later call */
+#define OFFER_FDS_MAX 5 /* the socket's duplicate, a UDP socket, segment, doorbell, doorbell page */
 /* Of peers at other addresses: in another namespace of this host, or on another host. */
 #define WELCOME_FAR (WELCOME_PATH | WELCOME_REMOTE)
 
@@ -15,15 +15,15 @@
 #define TURNS_LOOKED_AT 256 /* a conversation by ring is judged by so many turns at least */
 
 extern struct provider {
-	_Atomic int fd;              /* -1: there is no connection */
-	_Atomic uint32_t serial;     /* one more with each connection, and in each child */
-	_Atomic uint32_t wants;      /* WELCOME_*, once there is a provider */
-	_Atomic bool answered;       /* `wants` is known, or there is no provider */
-	_Atomic bool introduced;     /* it knows this process */
+	_Atomic int fd; /* -1: there is no connection */
+	_Atomic uint32_t serial; /* one more with each connection, and in each child */
+	_Atomic uint32_t wants; /* WELCOME_*, once there is a provider */
+	_Atomic bool answered; /* `wants` is known, or there is no provider */
+	_Atomic bool introduced; /* it knows this process */
 	bool welcomed;
 	_Atomic bool other_layout; /* it has told us that it does not serve ours */
 	const struct registry_header *_Atomic registry; /* NULL: no provider, or none that has answered yet */
-	_Atomic uint32_t registry_epoch;                /* one more with each provider: buckets are of a registry */
+	_Atomic uint32_t registry_epoch; /* one more with each provider: buckets are of a registry */
 	uint64_t tokens;
 	_Atomic uint32_t lost; /* how many have been; what those said of gains counts no more */
 } provider;
@@ -61,7 +61,7 @@ extern struct command {
 } commands[COMMANDS_MAX]; /* received and not run yet */
 extern _Atomic int commands_len;
 
-#define ASKS_MAX 32                  /* questions of this process at a time; one more is answered as without a provider */
+#define ASKS_MAX 32 /* questions of this process at a time; one more is answered as without a provider */
 /*
  * Questions of explicit sockets, whose calls wait for the answer. Whichever thread reads an answer stores it here; who
  * waits looks. An entry that nobody waits for any more (a signal handler jumped out) is free when its time is up.
@@ -73,16 +73,17 @@ extern struct ask {
 	bool answered;
 	struct rpc_answer answer;
 } asks[ASKS_MAX];
-extern bool asks_stalled; /* a call has waited in vain, and nothing has come since: others do not wait if they can do without */
+extern bool
+	asks_stalled; /* a call has waited in vain, and nothing has come since: others do not wait if they can do without */
 
 struct conn *rpc_receive(bool *more);
 void answers_after_fork(void);
 
 /* ---- shim_offer.c ---- */
-bool offer_missing(struct conn *conn);          /* an accepting end for which none has come */
+bool offer_missing(struct conn *conn); /* an accepting end for which none has come */
 void describe_traffic(const struct conn *conn, struct rpc_msg *record);
 void count_traffic(struct conn *conn);
 bool offer_bearable(struct conn *conn, int fd); /* whoever waits for it would be heard */
-void offer_make(struct conn *conn, int fd);     /* or claims; its addresses are known, and no lock is held */
+void offer_make(struct conn *conn, int fd); /* or claims; its addresses are known, and no lock is held */
 
 #endif

@@ -250,8 +250,9 @@ bool set_has_ready(struct file *file)
 	set_lock(set);
 	for (uint32_t i = 0; i < set->managed_len && !found; i++) {
 		struct member *member = set->managed[i];
-		found = !member->disabled && !member->away && (conn_ready(member->conn, member_fd(member), 0, member->events) &
-		                              (member->events | EPOLLERR | EPOLLHUP));
+		found =
+			!member->disabled && !member->away &&
+			(conn_ready(member->conn, member_fd(member), 0, member->events) & (member->events | EPOLLERR | EPOLLHUP));
 	}
 	set_unlock(set);
 	return found;

@@ -22,7 +22,7 @@ struct real real = {
 #define X(result, name, params, args) .name = first_##name,
 	REAL_FUNCTIONS(X)
 #undef X
-	.syscall = first_syscall,
+		.syscall = first_syscall,
 };
 
 static const char several_threads;

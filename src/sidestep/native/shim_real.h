@@ -26,7 +26,8 @@ int close_range(unsigned first, unsigned last, int flags); /* glibc declares it 
 	X(ssize_t, pwritev2, (int fd, const struct iovec *iov, int n, off_t o, int f), (fd, iov, n, o, f)) \
 	X(ssize_t, pread64, (int fd, void *buf, size_t n, off_t o), (fd, buf, n, o)) \
 	X(ssize_t, recv, (int fd, void *buf, size_t n, int f), (fd, buf, n, f)) \
-	X(ssize_t, recvfrom, (int fd, void *buf, size_t n, int f, struct sockaddr *a, socklen_t *l), (fd, buf, n, f, a, l)) \
+	X(ssize_t, recvfrom, (int fd, void *buf, size_t n, int f, struct sockaddr *a, socklen_t *l), \
+	  (fd, buf, n, f, a, l)) \
 	X(ssize_t, recvmsg, (int fd, struct msghdr *m, int f), (fd, m, f)) \
 	X(int, recvmmsg, (int fd, struct mmsghdr *m, unsigned n, int f, struct timespec *t), (fd, m, n, f, t)) \
 	X(ssize_t, send, (int fd, const void *buf, size_t n, int f), (fd, buf, n, f)) \
@@ -55,8 +56,8 @@ int close_range(unsigned first, unsigned last, int flags); /* glibc declares it 
 	X(int, fcntl64, (int fd, int cmd, long arg), (fd, cmd, arg)) \
 	X(int, fstat, (int fd, struct stat *found), (fd, found)) \
 	X(int, ioctl, (int fd, unsigned long cmd, void *arg), (fd, cmd, arg)) \
-	X(int, poll, (struct pollfd *p, nfds_t n, int t), (p, n, t)) \
-	X(int, ppoll, (struct pollfd *p, nfds_t n, const struct timespec *t, const sigset_t *s), (p, n, t, s)) \
+	X(int, poll, (struct pollfd * p, nfds_t n, int t), (p, n, t)) \
+	X(int, ppoll, (struct pollfd * p, nfds_t n, const struct timespec *t, const sigset_t *s), (p, n, t, s)) \
 	X(int, select, (int n, fd_set *r, fd_set *w, fd_set *e, struct timeval *t), (n, r, w, e, t)) \
 	X(int, pselect, (int n, fd_set *r, fd_set *w, fd_set *e, const struct timespec *t, const sigset_t *s), \
 	  (n, r, w, e, t, s)) \
@@ -97,7 +98,7 @@ int close_range(unsigned first, unsigned last, int flags); /* glibc declares it 
 	X(int, sigaction, (int s, const struct sigaction *a, struct sigaction *o), (s, a, o))
 
 struct real {
-#define X(result, name, params, args) result (*name) params;
+#define X(result, name, params, args) result(*name) params;
 	REAL_FUNCTIONS(X)
 #undef X
 	long (*syscall)(long, long, long, long, long, long, long);

@@ -408,7 +408,8 @@ static inline enum turn recv_turn(struct call *call, size_t target)
 	return likely(call->done >= target) ? call_over(call, (ssize_t)call->done, call->saved) : TURN_AGAIN;
 }
 
-ssize_t conn_recv_beside(struct conn *conn, int fd, const struct iovec *iov, int iov_len, int flags, struct beside *beside)
+ssize_t conn_recv_beside(struct conn *conn, int fd, const struct iovec *iov, int iov_len, int flags,
+                         struct beside *beside)
 {
 	if (unlikely(iov_refused(iov, iov_len, flags)))
 		return -1;
@@ -420,7 +421,8 @@ ssize_t conn_recv_beside(struct conn *conn, int fd, const struct iovec *iov, int
 		return flags & MSG_ERRQUEUE ? message_errors(conn, fd, &message, flags) : real.recvmsg(fd, &message, flags);
 	}
 	pthread_testcancel();
-	if (call.total == 0) { /* recv(2) of nothing waits for something all the same; read(2) of nothing does not come here */
+	if (call.total ==
+	    0) { /* recv(2) of nothing waits for something all the same; read(2) of nothing does not come here */
 		char byte;
 		ssize_t n = conn_recv(conn, fd, &(struct iovec){&byte, 1}, 1, (flags & MSG_DONTWAIT) | MSG_PEEK);
 		return n < 0 ? n : 0;

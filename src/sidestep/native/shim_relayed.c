@@ -35,7 +35,8 @@ bool relay_gone(const struct conn *conn)
 /* The provider passes on the words of one round only. */
 bool relay_once(const struct conn *conn)
 {
-	return conn_relayed(conn) && !(atomic_load_explicit(&conn->channel.remote->acked, memory_order_acquire) & CHANNEL_ACKED_ROUNDS);
+	return conn_relayed(conn) &&
+	       !(atomic_load_explicit(&conn->channel.remote->acked, memory_order_acquire) & CHANNEL_ACKED_ROUNDS);
 }
 
 /* TCP's end has come: whether bytes from before the ring are lost, so that nothing follows any more. */
@@ -118,8 +119,8 @@ bool rx_reset_waits(struct conn *conn, int fd)
 	int queued = 0;
 
 	return conn_relayed(conn) && raw_poll(&native, 1, 0) > 0 && kernel_failed(fd, (unsigned short)native.revents) &&
-	       !zerocopy_in_kernel(conn->slot) &&
-	       real.ioctl(fd, FIONREAD, &queued) == 0 && queued == 0 && relay_reset_waits(conn);
+	       !zerocopy_in_kernel(conn->slot) && real.ioctl(fd, FIONREAD, &queued) == 0 && queued == 0 &&
+	       relay_reset_waits(conn);
 }
 
 /* Whether the kernel has reported the end, or may, but the ring's has not come yet. */
@@ -175,20 +176,23 @@ void relay_lost(struct conn *conn, int fd)
 	bool invited = atomic_load(&conn->channel.remote->acked) & CHANNEL_ACKED_READY;
 	/* or the round's end is decided, and not by a recall that nobody has answered */
 	bool decided = atomic_load(&conn->channel.remote->tx_back) >> 2 == word_load(slot->rx_round);
-	bool receives = (rx_watches(slot) && !slot_has(slot, SLOT_RD_SHUT) && invited && !decided && !ended) || recall_open(conn);
+	bool receives =
+		(rx_watches(slot) && !slot_has(slot, SLOT_RD_SHUT) && invited && !decided && !ended) || recall_open(conn);
 	/* what TCP has brought, before the ring's bytes or behind them, is lost with a reset */
 	int queued = 0;
 	bool whole = ended && real.ioctl(fd, FIONREAD, &queued) == 0 && queued == 0;
 
 	if (!receives && !tx_relayed(conn) && !(conn_notice(conn) & CHANNEL_RESET)) {
-		slot_set(slot, SLOT_RELAY_OVER); /* full fence; before the second look: tx_switch() does it the other way round */
+		slot_set(slot,
+		         SLOT_RELAY_OVER); /* full fence; before the second look: tx_switch() does it the other way round */
 		if (!tx_relayed(conn)) {
 			slot_clear(slot, SLOT_RELAYED);
 			return;
 		}
 		slot_clear(slot, SLOT_RELAY_OVER);
 	}
-	conn_abort(conn, fd, whole ? EPIPE : ECONNRESET, REASON_RELAY_LOST); /* as the kernel has it, after a FIN and before */
+	conn_abort(conn, fd, whole ? EPIPE : ECONNRESET,
+	           REASON_RELAY_LOST); /* as the kernel has it, after a FIN and before */
 }
 
 /* No lock held. Waits until the provider has acknowledged that the peer knows our words. False: it did not; it may be dead. */

@@ -8,10 +8,10 @@
 #define SO_BUF_LOCK 72
 #endif
 enum { SNDBUF_LOCKED = 1, RCVBUF_LOCKED = 2 }; /* what it tells: linux/socket.h */
-#define STEP_NS 1000000         /* a reader that has not moved for so long stands still, and may leave so much unread: */
-#define STEP_SIZE (1u << 20)    /* twice as much for each further step, so that a late reader does not cost the cache */
+#define STEP_NS 1000000 /* a reader that has not moved for so long stands still, and may leave so much unread: */
+#define STEP_SIZE (1u << 20) /* twice as much for each further step, so that a late reader does not cost the cache */
 #define STEPS_MAX 32
-#define WINDOW_FIRST 65536u     /* what a receiver takes before its first read: half of tcp_rmem's default, tcp(7) */
+#define WINDOW_FIRST 65536u /* what a receiver takes before its first read: half of tcp_rmem's default, tcp(7) */
 
 /* Whether a living process has reserved the room behind the tail. */
 bool conn_reserved(const struct conn *conn)

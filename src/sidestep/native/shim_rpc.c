@@ -10,15 +10,15 @@
 
 #define POLL_EVERY_NS 10000          /* how often answers are looked for while calls come quickly */
 #define UNTOLD_EVERY_NS 20000000     /* and how often the socket is checked without a sign of one */
-#define CHECK_EVERY_NS 100000000     /* the provider's socket is asked at least this often whether it is still there */
-#define ASK_TIMEOUT_NS 3000000000ll  /* EXPLICIT_ASK_TIMEOUT_S of limits.py: a provider that is slower is none */
+#define CHECK_EVERY_NS 100000000 /* the provider's socket is asked at least this often whether it is still there */
+#define ASK_TIMEOUT_NS 3000000000ll /* EXPLICIT_ASK_TIMEOUT_S of limits.py: a provider that is slower is none */
 #define NAMED_TIMEOUT_NS 30000000000ll /* EXPLICIT_NAMED_TIMEOUT_S: a socket that names a protocol cannot do without */
-#define MEET_NS 1000000000ll         /* a provider that has not welcomed us by then is none */
-#define ASK_LOOK_MS 2                /* another thread may have read the answer while we went to sleep: look that often */
+#define MEET_NS 1000000000ll /* a provider that has not welcomed us by then is none */
+#define ASK_LOOK_MS 2 /* another thread may have read the answer while we went to sleep: look that often */
 
 static _Atomic uint32_t commands_seen; /* the registry's word when commands were last received */
 static _Atomic bool inherited; /* by fork(): the provider does not know yet that we hold connections */
-static bool running;           /* a thread runs commands, in the order in which they came */
+static bool running; /* a thread runs commands, in the order in which they came */
 
 static void command_run(const struct command *command)
 {
@@ -382,8 +382,7 @@ static double conn_gain(const struct conn *conn)
  */
 static bool may_gain(struct conn *conn)
 {
-	if (likely(word_load(conn->slot->reason) != REASON_LATENCY) || conn_gain(conn) >= GAIN_MIN_NS ||
-	    !gain_told(conn))
+	if (likely(word_load(conn->slot->reason) != REASON_LATENCY) || conn_gain(conn) >= GAIN_MIN_NS || !gain_told(conn))
 		return true;
 	count_traffic(conn);
 	word_store(conn->calls, 0);

@@ -88,8 +88,8 @@ bool sdp_connect_wanted(const struct conn *conn, const struct explicit *explicit
 
 	if (unlikely(explicit))
 		return !explicit->direct && explicit->stream && address && len >= sizeof(sa_family_t);
-	return conn && address && len >= sizeof(sa_family_t) && address_split(address, len, addr, &port) && !address_near(addr) &&
-	       rpc_asks_connect();
+	return conn && address && len >= sizeof(sa_family_t) && address_split(address, len, addr, &port) &&
+	       !address_near(addr) && rpc_asks_connect();
 }
 
 /* Whether connect() begins a connection; else the kernel says what it does. */
@@ -189,7 +189,7 @@ int sdp_connect_ask(struct conn *conn, struct explicit *explicit, int fd, const 
 		int family = 0, syns = 0, fewer = SDP_CONNECT_SYNS;
 		option_get(fd, SOL_SOCKET, SO_DOMAIN, &family, sizeof(family));
 		attempt->redirected =
-		    address_join(family, answer.remote_addr, answer.remote_port, &attempt->place, &attempt->place_len);
+			address_join(family, answer.remote_addr, answer.remote_port, &attempt->place, &attempt->place_len);
 		if (attempt->insists && option_get(fd, IPPROTO_TCP, TCP_SYNCNT, &syns, sizeof(syns)) && syns > SDP_CONNECT_SYNS)
 			real.setsockopt(fd, IPPROTO_TCP, TCP_SYNCNT, &fewer, sizeof(fewer));
 	} else if (explicit && conn && answer.reason && answer.reason != EXPLICIT_NOBODY_ANSWERED) {

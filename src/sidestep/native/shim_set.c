@@ -13,7 +13,7 @@
 
 #include <sys/random.h>
 
-static _Atomic uint32_t fork_count;    /* of this process and of those that it was forked from; guarded by shim_lock */
+static _Atomic uint32_t fork_count; /* of this process and of those that it was forked from; guarded by shim_lock */
 static struct set *free_sets; /* guarded by shim_lock; type-stable, as conns are */
 
 struct set *set_get(int epfd)
@@ -212,7 +212,8 @@ int kernel_set(struct member *member, int op)
 	member->known = false;
 	if (set->user_pid != shim_pid || conn_get(member->fd) != member->conn)
 		return 0;
-	struct epoll_event event = {.events = member->in_kernel, .data.u64 = set->secret << NAME_BITS | member_name(member)};
+	struct epoll_event event = {.events = member->in_kernel,
+	                            .data.u64 = set->secret << NAME_BITS | member_name(member)};
 	int result = set_ctl(set, op, member->fd, &event);
 
 	member->known = result == 0;
@@ -353,8 +354,16 @@ struct member *member_new(struct set *set, struct conn *conn, int fd, const stru
 	if (!member)
 		return NULL;
 	*member = (struct member){
-		.set = set, .conn = conn, .next = conn->members, .fd = fd, .index = index, .age = set->age++,
-		.events = event->events, .data = event->data.u64, .armed = true, .out_armed = true,
+		.set = set,
+		.conn = conn,
+		.next = conn->members,
+		.fd = fd,
+		.index = index,
+		.age = set->age++,
+		.events = event->events,
+		.data = event->data.u64,
+		.armed = true,
+		.out_armed = true,
 	};
 	__atomic_store_n(&conn->members, member, __ATOMIC_RELAXED);
 	set->members[index] = member;
@@ -420,7 +429,8 @@ int member_return(struct member *member, const struct epoll_event *event)
 	member->set->away_len--;
 	member_by_tcp(member, !conn_switched(member->conn));
 	int result = member_change(member, event);
-	return result < 0 && errno == ENOENT ? kernel_set(member, EPOLL_CTL_ADD) : result; /* a forked child has taken it out */
+	return result < 0 && errno == ENOENT ? kernel_set(member, EPOLL_CTL_ADD)
+	                                     : result; /* a forked child has taken it out */
 }
 
 void member_drop(struct member *member)

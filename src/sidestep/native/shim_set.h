@@ -4,7 +4,7 @@
 
 #include "shim_spin.h"
 
-#define SCAN_MAX 256               /* more managed members than these are not looked at one by one: peers give hints */
+#define SCAN_MAX 256 /* more managed members than these are not looked at one by one: peers give hints */
 #define INDEX_BITS 24
 #define AGE_BITS 8 /* an index is given anew with the next one: the kernel may still hold events of the last */
 #define NAME_BITS (INDEX_BITS + AGE_BITS)
@@ -20,17 +20,17 @@ struct member {
 	uint32_t events;
 	uint64_t data;
 	bool managed;
-	bool hot;          /* in set->hot */
-	bool hinted;       /* its peer names it when there is news */
-	bool disabled;     /* one-shot has fired */
-	bool away;         /* taken out by the program, but not yet out of the kernel's set; see member_leave() */
-	bool rx_ring;      /* receiving was by ring when it was last looked at */
-	bool by_tcp;       /* a direction was on TCP then */
+	bool hot; /* in set->hot */
+	bool hinted; /* its peer names it when there is news */
+	bool disabled; /* one-shot has fired */
+	bool away; /* taken out by the program, but not yet out of the kernel's set; see member_leave() */
+	bool rx_ring; /* receiving was by ring when it was last looked at */
+	bool by_tcp; /* a direction was on TCP then */
 	uint32_t in_kernel; /* events of the kernel's entry; may be more than are wanted */
-	bool known;         /* the kernel's entry is as we set it: nothing has failed, and nobody else has changed it */
-	bool armed;        /* edge: report what is true once, whatever has been seen */
-	bool out_armed;    /* edge: room is news */
-	uint32_t at;       /* in set->managed */
+	bool known; /* the kernel's entry is as we set it: nothing has failed, and nobody else has changed it */
+	bool armed; /* edge: report what is true once, whatever has been seen */
+	bool out_armed; /* edge: room is news */
+	uint32_t at; /* in set->managed */
 	uint32_t reported; /* edge: RDHUP, HUP and ERR told already */
 	uint64_t seen_tail;
 	uint64_t seen_tcp; /* where the kernel tells of no edge; see came_untold() */
@@ -52,20 +52,20 @@ struct set {
 	struct file file;
 	_Atomic uint32_t managed_len;
 	_Atomic uint32_t kernel_waiters; /* threads in the kernel's wait that do not know of any managed member */
-	uint32_t refs;            /* descriptor numbers */
-	_Atomic uint32_t users;   /* threads inside a call on it */
+	uint32_t refs; /* descriptor numbers */
+	_Atomic uint32_t users; /* threads inside a call on it */
 	struct set *next_free;
 	pthread_mutex_t lock;
 	_Atomic uint32_t sleepers; /* threads asleep that know, but only of the doorbells of that moment */
 	_Atomic bool managed_ever; /* the kernel may hold events with our data */
-	uint32_t owner_pid;        /* a forked child shares the kernel's set and takes nothing out of it */
+	uint32_t owner_pid; /* a forked child shares the kernel's set and takes nothing out of it */
 	_Atomic uint32_t user_pid; /* who has used it last: a child that has not used it does not change it */
 	int cancel_state;
 	int epfd;
 	uint64_t secret; /* 32 bits */
 	uint8_t age;
 	bool nested, shared;
-	uint32_t forks;    /* fork_count of then: processes forked since may change what the kernel has */
+	uint32_t forks; /* fork_count of then: processes forked since may change what the kernel has */
 	uint32_t away_len; /* members that are away */
 	struct member **members; /* by index */
 	_Atomic uint32_t members_len, members_live;
@@ -80,15 +80,15 @@ struct set {
 	struct set_doorbell *doorbells; /* every doorbell with an entry in the kernel's set */
 	uint32_t doorbells_len, doorbells_cap;
 	/* with more than SCAN_MAX managed members */
-	bool hinting;           /* peers have been asked for hints */
-	bool scan_all;          /* hints were lost or are young: look at every member once */
-	uint32_t unhinted;      /* managed members nobody gives hints for */
-	struct member **hot;    /* members that were ready, or named, and may still be */
+	bool hinting; /* peers have been asked for hints */
+	bool scan_all; /* hints were lost or are young: look at every member once */
+	uint32_t unhinted; /* managed members nobody gives hints for */
+	struct member **hot; /* members that were ready, or named, and may still be */
 	uint32_t hot_len, hot_cap;
-	struct feed *feeds;     /* the hint rings of the members' peers */
+	struct feed *feeds; /* the hint rings of the members' peers */
 	uint32_t feeds_len, feeds_cap;
 	uint32_t cursor;
-	bool kernel_filled;     /* the last look left no room for the rings */
+	bool kernel_filled; /* the last look left no room for the rings */
 	_Atomic uint32_t watched; /* of the provider's socket; see rpc_watch() */
 	uint64_t pass;
 	_Atomic int64_t looked_at;

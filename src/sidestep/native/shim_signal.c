@@ -17,8 +17,8 @@ static sigset_t interrupting; /* siginterrupt(3): signal() leaves SA_RESTART out
 
 static bool synchronous(int sig, const siginfo_t *info)
 {
-	return info->si_code > 0 && (sig == SIGSEGV || sig == SIGBUS || sig == SIGFPE || sig == SIGILL || sig == SIGTRAP ||
-	                             sig == SIGSYS);
+	return info->si_code > 0 &&
+	       (sig == SIGSEGV || sig == SIGBUS || sig == SIGFPE || sig == SIGILL || sig == SIGTRAP || sig == SIGSYS);
 }
 
 static bool deferral_room(void)
@@ -26,7 +26,8 @@ static bool deferral_room(void)
 	if (likely(self.deferred))
 		return true;
 	KEEP_ERRNO;
-	void *room = mmap(NULL, DEFERRED_MAX * sizeof(*self.deferred), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+	void *room =
+		mmap(NULL, DEFERRED_MAX * sizeof(*self.deferred), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
 	self.deferred = room == MAP_FAILED ? NULL : room;
 	return self.deferred;
 }
@@ -39,7 +40,8 @@ static void trampoline(int sig, siginfo_t *info, void *context)
 		self.deferred[self.signals_deferred++] = *info;
 		return;
 	}
-	if (handler.flags & (int)SA_RESETHAND) { /* the kernel was not told: a deferred signal must still find its handler */
+	if (handler.flags &
+	    (int)SA_RESETHAND) { /* the kernel was not told: a deferred signal must still find its handler */
 		struct sigaction none = {.sa_handler = SIG_DFL};
 		real.sigaction(sig, &none, NULL);
 	}

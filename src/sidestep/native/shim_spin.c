@@ -6,9 +6,9 @@
 
 #define LOAD_REFRESH_NS 4000000   /* how old the count of runnable threads may be */
 #define AWAY_NS 100000            /* between two looks; less is an interrupt */
-#define SHARED_NS 20000           /* the same for a CPU that was offered to others: the cost of a sleep and its wake-up */
-#define NOBODY_NS 1000            /* a CPU that is back so soon was wanted by nobody ... */
-#define ALONE_NS 10000            /* ... and is not offered for a while */
+#define SHARED_NS 20000 /* the same for a CPU that was offered to others: the cost of a sleep and its wake-up */
+#define NOBODY_NS 1000 /* a CPU that is back so soon was wanted by nobody ... */
+#define ALONE_NS 10000 /* ... and is not offered for a while */
 #define SPREAD_EVERY_NS 100000000 /* a thread moves away from its peer's CPU at most this often */
 
 static uint32_t runnable_threads(void)
@@ -216,7 +216,8 @@ int native_accept(int fd, struct sockaddr *address, socklen_t *len, int flags)
 	struct pollfd in = {.fd = fd, .events = POLLIN};
 	struct spin spin;
 
-	if (!native_begin(&spin_accepting, &spin) || raw_poll(&in, 1, 0) != 0 || (real.fcntl64(fd, F_GETFL, 0) & O_NONBLOCK))
+	if (!native_begin(&spin_accepting, &spin) || raw_poll(&in, 1, 0) != 0 ||
+	    (real.fcntl64(fd, F_GETFL, 0) & O_NONBLOCK))
 		return real.accept4(fd, address, len, flags);
 	int64_t start = now_ns();
 	do {

@@ -16,7 +16,7 @@ struct spin {
 	bool shares;         /* the next spin_on() offers the CPU: one look is enough before it */
 };
 bool spin_begin(struct spin *spin, uint32_t budget, uint32_t peer_cpu); /* false: this wait had better sleep */
-bool spin_on(struct spin *spin, uint32_t peer_cpu, bool may_move);      /* between two looks; false: it is time to sleep */
+bool spin_on(struct spin *spin, uint32_t peer_cpu, bool may_move); /* between two looks; false: it is time to sleep */
 
 /*
  * After a loss: others want a CPU, and nobody has taken this one while it was offered, or hardly. Where there is one for each
@@ -28,7 +28,7 @@ static inline bool spin_was_vain(const struct spin *spin)
 }
 
 #define SPIN_REST_FACTOR 64 /* a loss is followed by so many times its length without a spin */
-#define SPIN_VAIN_MAX 4     /* spins in vain, less those that won, until one more is followed by a rest */
+#define SPIN_VAIN_MAX 4 /* spins in vain, less those that won, until one more is followed by a rest */
 
 /* How long a wait may spin now. */
 static inline uint32_t spin_budget_now(const struct spin_budget *budget)

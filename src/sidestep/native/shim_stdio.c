@@ -57,8 +57,7 @@ EXPORT FILE *fdopen(int fd, const char *mode)
 {
 	if (likely(!conn_get(fd)))
 		return real.fdopen(fd, mode);
-	cookie_io_functions_t io = {
-		.read = stream_read, .write = stream_write, .seek = stream_seek, .close = stream_close};
+	cookie_io_functions_t io = {.read = stream_read, .write = stream_write, .seek = stream_seek, .close = stream_close};
 	if (!mode || !strchr("rwa", mode[0]) || !mode[0]) {
 		errno = EINVAL;
 		return NULL;
@@ -85,7 +84,11 @@ static FILE *stream_reopen(struct stream *stream, const char *path, const char *
 	/* libio.h: what a stream may not do */
 	enum { NO_READS = 4, NO_WRITES = 8 };
 	FILE *file = stream->file;
-	int how = !mode ? -1 : mode[0] == 'r' ? 0 : mode[0] == 'w' ? O_CREAT | O_TRUNC : mode[0] == 'a' ? O_CREAT | O_APPEND : -1;
+	int how = !mode            ? -1
+	          : mode[0] == 'r' ? 0
+	          : mode[0] == 'w' ? O_CREAT | O_TRUNC
+	          : mode[0] == 'a' ? O_CREAT | O_APPEND
+	                           : -1;
 	bool both = mode && strchr(mode, '+');
 
 	fflush(file);

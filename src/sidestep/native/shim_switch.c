@@ -97,8 +97,9 @@ static bool recall_over(struct conn *conn)
 	    atomic_load_explicit(&remote->tx_ended, memory_order_acquire) != word_load(conn->slot->rx_round))
 		return false;
 	int64_t recalled = channel_rx_avail(&conn->channel);
-	if (recalled < 0 || (recalled > 0 && (!conn_peer_switched(conn) || word_load(conn->slot->rx_tcp_bytes) <
-	                                      word_load(remote->tx_switch_offset) + (uint64_t)recalled)))
+	if (recalled < 0 ||
+	    (recalled > 0 && (!conn_peer_switched(conn) || word_load(conn->slot->rx_tcp_bytes) <
+	                                                       word_load(remote->tx_switch_offset) + (uint64_t)recalled)))
 		return false;
 	channel_rx_consume(&conn->channel, (size_t)recalled);
 	return true;
@@ -363,8 +364,9 @@ bool conn_recalled_since(const struct conn *conn)
  */
 bool tx_follows(struct conn *conn)
 {
-	return !tx_is(conn->slot, TX_LEFT) || channel_decide(&conn->channel.local->tx_follows, word_load(conn->slot->tx_round),
-	                                                     CHANNEL_BACK) != CHANNEL_RECALLED;
+	return !tx_is(conn->slot, TX_LEFT) ||
+	       channel_decide(&conn->channel.local->tx_follows, word_load(conn->slot->tx_round), CHANNEL_BACK) !=
+	           CHANNEL_RECALLED;
 }
 
 /*

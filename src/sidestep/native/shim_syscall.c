@@ -44,8 +44,7 @@ static long raw_moving(long number, const long a[6])
 	case SYS_recvmmsg:
 		return recvmmsg((int)a[0], (struct mmsghdr *)a[1], (unsigned)a[2], (int)a[3], (struct timespec *)a[4]);
 	case SYS_sendfile: return sendfile((int)a[0], (int)a[1], (off_t *)a[2], (size_t)a[3]);
-	case SYS_splice:
-		return splice((int)a[0], (off_t *)a[1], (int)a[2], (off_t *)a[3], (size_t)a[4], (unsigned)a[5]);
+	case SYS_splice: return splice((int)a[0], (off_t *)a[1], (int)a[2], (off_t *)a[3], (size_t)a[4], (unsigned)a[5]);
 	case SYS_pselect6:
 		return pselect_counting((int)a[0], (fd_set *)a[1], (fd_set *)a[2], (fd_set *)a[3], (struct timespec *)a[4],
 		                        a[5] ? *(const sigset_t *const *)a[5] : NULL); /* a mask, and its size */
@@ -60,8 +59,7 @@ static long raw_moving(long number, const long a[6])
 		return ppoll((struct pollfd *)a[0], (nfds_t)a[1], (const struct timespec *)a[2], (const sigset_t *)a[3]);
 #ifdef SYS_poll
 	case SYS_poll: return poll((struct pollfd *)a[0], (nfds_t)a[1], (int)a[2]);
-	case SYS_select:
-		return select((int)a[0], (fd_set *)a[1], (fd_set *)a[2], (fd_set *)a[3], (struct timeval *)a[4]);
+	case SYS_select: return select((int)a[0], (fd_set *)a[1], (fd_set *)a[2], (fd_set *)a[3], (struct timeval *)a[4]);
 	case SYS_epoll_create: return epoll_create((int)a[0]);
 	case SYS_epoll_wait: return epoll_wait((int)a[0], (struct epoll_event *)a[1], (int)a[2], (int)a[3]);
 #endif
@@ -126,7 +124,8 @@ EXPORT long syscall(long number, ...)
 #endif
 	case SYS_clone: return raw_clone(number, a, (uint64_t)a[0]);
 #ifdef SYS_clone3
-	case SYS_clone3: return raw_clone(number, a, a[0] ? *(const uint64_t *)a[0] : 0); /* struct clone_args: flags first */
+	case SYS_clone3:
+		return raw_clone(number, a, a[0] ? *(const uint64_t *)a[0] : 0); /* struct clone_args: flags first */
 #endif
 #ifdef SYS_fork
 	case SYS_fork: return fork();
@@ -138,7 +137,9 @@ EXPORT long syscall(long number, ...)
 	case SYS_execve: return execve((const char *)a[0], (char *const *)a[1], (char *const *)a[2]);
 	case SYS_execveat:
 		return execveat((int)a[0], (const char *)a[1], (char *const *)a[2], (char *const *)a[3], (int)a[4]);
-	case SYS_setuid: case SYS_setreuid: case SYS_setresuid: /* of this thread alone; see CHANGES_USER */
+	case SYS_setuid:
+	case SYS_setreuid:
+	case SYS_setresuid: /* of this thread alone; see CHANGES_USER */
 		if (fd_table_len)
 			rpc_ensure();
 		break;

@@ -121,8 +121,9 @@ static int conn_reserve(struct conn *conn, int fd, size_t wanted, struct sideste
 	if (conn->managed) {
 		bool on_ring = tx_by_ring(slot);
 		uint32_t error = word_load(slot->error);
-		step = error || slot_has(slot, SLOT_WR_SHUT | SLOT_RESET | SLOT_PEER_GONE) ? STEP_NATIVE
-		                                                                          : tx_room_look(conn, fd, wanted, &room);
+		step = error || slot_has(slot, SLOT_WR_SHUT | SLOT_RESET | SLOT_PEER_GONE)
+		           ? STEP_NATIVE
+		           : tx_room_look(conn, fd, wanted, &room);
 		moved_over = on_ring != (tx_by_ring(slot));
 	}
 	if (step == STEP_DONE) {

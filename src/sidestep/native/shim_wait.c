@@ -1,10 +1,10 @@
 /* shim_wait.c - how a blocking call waits: it spins, then sleeps until a doorbell rings or the socket has something. */
 #include "shim_spin.h"
 
-#define RESEND_EVERY_NS 1000000   /* recalled bytes are tried again this often while a call waits */
-#define NO_DOORBELL_POLL_NS 1000000   /* without descriptors for a doorbell, sleep by short naps */
-#define LINGER_NS 5000        /* what a goroutine's way from EAGAIN through the poller and back costs */
-#define LINGER_ALONE 16       /* answers of EAGAIN to one connection and no other, before it is looked at longer */
+#define RESEND_EVERY_NS 1000000 /* recalled bytes are tried again this often while a call waits */
+#define NO_DOORBELL_POLL_NS 1000000 /* without descriptors for a doorbell, sleep by short naps */
+#define LINGER_NS 5000 /* what a goroutine's way from EAGAIN through the poller and back costs */
+#define LINGER_ALONE 16 /* answers of EAGAIN to one connection and no other, before it is looked at longer */
 #define LINGER_PAUSE_MAX 1024 /* answers without such a look after one in vain, at most */
 
 /* ---- the clock of one call ---- */
@@ -37,8 +37,8 @@ static bool ready_now(const struct conn *conn, int want, size_t space)
 
 static bool spin(struct conn *conn, int want, size_t space, uint64_t signals, bool *vain)
 {
-	uint32_t peer_cpu = want == WAIT_RX ? word_load(conn->channel.rx_peer_line->cpu)
-	                                    : word_load(conn->channel.tx_peer_line->cpu);
+	uint32_t peer_cpu =
+		want == WAIT_RX ? word_load(conn->channel.rx_peer_line->cpu) : word_load(conn->channel.tx_peer_line->cpu);
 	bool may_move = conn->channel.local == &conn->channel.seg->side[0], won = false;
 	struct spin spin;
 
@@ -65,7 +65,8 @@ static bool spin(struct conn *conn, int want, size_t space, uint64_t signals, bo
  */
 bool conn_lingers(struct conn *conn)
 {
-	static _Atomic uint64_t told; /* which connection was told so last, and how often: its serial, in steps of their number */
+	static _Atomic uint64_t
+		told; /* which connection was told so last, and how often: its serial, in steps of their number */
 	const uint64_t first = word_load(conn->serial) * (LINGER_ALONE + 1), times = word_load(told) - first;
 	const uint32_t skips = word_load(conn->linger_skips), pause = word_load(conn->linger_pause);
 	const uint64_t signals = self.signals;
@@ -288,9 +289,8 @@ int sleep_receiving(struct conn *conn, int fd, int64_t deadline, uint64_t signal
 			native = 1;
 		} else if (which < 4) {
 			/* a socket this thread waited on before: not of interest now */
-			if (self.wait_epfd > 0 &&
-			    (!still_watched(which) ||
-			     real.epoll_ctl(self.wait_epfd, EPOLL_CTL_DEL, self.watched[which].fd, NULL) < 0)) {
+			if (self.wait_epfd > 0 && (!still_watched(which) || real.epoll_ctl(self.wait_epfd, EPOLL_CTL_DEL,
+			                                                                   self.watched[which].fd, NULL) < 0)) {
 				own_fd_close(self.wait_epfd); /* an entry that cannot be named any more would wake us for ever */
 				self.wait_epfd = 0;
 			}

@@ -11,7 +11,7 @@
 #include <stdint.h>
 
 enum verbs_send_flags { VERBS_SIGNALED = 1 << 1, VERBS_INLINE = 1 << 3 };              /* enum ibv_send_flags */
-enum verbs_wr_opcode { VERBS_WR_SEND = 2 };                                             /* enum ibv_wr_opcode */
+enum verbs_wr_opcode { VERBS_WR_SEND = 2 };            /* enum ibv_wr_opcode */
 enum verbs_wc_opcode { VERBS_WC_SEND = 0, VERBS_WC_RECV = 1 << 7 };                     /* enum ibv_wc_opcode */
 enum verbs_wc_flags { VERBS_WC_WITH_IMM = 1 << 1, VERBS_WC_WITH_INV = 1 << 3 };         /* enum ibv_wc_flags */
 enum verbs_wc_status { VERBS_WC_SUCCESS = 0 };                                          /* enum ibv_wc_status */
@@ -55,8 +55,8 @@ static_assert(sizeof(void *) != 8 || (sizeof(struct verbs_sge) == 16 && sizeof(s
                                       sizeof(struct verbs_send_wr) == 128 && sizeof(struct verbs_wc) == 48),
               "as libibverbs has them");
 static_assert(sizeof(void *) != 8 ||
-              (offsetof(struct verbs_send_wr, sg_list) == 16 && offsetof(struct verbs_send_wr, send_flags) == 32 &&
-               offsetof(struct verbs_wc, byte_len) == 20 && offsetof(struct verbs_wc, wc_flags) == 36),
+                  (offsetof(struct verbs_send_wr, sg_list) == 16 && offsetof(struct verbs_send_wr, send_flags) == 32 &&
+                   offsetof(struct verbs_wc, byte_len) == 20 && offsetof(struct verbs_wc, wc_flags) == 36),
               "as libibverbs has them");
 
 /* The functions that the header calls through the table of a context (`struct ibv_context_ops`), and two of the library. */

@@ -13,7 +13,8 @@ __attribute__((constructor)) static void load(void)
 {
 	const struct sidestep_settings as_they_are = {NULL, {-1, -1, -1, -1}};
 	void *shim = dlopen(getenv("LATE_LIBRARY"), RTLD_NOW | RTLD_LOCAL | RTLD_NODELETE);
-	int (*embed)(const struct sidestep_settings *) = shim ? (int (*)(const struct sidestep_settings *))dlsym(shim, "sidestep_embed") : NULL;
+	int (*embed)(const struct sidestep_settings *) =
+		shim ? (int (*)(const struct sidestep_settings *))dlsym(shim, "sidestep_embed") : NULL;
 	void (*track_all)(int) = shim ? (void (*)(int))dlsym(shim, "sidestep_track_all") : NULL;
 
 	if (!embed || !track_all || embed(&as_they_are) != 0) {

@@ -47,8 +47,8 @@ static void tell(const char *name, uint64_t flags, struct clone_args with, size_
 		return;
 	}
 	waitpid((pid_t)child, &status, 0);
-	printf("%s: exit %d, pidfd %d, number %d\n", name, WIFEXITED(status) ? WEXITSTATUS(status) : -1, fcntl(pidfd, F_GETFD),
-	       tid == child);
+	printf("%s: exit %d, pidfd %d, number %d\n", name, WIFEXITED(status) ? WEXITSTATUS(status) : -1,
+	       fcntl(pidfd, F_GETFD), tid == child);
 	close(pidfd);
 }
 

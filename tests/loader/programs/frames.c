@@ -31,7 +31,8 @@ __attribute__((noinline)) static void tell(const char *name, int found)
 		_exit(1);
 }
 
-__attribute__((noinline)) static void look(int sig, const char *restorer, void *after, const siginfo_t *info, void *context)
+__attribute__((noinline)) static void look(int sig, const char *restorer, void *after, const siginfo_t *info,
+                                           void *context)
 {
 	const unsigned char *at = (const unsigned char *)PROGRAM_COUNTER((ucontext_t *)context);
 	extern const unsigned char __executable_start[], etext[];
@@ -63,7 +64,8 @@ int main(void)
 
 	sigaltstack(&stack, NULL);
 	for (size_t i = 0; i < sizeof(signals) / sizeof(*signals); i++) {
-		struct sigaction act = {.sa_sigaction = handler, .sa_flags = SA_SIGINFO | (signals[i] == SIGUSR2 ? SA_ONSTACK : 0)};
+		struct sigaction act = {.sa_sigaction = handler,
+		                        .sa_flags = SA_SIGINFO | (signals[i] == SIGUSR2 ? SA_ONSTACK : 0)};
 		if (signals[i] == SIGTERM)
 			act.sa_flags |= (int)SA_RESETHAND;
 		sigaction(signals[i], &act, NULL);

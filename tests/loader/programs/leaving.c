@@ -39,7 +39,8 @@ static void handler(int sig, siginfo_t *info, void *context)
 	char none;
 
 	(void)sig, (void)context;
-	NEED(recv(connection, &none, 1, MSG_DONTWAIT) < 0 && errno == EAGAIN); /* a call of its own, below the one that it leaves */
+	NEED(recv(connection, &none, 1, MSG_DONTWAIT) < 0 &&
+	     errno == EAGAIN); /* a call of its own, below the one that it leaves */
 	siglongjmp(back, info->si_value.sival_int);
 }
 
@@ -60,7 +61,8 @@ static void echo(int fd, uint32_t number)
 
 static void *client(void *port)
 {
-	struct sockaddr_in to = {.sin_family = AF_INET, .sin_port = htons((uint16_t)(uintptr_t)port), .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
+	struct sockaddr_in to = {
+		.sin_family = AF_INET, .sin_port = htons((uint16_t)(uintptr_t)port), .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
 	static __thread char stack[1 << 16];
 	stack_t other = {.ss_sp = stack, .ss_size = sizeof(stack)};
 	struct sigevent event = {.sigev_notify = SIGEV_THREAD_ID, .sigev_signo = SIGUSR1, .sigev_value.sival_int = 7};

@@ -41,7 +41,7 @@ static int option_get(int fd, int level, int name, void *value, socklen_t *len)
 
 int getsockopt(int fd, int level, int name, void *value, socklen_t *len)
 {
-	const int option = level == IPPROTO_TCP && name == TCP_INFO                  ? WORDS_INFO
+	const int option = level == IPPROTO_TCP && name == TCP_INFO         ? WORDS_INFO
 	                   : level == SOL_SOCKET && name == SO_COOKIE       ? WORDS_COOKIE
 	                   : level == SOL_SOCKET && name == SO_NETNS_COOKIE ? WORDS_NETNS
 	                                                                    : -1;

@@ -8,7 +8,8 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-static __thread uint32_t words[WORDS_MAX]; /* of the option whose first word was asked for last, so that they are of one time */
+static __thread uint32_t
+	words[WORDS_MAX]; /* of the option whose first word was asked for last, so that they are of one time */
 
 static const struct {
 	int level, name;

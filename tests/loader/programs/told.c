@@ -58,7 +58,8 @@ static void tell_signals(void)
 	sigprocmask(SIG_BLOCK, NULL, &mask);
 	for (int i = 1; i < 32; i++)
 		if (sigaction(i, NULL, &act) == 0 && (act.sa_handler != SIG_DFL || sigismember(&mask, i)))
-			printf("signal %d: %s%s\n", i, act.sa_handler == SIG_IGN ? "ignored" : "handled", sigismember(&mask, i) ? " blocked" : "");
+			printf("signal %d: %s%s\n", i, act.sa_handler == SIG_IGN ? "ignored" : "handled",
+			       sigismember(&mask, i) ? " blocked" : "");
 }
 
 #if defined(__x86_64__)
@@ -71,11 +72,12 @@ static void tell_vectors(void)
 	if (!__builtin_cpu_supports("avx") || !__get_cpuid_count(0xd, 1, &a, &b, &c, &d) || !(a & 4)) /* XGETBV of XINUSE */
 		return;
 	__asm__ volatile("vzeroupper\n\txgetbv" : "=a"(before), "=d"(d) : "c"(1));
-	__asm__ volatile("vzeroupper\n\txorl %%edi, %%edi\n\txorl %%esi, %%esi\n\txorl %%edx, %%edx\n\tmovl %2, %%eax\n\tsyscall\n\t"
-	                 "testq %%rax, %%rax\n\tmovl $1, %%ecx\n\txgetbv"
-	                 : "=a"(after), "=&d"(d)
-	                 : "i"(SYS_read)
-	                 : "rcx", "rdi", "rsi", "r11", "memory", "cc");
+	__asm__ volatile(
+		"vzeroupper\n\txorl %%edi, %%edi\n\txorl %%esi, %%esi\n\txorl %%edx, %%edx\n\tmovl %2, %%eax\n\tsyscall\n\t"
+		"testq %%rax, %%rax\n\tmovl $1, %%ecx\n\txgetbv"
+		: "=a"(after), "=&d"(d)
+		: "i"(SYS_read)
+		: "rcx", "rdi", "rsi", "r11", "memory", "cc");
 	printf("upper halves %d %d\n", !(before & 0x44), !(after & 0x44)); /* of AVX, and of AVX-512 */
 }
 #else
@@ -104,7 +106,8 @@ static void tell_children(void)
 
 int main(int argc, char **argv)
 {
-	static const unsigned long kinds[] = {AT_PAGESZ, AT_UID, AT_EUID, AT_GID, AT_EGID, AT_SECURE, AT_HWCAP, AT_CLKTCK, AT_PHENT, AT_PHNUM};
+	static const unsigned long kinds[] = {AT_PAGESZ, AT_UID,   AT_EUID,   AT_GID,   AT_EGID,
+	                                      AT_SECURE, AT_HWCAP, AT_CLKTCK, AT_PHENT, AT_PHNUM};
 	char text[256] = "";
 	struct stat exe;
 

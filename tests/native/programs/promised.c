@@ -65,7 +65,8 @@ int main(void)
 	char bytes[4096];
 
 	/* so little that it waits for its reader, and for nothing behind the ring */
-	if (listener < 0 || setsockopt(listener, SOL_SOCKET, SO_SNDBUF, &(int){1}, sizeof(int)) < 0 || bind(listener, (struct sockaddr *)&address, len) < 0 || listen(listener, 64) < 0 ||
+	if (listener < 0 || setsockopt(listener, SOL_SOCKET, SO_SNDBUF, &(int){1}, sizeof(int)) < 0 ||
+	    bind(listener, (struct sockaddr *)&address, len) < 0 || listen(listener, 64) < 0 ||
 	    getsockname(listener, (struct sockaddr *)&address, &len) < 0) {
 		perror("listen");
 		return 1;

@@ -109,7 +109,8 @@ int main(void)
 	int ends[2], newer[2], status;
 
 	listener = socket(AF_INET, SOCK_STREAM, 0);
-	check(bulk && bind(listener, (struct sockaddr *)&address, sizeof(address)) == 0 && listen(listener, 8) == 0, "listen");
+	check(bulk && bind(listener, (struct sockaddr *)&address, sizeof(address)) == 0 && listen(listener, 8) == 0,
+	      "listen");
 	pair(ends);
 	for (;;) {
 		check(fgets(line, sizeof(line), stdin) != NULL, "stdin");
@@ -126,7 +127,8 @@ int main(void)
 		close(listener);
 		if (geteuid() == 0)
 			check(setgroups(0, NULL) == 0 && setresgid(STRANGER, STRANGER, STRANGER) == 0 &&
-			      setresuid(STRANGER, STRANGER, STRANGER) == 0, "setresuid");
+			          setresuid(STRANGER, STRANGER, STRANGER) == 0,
+			      "setresuid");
 		prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0);
 		attack(line);
 		_exit(0);

@@ -29,7 +29,8 @@ static inline int posix_spawn_file_actions_addclosefrom_np(posix_spawn_file_acti
 	return 0;
 }
 
-static inline int epoll_pwait2(int set, struct epoll_event *events, int most, const struct timespec *pause, const sigset_t *mask)
+static inline int epoll_pwait2(int set, struct epoll_event *events, int most, const struct timespec *pause,
+                               const sigset_t *mask)
 {
 	return (int)syscall(SYS_epoll_pwait2, set, events, most, pause, mask, _NSIG / 8);
 }

@@ -16,7 +16,8 @@ static int unseen(long number, long first, long second, long third)
 	                 : "rcx", "r11", "memory");
 	return (int)result;
 #elif defined(__aarch64__)
-	register long x8 __asm__("x8") = number, x0 __asm__("x0") = first, x1 __asm__("x1") = second, x2 __asm__("x2") = third;
+	register long x8 __asm__("x8") = number, x0 __asm__("x0") = first, x1 __asm__("x1") = second,
+					 x2 __asm__("x2") = third;
 	__asm__ volatile("svc 0" : "+r"(x0) : "r"(x8), "r"(x1), "r"(x2) : "memory");
 	return (int)x0;
 #endif

@@ -33,7 +33,8 @@ static int make_ring(void)
 	                   IORING_OFF_SQ_RING);
 	completions = mmap(NULL, setup.cq_off.cqes + setup.cq_entries * sizeof(struct io_uring_cqe), PROT_READ | PROT_WRITE,
 	                   MAP_SHARED, ring, IORING_OFF_CQ_RING);
-	entries = mmap(NULL, setup.sq_entries * sizeof(*entries), PROT_READ | PROT_WRITE, MAP_SHARED, ring, IORING_OFF_SQES);
+	entries =
+		mmap(NULL, setup.sq_entries * sizeof(*entries), PROT_READ | PROT_WRITE, MAP_SHARED, ring, IORING_OFF_SQES);
 	return submissions == MAP_FAILED || completions == MAP_FAILED || entries == MAP_FAILED ? -errno : 0;
 }
 
@@ -70,7 +71,10 @@ static int talk(void)
 
 static int aio(aio_context_t context, int operation, void *data, uint32_t len)
 {
-	struct iocb block = {.aio_fildes = (uint32_t)one, .aio_lio_opcode = (uint16_t)operation, .aio_buf = (uintptr_t)data, .aio_nbytes = len};
+	struct iocb block = {.aio_fildes = (uint32_t)one,
+	                     .aio_lio_opcode = (uint16_t)operation,
+	                     .aio_buf = (uintptr_t)data,
+	                     .aio_nbytes = len};
 	struct iocb *list = &block;
 	struct io_event event;
 	struct timespec limit = {.tv_sec = 5};
@@ -129,7 +133,8 @@ int use_ring(void)
 	int listener = socket(AF_INET, SOCK_STREAM, 0);
 	one = socket(AF_INET, SOCK_STREAM, 0);
 	if (bind(listener, (struct sockaddr *)&address, len) < 0 || listen(listener, 1) < 0 ||
-	    getsockname(listener, (struct sockaddr *)&address, &len) < 0 || connect(one, (struct sockaddr *)&address, len) < 0)
+	    getsockname(listener, (struct sockaddr *)&address, &len) < 0 ||
+	    connect(one, (struct sockaddr *)&address, len) < 0)
 		return 1;
 	other = accept(listener, NULL, NULL);
 	while (fgets(line, sizeof(line), stdin)) {

@@ -108,8 +108,8 @@ const char *poll_names(uint32_t events)
 		uint32_t bit;
 		const char *name;
 	} names[] = {
-		{POLLIN, "IN"},	      {POLLPRI, "PRI"},	      {POLLOUT, "OUT"},	      {POLLERR, "ERR"},
-		{POLLHUP, "HUP"},     {POLLNVAL, "NVAL"},     {POLLRDNORM, "RDNORM"}, {POLLRDBAND, "RDBAND"},
+		{POLLIN, "IN"},         {POLLPRI, "PRI"},       {POLLOUT, "OUT"},       {POLLERR, "ERR"},
+		{POLLHUP, "HUP"},       {POLLNVAL, "NVAL"},     {POLLRDNORM, "RDNORM"}, {POLLRDBAND, "RDBAND"},
 		{POLLWRNORM, "WRNORM"}, {POLLWRBAND, "WRBAND"}, {POLLRDHUP, "RDHUP"},
 	};
 	char *at = text[turn++ % 4];
@@ -510,7 +510,7 @@ static struct reply end_take(struct end *end, size_t len, size_t piece, int flag
 
 /* Both directions at once, from one thread: never waits for one while the other could move. */
 static struct reply exchange(int fd, uint8_t key_out, uint64_t *out, size_t out_len, uint8_t key_in, uint64_t *in,
-			     size_t in_len, uint32_t seed)
+                             size_t in_len, uint32_t seed)
 {
 	static _Thread_local uint8_t data[65536];
 	int before = fcntl(fd, F_GETFL);
@@ -567,9 +567,7 @@ static struct reply act(const struct order *order)
 	if (order->wait_tid)
 		await_asleep(order->wait_pid, order->wait_tid);
 	switch (order->act) {
-	case ACT_LISTEN:
-		peer_listener = listener_of((char)order->a, &port, SOCK_CLOEXEC);
-		return answer(port);
+	case ACT_LISTEN: peer_listener = listener_of((char)order->a, &port, SOCK_CLOEXEC); return answer(port);
 	case ACT_ACCEPT:
 		*end = (struct end){.fd = accept(peer_listener, NULL, NULL)};
 		NEED(end->fd >= 0);
@@ -578,12 +576,9 @@ static struct reply act(const struct order *order)
 	case ACT_CONNECT:
 		*end = (struct end){.fd = connect_to((char)order->b, (uint16_t)order->a)};
 		return answer(local_port(end->fd));
-	case ACT_SEND:
-		return end_send(end, (size_t)order->a, (size_t)order->b);
-	case ACT_FLOOD:
-		return end_flood(end);
-	case ACT_RECV:
-		return end_take(end, (size_t)order->a, (size_t)order->b, 0, false);
+	case ACT_SEND: return end_send(end, (size_t)order->a, (size_t)order->b);
+	case ACT_FLOOD: return end_flood(end);
+	case ACT_RECV: return end_take(end, (size_t)order->a, (size_t)order->b, 0, false);
 	case ACT_RECV_ONCE: {
 		uint8_t data[4096];
 		NEED((size_t)order->a <= sizeof data);
@@ -608,15 +603,13 @@ static struct reply act(const struct order *order)
 		return answer((long)order->a);
 	case ACT_EXCHANGE:
 		return exchange(end->fd, KEY_IN, &end->out, (size_t)order->a, KEY_OUT, &end->in, (size_t)order->b, 77);
-	case ACT_DRAIN:
-		return end_take(end, 0, 0, 0, true);
+	case ACT_DRAIN: return end_take(end, 0, 0, 0, true);
 	case ACT_SUM: {
 		static uint8_t data[65536];
 		NEED((size_t)order->a <= sizeof data);
 		ssize_t got = recv(end->fd, data, (size_t)order->a, MSG_WAITALL);
-		return (struct reply){.result = got,
-				      .error = got < 0 ? errno : 0,
-				      .wrong = got > 0 && sum_of(data, (size_t)got) != order->b};
+		return (struct reply){
+			.result = got, .error = got < 0 ? errno : 0, .wrong = got > 0 && sum_of(data, (size_t)got) != order->b};
 	}
 	case ACT_SEND_CLOSE: {
 		struct reply reply = end_send(end, (size_t)order->a, 0);
@@ -624,10 +617,8 @@ static struct reply act(const struct order *order)
 			return answer(-1);
 		return reply;
 	}
-	case ACT_SHUTDOWN:
-		return answer(shutdown(end->fd, (int)order->a));
-	case ACT_CLOSE:
-		return answer(end_close(end));
+	case ACT_SHUTDOWN: return answer(shutdown(end->fd, (int)order->a));
+	case ACT_CLOSE: return answer(end_close(end));
 	case ACT_ABORT:
 		NEED(setsockopt(end->fd, SOL_SOCKET, SO_LINGER, &linger, sizeof linger) == 0);
 		return answer(end_close(end));
@@ -635,9 +626,7 @@ static struct reply act(const struct order *order)
 		NEED(choice.peer_process);
 		raise(SIGKILL);
 		abort();
-	case ACT_EXIT:
-		NEED(choice.peer_process);
-		exit(0);
+	case ACT_EXIT: NEED(choice.peer_process); exit(0);
 	case ACT_POLL:
 		if (poll(&item, 1, (int)order->b) < 0)
 			return answer(-1);
@@ -646,11 +635,8 @@ static struct reply act(const struct order *order)
 		uint8_t byte = (uint8_t)order->a;
 		return answer(send(end->fd, &byte, 1, MSG_OOB));
 	}
-	case ACT_ARRIVED:
-		return answer(arrived_at(end->fd, (long)order->a) ? 1 : 0);
-	case ACT_ERROR:
-		NEED(getsockopt(end->fd, SOL_SOCKET, SO_ERROR, &value, &len) == 0);
-		return answer(value);
+	case ACT_ARRIVED: return answer(arrived_at(end->fd, (long)order->a) ? 1 : 0);
+	case ACT_ERROR: NEED(getsockopt(end->fd, SOL_SOCKET, SO_ERROR, &value, &len) == 0); return answer(value);
 	case ACT_SET_INT:
 		value = (int)order->b;
 		return answer(setsockopt(end->fd, SOL_SOCKET, (int)order->a, &value, sizeof value));
@@ -662,8 +648,7 @@ static struct reply act(const struct order *order)
 		NEED(kill(getppid(), SIGCONT) == 0);
 		return answer(0);
 	}
-	case ACT_QUIT:
-		break;
+	case ACT_QUIT: break;
 	}
 	fail("the peer does not know order %d", order->act);
 }
@@ -784,8 +769,8 @@ void peer_now(struct pair *pair, enum act what, int64_t a, int64_t b)
 
 void peer_when_asleep(struct pair *pair, enum act what, int64_t a, int64_t b)
 {
-	order_begin((struct order){
-		.act = what, .index = pair->index, .a = a, .b = b, .wait_pid = getpid(), .wait_tid = gettid()});
+	order_begin(
+		(struct order){.act = what, .index = pair->index, .a = a, .b = b, .wait_pid = getpid(), .wait_tid = gettid()});
 }
 
 void peer_put(struct pair *pair, size_t len)
@@ -931,9 +916,9 @@ void forget_peer(void)
 int helper_main(int argc, char **argv); /* scenes_process.c: what a scene executes in a new program */
 
 static const struct scene *const tables[] = {
-	scenes_io,	scenes_option, scenes_end,    scenes_wait,  scenes_epoll,  scenes_fd,
-	scenes_process, scenes_signal, scenes_thread, scenes_stdio, scenes_stream, scenes_connect,
-	scenes_explicit, scenes_demote, scenes_interest,
+	scenes_io,     scenes_option,  scenes_end,      scenes_wait,   scenes_epoll,
+	scenes_fd,     scenes_process, scenes_signal,   scenes_thread, scenes_stdio,
+	scenes_stream, scenes_connect, scenes_explicit, scenes_demote, scenes_interest,
 };
 
 int main(int argc, char **argv)

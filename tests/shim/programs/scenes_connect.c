@@ -224,9 +224,9 @@ static long raw_call(long number, long a, long b, long c, long d, long e, long f
 	register long r8 __asm__("r8") = e;
 	register long r9 __asm__("r9") = f;
 	__asm__ volatile("syscall"
-			 : "=a"(result)
-			 : "a"(number), "D"(a), "S"(b), "d"(c), "r"(r10), "r"(r8), "r"(r9)
-			 : "rcx", "r11", "memory");
+	                 : "=a"(result)
+	                 : "a"(number), "D"(a), "S"(b), "d"(c), "r"(r10), "r"(r8), "r"(r9)
+	                 : "rcx", "r11", "memory");
 	return result;
 #elif defined(__aarch64__)
 	register long x8 __asm__("x8") = number;
@@ -284,7 +284,7 @@ static void calls_by_syscall(void)
 }
 
 const struct scene scenes_connect[] = {
-	SCENE(connect_nonblocking), SCENE(connect_in_epoll),	   SCENE(connect_refused), SCENE(accept_kinds),
-	SCENE(speak_before_accept), SCENE(server_speaks_first),	   SCENE(fast_open),	   SCENE(simultaneous),
-	SCENE(calls_past_the_library), SCENE(calls_by_syscall),	   {NULL, NULL},
+	SCENE(connect_nonblocking),    SCENE(connect_in_epoll),    SCENE(connect_refused), SCENE(accept_kinds),
+	SCENE(speak_before_accept),    SCENE(server_speaks_first), SCENE(fast_open),       SCENE(simultaneous),
+	SCENE(calls_past_the_library), SCENE(calls_by_syscall),    {NULL, NULL},
 };

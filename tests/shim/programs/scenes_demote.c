@@ -281,8 +281,7 @@ static void unread(enum whose whose)
 		order("demote", pair, whose);
 		get(pair, SOME);
 		peer_put(pair, SOME); /* behind what the ring holds */
-		say_bytes("peek", &(struct pair){.in = pair->in},
-			  data, recv(pair->fd, data, SOME, MSG_PEEK | MSG_WAITALL));
+		say_bytes("peek", &(struct pair){.in = pair->in}, data, recv(pair->fd, data, SOME, MSG_PEEK | MSG_WAITALL));
 		order("promote", pair, whose);
 		peer_get(pair, 2 * SOME);
 		get(pair, SOME);

@@ -389,7 +389,8 @@ static void epoll_exclusive(void)
 	say_ret("mod of it", set_ctl(set, EPOLL_CTL_MOD, pair->fd, EPOLLIN, 1));
 	get(pair, 5);
 	say_ret("del", set_ctl(set, EPOLL_CTL_DEL, pair->fd, 0, 0));
-	say_ret("exclusive and one-shot", set_ctl(set, EPOLL_CTL_ADD, pair->fd, EPOLLIN | EPOLLEXCLUSIVE | EPOLLONESHOT, 1));
+	say_ret("exclusive and one-shot",
+	        set_ctl(set, EPOLL_CTL_ADD, pair->fd, EPOLLIN | EPOLLEXCLUSIVE | EPOLLONESHOT, 1));
 	say_ret("add exclusive edge", set_ctl(set, EPOLL_CTL_ADD, pair->fd, EPOLLIN | EPOLLEXCLUSIVE | EPOLLET, 1));
 	peer_when_asleep(pair, ACT_SEND, 5, 0);
 	say_wait("data", set, 8, 5000);
@@ -754,14 +755,15 @@ static void epoll_edge_one_thread(void)
 		       __atomic_load_n(&waiters[1].count, __ATOMIC_ACQUIRE) == -7 && now_ms() < deadline)
 			sched_yield();
 		int first = (__atomic_load_n(&waiters[0].count, __ATOMIC_ACQUIRE) != -7) +
-			    (__atomic_load_n(&waiters[1].count, __ATOMIC_ACQUIRE) != -7);
+		            (__atomic_load_n(&waiters[1].count, __ATOMIC_ACQUIRE) != -7);
 		peer_put(pair, 5); /* and the next wakes the other */
 		for (int i = 0; i < 2; i++)
 			NEED(pthread_join(threads[i], NULL) == 0);
 		bool told = waiters[0].count == 1 && waiters[1].count == 1;
 		bool one = told && (first == 1 || choice.shaken); /* what is told once more wakes the second, too */
 		told_again += !one;
-		if (!one && (choice.warm || told_again > 2)) /* see say_no_edge(): at the attachment, and when sending switches */
+		if (!one &&
+		    (choice.warm || told_again > 2)) /* see say_no_edge(): at the attachment, and when sending switches */
 			say("round %d: %d woke first, counts %d %d", round, first, waiters[0].count, waiters[1].count);
 		get(pair, 10);
 		struct epoll_event event;

@@ -72,8 +72,9 @@ static void opened(void)
 	for (int i = 0; i < 4; i++) {
 		int fd = open_one(flags[i]);
 		say("O_NONBLOCK %d FD_CLOEXEC %d", !!(fcntl(fd, F_GETFL) & O_NONBLOCK), fcntl(fd, F_GETFD));
-		say("domain %d type %d protocol %d listens %d", option(fd, SOL_SOCKET, SO_DOMAIN), option(fd, SOL_SOCKET, SO_TYPE),
-		    option(fd, SOL_SOCKET, SO_PROTOCOL), option(fd, SOL_SOCKET, SO_ACCEPTCONN));
+		say("domain %d type %d protocol %d listens %d", option(fd, SOL_SOCKET, SO_DOMAIN),
+		    option(fd, SOL_SOCKET, SO_TYPE), option(fd, SOL_SOCKET, SO_PROTOCOL),
+		    option(fd, SOL_SOCKET, SO_ACCEPTCONN));
 		say_name("getsockname", fd);
 		say_ret("recv", recv(fd, data, 1, 0));
 		say_ret("send", send(fd, "x", 1, MSG_NOSIGNAL));
@@ -147,7 +148,7 @@ static void listener_copied(void)
 	uint16_t port;
 	int listener = loopback_listener(choice.family, &port, SOCK_CLOEXEC);
 	int copies[4] = {dup(listener), fcntl(listener, F_DUPFD, 100), fcntl(listener, F_DUPFD_CLOEXEC, 100),
-			 dup2(listener, 90)};
+	                 dup2(listener, 90)};
 	NEED(close(listener) == 0);
 	for (int i = 0; i < 4; i++) {
 		say("copy %d: FD_CLOEXEC %d", i, fcntl(copies[i], F_GETFD));
@@ -318,8 +319,8 @@ static void connected_anew(void)
 }
 
 const struct scene scenes_explicit[] = {
-	SCENE(opened),		    SCENE(ports),	      SCENE(ports_shared),	 SCENE(bound_before_connect),
-	SCENE(unbound_listener),    SCENE(listener_copied),   SCENE(copied_before_listen), SCENE(listener_of_parent),
-	SCENE(listener_in_sets),    SCENE(listener_passed),   SCENE(wrong_addresses),	 SCENE(addresses_with_data),
-	SCENE(connected_anew),	    {NULL, NULL},
+	SCENE(opened),           SCENE(ports),           SCENE(ports_shared),         SCENE(bound_before_connect),
+	SCENE(unbound_listener), SCENE(listener_copied), SCENE(copied_before_listen), SCENE(listener_of_parent),
+	SCENE(listener_in_sets), SCENE(listener_passed), SCENE(wrong_addresses),      SCENE(addresses_with_data),
+	SCENE(connected_anew),   {NULL, NULL},
 };

@@ -9,7 +9,7 @@ static void copies(void)
 {
 	struct pair *pair = open_pair();
 	int fds[5] = {dup(pair->fd), dup2(pair->fd, 200), dup3(pair->fd, 201, O_CLOEXEC), fcntl(pair->fd, F_DUPFD, 202),
-		      fcntl(pair->fd, F_DUPFD_CLOEXEC, 203)};
+	              fcntl(pair->fd, F_DUPFD_CLOEXEC, 203)};
 	say("numbers %d %d %d %d", fds[1], fds[2], fds[3], fds[4]);
 	for (int i = 0; i < 5; i++) {
 		say("copy %d: FD_CLOEXEC %d", i, fcntl(fds[i], F_GETFD) & FD_CLOEXEC);
@@ -331,7 +331,8 @@ static void taken_by_number(void)
 }
 
 const struct scene scenes_fd[] = {
-	SCENE(copies),		 SCENE(copy_closed_keeps), SCENE(dup2_over),	    SCENE(number_reused),
-	SCENE(ranges_closed),	 SCENE(everything_closed), SCENE(lowest_number),    SCENE(passed_within),
-	SCENE(passed_and_closed), SCENE(passed_and_kept),  SCENE(taken_by_number), {NULL, NULL},
+	SCENE(copies),          SCENE(copy_closed_keeps), SCENE(dup2_over),
+	SCENE(number_reused),   SCENE(ranges_closed),     SCENE(everything_closed),
+	SCENE(lowest_number),   SCENE(passed_within),     SCENE(passed_and_closed),
+	SCENE(passed_and_kept), SCENE(taken_by_number),   {NULL, NULL},
 };

@@ -194,12 +194,6 @@ static void interest_of_a_sleeper(void)
 }
 
 const struct scene scenes_interest[] = {
-	SCENE(interest_out_and_in),
-	SCENE(interest_while_out),
-	SCENE(interest_end_while_out),
-	SCENE(interest_number_closed),
-	SCENE(interest_over_fork),
-	SCENE(interest_less),
-	SCENE(interest_of_a_sleeper),
-	{NULL, NULL},
+	SCENE(interest_out_and_in), SCENE(interest_while_out), SCENE(interest_end_while_out), SCENE(interest_number_closed),
+	SCENE(interest_over_fork),  SCENE(interest_less),      SCENE(interest_of_a_sleeper),  {NULL, NULL},
 };

@@ -41,7 +41,7 @@ static void send_recv(void)
 	say_bytes("recv the rest", pair, data, recv(pair->fd, data, 500, 0));
 	say_bytes("recv DONTWAIT of nothing", pair, data, recv(pair->fd, data, 5, MSG_DONTWAIT));
 	say_bytes("recv CMSG_CLOEXEC|NOSIGNAL|DONTWAIT", pair, data,
-		  recv(pair->fd, data, 5, MSG_DONTWAIT | MSG_CMSG_CLOEXEC | MSG_NOSIGNAL));
+	          recv(pair->fd, data, 5, MSG_DONTWAIT | MSG_CMSG_CLOEXEC | MSG_NOSIGNAL));
 	stays(pair);
 }
 
@@ -111,16 +111,15 @@ static void sendto_recvfrom(void)
 	socklen_t len = sizeof address;
 	sent(pair, say_ret("sendto nobody", sendto(pair->fd, pattern_out(pair, 20), 20, 0, NULL, 0)));
 	NEED(getpeername(pair->fd, (struct sockaddr *)&address, &len) == 0);
-	sent(pair, say_ret("sendto the peer",
-			   sendto(pair->fd, pattern_out(pair, 20), 20, 0, (struct sockaddr *)&address, len)));
+	sent(pair,
+	     say_ret("sendto the peer", sendto(pair->fd, pattern_out(pair, 20), 20, 0, (struct sockaddr *)&address, len)));
 	peer_get(pair, 40);
 	peer_put(pair, 40);
 	arrived(pair, 40);
 	say_bytes("recvfrom", pair, data, recvfrom(pair->fd, data, 20, 0, NULL, NULL));
 	memset(&address, 0xee, sizeof address);
 	len = sizeof address;
-	say_bytes("recvfrom with address", pair, data,
-		  recvfrom(pair->fd, data, 20, 0, (struct sockaddr *)&address, &len));
+	say_bytes("recvfrom with address", pair, data, recvfrom(pair->fd, data, 20, 0, (struct sockaddr *)&address, &len));
 	say("address length %u, first byte %#x", len, *(uint8_t *)&address);
 	len = sizeof address;
 	say_ret("recvfrom of nothing", recvfrom(pair->fd, data, 20, MSG_DONTWAIT, (struct sockaddr *)&address, &len));
@@ -134,7 +133,7 @@ static void sendmsg_recvmsg(void)
 	uint8_t control[64];
 	const uint8_t *bytes = pattern_out(pair, 60);
 	struct iovec out[2] = {{.iov_base = (void *)(uintptr_t)bytes, .iov_len = 20},
-			       {.iov_base = (void *)(uintptr_t)(bytes + 20), .iov_len = 40}};
+	                       {.iov_base = (void *)(uintptr_t)(bytes + 20), .iov_len = 40}};
 	struct iovec in[2] = {{.iov_base = data, .iov_len = 10}, {.iov_base = data + 10, .iov_len = 80}};
 	struct msghdr header = {.msg_iov = out, .msg_iovlen = 2};
 	sent(pair, say_ret("sendmsg", sendmsg(pair->fd, &header, 0)));
@@ -142,12 +141,12 @@ static void sendmsg_recvmsg(void)
 	peer_put(pair, 60);
 	arrived(pair, 60);
 	header = (struct msghdr){.msg_iov = in,
-				 .msg_iovlen = 2,
-				 .msg_name = &address,
-				 .msg_namelen = sizeof address,
-				 .msg_control = control,
-				 .msg_controllen = sizeof control,
-				 .msg_flags = -1};
+	                         .msg_iovlen = 2,
+	                         .msg_name = &address,
+	                         .msg_namelen = sizeof address,
+	                         .msg_control = control,
+	                         .msg_controllen = sizeof control,
+	                         .msg_flags = -1};
 	say_bytes("recvmsg PEEK|TRUNC-free", pair, data, recvmsg(pair->fd, &header, 0));
 	say("namelen %u controllen %zu flags %#x iovlen %zu", header.msg_namelen, (size_t)header.msg_controllen,
 	    header.msg_flags, (size_t)header.msg_iovlen);
@@ -288,7 +287,7 @@ static void splice_(void)
 	NEED(write(pipes[1], pattern_out(pair, 1000), 1000) == 1000);
 	sent(pair, say_ret("splice to the socket", splice(pipes[0], NULL, pair->fd, NULL, 600, 0)));
 	sent(pair, say_ret("splice MORE to the socket",
-			   splice(pipes[0], NULL, pair->fd, NULL, 4096, SPLICE_F_MORE | SPLICE_F_MOVE)));
+	                   splice(pipes[0], NULL, pair->fd, NULL, 4096, SPLICE_F_MORE | SPLICE_F_MOVE)));
 	peer_get(pair, 1000);
 	say_ret("splice from an empty pipe", splice(pipes[0], NULL, pair->fd, NULL, 10, SPLICE_F_NONBLOCK));
 	peer_put(pair, 500);
@@ -384,8 +383,8 @@ static void waitall(void)
 	peer_done();
 	peer_when_asleep(pair, ACT_SEND, 5000, 100);
 	struct iovec in[3] = {{.iov_base = data, .iov_len = 7},
-			      {.iov_base = data + 7, .iov_len = 3000},
-			      {.iov_base = data + 3007, .iov_len = 1993}};
+	                      {.iov_base = data + 7, .iov_len = 3000},
+	                      {.iov_base = data + 3007, .iov_len = 1993}};
 	struct msghdr header = {.msg_iov = in, .msg_iovlen = 3};
 	say_bytes("recvmsg WAITALL 5000 in pieces", pair, data, recvmsg(pair->fd, &header, MSG_WAITALL));
 	peer_done();
@@ -785,7 +784,8 @@ const struct scene scenes_io[] = {
 	SCENE(urgent),
 	SCENE(urgent_inline),
 	SCENE(zerocopy),
-	SCENE(asynchronous), SCENE(kernel_asynchronous),
+	SCENE(asynchronous),
+	SCENE(kernel_asynchronous),
 	SCENE(libc_aliases),
 	{NULL, NULL},
 };

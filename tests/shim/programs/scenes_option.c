@@ -269,24 +269,20 @@ static void options_hold(void)
 		const char *name;
 		int level, option, value;
 	} options[] = {
-		{"TCP_NODELAY", IPPROTO_TCP, TCP_NODELAY, 1},
-		{"SO_KEEPALIVE", SOL_SOCKET, SO_KEEPALIVE, 1},
-		{"TCP_KEEPIDLE", IPPROTO_TCP, TCP_KEEPIDLE, 7},
-		{"TCP_KEEPINTVL", IPPROTO_TCP, TCP_KEEPINTVL, 8},
-		{"SO_REUSEADDR", SOL_SOCKET, SO_REUSEADDR, 1},
-		{"SO_PRIORITY", SOL_SOCKET, SO_PRIORITY, 3},
-		{"TCP_QUICKACK", IPPROTO_TCP, TCP_QUICKACK, 1},
-		{"TCP_USER_TIMEOUT", IPPROTO_TCP, TCP_USER_TIMEOUT, 9000},
-		{"TCP_LINGER2", IPPROTO_TCP, TCP_LINGER2, 9},
-		{"SO_SNDBUF", SOL_SOCKET, SO_SNDBUF, 40000},
+		{"TCP_NODELAY", IPPROTO_TCP, TCP_NODELAY, 1},   {"SO_KEEPALIVE", SOL_SOCKET, SO_KEEPALIVE, 1},
+		{"TCP_KEEPIDLE", IPPROTO_TCP, TCP_KEEPIDLE, 7}, {"TCP_KEEPINTVL", IPPROTO_TCP, TCP_KEEPINTVL, 8},
+		{"SO_REUSEADDR", SOL_SOCKET, SO_REUSEADDR, 1},  {"SO_PRIORITY", SOL_SOCKET, SO_PRIORITY, 3},
+		{"TCP_QUICKACK", IPPROTO_TCP, TCP_QUICKACK, 1}, {"TCP_USER_TIMEOUT", IPPROTO_TCP, TCP_USER_TIMEOUT, 9000},
+		{"TCP_LINGER2", IPPROTO_TCP, TCP_LINGER2, 9},   {"SO_SNDBUF", SOL_SOCKET, SO_SNDBUF, 40000},
 		{"SO_RCVBUF", SOL_SOCKET, SO_RCVBUF, 40000},
 	};
 	static const struct {
 		const char *name;
 		int option;
 	} questions[] = {
-		{"SO_TYPE", SO_TYPE},		{"SO_DOMAIN", SO_DOMAIN}, {"SO_PROTOCOL", SO_PROTOCOL},
-		{"SO_ACCEPTCONN", SO_ACCEPTCONN}, {"SO_ERROR", SO_ERROR},
+		{"SO_TYPE", SO_TYPE},         {"SO_DOMAIN", SO_DOMAIN},
+		{"SO_PROTOCOL", SO_PROTOCOL}, {"SO_ACCEPTCONN", SO_ACCEPTCONN},
+		{"SO_ERROR", SO_ERROR},
 	};
 	int value;
 	socklen_t len;
@@ -355,9 +351,8 @@ static void names(void)
 	for (int i = 0; i < 2; i++) {
 		socklen_t len = sizeof address;
 		NEED((i ? getpeername : getsockname)(pair->fd, (struct sockaddr *)&address, &len) == 0);
-		const void *where = address.ss_family == AF_INET
-					    ? (void *)&((struct sockaddr_in *)&address)->sin_addr
-					    : (void *)&((struct sockaddr_in6 *)&address)->sin6_addr;
+		const void *where = address.ss_family == AF_INET ? (void *)&((struct sockaddr_in *)&address)->sin_addr
+		                                                 : (void *)&((struct sockaddr_in6 *)&address)->sin6_addr;
 		NEED(inet_ntop(address.ss_family, where, text, sizeof text));
 		say("%s %s, %u bytes, the right port: %d", i ? "remote" : "local", text, len,
 		    ntohs(((struct sockaddr_in *)&address)->sin_port) == (i ? pair->peer_port : pair->port));
@@ -372,8 +367,7 @@ static void message_options(void)
 	int on = 1;
 	uint8_t control[256];
 	struct iovec one = {.iov_base = data, .iov_len = 100};
-	struct msghdr header = {
-		.msg_iov = &one, .msg_iovlen = 1, .msg_control = control, .msg_controllen = sizeof control};
+	struct msghdr header = {.msg_iov = &one, .msg_iovlen = 1, .msg_control = control, .msg_controllen = sizeof control};
 	NEED(setsockopt(pair->fd, IPPROTO_TCP, TCP_INQ, &on, sizeof on) == 0);
 	peer_put(pair, 30);
 	arrived(pair, 30);
@@ -411,7 +405,8 @@ static void say_inq(const char *name, struct pair *pair, size_t len, int flags, 
 		uint8_t bytes[64];
 	} control;
 	struct iovec one = {data, len};
-	struct msghdr header = {.msg_iov = &one, .msg_iovlen = 1, .msg_control = room ? &control : NULL, .msg_controllen = room};
+	struct msghdr header = {
+		.msg_iov = &one, .msg_iovlen = 1, .msg_control = room ? &control : NULL, .msg_controllen = room};
 	ssize_t got = recvmsg(pair->fd, &header, flags);
 	if (flags & MSG_PEEK)
 		say_ret(name, got);
@@ -423,7 +418,8 @@ static void say_inq(const char *name, struct pair *pair, size_t len, int flags, 
 	for (struct cmsghdr *message = CMSG_FIRSTHDR(&header); message; message = CMSG_NXTHDR(&header, message)) {
 		int left = -1;
 		memcpy(&left, CMSG_DATA(message), message->cmsg_len >= CMSG_LEN(sizeof left) ? sizeof left : 0);
-		say("level %d type %d, %zu bytes: %d", message->cmsg_level, message->cmsg_type, (size_t)message->cmsg_len, left);
+		say("level %d type %d, %zu bytes: %d", message->cmsg_level, message->cmsg_type, (size_t)message->cmsg_len,
+		    left);
 	}
 }
 
@@ -489,7 +485,8 @@ static void say_completions(const char *name, int fd, uint32_t wanted)
 		} control;
 		char byte;
 		struct iovec one = {&byte, 1};
-		struct msghdr header = {.msg_iov = &one, .msg_iovlen = 1, .msg_control = &control, .msg_controllen = sizeof control};
+		struct msghdr header = {
+			.msg_iov = &one, .msg_iovlen = 1, .msg_control = &control, .msg_controllen = sizeof control};
 		struct pollfd item = {.fd = fd};
 		int ready = poll(&item, 1, 5000);
 		if (ready != 1 || item.revents != POLLERR)
@@ -683,9 +680,11 @@ static void fioasync(void)
 }
 
 const struct scene scenes_option[] = {
-	SCENE(rcvtimeo),     SCENE(sndtimeo),	   SCENE(rcvlowat),	 SCENE(fionread),   SCENE(siocoutq),
-	SCENE(nonblock_toggled), SCENE(linger_zero), SCENE(linger_some), SCENE(options_hold), SCENE(small_buffers),
-	SCENE(cork),	     SCENE(names),	   SCENE(message_options), SCENE(sigio),    SCENE(disconnect),
-	SCENE(inherited_options), SCENE(fioasync), SCENE(inq),	 SCENE(zerocopy_told),
-	{NULL, NULL},
+	SCENE(rcvtimeo),          SCENE(sndtimeo),    SCENE(rcvlowat),
+	SCENE(fionread),          SCENE(siocoutq),    SCENE(nonblock_toggled),
+	SCENE(linger_zero),       SCENE(linger_some), SCENE(options_hold),
+	SCENE(small_buffers),     SCENE(cork),        SCENE(names),
+	SCENE(message_options),   SCENE(sigio),       SCENE(disconnect),
+	SCENE(inherited_options), SCENE(fioasync),    SCENE(inq),
+	SCENE(zerocopy_told),     {NULL, NULL},
 };

@@ -409,18 +409,10 @@ static void jump_out(void)
 			strike_when_asleep(1);
 			if (sigsetjmp(way_out, 1) == 0) {
 				switch (way) {
-				case 0:
-					recv(pair->fd, data, 100, 0);
-					break;
-				case 1:
-					poll(&item, 1, -1);
-					break;
-				case 2:
-					epoll_wait(set, &event, 1, -1);
-					break;
-				case 3:
-					read(pair->fd, data, 100) < 0 ? (void)0 : (void)1;
-					break;
+				case 0: recv(pair->fd, data, 100, 0); break;
+				case 1: poll(&item, 1, -1); break;
+				case 2: epoll_wait(set, &event, 1, -1); break;
+				case 3: read(pair->fd, data, 100) < 0 ? (void)0 : (void)1; break;
 				case 4: {
 					fd_set in;
 					FD_ZERO(&in);
@@ -527,7 +519,7 @@ static void stopped(void)
 }
 
 const struct scene scenes_signal[] = {
-	SCENE(eintr_reads),   SCENE(eintr_restart), SCENE(eintr_waits),	   SCENE(eintr_sends), SCENE(mask_in_wait),
-	SCENE(storm_restart), SCENE(storm_eintr),   SCENE(handler_writes), SCENE(jump_out),    SCENE(cancelled),
-	SCENE(stopped),	      {NULL, NULL},
+	SCENE(eintr_reads),  SCENE(eintr_restart), SCENE(eintr_waits), SCENE(eintr_sends),
+	SCENE(mask_in_wait), SCENE(storm_restart), SCENE(storm_eintr), SCENE(handler_writes),
+	SCENE(jump_out),     SCENE(cancelled),     SCENE(stopped),     {NULL, NULL},
 };

@@ -111,7 +111,7 @@ static void stdio_standard(void)
 	puts("puts");
 	putchar('!');
 	say_ret("fflush", fflush(stdout));
-	say_text_of("the other end", fds[1], 16);  /* musl writes the first line at once, and the rest here */
+	say_text_of("the other end", fds[1], 16); /* musl writes the first line at once, and the rest here */
 	perror("");
 	say_ret("read after stdio", read(0, word, 0));
 	NEED(send(fds[1], "more\n", 5, 0) == 5);
@@ -189,5 +189,5 @@ static void fortified(void)
 
 const struct scene scenes_stdio[] = {
 	SCENE(stdio_both_ways), SCENE(stdio_one_stream), SCENE(stdio_standard),
-	SCENE(stdio_dprintf),	SCENE(fortified),	 {NULL, NULL},
+	SCENE(stdio_dprintf),   SCENE(fortified),        {NULL, NULL},
 };

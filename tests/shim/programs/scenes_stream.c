@@ -5,8 +5,8 @@ static uint8_t data[1 << 20];
 
 static void sizes_out(void)
 {
-	static const size_t sizes[] = {1,    2,	   63,	 64,	65,    511,	1000,  4095,   4096,
-				       4097, 9000, 65535, 65536, 65537, 131072, 262147, 1 << 20, 4 << 20};
+	static const size_t sizes[] = {1,    2,    63,    64,    65,    511,    1000,   4095,    4096,
+	                               4097, 9000, 65535, 65536, 65537, 131072, 262147, 1 << 20, 4 << 20};
 	struct pair *pair = open_pair();
 	for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++) {
 		peer_now(pair, ACT_RECV, (int64_t)sizes[i], 0);
@@ -18,8 +18,8 @@ static void sizes_out(void)
 
 static void sizes_in(void)
 {
-	static const size_t sizes[] = {1,    2,	   63,	 64,	65,    511,	1000,  4095,   4096,
-				       4097, 9000, 65535, 65536, 65537, 131072, 262147, 1 << 20, 4 << 20};
+	static const size_t sizes[] = {1,    2,    63,    64,    65,    511,    1000,   4095,    4096,
+	                               4097, 9000, 65535, 65536, 65537, 131072, 262147, 1 << 20, 4 << 20};
 	struct pair *pair = open_pair();
 	for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++) {
 		peer_now(pair, ACT_SEND, (int64_t)sizes[i], 0);
@@ -404,7 +404,8 @@ const struct scene scenes_stream[] = {
 	SCENE(sizes_in),
 	SCENE(pieces),
 	SCENE(ping_pong),
-	SCENE(exchanges), SCENE(both_send_first),
+	SCENE(exchanges),
+	SCENE(both_send_first),
 	SCENE(while_exchanging),
 	SCENE(while_only_sending),
 	SCENE(while_only_receiving),

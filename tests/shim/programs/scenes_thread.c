@@ -293,9 +293,9 @@ static void reader_and_writer(void)
 	int fds[2];
 	both_ends(fds);
 	struct worker workers[4] = {{.fd = fds[0], .mark = 'a', .rounds = 1000, .len = 4000},
-				    {.fd = fds[0], .len = 4096},
-				    {.fd = fds[1], .mark = 'b', .rounds = 1000, .len = 3000},
-				    {.fd = fds[1], .len = 4096}};
+	                            {.fd = fds[0], .len = 4096},
+	                            {.fd = fds[1], .mark = 'b', .rounds = 1000, .len = 3000},
+	                            {.fd = fds[1], .len = 4096}};
 	begin(&workers[0], send_marks);
 	begin(&workers[1], take_marks);
 	begin(&workers[2], send_marks);
@@ -310,7 +310,15 @@ static void reader_and_writer(void)
 }
 
 const struct scene scenes_thread[] = {
-	SCENE(many_senders),	     SCENE(many_receivers),	   SCENE(many_both_ways),     SCENE(shutdown_wakes_reader),
-	SCENE(shutdown_wakes_poll),  SCENE(shutdown_wakes_writer), SCENE(close_under_reader), SCENE(data_wakes_one_of_two),
-	SCENE(many_connections),     SCENE(reader_and_writer),	   {NULL, NULL},
+	SCENE(many_senders),
+	SCENE(many_receivers),
+	SCENE(many_both_ways),
+	SCENE(shutdown_wakes_reader),
+	SCENE(shutdown_wakes_poll),
+	SCENE(shutdown_wakes_writer),
+	SCENE(close_under_reader),
+	SCENE(data_wakes_one_of_two),
+	SCENE(many_connections),
+	SCENE(reader_and_writer),
+	{NULL, NULL},
 };

@@ -5,14 +5,15 @@ static void poll_states(void)
 {
 	struct pair *pair = open_pair();
 	static const short wishes[] = {POLLIN,
-				       POLLOUT,
-				       POLLIN | POLLOUT,
-				       0,
-				       POLLPRI,
-				       POLLRDNORM | POLLWRNORM,
-				       POLLRDBAND | POLLWRBAND,
-				       POLLRDHUP,
-				       POLLIN | POLLOUT | POLLPRI | POLLRDNORM | POLLWRNORM | POLLRDBAND | POLLWRBAND | POLLRDHUP};
+	                               POLLOUT,
+	                               POLLIN | POLLOUT,
+	                               0,
+	                               POLLPRI,
+	                               POLLRDNORM | POLLWRNORM,
+	                               POLLRDBAND | POLLWRBAND,
+	                               POLLRDHUP,
+	                               POLLIN | POLLOUT | POLLPRI | POLLRDNORM | POLLWRNORM | POLLRDBAND | POLLWRBAND |
+	                                   POLLRDHUP};
 	for (int step = 0; step < 4; step++) {
 		static const char *const steps[] = {"idle", "data", "data and end", "end"};
 		if (step == 1) {
@@ -43,16 +44,11 @@ static void poll_sets(void)
 	arrived(pair, 10);
 	NEED(write(pipes[1], "x", 1) == 1);
 	struct pollfd items[] = {
-		{.fd = pair->fd, .events = POLLIN},
-		{.fd = -1, .events = POLLIN, .revents = 7},
-		{.fd = pipes[0], .events = POLLIN},
-		{.fd = closed, .events = POLLIN},
-		{.fd = other->fd, .events = POLLIN},
-		{.fd = pair->fd, .events = POLLIN | POLLOUT},
-		{.fd = other->fd, .events = POLLOUT},
-		{.fd = -7, .events = POLLIN, .revents = 7},
-		{.fd = pair->fd, .events = 0},
-		{.fd = pipes[1], .events = POLLOUT},
+		{.fd = pair->fd, .events = POLLIN},   {.fd = -1, .events = POLLIN, .revents = 7},
+		{.fd = pipes[0], .events = POLLIN},   {.fd = closed, .events = POLLIN},
+		{.fd = other->fd, .events = POLLIN},  {.fd = pair->fd, .events = POLLIN | POLLOUT},
+		{.fd = other->fd, .events = POLLOUT}, {.fd = -7, .events = POLLIN, .revents = 7},
+		{.fd = pair->fd, .events = 0},        {.fd = pipes[1], .events = POLLOUT},
 	};
 	enum { COUNT = sizeof items / sizeof *items };
 	say_ret("poll", poll(items, COUNT, 1000));
@@ -233,9 +229,8 @@ static void wait_for_others(void)
 	int timer = timerfd_create(CLOCK_MONOTONIC, 0);
 	struct itimerspec time = {.it_value = {.tv_nsec = 30000000}};
 	uint64_t ticks;
-	struct pollfd items[3] = {{.fd = pair->fd, .events = POLLIN},
-				  {.fd = timer, .events = POLLIN},
-				  {.fd = other->fd, .events = POLLIN}};
+	struct pollfd items[3] = {
+		{.fd = pair->fd, .events = POLLIN}, {.fd = timer, .events = POLLIN}, {.fd = other->fd, .events = POLLIN}};
 	NEED(timerfd_settime(timer, 0, &time, NULL) == 0);
 	say_ret("poll", poll(items, 3, 5000));
 	say("%s %s %s", poll_names((uint16_t)items[0].revents), poll_names((uint16_t)items[1].revents),
@@ -336,8 +331,7 @@ static void number_again(void)
 }
 
 const struct scene scenes_wait[] = {
-	SCENE(poll_states),   SCENE(poll_sets),	      SCENE(poll_times),      SCENE(poll_writable),
-	SCENE(poll_both_ways), SCENE(select_states),  SCENE(select_times),    SCENE(select_writable),
-	SCENE(wait_for_others), SCENE(poll_only_reader), SCENE(one_wait_many), SCENE(number_again),
-	{NULL, NULL},
+	SCENE(poll_states),   SCENE(poll_sets),    SCENE(poll_times),      SCENE(poll_writable),   SCENE(poll_both_ways),
+	SCENE(select_states), SCENE(select_times), SCENE(select_writable), SCENE(wait_for_others), SCENE(poll_only_reader),
+	SCENE(one_wait_many), SCENE(number_again), {NULL, NULL},
 };

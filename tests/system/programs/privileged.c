@@ -12,7 +12,8 @@ int main(void)
 	char byte = 7;
 	int listener = socket(AF_INET, SOCK_STREAM, 0), one = socket(AF_INET, SOCK_STREAM, 0);
 	if (bind(listener, (struct sockaddr *)&address, len) < 0 || listen(listener, 1) < 0 ||
-	    getsockname(listener, (struct sockaddr *)&address, &len) < 0 || connect(one, (struct sockaddr *)&address, len) < 0)
+	    getsockname(listener, (struct sockaddr *)&address, &len) < 0 ||
+	    connect(one, (struct sockaddr *)&address, len) < 0)
 		return 1;
 	int other = accept(listener, NULL, NULL);
 	for (int i = 0; i < 50; i++)

@@ -63,7 +63,8 @@ static void server_event(struct bufferevent *conn, short what, void *unused)
 		bufferevent_setcb(conn, NULL, server_drained, server_event, conn);
 }
 
-static void accepted(struct evconnlistener *listener, evutil_socket_t fd, struct sockaddr *from, int from_len, void *unused)
+static void accepted(struct evconnlistener *listener, evutil_socket_t fd, struct sockaddr *from, int from_len,
+                     void *unused)
 {
 	(void)listener, (void)from, (void)from_len, (void)unused;
 	struct bufferevent *conn = bufferevent_socket_new(base, fd, BEV_OPT_CLOSE_ON_FREE);
@@ -145,7 +146,7 @@ static void talk(const struct sockaddr_in *there, int number)
 	struct client *client = malloc(sizeof(*client));
 	struct bufferevent *conn = bufferevent_socket_new(base, -1, BEV_OPT_CLOSE_ON_FREE);
 
-	*client = (struct client){ .number = number, .got = evbuffer_new() };
+	*client = (struct client){.number = number, .got = evbuffer_new()};
 	bufferevent_setcb(conn, client_read, client_drained, client_event, client);
 	bufferevent_enable(conn, EV_READ | EV_WRITE);
 	if (bufferevent_socket_connect(conn, (const struct sockaddr *)there, sizeof(*there)))
@@ -154,7 +155,7 @@ static void talk(const struct sockaddr_in *there, int number)
 
 int main(int argc, char **argv)
 {
-	struct sockaddr_in addr = { .sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK) };
+	struct sockaddr_in addr = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
 	socklen_t addr_len = sizeof(addr);
 
 	base = event_base_new();
