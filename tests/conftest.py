@@ -11,6 +11,7 @@ from pathlib import Path
 import durations
 import hypothesis
 import pytest
+import selection
 from shim_client import Channel, ShimClient
 
 from sidestep.testing import Sidestep
@@ -22,13 +23,16 @@ hypothesis.settings.load_profile("unhurried")
 # A direction of a connection that is moved as its table does not have it is a fault of the shim's: see state_move().
 os.environ["SIDESTEP_CHECKED"] = "1"
 
+pytest_addoption = selection.pytest_addoption
+
 _MARK_BY_FOLDER = {"apps": pytest.mark.app, "chaos": pytest.mark.chaos}
 TcpPair = tuple[socket.socket, socket.socket]
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Each run keeps what its tests cost."""
+    """Each run takes a set of tests, and keeps what they cost."""
     config.pluginmanager.register(durations.Durations(), "durations")
+    config.pluginmanager.register(selection.Selecting(config), "selection")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -3,7 +3,6 @@
 # mypy: disable-error-code="import-not-found,misc"
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,6 +12,7 @@ import toolchain
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "shim"))
 from scene_runner import KNOWN_DIFFERENCES, Variant, build, difference, run, scene_names
+from selection import NOW, at_least
 
 from sidestep import native_library
 from sidestep.testing import Sidestep
@@ -48,7 +48,7 @@ def env(provider: Sidestep) -> dict[str, str]:
 
 def _scenes() -> list[str]:
     chosen = [name for table in TABLES for name in scene_names(table)]
-    return chosen if os.environ.get("SIDESTEP_TEST_FULL") else sorted({*chosen[::3], *PROMOTED})
+    return chosen if at_least("full") else sorted({*chosen[NOW.row % 3 :: 3], *PROMOTED})
 
 
 @pytest.mark.parametrize("scene", [scene for scene in _scenes() if scene not in KNOWN_DIFFERENCES])

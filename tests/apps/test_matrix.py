@@ -1,7 +1,7 @@
 """Servers and clients that nobody here wrote, or only a page of, move much on a machine with eight busy processes.
 
     .venv/bin/pytest tests/apps/test_matrix.py                      the short form
-    .venv/bin/pytest tests/apps/test_matrix.py -n 8                 the same, as in CI: eight servers at a time
+    .venv/bin/pytest tests/apps/test_matrix.py --set=ci --row=7     each server with four clients, as in CI
     .venv/bin/pytest tests/apps/test_matrix.py -k 'libevent-node'   a pair; `-k default-java-`: all that ask one server
     make soak SOAK_MINUTES=60                                       the long form: at random
     .venv/bin/python tests/apps/soak.py --server libevent --client node --connections 2 --bytes 5000000 --rounds 100
@@ -28,6 +28,7 @@ import web
 from busy import busy
 from foreign_programs import loader_missing
 from matrix import AFTERS, ENDS, SHAPES, Cell, Echo, Server
+from selection import at_least, rotate
 from stage import Stage
 
 pytestmark = pytest.mark.timeout(400)  # each wait has its own, shorter end
@@ -36,6 +37,7 @@ SOAK: Final = Path(__file__).with_name("soak.py")
 WORKERS: Final = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
 COLD: Final = (2, 12_000_000)  # connections at once, bytes of each: more than the kernel's buffers hold
 COLD_ENOUGH: Final = 40  # cold exchanges, of which some have to be promoted in their midst; OFTEN has as many in a row
+PLAIN: Final = ("threads", "asyncio", "libevent", "static")  # ends that need no more than every run has
 OFTEN: Final = (  # server, client, connections, bytes of each, warm, rounds: bytes were lost here, or never told of
     ("libevent", "node", 2, 5_000_000, False, 40),
     ("threads", "node", 4, 12_000_000, False, 10),
@@ -59,7 +61,7 @@ CHAINS: Final = (
 @pytest.fixture(scope="module", autouse=True)
 def load() -> Iterator[None]:
     """The machine has other things to do; the workers of a run share it."""
-    with busy(matrix.LOAD // WORKERS):
+    with busy(max(0, matrix.LOAD - WORKERS + 1) // WORKERS):  # what else runs is a load, too
         yield
     assert Row.cold < COLD_ENOUGH or Row.cold_moved, "no cold exchange was promoted"
 
@@ -106,6 +108,7 @@ class Row:
         self._stack.close()
 
 
+@pytest.mark.least("ci")
 @pytest.mark.parametrize(
     ("server", "client", "connections", "size", "warm", "rounds"), OFTEN, ids=[f"{one[0]}+{one[1]}" for one in OFTEN]
 )
@@ -131,9 +134,9 @@ def test_soak_starts_by_itself(tmp_path: Path) -> None:
     assert "4 ends moved to a ring; 0 rounds failed" in done.stdout
 
 
-@pytest.fixture(scope="module", params=[(after, name) for after in AFTERS for name in ENDS], ids="-".join)
+@pytest.fixture(scope="module")
 def echo(request: pytest.FixtureRequest, built: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Row]:
-    """Each echo server with each setting."""
+    """An echo server with a setting."""
     after, name = request.param
     argv = matrix.prepare(name, built)
     row = Row(name, after, tmp_path_factory.mktemp(f"{name}-{after}"), lambda stage: Echo(stage, name, argv))
@@ -141,7 +144,17 @@ def echo(request: pytest.FixtureRequest, built: Path, tmp_path_factory: pytest.T
     row.close()
 
 
-@pytest.mark.parametrize("client", ENDS)
+def _cells() -> Iterator[object]:
+    """Each server with some of the clients; in the smaller sets one of the plain servers with the plain clients."""
+    rows = [(after, name) for after in AFTERS for name in ENDS]
+    if not at_least("ci"):
+        rows = rotate([row for row in rows if row[1] in PLAIN])
+    for at, row in enumerate(rows):
+        for client in rotate(ENDS, at, ci=4) if at_least("ci") else PLAIN:
+            yield pytest.param(row, client, id="-".join((*row, client)))
+
+
+@pytest.mark.parametrize(("echo", "client"), list(_cells()), indirect=["echo"])
 def test_echo(echo: Row, client: str, built: Path) -> None:
     """All that a client sends comes back whole, and then the end."""
     argv = matrix.prepare(client, built)
@@ -152,9 +165,9 @@ def test_echo(echo: Row, client: str, built: Path) -> None:
         echo.check(client, argv, *SHAPES[turn // 2 % len(SHAPES)], warm=True)
 
 
-@pytest.fixture(scope="module", params=CHAINS, ids=lambda name: name.replace("/", "+"))
+@pytest.fixture(scope="module")
 def chain(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Row]:
-    """Each chain, with one of the settings."""
+    """A chain, with one of the settings."""
     name = request.param
     after = AFTERS[CHAINS.index(name) % len(AFTERS)]
     row = Row(name, after, tmp_path_factory.mktemp("chain"), lambda stage: web.Chain(stage, name))
@@ -162,7 +175,15 @@ def chain(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     row.close()
 
 
-@pytest.mark.parametrize("half", [0, 1])
+def _chains() -> Iterator[object]:
+    """Some of the chains, for two clients each; in the smaller sets one of nginx alone, for curl or Python."""
+    halves = (0, 1) if at_least("ci") else (0,)
+    for name in rotate(CHAINS, ci=6) if at_least("ci") else rotate(CHAINS[:2]):
+        for half in halves:
+            yield pytest.param(name, half, id=f"{name.replace('/', '+')}-{half}")
+
+
+@pytest.mark.parametrize(("chain", "half"), list(_chains()), indirect=["chain"])
 def test_chain(chain: Row, half: int, built: Path) -> None:
     """Files come whole, down and up, for two of the clients."""
     turn = CHAINS.index(chain.name)

@@ -23,11 +23,12 @@ from load import (
     reached,
 )
 from relay_example import relayed
+from selection import rotate
 
 from sidestep.provider import control
 from sidestep.testing import Connection, Sidestep
 
-SEEDS = range(3)
+SEEDS = rotate(range(3))
 END_S = 30.0
 LONG = 20_000_000  # bytes a connection may carry: long enough for both directions to switch
 

@@ -12,6 +12,7 @@ from typing import Final
 
 import pytest
 from scene_runner import KNOWN_DIFFERENCES, RELAYED_DIFFERENCES, Build, Run, Variant, difference, run, scene_names
+from selection import rotate
 
 from sidestep.testing import Sidestep
 
@@ -23,15 +24,16 @@ VARIANTS: Final = [
 ]
 
 
-def _scenes() -> Iterator[object]:
+def _plays() -> Iterator[object]:
     never_again = set(scene_names("demote"))  # a direction that has left the provider for TCP stays there
-    for scene in (name for name in scene_names() if name not in never_again):
+    for at, scene in enumerate(name for name in scene_names() if name not in never_again):
         reason = (KNOWN_DIFFERENCES | RELAYED_DIFFERENCES).get(scene)
-        yield pytest.param(scene, marks=[pytest.mark.xfail(reason=reason, strict=False)] if reason else [])
+        marks = [pytest.mark.xfail(reason=reason, strict=False)] if reason else []
+        for variant, promote_after in rotate(VARIANTS, at):
+            yield pytest.param(scene, variant, promote_after, id=f"{scene}-{variant}-after{promote_after}", marks=marks)
 
 
-@pytest.mark.parametrize(("variant", "promote_after"), VARIANTS, ids=str)
-@pytest.mark.parametrize("scene", list(_scenes()))
+@pytest.mark.parametrize(("scene", "variant", "promote_after"), list(_plays()))
 def test_same_as_kernel_tcp_through_the_provider(
     scene: str,
     variant: Variant,

@@ -23,6 +23,7 @@ from scene_runner import (
     run,
     scene_names,
 )
+from selection import rotate
 
 pytestmark = pytest.mark.slow
 
@@ -38,14 +39,15 @@ REMOTE_DIFFERENCES: Final = {
 }
 
 
-def _scenes() -> Iterator[object]:
-    for scene in scene_names():
+def _plays() -> Iterator[object]:
+    for at, scene in enumerate(scene_names()):
         reason = (KNOWN_DIFFERENCES | RELAYED_DIFFERENCES | REMOTE_DIFFERENCES).get(scene)
-        yield pytest.param(scene, marks=[pytest.mark.xfail(reason=reason, strict=False)] if reason else [])
+        marks = [pytest.mark.xfail(reason=reason, strict=False)] if reason else []
+        for variant, promote_after in rotate(VARIANTS, at):
+            yield pytest.param(scene, variant, promote_after, id=f"{scene}-{variant}-after{promote_after}", marks=marks)
 
 
-@pytest.mark.parametrize(("variant", "promote_after"), VARIANTS, ids=str)
-@pytest.mark.parametrize("scene", list(_scenes()))
+@pytest.mark.parametrize(("scene", "variant", "promote_after"), list(_plays()))
 def test_same_as_kernel_tcp_between_two_hosts(
     scene: str,
     variant: Variant,

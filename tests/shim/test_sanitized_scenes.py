@@ -26,6 +26,7 @@ from scene_runner import (
     run,
     scene_names,
 )
+from selection import at_least, rotate
 from toolchain import ADDRESS, PLAIN, THREAD, SanitizedShim, Sanitizer
 
 from sidestep.testing import Sidestep
@@ -108,10 +109,19 @@ MODES = [
 ]
 
 
+THREADED = ("thread", "wait", "epoll", "interest", "process", "signal")  # where the order of threads matters
+
+
 def _runs() -> Iterator[object]:
-    for mode in MODES:
-        for scene in mode.scenes():
-            yield pytest.param(mode, scene, id=f"{mode}-{scene}")
+    """Under ASan every scene in a mode that the row decides; under TSan those where threads matter."""
+    played = {mode: set(mode.scenes()) for mode in MODES}
+    threaded = set(itertools.chain.from_iterable(map(scene_names, THREADED)))
+    for at, scene in enumerate(scene_names()):
+        for sanitizer in (ADDRESS, THREAD):
+            if sanitizer is ADDRESS or scene in threaded or at_least("full"):
+                modes = [mode for mode in MODES if mode.sanitizer is sanitizer and scene in played[mode]]
+                for mode in rotate(modes, at):
+                    yield pytest.param(mode, scene, id=f"{mode}-{scene}")
 
 
 def test_what_is_left_out_are_scenes() -> None:

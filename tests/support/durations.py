@@ -82,12 +82,40 @@ def keep(items: dict[str, Spent]) -> None:
         whole.replace(KEPT)
 
 
+def longest_first(items: list[pytest.Item]) -> None:
+    """Puts files with a long test before others, by the last figures, so that none is left alone at the end."""
+    last, longest = kept(), dict[str, float]()
+    for item in items:
+        file = item.nodeid.partition("::")[0]
+        longest[file] = max(longest.get(file, 0.0), last.get(item.nodeid, NONE).wall_s)
+    items.sort(key=lambda item: -longest[item.nodeid.partition("::")[0]])
+
+
 class Durations:
     """Measures in the process that runs the tests; keeps and shows in the one that was started."""
 
     def __init__(self) -> None:
         self._items: dict[str, Spent] = {}
         self._began = time.monotonic()
+
+    @pytest.hookimpl(trylast=True)
+    def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
+        """What takes long begins first."""
+        longest_first(items)
+
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_xdist_make_scheduler(self, config: pytest.Config, log: Any) -> Any:
+        """Where workers share the tests, each gets one after the other; a server of the matrix stays with one."""
+        from xdist.scheduler import LoadScopeScheduling
+
+        class ByServer(LoadScopeScheduling):  # type: ignore[misc]
+            def _split_scope(self, nodeid: str) -> str:
+                return nodeid.rpartition("-")[0] if "/test_matrix.py::" in nodeid and "-" in nodeid else nodeid
+
+        if config.option.dist != "load":
+            return None
+        config.option.loadscopereorder = False
+        return ByServer(config, log)
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_runtest_protocol(self, item: pytest.Item) -> Generator[None, Any, Any]:

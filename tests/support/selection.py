@@ -1,0 +1,156 @@
+"""Plugin of pytest: which tests a run takes, by a set and a row.
+
+A set is one of `check`, `test`, `ci` and `full`; each holds those before it. sets.toml says from which set on a file
+takes part, and the marker `least` says it of a test. Where conditions multiply, `rotate` takes a share of them that the
+row decides, so that runs with different rows take different ones. pytest without options takes everything: a failure
+is repeated by the test's name alone.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import tomllib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+from pathlib import Path
+from typing import Final, TypeVar
+
+import pytest
+
+TESTS: Final = Path(__file__).parents[1]
+ROWS: Final = 60  # a multiple of most numbers of conditions
+_T = TypeVar("_T")
+
+
+class Set(IntEnum):
+    """How much a run takes."""
+
+    CHECK = 0
+    TEST = 1
+    CI = 2
+    FULL = 3
+
+
+class Part(IntEnum):
+    """Tests that stand others beside them, those that need the machine for themselves, or both."""
+
+    ALL = 0
+    BESIDE = 1
+    ALONE = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """sets.toml: paths below tests/, a folder's ending with a slash; the longest that fits a file decides."""
+
+    first: dict[str, Set]
+    alone: frozenset[str]
+
+    @classmethod
+    def read(cls) -> Table:
+        """Raises KeyError where a set has another name."""
+        found = tomllib.loads((TESTS / "sets.toml").read_text(encoding="utf-8"))
+        first = {place: Set[name.upper()] for name in ("check", "test", "ci", "full") for place in found[name]}
+        return cls(first, frozenset(found["alone"]))
+
+    def set_of(self, file: str) -> Set:
+        """The set from which on a file takes part; `full` where nothing is said of it."""
+        fitting = [place for place in self.first if file == place or (place.endswith("/") and file.startswith(place))]
+        return self.first[max(fitting, key=len)] if fitting else Set.FULL
+
+    def is_alone(self, file: str) -> bool:
+        """Whether a file's tests want no others beside them."""
+        return any(file == place or file.startswith(place) for place in self.alone)
+
+
+@dataclass(slots=True)
+class Selection:
+    """What this run takes."""
+
+    set: Set = Set.FULL
+    row: int = 0
+    part: Part = Part.ALL
+
+
+NOW: Final = Selection()  # pytest_configure fills it before any test file is imported
+
+
+def row_of_commit() -> int:
+    """The row that the commit's hash decides; 0 outside a repository."""
+    asked = ["git", "-C", str(TESTS), "rev-parse", "HEAD"]
+    try:
+        done = subprocess.run(asked, capture_output=True, text=True, timeout=10, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return 0
+    return int(done.stdout[:8], 16) % ROWS
+
+
+def rotate(values: Sequence[_T], group: int = 0, *, test: int = 1, ci: int | None = None) -> list[_T]:
+    """So many of `values`, evenly apart: `test` of them in the sets check and test, `ci` in ci, all in full.
+
+    `group` counts what the values are combined with: neighbours take different ones, so that all are taken in each run.
+    """
+    share = {Set.CI: test if ci is None else ci, Set.FULL: len(values)}.get(NOW.set, test)
+    count = len(values)
+    if share >= count:
+        return list(values)
+    taken = {(group + NOW.row + turn * count // share) % count for turn in range(share)}
+    return [value for at, value in enumerate(values) if at in taken]
+
+
+def at_least(name: str) -> bool:
+    """Whether this run takes the tests of the set `name`."""
+    return NOW.set >= Set[name.upper()]
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """The options of the Makefile's targets."""
+    group = parser.getgroup("sidestep's own tests")
+    sets, parts = ([one.name.lower() for one in kind] for kind in (Set, Part))
+    group.addoption("--set", choices=sets, default="full", help="which tests (default: full)")
+    group.addoption("--row", type=int, help=f"which conditions, 0 to {ROWS - 1} (default: by the commit's hash)")
+    group.addoption(
+        "--part", choices=parts, default="all", help="tests that run beside others, or alone (default: all)"
+    )
+
+
+class Selecting:
+    """The hooks."""
+
+    def __init__(self, config: pytest.Config) -> None:
+        row = config.getoption("row")
+        NOW.set = Set[config.getoption("set").upper()]
+        NOW.part = Part[config.getoption("part").upper()]
+        NOW.row = (row_of_commit() if row is None else row) % ROWS
+        self._table = Table.read()
+
+    def pytest_report_header(self) -> str:
+        """How to take the same again."""
+        return f"set {NOW.set.name.lower()}, row {NOW.row} (again: ROW={NOW.row})"
+
+    def pytest_ignore_collect(self, collection_path: Path) -> bool | None:
+        """Files of later sets, or of the other part, are not even imported."""
+        if collection_path.suffix != ".py" or not collection_path.is_relative_to(TESTS):
+            return None
+        file = collection_path.relative_to(TESTS).as_posix()
+        if self._table.set_of(file) > NOW.set:
+            return True
+        if NOW.part is not Part.ALL and self._table.is_alone(file) != (NOW.part is Part.ALONE):
+            return True
+        return None
+
+    def pytest_collection_modifyitems(self, config: pytest.Config, items: list[pytest.Item]) -> None:
+        """Leaves out single tests of later sets."""
+        later = [
+            item for item in items if any(Set[mark.args[0].upper()] > NOW.set for mark in item.iter_markers("least"))
+        ]
+        if later:
+            config.hook.pytest_deselected(items=later)
+            items[:] = [item for item in items if item not in set(later)]
+
+    def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
+        """The command that repeats each failure alone, last, where it is seen."""
+        failed = [report.nodeid for kind in ("failed", "error") for report in terminalreporter.getreports(kind)]
+        for nodeid in dict.fromkeys(failed):
+            terminalreporter.write_line(f"again: .venv/bin/pytest '{nodeid}'")
