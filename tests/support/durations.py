@@ -2,7 +2,7 @@
 
 Wall seconds are those of set-up, call and tear-down. CPU seconds are those of the worker and of the child processes
 that it has waited for; a process that outlives its test counts for the test that ends it. `build/durations.json` keeps
-the last figure of every item; the run's end shows the ten dearest folders.
+the last figure of every item; the run's end shows the ten dearest folders, and those that are over their budget.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import fcntl
 import json
 import resource
 import time
+import tomllib
 from collections.abc import Generator
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,7 +21,10 @@ import pytest
 
 ROOT: Final = Path(__file__).parents[2]
 KEPT: Final = ROOT / "build" / "durations.json"
+TWICE: Final = ROOT / "build" / "twice.json"  # folders of this run that took twice their budget, for budget.py
+BUDGETS: Final = ROOT / "tests" / "budget.toml"  # CPU seconds of each folder in each set
 SHOWN: Final = 10
+SHOWN_OVER: Final = 1.2
 _START: Final = pytest.StashKey["Spent"]()
 
 
@@ -67,6 +71,27 @@ def by_folder(items: dict[str, Spent]) -> dict[str, Spent]:
     for name, spent in items.items():
         sums[folder(name)] = sums.get(folder(name), NONE) + spent
     return dict(sorted(sums.items(), key=lambda one: -one[1].cpu_s))
+
+
+def over(sums: dict[str, Spent], budgets: dict[str, float], times: float) -> dict[str, float]:
+    """The folders that took more than so many times their budget, with its multiple; one without a budget is not in."""
+    found = {name: one.cpu_s / budgets[name] for name, one in sums.items() if name in budgets}
+    return {name: share for name, share in found.items() if share > times}
+
+
+def budgets_of(name: str) -> dict[str, float]:
+    """CPU seconds of each folder in the set `name`; empty for a set that has none."""
+    found: dict[str, dict[str, float]] = tomllib.loads(BUDGETS.read_text(encoding="utf-8"))
+    return found.get(name, {})
+
+
+def twice_over() -> dict[str, float]:
+    """The folders of the last run that took twice their budget."""
+    try:
+        found: dict[str, float] = json.loads(TWICE.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return {}
+    return found
 
 
 def keep(items: dict[str, Spent]) -> None:
@@ -142,9 +167,13 @@ class Durations:
         """Keeps the figures."""
         if self._items and not hasattr(session.config, "workerinput"):
             keep(self._items)
+            twice = over(by_folder(self._items), budgets_of(session.config.getoption("set")), 2)
+            if session.config.getoption("part") == "alone":  # the second half of a run
+                twice |= twice_over()
+            TWICE.write_text(json.dumps(twice), encoding="utf-8")
 
-    def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
-        """The dearest folders."""
+    def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+        """The dearest folders, and those over their budget."""
         if not self._items:
             return
         sums = by_folder(self._items)
@@ -153,3 +182,7 @@ class Durations:
         for name, one in list(sums.items())[:SHOWN]:
             count = sum(folder(item) == name for item in self._items)
             terminalreporter.line(f"{one.cpu_s:8.1f} CPU s {one.wall_s:9.1f} s {count:6} items  tests/{name}")
+        for name, share in over(sums, budgets_of(config.getoption("set")), SHOWN_OVER).items():
+            terminalreporter.line(
+                f"over its budget: tests/{name} took {share:.1f} times what tests/budget.toml gives it"
+            )
