@@ -6,6 +6,7 @@
 #   make test    all tests, real server programs included
 #   make test-lab  the tests against the kernel's RDMA drivers in a guest; skipped without it (tests/interop/README.md)
 #   make test-fresh  builds wheels and packages, runs them on aarch64, emulated, in a fresh Debian and in containers; Ray; slow
+#   make coverage  which lines of C and Python the tests in COVERAGE_PATHS run, by file; tests/mutants works with what it keeps
 #   make lint    ruff, mypy, pyright; the compiler's warnings are errors in every build
 #   make soak    the servers and clients of tests/apps/test_matrix.py at random, for SOAK_MINUTES (60)
 #   make bench   the speed table, kept in build/bench.json; docs/guides/performance.md says how that becomes the page
@@ -25,7 +26,7 @@ PYTEST_ARGS ?=
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export PIP_ROOT_USER_ACTION := ignore
 
-.PHONY: build build-locked library dev demo demo-programs test test-lab test-fresh soak lint bench wheel wheels deb \
+.PHONY: build build-locked library dev demo demo-programs test test-lab test-fresh coverage soak lint bench wheel wheels deb \
 	docs clean setup-apps
 
 # The lock lets several make runs meet in one tree.
@@ -127,6 +128,15 @@ test-lab: build
 
 test-fresh: build deb
 	$(BIN)/pytest tests/fresh $(PYTEST_ARGS)
+
+# On a copy of the tree with instrumented code. What each item runs is added to build/coverage, so that folders can be
+# done one by one; what a test ran that failed there counts all the same.
+COVERAGE_PATHS ?= $(addprefix tests/,policy switch sdp net observe provider native/test_channel.py \
+	native/test_channel_module.py native/test_framing_module.py native/test_engine_module.py)
+COVERAGE_ARGS ?= -n 2 --set=test
+coverage: build
+	@failed=0; $(BIN)/python tests/mutants/cover.py run $(COVERAGE_PATHS) -- $(COVERAGE_ARGS) || failed=1; \
+	$(BIN)/python tests/mutants/cover.py report && exit $$failed
 
 SOAK_MINUTES ?= 60
 SOAK_ARGS ?=

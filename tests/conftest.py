@@ -8,6 +8,8 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
 
+import coverage_build
+import coverage_items
 import durations
 import hypothesis
 import pytest
@@ -30,9 +32,11 @@ TcpPair = tuple[socket.socket, socket.socket]
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Each run takes a set of tests, and keeps what they cost."""
+    """Each run takes a set of tests, and keeps what they cost; one that is asked to, what they touch."""
     config.pluginmanager.register(durations.Durations(), "durations")
     config.pluginmanager.register(selection.Selecting(config), "selection")
+    if maps := os.environ.get(coverage_build.DIRECTORY):
+        config.pluginmanager.register(coverage_items.Recorder(Path(maps)), "coverage_items")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

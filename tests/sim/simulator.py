@@ -26,6 +26,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+sys.path.append(str(Path(__file__).resolve().parents[1] / "support"))  # pytest puts it there by itself
+
+import coverage_build
+
 HERE: Final = Path(__file__).parent
 ROOT: Final = HERE.parents[1]
 OUTPUT: Final = ROOT / "build" / "native-tests"
@@ -74,7 +78,7 @@ def _shim_sources(native: Path) -> list[Path]:
     return [native / name for name in re.findall(r"'([^']+\.c)'", found[1])]
 
 
-def _compile(out: Path, native: Path) -> None:
+def _compile(name: str, out: Path, native: Path) -> None:
     cc = os.environ.get("CC", "gcc")
     _run(sys.executable, native / "header.py", native / "layout.py", out / "layout.h")
 
@@ -84,7 +88,9 @@ def _compile(out: Path, native: Path) -> None:
         return made
 
     with ThreadPoolExecutor(2) as pool:
-        shim = list(pool.map(lambda source: compiled(source, SHIM_FLAGS), _shim_sources(native)))
+        flags = [*SHIM_FLAGS, *coverage_build.compile_flags(name)]
+        sources = [*_shim_sources(native), *map(Path, coverage_build.runtime())]
+        shim = list(pool.map(lambda source: compiled(source, flags), sources))
         sim = list(pool.map(lambda source: compiled(source, SIM_FLAGS), sorted(HERE.glob("*.c"))))
     wraps = [f"-Wl,--wrap={name}" for name in WRAPPED.findall((HERE / "beside.c").read_text())]
     _run(cc, "-shared", "-Wl,-Bsymbolic", *wraps, *shim, "-o", out / "shim-0.so")
@@ -98,6 +104,7 @@ def build(tree: Path = ROOT) -> Simulator:
     digest = hashlib.sha256()
     for path in sorted([*HERE.glob("*.[ch]"), Path(__file__), *native.glob("*.[ch]"), *native.glob("*.py")]):
         digest.update(path.name.encode() + path.read_bytes())
+    digest.update("".join(coverage_build.compile_flags("")).encode())
     target = OUTPUT / f"sim-{digest.hexdigest()[:16]}"
     OUTPUT.mkdir(parents=True, exist_ok=True)
     with (OUTPUT / f"{target.name}.lock").open("w") as lock:
@@ -106,7 +113,7 @@ def build(tree: Path = ROOT) -> Simulator:
             with tempfile.TemporaryDirectory(dir=OUTPUT) as scratch:
                 made = Path(scratch) / "made"
                 made.mkdir()
-                _compile(made, native)
+                _compile(target.name, made, native)
                 made.rename(target)  # whole or not at all
     return Simulator((target / "sim", target / "shim-0.so", target / "shim-1.so"))
 

@@ -21,6 +21,7 @@ from functools import cache, partial
 from pathlib import Path
 from typing import Final
 
+import coverage_build
 import pytest
 
 from sidestep.testing import Sidestep
@@ -108,7 +109,13 @@ def build(name: str, sources: Sequence[Path], flags: Sequence[str], *, cc: str |
     headers = [*LAYOUT, *(header for folder in folders for header in folder.glob("*.h"))]
     for path in sorted({*sources, *headers}):
         digest.update(path.name.encode() + path.read_bytes())
-    return made_once(f"{digest.hexdigest()[:16]}-{name}", partial(_compile, cc, sources, flags))
+    noted = any(path.parent == NATIVE for path in sources) and "clang" not in cc
+    if noted and coverage_build.runtime():
+        digest.update(b"coverage" + coverage_build.RUNTIME.read_bytes())
+    full_name = f"{digest.hexdigest()[:16]}-{name}"
+    if noted:
+        flags = [*flags, *coverage_build.compile_flags(full_name), *coverage_build.runtime()]
+    return made_once(full_name, partial(_compile, cc, sources, flags))
 
 
 def digest(words: Sequence[str], folder: Path) -> str:
