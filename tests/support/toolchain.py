@@ -1,6 +1,8 @@
 """Builds the C programs of the tests, and the shim itself, plain or with a sanitizer.
 
 What is built stays in build/native-tests under a name made from sources and flags, so a second run compiles nothing.
+Objects stay there as well, each under a hash of its file, the headers that the file includes, and the flags: a change
+of one file compiles that file, once for each set of flags. ccache is used where it is installed.
 The compiler is $CC, else gcc; libFuzzer targets need clang.
 """
 
@@ -16,6 +18,7 @@ import sys
 import sysconfig
 import tempfile
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cache, partial
 from pathlib import Path
@@ -34,10 +37,13 @@ NATIVE: Final = ROOT / "src" / "sidestep" / "native"
 LAYOUT: Final = (NATIVE / "header.py", NATIVE / "layout.py")  # what writes layout.h, and of what
 HEADERS: Final = ROOT / "include" / "sidestep"  # what C programs include
 OUTPUT: Final = ROOT / "build" / "native-tests"
+OBJECTS: Final = OUTPUT / "objects"
+CACHE: Final = ROOT / "build" / "ccache"
 COMPILE_TIMEOUT_S: Final = 300
 RUN_TIMEOUT_S: Final = 100
 WARNINGS: Final = ("-Wall", "-Wextra", "-Werror", "-Wshadow", "-Wstrict-prototypes")
 GUARDED: Final = ("-Wl,--wrap=mmap", "-Wl,--wrap=munmap")  # see check.h
+LINKING: Final = ("-Wl,", "-l", "-L", "-shared", "-static", "-rdynamic")  # flags that begin so are not for compiling
 SPILL: Final = "-DCHANNEL_SPILL=16384u"  # small, so that it wraps often
 
 
@@ -84,7 +90,8 @@ def compiler() -> str:
 
 
 def _run(argv: Sequence[str | os.PathLike[str]]) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(argv, capture_output=True, text=True, timeout=COMPILE_TIMEOUT_S, check=False)
+    env = {"CCACHE_DIR": str(CACHE), "CCACHE_BASEDIR": str(ROOT), **os.environ}
+    return subprocess.run(argv, capture_output=True, text=True, timeout=COMPILE_TIMEOUT_S, check=False, env=env)
 
 
 @cache
@@ -104,48 +111,77 @@ def require(sanitizer: Sanitizer) -> None:
 def build(name: str, sources: Sequence[Path], flags: Sequence[str], *, cc: str | None = None) -> Path:
     """The program or library `name` made from `sources`; compiled only if there is none of this content yet."""
     cc = cc or compiler()
-    digest = hashlib.sha256("\0".join([cc, *flags]).encode())
     folders = {NATIVE, HEADERS, SUPPORT, NATIVE_TESTS, *(path.parent for path in sources)}
     headers = [*LAYOUT, *(header for folder in folders for header in folder.glob("*.h"))]
-    for path in sorted({*sources, *headers}):
-        digest.update(path.name.encode() + path.read_bytes())
-    noted = any(path.parent == NATIVE for path in sources) and "clang" not in cc
-    if noted and coverage_build.runtime():
-        digest.update(b"coverage" + coverage_build.RUNTIME.read_bytes())
-    full_name = f"{digest.hexdigest()[:16]}-{name}"
-    if noted:
-        flags = [*flags, *coverage_build.compile_flags(full_name), *coverage_build.runtime()]
-    return made_once(full_name, partial(_compile, cc, sources, flags))
+    words, files = [cc, *flags], sorted({*sources, *headers})  # without a compiler: any header might matter
+    if any(path.parent == NATIVE for path in sources) and "clang" not in cc and coverage_build.runtime():
+        full_name = f"{hashed([*words, 'coverage'], [*files, coverage_build.RUNTIME])}-{name}"
+        flags = [*flags, *coverage_build.compile_flags(full_name)]
+        sources = [*sources, coverage_build.RUNTIME]
+    else:
+        full_name = f"{hashed(words, files)}-{name}"
+    return made_once(full_name, partial(_link, cc, sources, flags))
 
 
-def digest(words: Sequence[str], folder: Path) -> str:
-    """Of a command and of all files in a directory that it may read."""
+def hashed(words: Sequence[str], files: Sequence[Path]) -> str:
+    """A name for what comes of a command and the content of files."""
     found = hashlib.sha256("\0".join(words).encode())
-    for path in sorted(path for path in folder.iterdir() if path.is_file()):
+    for path in files:
         found.update(path.name.encode() + path.read_bytes())
     return found.hexdigest()[:16]
 
 
-def made_once(name: str, make: Callable[[Path], None]) -> Path:
+def digest(words: Sequence[str], folder: Path) -> str:
+    """Of a command and of all files in a directory that it may read."""
+    return hashed(words, sorted(path for path in folder.iterdir() if path.is_file()))
+
+
+def made_once(name: str, make: Callable[[Path], None], folder: Path = OUTPUT) -> Path:
     """The file or directory `name` in build/native-tests, which `make` makes there unless somebody has."""
-    target = OUTPUT / name
-    OUTPUT.mkdir(parents=True, exist_ok=True)
-    with (OUTPUT / f"{name}.lock").open("w") as lock:
+    target = folder / name
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / f"{name}.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)  # several runs may meet here: the first makes it, the others find it done
         if not target.exists():
-            with tempfile.TemporaryDirectory(dir=OUTPUT) as scratch:
+            with tempfile.TemporaryDirectory(dir=folder) as scratch:
                 made = Path(scratch) / name
                 make(made)
                 made.rename(target)  # whole or not at all
     return target
 
 
-def _compile(cc: str, sources: Sequence[Path], flags: Sequence[str], made: Path) -> None:
-    subprocess.run([sys.executable, *LAYOUT, made.parent / "layout.h"], check=True)
-    includes = [f"-I{made.parent}", f"-I{NATIVE}", f"-I{NATIVE_TESTS}"]
-    done = _run([cc, "-g", "-std=gnu11", "-pthread", *WARNINGS, *includes, *sources, *flags, "-o", made])
+def _link(cc: str, sources: Sequence[Path], flags: Sequence[str], made: Path) -> None:
+    """Compiles what has changed, as many files at a time as there are processors, and makes one file of all."""
+    compiling = [flag for flag in flags if flag.startswith("-") and not flag.startswith(LINKING)]
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        objects = list(pool.map(partial(_object, cc, compiling), sources))
+    _succeed([cc, "-g", "-pthread", *objects, *flags, "-o", made], made.name)
+
+
+def _object(cc: str, flags: Sequence[str], source: Path) -> Path:
+    layout = made_once(f"{hashed([], LAYOUT)}-layout", _write_layout)
+    includes = [f"-I{layout}", f"-I{NATIVE}", f"-I{NATIVE_TESTS}"]
+    argv = [cc, "-g", "-std=gnu11", "-pthread", *WARNINGS, *includes, *flags]
+    files = _succeed([*argv, "-MM", "-MT", "it", source], source.name).replace("\\\n", "").split()[1:]
+    name = f"{hashed(argv, [Path(file) for file in files])}-{source.stem}.o"
+    return made_once(name, partial(_compile, [*argv, "-c", source], source.name), OBJECTS)
+
+
+def _write_layout(folder: Path) -> None:
+    folder.mkdir()
+    subprocess.run([sys.executable, *LAYOUT, folder / "layout.h"], check=True)
+
+
+def _compile(argv: Sequence[str | os.PathLike[str]], what: str, made: Path) -> None:
+    _succeed([*(["ccache"] if shutil.which("ccache") else []), *argv, "-o", made], what)
+
+
+def _succeed(argv: Sequence[str | os.PathLike[str]], what: str) -> str:
+    """What the compiler says on stdout; the test fails where it finds an error."""
+    done = _run(argv)
     if done.returncode:
-        pytest.fail(f"{cc} cannot build {made.name}:\n{done.stderr}")
+        pytest.fail(f"{argv[0]} cannot build {what}:\n{done.stderr}")
+    return done.stdout
 
 
 def build_test(name: str, sanitizer: Sanitizer, *more: Path, flags: Sequence[str] = ()) -> Path:
