@@ -1,19 +1,33 @@
-# Needs python3 (3.11 or later), pip, gcc and make; everything else is put into .venv.
+# Needs python3 (3.11 or later), pip, gcc and make; everything else is put into .venv. The lines that begin with two signs
+# are what `make help` shows; tests/project/test_make.py compares them with README and CONTRIBUTING.
 #
-#   make build   set up .venv and compile the native library (also after every change of a C file)
-#   make demo    the main job: real programs over kernel TCP and over sidestep, in one table and one picture; sets up
-#                no more than that takes, and as root installs redis and nginx
-#   make test    all tests, real server programs included
-#   make test-lab  the tests against the kernel's RDMA drivers in a guest; skipped without it (tests/interop/README.md)
-#   make test-fresh  builds wheels and packages, runs them on aarch64, emulated, in a fresh Debian and in containers; Ray; slow
-#   make coverage  which lines of C and Python the tests in COVERAGE_PATHS run, by file; tests/mutants works with what it keeps
-#   make lint    ruff, mypy, pyright; the compiler's warnings are errors in every build
-#   make soak    the servers and clients of tests/apps/test_matrix.py at random, for SOAK_MINUTES (60)
-#   make bench   the speed table, kept in build/bench.json; docs/guides/performance.md says how that becomes the page
-#   make docs    the reference pages that are made from the code
-#   make wheel   a wheel in dist/, by the compiler of this machine
-#   make wheels  wheels in dist/ for every Linux on x86-64 and aarch64, by a compiler that pip brings
-#   make deb     Debian packages in dist/, of these wheels
+## build       set up .venv and compile the native library; again after every change of a C file
+## demo        the main job: real programs over kernel TCP and over sidestep, in one table and one picture
+##
+## check       lint of changed files, pure rooms, one setting of each device
+## test        check, every scene once in a row of conditions that rotates, the simulator, redis, nginx, one row of the
+##             matrix of real programs, kills with one seed
+## ci          lint, test and the rotating rest: scenes in 4 of 12 pairwise rows, ASan and UBSan over all scenes, TSan
+##             where threads matter, the matrix as a rotating square in which every server and client appears, chaos,
+##             two hosts
+## test-full   everything, fuzzers with kept corpora
+##
+## coverage    which lines of C and Python the tests run
+## lint        ruff, mypy, pyright, clang-format, clang-tidy; the compiler's warnings are errors in every build
+## format      ruff and clang-format put all files in order
+## analyze     the compiler's own analysis of the native library, gcc -fanalyzer; part of ci
+## bench       the speed table, kept in build/bench.json; docs/guides/performance.md says how that becomes the page
+## soak        the servers and clients of tests/apps/test_matrix.py at random, for SOAK_MINUTES (60)
+## docs        the reference pages that are made from the code
+##
+## wheel       a wheel in dist/, by the compiler of this machine
+## wheels      wheels in dist/ for every Linux on x86-64 and aarch64, by a compiler that pip brings
+## deb         Debian packages in dist/, of these wheels
+## lock        requirements.lock: the versions of all Python packages that are installed here
+## clean       remove build, dist, .venv and what was compiled
+##
+## test-lab    the tests against the kernel's RDMA drivers in a guest; skipped without it (tests/interop/README.md)
+## test-fresh  builds wheels and packages, runs them on aarch64, emulated, in a fresh Debian and in containers; Ray; slow
 
 PYTHON ?= python3
 VENV   := .venv
@@ -21,17 +35,43 @@ BIN    := $(VENV)/bin
 NATIVE := src/sidestep/native
 LIB    := $(NATIVE)/libsidestep.so $(NATIVE)/sidestep-loader
 EXTS   := $(NATIVE)/_channel.abi3.so $(NATIVE)/_framing.abi3.so $(NATIVE)/_engine.abi3.so
+LOCK   ?= requirements.lock
 PYTEST_ARGS ?=
 
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export PIP_ROOT_USER_ACTION := ignore
+export PIP_NO_COMPILE := 1
+export CCACHE_DIR ?= $(CURDIR)/build/ccache
 
-.PHONY: build build-locked library dev demo demo-programs test test-lab test-fresh coverage soak lint bench wheel wheels deb \
-	docs clean setup-apps
+.DEFAULT_GOAL := help
+.PHONY: help needs build build-locked library dev demo demo-programs setup-test setup-ci programs-core programs-all \
+	packages-ci test test-lab test-fresh soak lint format analyze bench wheel wheels deb docs lock clean
+
+help:
+	@echo "make TARGET:"
+	@sed -n 's/^## \{0,1\}/  /p' $(firstword $(MAKEFILE_LIST))
+
+needs:
+	@.ci/needs $(PYTHON)
 
 # The lock lets several make runs meet in one tree.
-build:
+build: needs
 	@mkdir -p build && flock build/.lock $(MAKE) --no-print-directory build-locked
+
+# What `make test`, and what `make ci` and `make test-full` need. Programs and Python's packages come at a time. The library
+# comes after both: programs bring the Python headers, without which the extensions are left out.
+setup-test: needs
+	@mkdir -p build && flock build/.lock $(MAKE) --no-print-directory -j2 programs-core $(VENV)/.dependencies
+	@flock build/.lock $(MAKE) --no-print-directory library
+
+setup-ci: needs
+	@mkdir -p build && flock build/.lock $(MAKE) --no-print-directory -j2 programs-all packages-ci
+	@flock build/.lock $(MAKE) --no-print-directory library
+
+programs-core programs-all: programs-%:
+	@tests/setup --$* $(PYTHON)
+
+packages-ci: $(VENV)/.servers $(VENV)/.lint
 
 # Dependencies first, so that a C file that does not compile leaves a usable .venv.
 build-locked: $(VENV)/.dependencies library
@@ -48,13 +88,15 @@ library: $(VENV)/.installed
 
 dev: build
 
-# Debian splits venv off python3; without it virtualenv, brought by pip, makes the same thing.
+# Debian splits venv off python3; without it virtualenv, brought by pip, makes the same thing. Until the first packages are
+# all there, a failure takes the whole environment away.
 $(BIN)/python:
-	@echo "setting up $(VENV)"
-	@$(PYTHON) -m venv $(VENV) || { \
+	@mkdir -p build
+	@.ci/step build/venv.log "making $(VENV)" sh -c '$(PYTHON) -m venv $(VENV) || { \
 		rm -rf $(VENV); \
-		$(PYTHON) -m pip install --quiet --target build/virtualenv virtualenv; \
-		PYTHONPATH=build/virtualenv $(PYTHON) -m virtualenv --quiet $(VENV); }
+		$(PYTHON) -m pip install --quiet --target build/virtualenv virtualenv && \
+		PYTHONPATH=build/virtualenv $(PYTHON) -m virtualenv --quiet $(VENV); }' && \
+		touch $(VENV)/.unfinished || { rm -rf $(VENV); exit 1; }
 
 # The package's own requirements, and those of some extras.
 define install-extras
@@ -62,43 +104,42 @@ define install-extras
 	@$(BIN)/python -c 'import sys, tomllib; p = tomllib.load(open("pyproject.toml", "rb"))["project"]; \
 		print(*p["dependencies"], *(line for extra in sys.argv[1:] for line in p["optional-dependencies"][extra]), \
 		sep="\n")' $(1) > build/requirements$(@F)
-	$(BIN)/pip install --quiet -r build/requirements$(@F)
+	@.ci/step build/pip$(@F).log "installing $$(wc -l < build/requirements$(@F)) Python packages and what they need, for $(1)" \
+		$(BIN)/pip install --progress-bar off $(if $(LOCK),-c $(LOCK)) -r build/requirements$(@F) || { \
+		if [ -e $(VENV)/.unfinished ]; then rm -rf $(VENV); fi; exit 1; }
 	@touch $@
 endef
 
-$(VENV)/.core: pyproject.toml | $(BIN)/python
+$(VENV)/.core: pyproject.toml $(LOCK) | $(BIN)/python
 	$(call install-extras,build)
 
-$(VENV)/.dependencies: pyproject.toml $(VENV)/.core
-	$(call install-extras,top metrics capture dev test)
+$(VENV)/.dependencies: $(VENV)/.core
+	$(call install-extras,top metrics capture test check)
+	@rm -f $(VENV)/.unfinished
 
 # The installed package brings the metadata and the `sidestep` command; the .pth line puts the sources before the
 # installed copy, so that a change takes effect at once and build/native, compiled here, is the library in use.
 $(VENV)/.installed: $(VENV)/.core pyproject.toml
-	@echo "compiling the native library"
-	@$(BIN)/pip install --quiet --no-deps --force-reinstall --no-build-isolation \
-		--config-settings=build-dir=build/native .
+	@.ci/step build/library.log "compiling the native library" $(BIN)/pip install --progress-bar off --no-deps \
+		--force-reinstall --no-build-isolation --config-settings=build-dir=build/native .
 	@site=$$($(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("platlib"))') && \
 		echo 'import sys; sys.path.insert(0, "$(CURDIR)/src")' > $$site/sidestep-source.pth
 	@touch $@
 
 # What few need comes when it is asked for.
-$(VENV)/.lint $(VENV)/.wheels: $(VENV)/.%: pyproject.toml $(VENV)/.dependencies
+$(VENV)/.servers $(VENV)/.lint $(VENV)/.wheels: $(VENV)/.%: $(VENV)/.dependencies
 	$(call install-extras,$*)
 
 # Two things at a time, on a fresh machine: programs, and Python's packages. Without the programs the rest is shown.
-demo:
+demo: needs
 	@mkdir -p build
 	@flock build/.lock $(MAKE) --no-print-directory -j2 demo-programs $(VENV)/.core
+	@rm -f $(VENV)/.unfinished
 	@flock build/.lock $(MAKE) --no-print-directory library
 	@$(BIN)/sidestep demo --picture build/demo.svg
 
 demo-programs:
 	@tests/setup --demo $(PYTHON) > build/setup.log 2>&1 || tail -n 3 build/setup.log >&2
-
-# Before the build: it brings the Python headers, without which the extension is left out.
-setup-apps:
-	@tests/setup $(PYTHON)
 
 # Those that need a guest with the kernel's RDMA drivers take part if SIDESTEP_LAB names it.
 LAB := $(if $(SIDESTEP_LAB),,-m 'not lab')
@@ -113,7 +154,7 @@ ALONE    := $(patsubst %,--ignore=%,tests/shim tests/fresh $(AT_ONCE) $(HOSTS) $
 # Many workers and hundreds of providers start: they share what Python compiles, also where it should write nothing.
 test: export PYTHONDONTWRITEBYTECODE :=
 test: export PYTHONPYCACHEPREFIX := $(CURDIR)/build/pycache
-test: setup-apps build
+test: setup-ci
 	@failed=0; \
 	$(BIN)/pytest tests/shim -n 8 $(PYTEST_ARGS) || failed=1; \
 	$(BIN)/pytest $(MATRIX) -n 8 $(PYTEST_ARGS) || failed=1; \
@@ -140,9 +181,13 @@ coverage: build
 
 SOAK_MINUTES ?= 60
 SOAK_ARGS ?=
-soak: setup-apps build
+soak: setup-ci
 	$(BIN)/python tests/apps/soak.py --minutes $(SOAK_MINUTES) $(SOAK_ARGS)
 
+C_FILES = $(shell git ls-files '*.c' '*.h')
+# Findings are errors, as all warnings. Left out: a struct that is returned with fields not set yet is a copy, no use of
+# them (call_of in shim_call.h), which gcc 12 takes for one.
+ANALYZER := -fanalyzer -Wno-analyzer-use-of-uninitialized-value
 lint: build $(VENV)/.lint
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -151,7 +196,26 @@ lint: build $(VENV)/.lint
 		if [ -f $$place ] || ls $$place/*.py >/dev/null 2>&1; then \
 			echo "mypy $$place"; $(BIN)/mypy $$place || exit 1; fi; done
 	$(BIN)/pyright
+	$(BIN)/clang-format --dry-run -Werror $(C_FILES)
+	@echo "clang-tidy of the native library"
+	@printf '%s\n' $(wildcard $(NATIVE)/*.c) | xargs -P $$(nproc) -n 4 $(BIN)/clang-tidy -p build/native --quiet
 	$(BIN)/python docs/reference/make.py --check
+
+format: build
+	$(BIN)/ruff check --fix-only .
+	$(BIN)/ruff format .
+	$(BIN)/clang-format -i $(C_FILES)
+
+# In a build folder of its own, so that what has not changed is not analysed again.
+analyze: export PATH := $(CURDIR)/$(BIN):$(PATH)
+analyze: build
+	@test -f build/analyze/build.ninja || $(BIN)/meson setup build/analyze >/dev/null
+	@$(BIN)/meson configure build/analyze "-Dc_args=$(ANALYZER)"
+	@.ci/step build/analyze.log "analysing the native library" $(BIN)/ninja -C build/analyze --quiet || \
+		{ cat build/analyze.log >&2; exit 1; }
+
+lock: build
+	$(BIN)/python packaging/lock.py
 
 bench: build
 	$(BIN)/python bench/run.py --save build/bench.json

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
-import importlib.util
 import json
 import os
 import re
@@ -29,8 +28,9 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Final
 
+import needed
 from foreign_programs import loader_missing
-from stage import LOG, PROGRAMS, SEARCH_PATH, Mode, Program, Stage, describe, missing, payload, port_of, require
+from stage import LOG, PROGRAMS, SEARCH_PATH, Mode, Program, Stage, describe, payload, port_of
 
 from sidestep.testing import Sidestep
 
@@ -50,44 +50,46 @@ _SWITCHED: Final = re.compile(rb"fd \d+: sends by ring from byte \d+, round 1\n"
 
 
 def prepare(name: str, built: Path) -> list[str]:
-    """How the end `name` is started; compiled ones are built in `built`. One that is missing skips, or fails in CI."""
+    """How the end `name` is started; compiled ones are built in `built`. Where one is missing the test fails."""
     if name == "threads":
         return [sys.executable, str(ECHO / "threads.py")]
     if name == "asyncio":
         return [sys.executable, str(ECHO / "loop.py"), name]
     if name in ("uvloop", "gevent"):
-        if importlib.util.find_spec(name) is None:
-            missing(f"the Python package {name}")
+        needed.module(name)
         return (
             [sys.executable, str(ECHO / "green.py")]
             if name == "gevent"
             else [sys.executable, str(ECHO / "loop.py"), name]
         )
     if name in ("node", "ruby", "perl", "php"):
-        return [require(name), str(ECHO / f"echo.{ {'node': 'js', 'ruby': 'rb', 'perl': 'pl', 'php': 'php'}[name] }")]
+        return [
+            needed.program(name),
+            str(ECHO / f"echo.{ {'node': 'js', 'ruby': 'rb', 'perl': 'pl', 'php': 'php'}[name] }"),
+        ]
     if name == "tcl":
-        return [require("tclsh"), str(ECHO / "echo.tcl")]
+        return [needed.program("tclsh"), str(ECHO / "echo.tcl")]
     if name == "java":
-        java, compiler = require("java"), require("javac")
+        java, compiler = needed.program("java"), needed.program("javac")
         build(built / "Echo.class", [compiler, "-d", str(built), str(ECHO / "Echo.java")])
         return [java, "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-Xshare:auto", "-cp", str(built), "Echo"]
     if name == "erlang":
-        erl, compiler = require("erl"), require("erlc")
+        erl, compiler = needed.program("erl"), needed.program("erlc")
         build(built / "echo.beam", [compiler, "-o", str(built), str(ECHO / "echo.erl")])
         return [erl, "-noinput", "-pa", str(built), "-run", "echo", "main", "-extra"]
     if name in ("go", "cgo"):  # without a C library, and with one beside Go's own system calls
         program = built / f"echo_{name}"
         go = {"CGO_ENABLED": str(int(name == "cgo")), "GOCACHE": str(built / "go")}
-        build(program, [require("go"), "build", "-o", str(program), str(ECHO / "echo.go")], **go)
+        build(program, [needed.program("go"), "build", "-o", str(program), str(ECHO / "echo.go")], **go)
         return [str(program)]
     if name in ("libevent", "static"):
         if not Path("/usr/include/event2/event.h").exists():
-            missing("libevent-dev")
+            needed.missing("libevent-dev", "/usr/include/event2/event.h")
         program = built / f"echo_{name}"
         flags = ["-std=gnu11", "-O2", "-g", "-Wall", "-Wextra", "-Werror", "-o", str(program)]
         if name == "static":
             flags.append("-static")
-        compiler = require(os.environ.get("CC", "cc"), "gcc")
+        compiler = needed.program(os.environ.get("CC", "cc"), "gcc")
         build(program, [compiler, *flags, str(ECHO / "echo_libevent.c"), "-levent_core"])
         return [str(program)]
     raise ValueError(f"no such end: {name}")

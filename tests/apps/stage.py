@@ -12,7 +12,6 @@ import hashlib
 import os
 import random
 import selectors
-import shutil
 import signal
 import subprocess
 import sys
@@ -22,8 +21,6 @@ from collections.abc import Callable, Iterator, Sequence
 from enum import StrEnum
 from pathlib import Path
 from typing import IO, Any, Final, TypeVar
-
-import pytest
 
 from sidestep.testing import Connection, Sidestep, argv_under_shim, free_port
 
@@ -45,22 +42,6 @@ class Mode(StrEnum):
     BOTH = "both"
     SERVER_ONLY = "server-only"
     CLIENT_ONLY = "client-only"
-
-
-def missing(name: str) -> str:
-    """Skip for want of `name`, or fail where CI=true."""
-    why = f"{name} is not installed; run tests/setup"
-    if os.environ.get("CI") == "true":
-        pytest.fail(why, pytrace=False)
-    pytest.skip(why)
-
-
-def require(*names: str) -> str:
-    """Path of the first of `names` that is installed; without one the test skips, or fails where CI=true."""
-    for name in names:
-        if found := shutil.which(name, path=SEARCH_PATH):
-            return found
-    return missing(" or ".join(names))
 
 
 def wait_until(condition: Callable[[], Answer], what: str, deadline_s: float = DEADLINE_S) -> Answer:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import sys
 
+import needed
 import pytest
-from stage import PROGRAMS, Stage, missing
+from stage import PROGRAMS, Stage
 
 CONNECTIONS = 10
 
@@ -17,8 +17,8 @@ CONNECTIONS = 10
 )
 def test_echo(stage: Stage, server_loop: str, client_loop: str) -> None:
     """Ten connections at once: small round trips, full-duplex bulk, a read that times out, half-close."""
-    if "uvloop" in (server_loop, client_loop) and importlib.util.find_spec("uvloop") is None:
-        missing("the Python package uvloop")
+    if "uvloop" in (server_loop, client_loop):
+        needed.module("uvloop")
     _, port = stage.serve(lambda port: [sys.executable, str(PROGRAMS / "echo.py"), server_loop, "server", str(port)])
     client = stage.python("client", "echo.py", client_loop, "client", port, CONNECTIONS)
     assert json.loads(client.line()) == {"verdicts": ["whole"] * CONNECTIONS, "timeouts": 1}

@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 import sys
 
+import needed
 from flow import Feeder
-from stage import PROGRAMS, Stage, payload, require, sha256
+from stage import PROGRAMS, Stage, payload, sha256
 
 SIZE = 10_000_000
 
@@ -20,7 +21,7 @@ def test_chunked_upload(stage: Stage) -> None:
     """curl sends what it reads from a pipe; the server computes the same checksum."""
     port = upload_server(stage)
     curl = stage.converse("client", [
-        require("curl"), "-sSf", "-H", "Expect:", "-T", "-", f"http://127.0.0.1:{port}/"
+        needed.program("curl"), "-sSf", "-H", "Expect:", "-T", "-", f"http://127.0.0.1:{port}/"
     ])  # fmt: skip
     data = payload(SIZE)
     Feeder(curl, data).feed_by_ring(stage, port)
@@ -36,7 +37,7 @@ def test_uploads_on_one_connection(stage: Stage) -> None:
         path = stage.workdir / f"upload-{size}"
         path.write_bytes(payload(size, seed=size))
         files.append(path)
-    argv = [require("curl"), "-sSf", "-H", "Expect:", "-w", "%{stderr}%{num_connects}\n"]
+    argv = [needed.program("curl"), "-sSf", "-H", "Expect:", "-w", "%{stderr}%{num_connects}\n"]
     for name in [*map(str, files), "-"]:
         argv += ["-T", name, f"http://127.0.0.1:{port}/"]
     curl = stage.converse("client", argv)
@@ -59,7 +60,7 @@ def test_parallel_downloads(stage: Stage) -> None:
         (stage.workdir / f"file{number}").write_bytes(body)
     server = stage.start("server", [sys.executable, "-m", "http.server", "0", "--bind", "127.0.0.1"], stdout=-1)
     port = int(server.until("Serving HTTP").split()[5])
-    argv = [require("curl"), "-sSf", "--parallel", "--parallel-immediate", "--limit-rate", "30M"]
+    argv = [needed.program("curl"), "-sSf", "--parallel", "--parallel-immediate", "--limit-rate", "30M"]
     for number in range(len(data)):
         argv += ["-o", f"got{number}", f"http://127.0.0.1:{port}/file{number}"]
     with stage.watching(port, len(data)):

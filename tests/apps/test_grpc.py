@@ -5,9 +5,10 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+import needed
 import pytest
 from matrix import build
-from stage import PROGRAMS, Stage, missing, require
+from stage import PROGRAMS, Stage
 
 CONNECTIONS = 8
 SENT = 6_069_734 + 500 * 4096  # bytes of each connection, each way, in one of its two exchanges
@@ -17,11 +18,11 @@ SENT = 6_069_734 + 500 * 4096  # bytes of each connection, each way, in one of i
 def echo(tmp_path_factory: pytest.TempPathFactory) -> str:
     """The compiled program."""
     if not Path("/usr/include/grpcpp/grpcpp.h").exists():
-        missing("libgrpc++-dev")
+        needed.missing("libgrpc++-dev", "/usr/include/grpcpp/grpcpp.h")
     program = tmp_path_factory.mktemp("grpc") / "echo_grpc"
     flags = ["-std=c++17", "-O1", "-Wall", "-Wextra", "-Werror", "-o", str(program)]
     libraries = ["-lgrpc++", "-lgrpc", "-lgpr", "-labsl_synchronization"]
-    compiler = require(os.environ.get("CXX", "c++"), "g++")
+    compiler = needed.program(os.environ.get("CXX", "c++"), "g++")
     build(program, [compiler, *flags, str(PROGRAMS / "grpc/echo_grpc.cc"), *libraries])
     return str(program)
 

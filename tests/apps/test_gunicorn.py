@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import random
 import sys
 from pathlib import Path
 
-from stage import PROGRAMS, Program, Stage, all_of, missing, sha256
+import needed
+from stage import PROGRAMS, Program, Stage, all_of, sha256
 
 SIZES = (0, 1, 1000, 65_536, 2_000_001)
 WORKERS = 3
@@ -16,8 +16,7 @@ WORKERS = 3
 
 def gunicorn(stage: Stage, worker_class: str) -> tuple[Program, int]:
     """A prefork server."""
-    if importlib.util.find_spec("gunicorn") is None:
-        missing("the Python package gunicorn")
+    needed.module("gunicorn")
     return stage.serve(lambda port: [
         sys.executable, "-m", "gunicorn", "--workers", str(WORKERS), "--worker-class", worker_class, "--threads",
         "1" if worker_class == "sync" else "4", "--bind", f"127.0.0.1:{port}", "--chdir", str(PROGRAMS),

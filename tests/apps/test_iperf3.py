@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 
+import needed
 import pytest
-from stage import Stage, require
+from stage import Stage
 
 
 @pytest.mark.parametrize(
@@ -13,7 +14,7 @@ from stage import Stage, require
 )
 def test_throughput(stage: Stage, options: tuple[str, ...], streams: int) -> None:
     """The run succeeds, and the receiver got what the sender sent but for what the end of the test cut off."""
-    iperf3 = require("iperf3")
+    iperf3 = needed.program("iperf3")
     server, port = stage.serve(lambda port: [iperf3, "-s", "-1", "-B", "127.0.0.1", "-p", str(port)])
     with stage.watching(port, streams):  # the control connection is idle meanwhile and may go either way
         report = json.loads(

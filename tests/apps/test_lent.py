@@ -7,9 +7,10 @@ import sys
 from functools import partial
 from pathlib import Path
 
+import needed
 import pytest
 from common import eventually
-from stage import PROGRAMS, require
+from stage import PROGRAMS
 
 from sidestep.testing import Sidestep
 
@@ -20,7 +21,7 @@ LENT = PROGRAMS / "lent"
 def _command(server: str, built: Path) -> list[str]:
     if server == "python":
         return [sys.executable, str(LENT / "lender.py")]
-    java, compiler = require("java"), require("javac")
+    java, compiler = needed.program("java"), needed.program("javac")
     subprocess.run([compiler, "-d", str(built), str(LENT / "Lender.java")], check=True, timeout=120)
     return [java, "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-Xshare:auto", "-cp", str(built), "Lender"]
 

@@ -6,7 +6,8 @@ import json
 import os
 import random
 
-from stage import Stage, require, sha256
+import needed
+from stage import Stage, sha256
 
 THREADS = 8
 SIZES = (0, 1, 100, 4095, 16_384, 100_000, 1_000_000)
@@ -14,7 +15,7 @@ SIZES = (0, 1, 100, 4095, 16_384, 100_000, 1_000_000)
 
 def test_data(stage: Stage) -> None:
     """Eight connections at once get back what they stored, and each counted increment counts."""
-    memcached = require("memcached")
+    memcached = needed.program("memcached")
     user = ["-u", "root"] if os.geteuid() == 0 else []
     server, port = stage.serve(
         lambda port: [memcached, "-l", "127.0.0.1", "-p", str(port), "-U", "0", "-t", "4", "-m", "256", *user]

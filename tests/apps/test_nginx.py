@@ -7,8 +7,9 @@ import os
 import re
 from pathlib import Path
 
+import needed
 import pytest
-from stage import Program, Stage, payload, require, sha256, wait_until
+from stage import Program, Stage, payload, sha256, wait_until
 
 CONFIGURATION = """
 daemon off;
@@ -55,7 +56,7 @@ def configure(root: Path, port: int, *, generation: int = 1, sendfile: bool = Tr
 
 def nginx(stage: Stage, *, sendfile: bool = True) -> tuple[Program, int]:
     """Start nginx on a free port."""
-    program = require("nginx")
+    program = needed.program("nginx")
 
     def argv(port: int) -> list[str]:
         path = configure(stage.workdir, port, sendfile=sendfile)
@@ -70,7 +71,7 @@ def test_keep_alive_load(stage: Stage) -> None:
     (stage.workdir / "www" / "small").write_bytes(b"x" * 612)
     with stage.watching(port, 16):
         report = stage.run(
-            "client", [require("wrk"), "-t", "2", "-c", "16", "-d", "2s", f"http://127.0.0.1:{port}/small"]
+            "client", [needed.program("wrk"), "-t", "2", "-c", "16", "-d", "2s", f"http://127.0.0.1:{port}/small"]
         ).decode()
     assert not re.search("Socket errors|Non-2xx", report), report
     found = re.search(r"(\d+) requests in", report)
@@ -98,7 +99,7 @@ def test_large_file(stage: Stage, large_file: tuple[Path, str], sendfile: bool) 
     path, checksum = large_file
     _, port = nginx(stage, sendfile=sendfile)
     (stage.workdir / "www" / "large").symlink_to(path)
-    curl = stage.converse("client", [require("curl"), "-sSf", f"http://127.0.0.1:{port}/large"])
+    curl = stage.converse("client", [needed.program("curl"), "-sSf", f"http://127.0.0.1:{port}/large"])
     body = bytearray()
     # We are the ones who read what curl writes, so the connection lives for as long as we take our time.
     stage.check_path(port, nudge=lambda: body.extend(curl.take(LARGE_SIZE // 40)))
@@ -115,7 +116,7 @@ def test_reload_under_load(stage: Stage) -> None:
     for generation in (1, 2, 3, 4):
         if generation > 1:
             conf = configure(stage.workdir, port, generation=generation)
-            stage.run("server", [require("nginx"), "-p", str(stage.workdir), "-c", str(conf), "-s", "reload"])
+            stage.run("server", [needed.program("nginx"), "-p", str(stage.workdir), "-c", str(conf), "-s", "reload"])
         assert json.loads(client.line()) == f"generation {generation}"
         stage.check_path(port, 6)
         old, workers = workers, worker_pids(stage.workdir)

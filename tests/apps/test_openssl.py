@@ -5,9 +5,10 @@ from __future__ import annotations
 import subprocess
 from pathlib import Path
 
+import needed
 import pytest
 from flow import Collector, Feeder
-from stage import Stage, payload, require, sha256
+from stage import Stage, payload, sha256
 
 SIZE = 8_000_000
 DOWNLOAD_SIZE = 25_000_000  # more than the kernel's buffers could swallow at once
@@ -19,8 +20,8 @@ def certificate(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     folder = tmp_path_factory.mktemp("tls")
     key, cert = folder / "key.pem", folder / "cert.pem"
     subprocess.run(
-        [require("openssl"), "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes",
-         "-keyout", str(key), "-out", str(cert), "-days", "2", "-subj", "/CN=localhost"],
+        [needed.program("openssl"), "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1",
+         "-nodes", "-keyout", str(key), "-out", str(cert), "-days", "2", "-subj", "/CN=localhost"],
         check=True, capture_output=True,
     )  # fmt: skip
     return key, cert
@@ -29,7 +30,7 @@ def certificate(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 @pytest.mark.parametrize("version", ["-tls1_2", "-tls1_3"])
 def test_stream(stage: Stage, certificate: tuple[Path, Path], version: str) -> None:
     """8 MB from s_client's input to s_server's output, which ends with the connection."""
-    openssl = require("openssl")
+    openssl = needed.program("openssl")
     key, cert = certificate
     server, port = stage.serve(lambda port: [
         openssl, "s_server", "-quiet", "-naccept", "1", "-accept", f"127.0.0.1:{port}", "-key", str(key),
@@ -49,7 +50,7 @@ def test_stream(stage: Stage, certificate: tuple[Path, Path], version: str) -> N
 
 def test_download(stage: Stage, certificate: tuple[Path, Path]) -> None:
     """s_server -WWW serves a file; s_client gets every byte of it."""
-    openssl = require("openssl")
+    openssl = needed.program("openssl")
     key, cert = certificate
     data = payload(DOWNLOAD_SIZE)
     (stage.workdir / "file").write_bytes(data)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import needed
 import pytest
 from flow import Collector, Feeder
-from stage import Program, Stage, all_of, payload, require, sha256, wait_until
+from stage import Program, Stage, all_of, payload, sha256, wait_until
 
 SIZE = 16_000_000
 
@@ -36,7 +37,7 @@ def exchange(stage: Stage, port: int, server: Program, client: Program) -> None:
 @pytest.fixture
 def nc() -> str:
     """The OpenBSD netcat: the only one that can half-close (-N)."""
-    return require("nc.openbsd")
+    return needed.program("nc.openbsd")
 
 
 def test_netcat_both_ways(stage: Stage, nc: str) -> None:
@@ -60,7 +61,7 @@ def test_netcat_one_way(stage: Stage, nc: str) -> None:
 
 def test_socat_both_ways(stage: Stage) -> None:
     """16 MB each way through socat's select loop."""
-    socat = require("socat")
+    socat = needed.program("socat")
     server, port = stage.serve(
         lambda port: [socat, "-t", "20", "STDIO", f"TCP4-LISTEN:{port},bind=127.0.0.1"], stdin=-1, stdout=-1
     )
@@ -70,9 +71,9 @@ def test_socat_both_ways(stage: Stage) -> None:
 
 def test_socat_forked_echo(stage: Stage) -> None:
     """A child for each connection echoes through an executed `cat`; three clients at once."""
-    socat = require("socat")
+    socat = needed.program("socat")
     _, port = stage.serve(
-        lambda port: [socat, "-t", "20", f"TCP4-LISTEN:{port},bind=127.0.0.1,fork", f"EXEC:{require('cat')}"]
+        lambda port: [socat, "-t", "20", f"TCP4-LISTEN:{port},bind=127.0.0.1,fork", f"EXEC:{needed.program('cat')}"]
     )
     clients = [stage.converse("client", [socat, "-t", "20", "STDIO", f"TCP4:127.0.0.1:{port}"]) for _ in range(3)]
     data = [payload(2_000_000, seed=n) for n in range(len(clients))]
@@ -94,7 +95,7 @@ def test_socat_forked_echo(stage: Stage) -> None:
 
 def test_socat_ipv6(stage: Stage) -> None:
     """The same over IPv6."""
-    socat = require("socat")
+    socat = needed.program("socat")
     server, port = stage.serve(
         lambda port: [socat, "-t", "20", "STDIO", f"TCP6-LISTEN:{port},bind=[::1]"], stdin=-1, stdout=-1
     )

@@ -12,8 +12,9 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
+import needed
 import pytest
-from stage import Mode, missing, require
+from stage import Mode
 
 CASE = Path(__file__).resolve().parent / "postgresql_case.py"
 
@@ -25,7 +26,7 @@ def bindir() -> Path:
         Path("/usr/lib/postgresql").glob("*/bin/postgres"),
         key=lambda path: [int(part) for part in re.findall(r"\d+", path.parent.parent.name)],
     )
-    return found[-1].parent if found else Path(missing("PostgreSQL"))
+    return found[-1].parent if found else Path(needed.missing("PostgreSQL"))
 
 
 @pytest.fixture(scope="module")
@@ -40,10 +41,10 @@ def as_user() -> list[str]:
     try:
         user = pwd.getpwnam("postgres")
     except KeyError:
-        missing("the user postgres")
+        needed.missing("the user postgres")
     capabilities = "+dac_override"
     return [
-        require("setpriv"), f"--reuid={user.pw_uid}", f"--regid={user.pw_gid}", "--clear-groups",
+        needed.program("setpriv"), f"--reuid={user.pw_uid}", f"--regid={user.pw_gid}", "--clear-groups",
         f"--inh-caps={capabilities}", f"--ambient-caps={capabilities}", "--",
     ]  # fmt: skip
 

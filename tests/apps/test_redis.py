@@ -6,13 +6,14 @@ import json
 import random
 import re
 
+import needed
 from flow import Feeder
-from stage import Program, Stage, require, sha256
+from stage import Program, Stage, sha256
 
 
 def redis_server(stage: Stage) -> tuple[Program, int]:
     """A redis server without persistence."""
-    server = require("redis-server")
+    server = needed.program("redis-server")
     return stage.serve(
         lambda port: [server, "--port", str(port), "--bind", "127.0.0.1", "--save", "", "--appendonly", "no"]
     )
@@ -42,7 +43,7 @@ def test_data(stage: Stage) -> None:
 def test_benchmark_counts(stage: Stage) -> None:
     """redis-benchmark's commands all arrive: the server counts what was asked for."""
     _, port = redis_server(stage)
-    benchmark, cli = require("redis-benchmark"), require("redis-cli")
+    benchmark, cli = needed.program("redis-benchmark"), needed.program("redis-cli")
     asked = 20_000
     with stage.watching(port):
         for pipeline in ("1", "16"):
@@ -62,7 +63,8 @@ def test_benchmark_path(stage: Stage) -> None:
     """50 busy connections of redis-benchmark all take the path they should."""
     _, port = redis_server(stage)
     benchmark = stage.start("client", [
-        require("redis-benchmark"), "-h", "127.0.0.1", "-p", str(port), "-c", "50", "-n", "2000000000", "-t", "get",
+        needed.program("redis-benchmark"), "-h", "127.0.0.1", "-p", str(port), "-c", "50", "-n", "2000000000",
+        "-t", "get",
     ])  # fmt: skip
     stage.check_path(port, 50, ring_bytes_min=1000)
     assert benchmark.popen.poll() is None, benchmark.complaint("ended early")
@@ -71,7 +73,7 @@ def test_benchmark_path(stage: Stage) -> None:
 def test_mass_insertion(stage: Stage) -> None:
     """redis-cli --pipe streams 100,000 commands; the server has exactly them, and stays reachable."""
     _, port = redis_server(stage)
-    cli = require("redis-cli")
+    cli = needed.program("redis-cli")
     count = 100_000
     commands = []
     for number in range(count):

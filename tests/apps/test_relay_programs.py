@@ -9,9 +9,9 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import needed
 import pytest
 from relay_example import installed, prefer_relay, relayed
-from stage import require
 
 from sidestep.provider import control
 from sidestep.testing import Sidestep, free_port
@@ -72,7 +72,7 @@ def test_the_example_is_found_started_and_listed(through: Sidestep) -> None:
 
 def test_redis(through: Sidestep) -> None:
     for name in ("redis-server", "redis-cli", "redis-benchmark"):
-        require(name)  # fails where CI=true, and else skips with the reason
+        needed.program(name)  # fails where CI=true, and else skips with the reason
     port = str(free_port())
     server = through.popen(
         ["redis-server", "--port", port, "--bind", "127.0.0.1", "--save", "", "--appendonly", "no"],

@@ -15,8 +15,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
+import needed
 from matrix import Server, build
-from stage import PROGRAMS, Stage, payload, require
+from stage import PROGRAMS, Stage, payload
 
 ORIGINS: Final = ("nginx", "nginx-foreign", "apache")
 PROXIES: Final = ("nginx", "nginx-unbuffered", "nginx-foreign", "haproxy", "apache", "caddy")
@@ -122,14 +123,14 @@ MODULES: Final = Path("/usr/lib/apache2/modules")
 def prepare(name: str, built: Path) -> list[str]:
     """How the client `name` is started."""
     if name == "curl":
-        require("curl")
+        needed.program("curl")
         return [str(WEB / "curl.sh")]
     if name == "python":
-        return [require("python3"), str(WEB / "client.py")]
+        return [needed.program("python3"), str(WEB / "client.py")]
     if name == "node":
-        return [require("node"), str(WEB / "client.js")]
+        return [needed.program("node"), str(WEB / "client.js")]
     if name == "java":
-        java, compiler = require("java"), require("javac")
+        java, compiler = needed.program("java"), needed.program("javac")
         build(built / "Web.class", [compiler, "-d", str(built), str(WEB / "Web.java")])
         return [java, "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-Xshare:auto", "-cp", str(built), "Web"]
     raise ValueError(f"no such client: {name}")
@@ -192,16 +193,16 @@ class Chain(Server):
             words["before"] = NGINX_BACK.format(**words) if back else ""
             words["place"] = (NGINX_PROXY if back else NGINX_FILES).format(**words)
             path.write_text(NGINX.format(**words))
-            return [require("nginx"), "-p", str(root), "-e", str(root / "error.log"), "-c", str(path)]
+            return [needed.program("nginx"), "-p", str(root), "-e", str(root / "error.log"), "-c", str(path)]
         if kind == "haproxy":
             path.write_text(HAPROXY.format(**words))
-            return [require("haproxy"), "-db", "-f", str(path)]
+            return [needed.program("haproxy"), "-db", "-f", str(path)]
         if kind == "caddy":
             path.write_text(CADDY.format(**words))
-            return [require("caddy"), "run", "--adapter", "caddyfile", "--config", str(path)]
+            return [needed.program("caddy"), "run", "--adapter", "caddyfile", "--config", str(path)]
         if kind == "apache":
             words["user"] = "User www-data\nGroup www-data" if ROOT else ""
             words["place"] = (APACHE_PROXY if back else APACHE_FILES).format(**words)
             path.write_text(APACHE.format(**words))
-            return [require("apache2", "httpd"), "-f", str(path), "-D", "FOREGROUND"]
+            return [needed.program("apache2", "httpd"), "-f", str(path), "-D", "FOREGROUND"]
         raise ValueError(f"no such server: {member}")

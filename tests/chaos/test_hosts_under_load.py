@@ -17,8 +17,9 @@ from functools import partial
 from pathlib import Path
 from typing import Final, TypeAlias
 
+import needed
 import pytest
-from hosts import Host, hosts, need, need_namespaces
+from hosts import Host, hosts, need_namespaces
 from load import (
     ENDED,
     Entry,
@@ -95,7 +96,7 @@ class World:
 def world(request: pytest.FixtureRequest, load_program: Path, tmp_path: Path) -> Iterator[Callable[[int], World]]:
     """Makes a world from a seed."""
     need_namespaces()
-    need("nft", "ss")
+    needed.programs("nft", "ss")
     with ExitStack() as stack:
         yield lambda seed: World(stack, load_program, tmp_path, seed, ("0", "4:50000", "30")[seed % 3])
 

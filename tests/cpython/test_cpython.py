@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 from collections.abc import Mapping
 
+import needed
 import pytest
 from suite import Exceptions, Run, differences, run_module
 
@@ -37,9 +37,7 @@ def test_same_results(module: str) -> None:
 
     What is ok under sidestep is what TCP would show; only the rest is run natively as well.
     """
-    if importlib.util.find_spec("test.test_socket") is None:
-        why = "this Python came without its test package; run tests/setup"
-        pytest.fail(why) if os.environ.get("CI") == "true" else pytest.skip(why)
+    needed.module("test.test_socket")
     exceptions = Exceptions.load()
     resources = RESOURCES.get(module, "")
 

@@ -6,9 +6,9 @@ import json
 from pathlib import Path
 from xml.etree import ElementTree
 
+import needed
 import pytest
 from common import run_command
-from hosts import need
 
 from sidestep.cli.demo import _picture, _slower, _table
 from sidestep.demo.demo import Demo, Look, ResultLine, Run, works
@@ -36,7 +36,7 @@ def demo(*lines: ResultLine, before: float = 0.01, during: float = 0.02) -> Demo
 @pytest.mark.slow
 @pytest.mark.app
 def test_the_demo_shows_a_table_and_writes_a_picture(tmp_path: Path) -> None:
-    need("redis-server", "redis-benchmark", "nginx")
+    needed.programs("redis-server", "redis-benchmark", "nginx")
     picture = tmp_path / "shown.svg"
     args = "--rounds=1", "--seconds=0.2", "--json", f"--picture={picture}"
     found = run_command(tmp_path, "demo", *args, PATH="/usr/local/bin:/usr/bin:/bin")  # as users of Debian have it

@@ -6,9 +6,9 @@ import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
+import needed
 import pytest
 from guest_verbs import WAIT_S, RxeBench
-from hosts import need
 from lab_guest import RXE_BRIDGE, Lab
 from rping_client import RpingClient
 
@@ -59,7 +59,7 @@ def test_we_ping_over_ipv6(lab: Lab) -> None:
 
 @pytest.mark.usefixtures("rping")
 def test_tshark_finds_nothing_wrong(rxe_bench: RxeBench, lab: Lab, tmp_path: Path) -> None:
-    need("tshark")  # where it is missing CI fails, as tests/setup brings it
+    needed.programs("tshark")
     failures: list[str] = []
     with lab.capture(tmp_path / "rping.pcap", only=f"udp port {UDP_PORT}", interface=RXE_BRIDGE):
         client = RpingClient(rxe_bench.device, 4096, 2, failures.append)

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import os
 import re
-import shutil
 import socket
 import subprocess
 from pathlib import Path
 
+import needed
 import pytest
 
 import sidestep
@@ -40,8 +40,7 @@ int main(void)
 
 @pytest.mark.parametrize(("compiler", "standard"), [("cc", "-std=c99"), ("c++", "-std=c++11")])
 def test_c_programs_have_the_same_numbers(tmp_path: Path, compiler: str, standard: str) -> None:
-    if shutil.which(compiler) is None:
-        pytest.skip(f"{compiler} is not installed")
+    needed.program(compiler)
     source = tmp_path / ("program.cc" if compiler == "c++" else "program.c")
     source.write_text(PROGRAM % "\n".join(f'\tprintf("%d\\n", {name});' for name in layout.EXPLICIT_NUMBERS))
     warnings = ["-Wall", "-Wextra", "-Wpedantic", "-Werror", standard, "-D_GNU_SOURCE"]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import signal
 import socket
 import subprocess
@@ -11,6 +10,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import needed
 import pytest
 import toolchain
 from toolchain import ADDRESS, THREAD, Sanitizer
@@ -120,8 +120,7 @@ def test_python_with_threads(stage: Stage) -> None:
 
 
 def test_redis(stage: Stage, tmp_path: Path) -> None:
-    if not shutil.which("redis-server") or not shutil.which("redis-benchmark"):
-        pytest.skip("redis is not installed; tests/setup does it")
+    needed.programs("redis-server", "redis-benchmark")
     if stage.sanitizer is THREAD:
         pytest.skip("redis brings an allocator of its own that TSan cannot stand in for")
     server, port = redis_server(stage, tmp_path)

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import needed
 import pytest
 from foreign_programs import put_out_of_reach
 
@@ -311,6 +312,5 @@ def test_the_verdict_is_the_last_line(build: Build, tmp_path: Path) -> None:
     assert found.stdout.splitlines()[-1].endswith(": its connections stay on TCP")
 
 
-@pytest.mark.skipif(shutil.which("node") is None, reason="node is not installed")
 def test_libuv_is_told_to_do_without_io_uring(check: Check) -> None:
-    assert check("node")["verdict"] == "ok"
+    assert check(needed.program("node"))["verdict"] == "ok"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import select
-import shutil
 import signal
 import socket
 import stat
@@ -14,6 +13,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
+import needed
 import pytest
 from chatting import Chat, promoted_chat, promoted_client, talk_on
 from common import slot
@@ -146,16 +146,12 @@ def serving(sidestep: Sidestep, listen: str) -> Iterator[tuple[subprocess.Popen[
             process.kill()
 
 
-needs_curl = pytest.mark.skipif(shutil.which("curl") is None, reason="curl is not installed; run tests/setup")
-
-
 def curl(*args: str) -> str:
     """The body of an answer, which must be a good one."""
-    argv = ["curl", "--silent", "--show-error", "--fail", "--max-time", "20", "--noproxy", "*", *args]
+    argv = [needed.program("curl"), "--silent", "--show-error", "--fail", "--max-time", "20", "--noproxy", "*", *args]
     return subprocess.run(argv, capture_output=True, text=True, check=True).stdout
 
 
-@needs_curl
 @pytest.mark.parametrize("listen", ["0", ":0", "[::1]:0"])
 def test_scraped_over_tcp_on_this_host_only(sidestep: Sidestep, listen: str) -> None:
     with serving(sidestep, listen) as (process, url):
@@ -169,7 +165,6 @@ def test_scraped_over_tcp_on_this_host_only(sidestep: Sidestep, listen: str) -> 
         assert process.wait(20) == 0
 
 
-@needs_curl
 def test_scraped_over_a_unix_socket_of_this_user(sidestep: Sidestep, tmp_path: Path) -> None:
     path = tmp_path / "metrics"
     with serving(sidestep, f"unix:{path}") as (process, url):
@@ -189,7 +184,6 @@ def test_scraped_over_a_unix_socket_of_this_user(sidestep: Sidestep, tmp_path: P
     assert not path.exists()
 
 
-@needs_curl
 def test_scrapers_that_say_nothing_do_not_keep_others_out(sidestep: Sidestep, closing: ExitStack) -> None:
     with serving(sidestep, "0") as (_, url):
         port = int(url.rpartition(":")[2].partition("/")[0])

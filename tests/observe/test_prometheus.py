@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 
+import needed
 import pytest
 from chatting import promoted_chat
 
@@ -25,7 +26,7 @@ NAME = re.compile(r"\bsidestep_\w+")
 
 
 def promtool(*args: str | Path) -> None:
-    found = subprocess.run(["promtool", *args], cwd=PLACE, capture_output=True, text=True, check=False)
+    found = subprocess.run([needed.program("promtool"), *args], cwd=PLACE, capture_output=True, text=True, check=False)
     assert found.returncode == 0, found.stdout + found.stderr
 
 

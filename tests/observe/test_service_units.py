@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import shutil
 import subprocess
 from pathlib import Path
 
+import needed
 import pytest
 from foreign_programs import put_out_of_reach
 
@@ -35,8 +35,7 @@ def drop_in(units: Units, text: str = "") -> Wanted:
     made = wanted(units, units.find("it"), config.SYSTEM_SOCKET)
     (beside := path.with_name("it.service.d")).mkdir()
     (beside / "sidestep.conf").write_text(made.text)
-    analyze = shutil.which("systemd-analyze")
-    assert analyze is not None, "tests/setup installs systemd"
+    analyze = needed.program("systemd-analyze")
     found = subprocess.run([analyze, "--man=no", "verify", path], capture_output=True, text=True, check=False)
     assert [line for line in found.stderr.splitlines() if str(units.root) in line or "it.service" in line] == []
     return made

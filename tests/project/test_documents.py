@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import re
-import shutil
 import subprocess
 import sys
 from enum import IntEnum
 from pathlib import Path
 
 import click
+import needed
 import pytest
 
 from sidestep import config, limits
@@ -143,8 +143,8 @@ def test_the_options_that_the_documents_show_exist() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(shutil.which("redis-server") is None, reason="redis is not installed; run tests/setup")
 def test_the_sample_of_the_tutorial_works() -> None:
+    needed.program("redis-server")
     (sample,) = re.findall(r"```python\n(.*?)```", (ROOT / "docs/start/tutorial.md").read_text(), re.S)
     subprocess.run([sys.executable, "-c", sample], stdout=subprocess.DEVNULL, timeout=60, check=True)
 

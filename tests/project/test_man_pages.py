@@ -7,6 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import needed
 import pytest
 
 ROOT = Path(__file__).parents[2]
@@ -22,7 +23,9 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def shown(page: Path) -> str:
     """As a terminal shows it, without what is bold or underlined there, and its words one space apart."""
-    text = subprocess.run(["mandoc", "-T", "utf8", page], capture_output=True, text=True, check=True).stdout
+    text = subprocess.run(
+        [needed.program("mandoc"), "-T", "utf8", page], capture_output=True, text=True, check=True
+    ).stdout
     return " ".join(re.sub(".\b", "", text).split())
 
 
@@ -36,7 +39,7 @@ def test_every_command_has_a_page_that_says_what_it_is(pages: Path) -> None:
 
 
 def test_the_pages_are_well_formed(pages: Path) -> None:
-    subprocess.run(["mandoc", "-T", "lint", "-W", "warning", *pages.iterdir()], check=True)
+    subprocess.run([needed.program("mandoc"), "-T", "lint", "-W", "warning", *pages.iterdir()], check=True)
 
 
 def test_a_page_has_all_that_the_help_says(pages: Path) -> None:

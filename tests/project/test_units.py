@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import configparser
-import shutil
 import subprocess
 from pathlib import Path
 
-import pytest
+import needed
 
 from sidestep import config
 
@@ -17,7 +16,7 @@ EXPOSURE_MAX = 20  # of 100, as `systemd-analyze security` counts
 
 def tool() -> str:
     """systemd-analyze."""
-    return shutil.which("systemd-analyze") or pytest.skip("systemd-analyze is not installed")
+    return needed.program("systemd-analyze")
 
 
 def unit(name: str) -> configparser.RawConfigParser:

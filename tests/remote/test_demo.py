@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 
+import needed
 import pytest
-from hosts import need
 
 from sidestep.demo.demo import run_two_hosts
 
@@ -13,7 +13,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.skipif(os.geteuid() != 0, reason="ma
 
 
 def test_the_demo_on_two_hosts() -> None:
-    need("redis-server", "redis-benchmark", "nginx")
+    needed.programs("redis-server", "redis-benchmark", "nginx")
     told: list[str] = []
     demo = run_two_hosts(rounds=1, seconds=0.2, tell=told.append)
     assert not [(line.work.name, line.why_not_promoted, line.equal) for line in demo.lines if not line.promoted]

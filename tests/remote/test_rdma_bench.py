@@ -11,8 +11,9 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
+import needed
 import pytest
-from hosts import Host, need
+from hosts import Host
 
 from sidestep.demo.hosts import Run, Way, Work
 from sidestep.errors import Unavailable
@@ -66,7 +67,7 @@ def rows(told: subprocess.CompletedProcess[str]) -> dict[str, dict[str, Any]]:
 
 @pytest.mark.slow
 def test_two_hosts_are_compared(two: tuple[Host, Host]) -> None:
-    need("rstream")
+    needed.programs("rstream")
     one, other = two
     with ExitStack() as stack:
         with other.namespace.inside():

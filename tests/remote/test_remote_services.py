@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import getpass
 import hashlib
-import importlib.util
 import json
 import os
-import re
 import shutil
 import subprocess
 import sys
@@ -15,8 +13,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TypeAlias
 
+import needed
 import pytest
-from hosts import SEARCH_PATH, Host, need
+from hosts import SEARCH_PATH, Host
 from talking import listening, promoted, random_file, sha256_of
 
 pytestmark = [pytest.mark.slow, pytest.mark.app]
@@ -45,9 +44,7 @@ def talk_until_promoted(talk: Callable[[], object], *hosts: Host, ends: int) -> 
 
 
 def test_uvloop(two: tuple[Host, Host]) -> None:
-    if importlib.util.find_spec("uvloop") is None:
-        why = "the Python package uvloop is not installed"
-        pytest.fail(why) if os.environ.get("CI") == "true" else pytest.skip(why)
+    needed.module("uvloop")
     one, other = two
     env = {"ECHO_ADDRESS": other.address}
     other.popen([sys.executable, ECHO, "uvloop", "server", "7001"], env=other.sidestep.env(**env))
@@ -72,11 +69,7 @@ def test_uvloop(two: tuple[Host, Host]) -> None:
 @pytest.fixture
 def bindir() -> Path:
     """Of the newest PostgreSQL: Debian keeps its programs off the PATH."""
-    found = sorted(Path("/usr/lib/postgresql").glob("*/bin"), key=lambda path: int(re.sub(r"\D", "", path.parts[-2])))
-    if not found:
-        why = "PostgreSQL is not installed; run tests/setup"
-        pytest.fail(why) if os.environ.get("CI") == "true" else pytest.skip(why)
-    return found[-1]
+    return needed.postgresql()
 
 
 def test_postgresql(two: tuple[Host, Host], bindir: Path, tmp_path: Path) -> None:
@@ -149,7 +142,7 @@ def md5(data: bytes) -> str:
 
 def test_rsync_has_every_byte(two: tuple[Host, Host], tmp_path: Path) -> None:
     """Whoever receives becomes two processes with one socket; before that it may have been promoted."""
-    need("rsync")
+    needed.programs("rsync")
     one, other = two
     (got := tmp_path / "got").mkdir()
     (config := tmp_path / "rsyncd.conf").write_text(
@@ -165,7 +158,7 @@ def test_rsync_has_every_byte(two: tuple[Host, Host], tmp_path: Path) -> None:
 
 def test_ssh_stays_on_tcp(two: tuple[Host, Host], tmp_path: Path) -> None:
     """sshd has the connection as its standard input when it executes itself anew, and in a sandbox after that."""
-    need("sshd", "ssh", "ssh-keygen", "rsync")
+    needed.programs("sshd", "ssh", "ssh-keygen", "rsync")
     one, other = two
     for name in ("host", "user"):
         one.plain(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", tmp_path / name])

@@ -25,6 +25,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Final, TypeAlias
 
+import needed
 import toolchain
 from foreign_programs import KERNEL_HEADERS
 from hosts import Host
@@ -179,6 +180,8 @@ def build(kind: Build = Build.PLAIN, sanitizer: Sanitizer = PLAIN) -> Path:
     """Compiles the scenes; returns the program."""
     flags = [*sanitizer.flags, *_BUILD_FLAGS[kind], "-D_GNU_SOURCE", f"-I{toolchain.HEADERS}"]
     compiler = "musl-gcc" if kind is Build.MUSL else None
+    if compiler:
+        needed.program(compiler)
     return toolchain.build(f"scenes-{kind}-{sanitizer.name}", sorted(PROGRAMS.glob("scene*.c")), flags, cc=compiler)
 
 

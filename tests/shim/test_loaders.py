@@ -7,6 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import needed
 import pytest
 
 from sidestep.config import ENV_SOCKET
@@ -38,7 +39,7 @@ STARTS = {
 def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
     place = tmp_path_factory.mktemp("musl")
     (place / "program.c").write_text(SOURCE)
-    subprocess.run(["musl-gcc", place / "program.c", "-o", place / "program"], check=True, timeout=60)
+    subprocess.run([needed.program("musl-gcc"), place / "program.c", "-o", place / "program"], check=True, timeout=60)
     return place / "program"
 
 

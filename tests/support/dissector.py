@@ -1,27 +1,20 @@
 """Wireshark's dissector, for tests: what it sees in a capture.
 
-Where it is not installed a test that needs it is skipped; in CI it fails, since tests/setup brings the program.
+Where it is not installed a test that needs it fails.
 """
 
 from __future__ import annotations
 
 import json
-import os
-import shutil
 import subprocess
 from collections.abc import Sequence
 from pathlib import Path
 
-import pytest
+import needed
 
 
 def _output(capture: bytes, folder: Path, *options: str) -> str:
-    tool = shutil.which("tshark")
-    if tool is None:
-        why = "tshark is not installed: tests/setup brings it"
-        if os.environ.get("CI") == "true":
-            pytest.fail(why, pytrace=False)
-        pytest.skip(why)
+    tool = needed.program("tshark")
     file = folder / "capture.pcap"
     file.write_bytes(capture)
     return subprocess.run(

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import os
-import shutil
 import struct
 import subprocess
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
-import pytest
+import needed
 import toolchain
 
 PROGRAMS: Final = toolchain.TESTS / "loader" / "programs"
@@ -38,29 +37,20 @@ def loader_missing() -> str | None:
 def build(name: str, kind: str) -> Path:
     """A program of tests/loader/programs, compiled in one of KINDS."""
     cc, options = KINDS[kind]
+    if cc:
+        needed.program(cc)
     return toolchain.build(f"{name}-{kind}", [PROGRAMS / f"{name}.c"], ["-O1", "-D_GNU_SOURCE", *options], cc=cc)
 
 
 def build_go(name: str, **env: str) -> Path:
-    """A program of Go in tests/loader/programs, static unless CGO_ENABLED is 1; skips the test where there is no Go."""
-    compiler = [_compiler("go", "golang-go"), "build"]
+    """A program of Go in tests/loader/programs, static unless CGO_ENABLED is 1."""
+    compiler = [needed.program("go"), "build"]
     return made_by(compiler, f"{name}.go", {"CGO_ENABLED": "0", "GOTOOLCHAIN": "local"} | env)
 
 
 def build_rust(name: str) -> Path:
-    """A program of Rust there, static; skips the test where there is no Rust."""
-    return made_by([_compiler("rustc", "rustc"), "-O", "-C", "target-feature=+crt-static"], f"{name}.rs", {})
-
-
-def _compiler(name: str, package: str) -> str:
-    """Its path; without it the test skips, and in CI, where tests/setup brings it, fails."""
-    found = shutil.which(name)
-    if found is not None:
-        return found
-    why = f"there is no {name}; apt-get install {package}"
-    if os.environ.get("CI") == "true":
-        pytest.fail(why)
-    pytest.skip(why)
+    """A program of Rust there, static."""
+    return made_by([needed.program("rustc"), "-O", "-C", "target-feature=+crt-static"], f"{name}.rs", {})
 
 
 def made_by(compiler: Sequence[str], source: str, env: Mapping[str, str]) -> Path:

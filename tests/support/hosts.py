@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import subprocess
 import sys
 import time
@@ -11,6 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any, Final, Self
 
+import needed
 import pytest
 
 from sidestep.config import RemoteSettings
@@ -143,19 +143,11 @@ class Host:
         return sum(int(value) for key, value in counters.items() if key == name or key.startswith(name + "{"))
 
 
-def need(*programs: str) -> None:
-    """Skips the test without these; in CI, where tests/setup brings them, it fails."""
-    for program in programs:
-        if shutil.which(program, path=SEARCH_PATH) is None:
-            why = f"{program} is not installed; run tests/setup"
-            pytest.fail(why) if os.environ.get("CI") == "true" else pytest.skip(why)
-
-
 def need_namespaces() -> None:
-    """Skips the test where there can be none; without `ip` it fails in CI."""
+    """Skips the test where there can be none; without `ip` it fails."""
     if os.geteuid() != 0:
         pytest.skip("making a network namespace needs root")
-    need("ip")
+    needed.program("ip")
     try:
         with thread_in_netns(None):
             pass

@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Final
 
 import coverage_build
+import needed
 import pytest
 
 from sidestep.testing import Sidestep
@@ -290,22 +291,20 @@ class SanitizedShim:
         assert not reports, f"{len(reports)} sanitizer reports; the first:\n{reports[0][:6000]}"
 
 
-def clang() -> str | None:
-    """clang with libFuzzer, if there is one."""
-    found = shutil.which("clang")
-    if not found:
-        return None
+def clang() -> str:
+    """clang with libFuzzer."""
+    found = needed.program("clang")
     with tempfile.TemporaryDirectory() as scratch:
         source = Path(scratch) / "empty.c"
         source.write_text("int LLVMFuzzerTestOneInput(const char *d, unsigned long n) { return d && n > 9; }\n")
-        return found if not _run([found, "-fsanitize=fuzzer", source, "-o", Path(scratch) / "x"]).returncode else None
+        if _run([found, "-fsanitize=fuzzer", source, "-o", Path(scratch) / "x"]).returncode:
+            needed.missing("clang's libFuzzer", "clang")
+    return found
 
 
 def guided(name: str, seconds: float, directory: Path, *more: Path, flags: Sequence[str] = ()) -> int:
     """How many inputs libFuzzer led through the target tests/native/`name`.c in so long; any failure is the test's."""
     with_libfuzzer = clang()
-    if with_libfuzzer is None:
-        pytest.skip("no clang with libFuzzer; install clang and libclang-rt-dev to run this")
     sources = [NATIVE_TESTS / f"{name}.c", NATIVE_TESTS / "check.c", NATIVE / "channel.c", *more]
     sanitized = ["-O1", "-fsanitize=fuzzer,address,undefined", "-fno-sanitize-recover=undefined", *GUARDED, SPILL]
     program = build(f"{name}-libfuzzer", sources, [*sanitized, *flags], cc=with_libfuzzer)

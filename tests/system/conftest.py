@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import os
 import secrets
-import shutil
 import socket
 from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 
+import needed
 import pytest
 from tenants import End, Namespace, System, ip, udp_beside
 
@@ -32,8 +32,7 @@ def system(closing: ExitStack) -> System:
 @pytest.fixture
 def namespaces(closing: ExitStack) -> Callable[..., tuple[Namespace, Namespace]]:
     """Makes two namespaces joined by a cable, with an address each."""
-    if shutil.which("ip") is None:
-        pytest.skip("ip (iproute2) is not installed")
+    needed.program("ip")
 
     def make(one: str = "10.77.0.1/24", other: str = "10.77.0.2/24") -> tuple[Namespace, Namespace]:
         mark = secrets.token_hex(4)

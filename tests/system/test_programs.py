@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import io
-import os
 import pwd
 import random
-import shutil
 import subprocess
 import tempfile
 import time
@@ -15,6 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
+import needed
 import pytest
 from tenants import ALICE, BOB, Namespace, System
 
@@ -36,12 +35,6 @@ http {{
     server {{ listen {host}:{port}; root {root}/www; }}
 }}
 """
-
-
-def require(program: str) -> str:
-    """Where a program is."""
-    found = shutil.which(program, path=f"{os.environ['PATH']}:/usr/sbin:/sbin")
-    return found or pytest.skip(f"{program} is not installed")
 
 
 @pytest.fixture
@@ -98,7 +91,7 @@ def nginx(programs: Programs, workdir: Path) -> Callable[..., int]:
         configuration = workdir / "nginx.conf"
         user = "user nobody nogroup;" if uid == 0 else ""
         configuration.write_text(NGINX.format(user=user, root=workdir, host=host, port=port))
-        argv = [require("nginx"), "-p", str(workdir), "-e", str(workdir / "error.log"), "-c", str(configuration)]
+        argv = [needed.program("nginx"), "-p", str(workdir), "-e", str(workdir / "error.log"), "-c", str(configuration)]
         programs.start(wrap(argv), uid, **env)
         until(lambda: "start worker process " in (workdir / "error.log").read_text(), workdir / "error.log")
         return port
@@ -121,7 +114,7 @@ def until(condition: Callable[[], object], log: Path) -> None:
 
 def fetch(programs: Programs, url: str, uid: int, wrap: Callable[[list[str]], list[str]] = lambda argv: argv) -> str:
     """Fetches while we look: the states of the connection's two ends, and what is said of them; the body is whole."""
-    curl = programs.start(wrap([require("curl"), "-sSf", url]), uid)
+    curl = programs.start(wrap([needed.program("curl"), "-sSf", url]), uid)
     assert isinstance(curl.stdout, io.BufferedReader)
     digest, size, ends = hashlib.sha256(), 0, ""
     while piece := curl.stdout.read1(1 << 18):
@@ -193,7 +186,7 @@ def postgres_user() -> pwd.struct_passwd:
     try:
         return pwd.getpwnam("postgres")
     except KeyError:
-        pytest.skip("there is no user postgres")
+        needed.missing("the user postgres", "/usr/lib/postgresql/*/bin/postgres")
 
 
 @pytest.mark.parametrize("starter", ["setpriv", "pg_ctl"])
@@ -201,11 +194,13 @@ def test_postgresql_that_root_started_serves_all_users(
     programs: Programs, workdir: Path, postgres_user: pwd.struct_passwd, starter: str
 ) -> None:
     """Root drops its privileges before the exec of the server, or of what then forks and starts the server."""
-    found = sorted(Path("/usr/lib/postgresql").glob("*/bin/postgres"))
-    if not found:
-        pytest.skip("PostgreSQL is not installed")
-    bindir, data, port = found[-1].parent, workdir / "data", free_port()
-    drop = [require("setpriv"), f"--reuid={postgres_user.pw_uid}", f"--regid={postgres_user.pw_gid}", "--clear-groups"]
+    bindir, data, port = needed.postgresql(), workdir / "data", free_port()
+    drop = [
+        needed.program("setpriv"),
+        f"--reuid={postgres_user.pw_uid}",
+        f"--regid={postgres_user.pw_gid}",
+        "--clear-groups",
+    ]
     initdb = [*drop, str(bindir / "initdb"), "-D", str(data), "-A", "trust", "-U", "tester", "--no-sync"]
     subprocess.run(initdb, check=True, capture_output=True, cwd="/", timeout=60)
     options = ["-p", str(port), "-h", "127.0.0.1", "-k", "", "-c", "fsync=off"]
@@ -228,7 +223,20 @@ def test_postgresql_that_root_started_serves_all_users(
         subprocess.run(command, check=True, env=programs.system.env(), cwd="/", timeout=60, stdout=subprocess.DEVNULL)
         stop = [*drop, str(bindir / "pg_ctl"), "-D", str(data), "-m", "immediate", "-w", "stop"]
         programs.closing.callback(subprocess.run, stop, check=True, capture_output=True, cwd="/", timeout=60)
-    psql = [require("psql"), "-X", "-q", "-A", "-t", "-h", "127.0.0.1", "-p", str(port), "-U", "tester", "postgres"]
+    psql = [
+        needed.program("psql"),
+        "-X",
+        "-q",
+        "-A",
+        "-t",
+        "-h",
+        "127.0.0.1",
+        "-p",
+        str(port),
+        "-U",
+        "tester",
+        "postgres",
+    ]
 
     def answers() -> bool:
         return subprocess.run([*psql, "-c", "select 1"], capture_output=True, cwd="/", timeout=30).returncode == 0

@@ -94,7 +94,7 @@ bool rpc_send(struct rpc_msg *record, const int *fds, int fds_len)
 		memset(&control, 0, sizeof(control));
 		message.msg_control = &control;
 		message.msg_controllen = CMSG_SPACE((size_t)fds_len * sizeof(int));
-		struct cmsghdr *header = CMSG_FIRSTHDR(&message);
+		struct cmsghdr *header = &control.header;
 		header->cmsg_level = SOL_SOCKET;
 		header->cmsg_type = SCM_RIGHTS;
 		header->cmsg_len = CMSG_LEN((size_t)fds_len * sizeof(int));
