@@ -45,7 +45,8 @@ export CCACHE_DIR ?= $(CURDIR)/build/ccache
 
 .DEFAULT_GOAL := help
 .PHONY: help needs build build-locked library dev demo demo-programs setup-test setup-ci programs-core programs-all \
-	packages-ci test test-lab test-fresh soak lint format analyze bench wheel wheels deb docs lock clean
+	packages-ci check test ci test-full test-lab test-fresh coverage soak lint format analyze \
+	bench wheel wheels deb docs lock clean
 
 help:
 	@echo "make TARGET:"
@@ -163,6 +164,10 @@ test: setup-ci
 	$(BIN)/pytest $(PROGRAMS) --ignore=$(MATRIX) -n 2 $(PYTEST_ARGS) || failed=1; \
 	$(BIN)/pytest $(ALONE) $(LAB) $(PYTEST_ARGS) || failed=1; \
 	exit $$failed
+
+check: lint
+ci: lint analyze test
+test-full: test
 
 test-lab: build
 	$(BIN)/pytest tests/interop $(PYTEST_ARGS)

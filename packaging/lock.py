@@ -16,7 +16,7 @@ from typing import Final
 
 ROOT: Final = Path(__file__).resolve().parents[1]
 LOCK: Final = ROOT / "requirements.lock"
-HEAD: Final = "# Versions of what the Makefile installs, of each package and whatever it needs in turn. By `make lock`.\n"
+HEAD: Final = "# Versions of what the Makefile installs, and of whatever that needs in turn. By `make lock`.\n"
 
 
 def required() -> list[str]:

@@ -203,7 +203,7 @@ static int64_t sendable(struct engine_loan *loan)
 static uint32_t data_max(const struct engine_record *record, const struct wire *wire, uint64_t count)
 {
 	if (record->remote_size < BSDH_LEN + 2 * WORD_LEN + PAYLOAD_MIN ||
-	    (record->grows && count > LARGE * record->remote_size))
+	    (record->grows && count > (uint64_t)LARGE * record->remote_size))
 		return 0;
 	uint32_t most = record->remote_size - BSDH_LEN - 2 * WORD_LEN;
 

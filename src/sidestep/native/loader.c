@@ -82,6 +82,15 @@ static const uint16_t calls_moving[] = {
 	SYS_read, SYS_readv, SYS_recvfrom, SYS_recvmmsg, SYS_recvmsg, SYS_sendto, SYS_write, SYS_writev,
 };
 
+void *memory_there(void *memory)
+{
+	if (!memory) {
+		dprintf(STDERR_FILENO, "sidestep: there is no memory to start the program\n");
+		_exit(127);
+	}
+	return memory;
+}
+
 /* Starts the program without us: nothing of it has run yet. */
 static void start_plain(const char *path, char **argv, char **envp, bool strip)
 {
@@ -89,7 +98,7 @@ static void start_plain(const char *path, char **argv, char **envp, bool strip)
 
 	for (char **each = envp; *each; each++) {
 		if (strip && strncmp(*each, preload, sizeof(preload) - 1) == 0) {
-			char *others = malloc(strlen(*each) + 2);
+			char *others = memory_there(malloc(strlen(*each) + 2));
 			shim->preload_without_ours(others, *each);
 			*each = others;
 		}
@@ -133,7 +142,7 @@ static uint64_t *stack_copy(uint64_t *at, int argc, char **argv, char **envp, bo
 	for (; *envp; envp++) {
 		if (strip && strncmp(*envp, preload, sizeof(preload) - 1) == 0) {
 			/* its own loader would end it over the shim; what it executes is told again, see shim_loader.c */
-			char *renamed = malloc(2 * strlen(*envp) + sizeof(kept) + 2),
+			char *renamed = memory_there(malloc(2 * strlen(*envp) + sizeof(kept) + 2)),
 				 *others = renamed + strlen(*envp) + sizeof(kept);
 			sprintf(renamed, "%s%s", kept, *envp + sizeof(preload) - 1);
 			*at++ = (uint64_t)renamed;
@@ -196,7 +205,7 @@ __attribute__((noreturn)) static void begin(const struct image *image, const str
 	while (envp[env_len])
 		env_len++;
 	const Elf64_auxv_t *auxiliary = (const Elf64_auxv_t *)(envp + env_len + 1);
-	size_t words = (size_t)argc + env_len + 4 + 2 * LONGEST_AUXV;
+	size_t words = (size_t)argc + env_len + 4 + 2 * (size_t)LONGEST_AUXV;
 	uint64_t *stack = __builtin_alloca_with_align(words * sizeof(uint64_t), 512);
 	uint64_t *rest = stack_copy(stack, argc, argv, envp, *image->interpreter);
 	auxiliary_copy(rest, auxiliary, image, interpreter);

@@ -131,6 +131,7 @@ const struct made *pool_find(uint64_t at); /* the trampoline that is there, for 
 bool trampolines_finish(void); /* what has been written can be executed, and no more be written; false: it cannot */
 
 /* ---- loader_machine_*.c ---- */
+void *memory_there(void *memory); /* which was asked for; without it nothing can be started */
 const char *machine_missing(void); /* NULL, or what it takes */
 /* clone3(2), else as loader_clone() */
 long machine_clone3(struct clone_args *with, struct block *block);

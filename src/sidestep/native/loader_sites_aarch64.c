@@ -286,7 +286,7 @@ void sites_patch(const struct code *code, struct sites *sites)
 		return;
 	loader_known = shim->known;
 	loader_known_len = shim->known_len;
-	sweep.loaded = calloc((size_t)(words.end - words.begin) / 32 + 1, 1);
+	sweep.loaded = memory_there(calloc((size_t)(words.end - words.begin) / 32 + 1, 1));
 	for (const uint8_t *at = words.begin; at < words.end; at += 4)
 		note_loaded(&sweep, at, word_at(at));
 	for (uint8_t *at = words.begin; at < words.end; at += 4)

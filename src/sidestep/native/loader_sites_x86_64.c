@@ -77,7 +77,7 @@ static void *grown(void *array, uint32_t length, uint32_t *room, size_t size)
 	if (length < *room)
 		return array;
 	*room = *room ? 2 * *room : 64;
-	return realloc(array, *room * size);
+	return memory_there(realloc(array, *room * size));
 }
 
 static void note_site(struct sweep *sweep, uint8_t *at, uint8_t *const *recent, uint32_t recent_len, bool doubted)
@@ -383,7 +383,7 @@ static void site_patch(struct sweep *sweep, struct site *site, struct sites *sit
 
 static void code_patch(const struct code *code, struct sites *sites)
 {
-	struct sweep sweep = {.code = code, .targets = calloc((size_t)(code->end - code->begin) / 8 + 1, 1)};
+	struct sweep sweep = {.code = code, .targets = memory_there(calloc((size_t)(code->end - code->begin) / 8 + 1, 1))};
 
 	sweep_code(&sweep);
 	for (uint32_t i = 0; i < sweep.sites_len; i++)
