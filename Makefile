@@ -97,7 +97,7 @@ $(BIN)/python:
 		rm -rf $(VENV); \
 		$(PYTHON) -m pip install --quiet --target build/virtualenv virtualenv && \
 		PYTHONPATH=build/virtualenv $(PYTHON) -m virtualenv --quiet $(VENV); }' && \
-		touch $(VENV)/.unfinished || { rm -rf $(VENV); exit 1; }
+		touch $(VENV)/.unfinished || { rm -rf $(VENV) 2>/dev/null; exit 1; }
 
 # The package's own requirements, and those of some extras.
 define install-extras
@@ -107,7 +107,7 @@ define install-extras
 		sep="\n")' $(1) > build/requirements$(@F)
 	@.ci/step build/pip$(@F).log "installing $$(wc -l < build/requirements$(@F)) Python packages and what they need, for $(1)" \
 		$(BIN)/pip install --progress-bar off $(if $(LOCK),-c $(LOCK)) -r build/requirements$(@F) || { \
-		if [ -e $(VENV)/.unfinished ]; then rm -rf $(VENV); fi; exit 1; }
+		if [ -e $(VENV)/.unfinished ]; then rm -rf $(VENV) 2>/dev/null; fi; exit 1; }
 	@touch $@
 endef
 
@@ -216,8 +216,8 @@ analyze: export PATH := $(CURDIR)/$(BIN):$(PATH)
 analyze: build
 	@test -f build/analyze/build.ninja || $(BIN)/meson setup build/analyze >/dev/null
 	@$(BIN)/meson configure build/analyze "-Dc_args=$(ANALYZER)"
-	@.ci/step build/analyze.log "analysing the native library" $(BIN)/ninja -C build/analyze --quiet || \
-		{ cat build/analyze.log >&2; exit 1; }
+	@.ci/step build/analyze.log "analysing the native library" $(BIN)/ninja -C build/analyze || \
+		{ grep -v '^\[' build/analyze.log >&2; exit 1; }
 
 lock: build
 	$(BIN)/python packaging/lock.py

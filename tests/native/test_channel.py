@@ -15,7 +15,7 @@ LITMUS_SECONDS = 20
 PIN_ROUNDS = 20_000
 PIN_SECONDS = 10
 FUZZ_RUNS = 40_000
-FUZZ_SECONDS = 4
+FUZZ_SECONDS = float(os.environ.get("SIDESTEP_FUZZ_S", "4"))
 
 # as channel_test.c lists them; test_every_c_test_is_run compares
 C_TESTS = re.findall(r"^\tTEST\((\w+)\),$", (toolchain.NATIVE_TESTS / "channel_test.c").read_text(), re.MULTILINE)

@@ -8,6 +8,7 @@ The compiler is $CC, else gcc; libFuzzer targets need clang.
 
 from __future__ import annotations
 
+import base64
 import fcntl
 import hashlib
 import os
@@ -40,6 +41,8 @@ HEADERS: Final = ROOT / "include" / "sidestep"  # what C programs include
 OUTPUT: Final = ROOT / "build" / "native-tests"
 OBJECTS: Final = OUTPUT / "objects"
 CACHE: Final = ROOT / "build" / "ccache"
+CORPORA: Final = NATIVE_TESTS / "corpora"  # renewed by tests of tests/native called guided, SIDESTEP_KEEP_CORPORA=1
+CORPUS_MAX: Final = 70_000  # bytes of a file there
 COMPILE_TIMEOUT_S: Final = 300
 RUN_TIMEOUT_S: Final = 100
 WARNINGS: Final = ("-Wall", "-Wextra", "-Werror", "-Wshadow", "-Wstrict-prototypes")
@@ -308,8 +311,31 @@ def guided(name: str, seconds: float, directory: Path, *more: Path, flags: Seque
     sources = [NATIVE_TESTS / f"{name}.c", NATIVE_TESTS / "check.c", NATIVE / "channel.c", *more]
     sanitized = ["-O1", "-fsanitize=fuzzer,address,undefined", "-fno-sanitize-recover=undefined", *GUARDED, SPILL]
     program = build(f"{name}-libfuzzer", sources, [*sanitized, *flags], cc=with_libfuzzer)
+    (kept := directory / "kept").mkdir()
+    (found := directory / "found").mkdir()
+    unpack(name, kept)
     bounds = ["-max_len=400", f"-max_total_time={seconds:.0f}", f"-artifact_prefix={directory}/"]
-    said = run([program, *bounds, directory], ADDRESS, timeout_s=seconds + RUN_TIMEOUT_S).stderr
+    said = run([program, *bounds, found, kept], ADDRESS, timeout_s=seconds + RUN_TIMEOUT_S).stderr
     runs = re.search(r"Done (\d+) runs", said)
     assert runs is not None, said
+    if os.environ.get("SIDESTEP_KEEP_CORPORA") == "1":
+        (least := directory / "least").mkdir()
+        run([program, "-merge=1", "-max_len=400", least, kept, found], ADDRESS, timeout_s=seconds + RUN_TIMEOUT_S)
+        pack(name, least)
     return int(runs[1])
+
+
+def unpack(name: str, folder: Path) -> None:
+    """The inputs that are kept for a libFuzzer target, a file each: a line of tests/native/corpora/`name` is one."""
+    for number, line in enumerate((CORPORA / name).read_text().split()):
+        (folder / str(number)).write_bytes(base64.b64decode(line, validate=True))
+
+
+def pack(name: str, folder: Path) -> None:
+    """Keeps the inputs of a folder in the tree, the shortest first, as far as there is room."""
+    lines, left = [], CORPUS_MAX
+    for data in sorted((path.read_bytes() for path in folder.iterdir()), key=lambda data: (len(data), data)):
+        left -= len(line := base64.b64encode(data).decode()) + 1
+        if data and left >= 0:
+            lines.append(f"{line}\n")
+    (CORPORA / name).write_text("".join(lines))

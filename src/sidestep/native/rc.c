@@ -46,7 +46,7 @@ uint32_t rc_icrc_begun(const struct rc *rc, bool out, uint32_t len)
 	}
 	memcpy(at, from, address_len);
 	memcpy(at + address_len, to, address_len);
-	at = put16(at + 2 * address_len, out ? record->source_port : record->remote_port);
+	at = put16(at + 2 * (size_t)address_len, out ? record->source_port : record->remote_port);
 	at = put16(at, RC_PORT);
 	at = put16(at, UDP_LEN + len);
 	return icrc_update(ICRC_START, head, (size_t)(at + 2 - head));

@@ -60,7 +60,9 @@ void shim_log(const char *format, ...)
 	int len = vsnprintf(line + at, sizeof(line) - (size_t)at - 1, format, args);
 	va_end(args);
 	if (len > 0) {
-		size_t total = (size_t)(at + len) < sizeof(line) - 2 ? (size_t)(at + len) : sizeof(line) - 2;
+		size_t total = (size_t)at + (size_t)len;
+		if (total > sizeof(line) - 2)
+			total = sizeof(line) - 2;
 		line[total++] = '\n';
 		if (!log_write(line, total))
 			log_fd = -1; /* the disk is full or the reader gone: the program must not suffer */
@@ -274,7 +276,7 @@ int own_fd(int fd)
 		return -1;
 	/* High, so that programs get the low numbers they expect; below the soft limit, because that bounds every number. */
 	if (getrlimit(RLIMIT_NOFILE, &limit) == 0)
-		base = limit.rlim_cur < OWN_FD_BASE_MAX / 7 * 8 ? (int)(limit.rlim_cur / 8 * 7) : OWN_FD_BASE_MAX;
+		base = limit.rlim_cur < (rlim_t)OWN_FD_BASE_MAX / 7 * 8 ? (int)(limit.rlim_cur / 8 * 7) : OWN_FD_BASE_MAX;
 	int high = real.fcntl64(fd, F_DUPFD_CLOEXEC, base);
 	raw_close(fd);
 	if (high < 0 || (uint32_t)high >= fd_table_len) {

@@ -158,7 +158,7 @@ EXPORT int ioctl(int fd, unsigned long command, ...)
 		*(int *)argument = (int)conn_unread(conn, (size_t)*(int *)argument);
 	} else if (result == 0 && command == SIOCOUTQ && argument && tx_by_ring(conn->slot)) {
 		/* Ring bytes are in the peer's buffer: TCP would have acknowledged them. Those that make the ring full wait. */
-		size_t held = channel_tx_unread(&conn->channel), buffer = conn->channel.tx.size / 4 * 3;
+		size_t held = channel_tx_unread(&conn->channel), buffer = (size_t)conn->channel.tx.size / 4 * 3;
 		if (held > buffer)
 			*(int *)argument += (int)(held - buffer);
 	} else if (result == 0 && command == FIOASYNC) {
