@@ -72,7 +72,10 @@ setup-ci: needs
 programs-core programs-all: programs-%:
 	@tests/setup --$* $(PYTHON)
 
-packages-ci: $(VENV)/.servers $(VENV)/.lint
+# One after the other: pip does not share an environment with another pip.
+packages-ci:
+	@$(MAKE) --no-print-directory $(VENV)/.servers
+	@$(MAKE) --no-print-directory $(VENV)/.lint
 
 # Dependencies first, so that a C file that does not compile leaves a usable .venv.
 build-locked: $(VENV)/.dependencies library
