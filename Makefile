@@ -12,7 +12,7 @@
 ##             two hosts
 ## test-full   everything, fuzzers with kept corpora
 ##
-## coverage    which lines of C and Python the tests run
+## coverage    which lines of C and Python the tests in COVERAGE_PATHS run, by file; tests/mutants works with what it keeps
 ## lint        ruff, mypy, pyright, clang-format, clang-tidy; the compiler's warnings are errors in every build
 ## format      ruff and clang-format put all files in order
 ## analyze     the compiler's own analysis of the native library, gcc -fanalyzer; part of ci
