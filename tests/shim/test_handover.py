@@ -200,6 +200,33 @@ def test_passed_at_both_ends_at_once() -> None:
     assert promoted > rounds / 2
 
 
+# Who reads on gets the socket by these calls, and by nothing else of the program's.
+GIVEN = [
+    "passed", "passed-by-sendmmsg", "executed", "executed-and-closed", "executed-as-stdin", "fexecve", "spawned",
+]  # fmt: skip
+
+
+def _half_closed(sidestep: Sidestep, how: str) -> str:
+    """What a reader got of a request whose sender has ended its direction, and has it in the ring."""
+    program = toolchain.build("half-close", [HERE / "programs/half_close.c"], ["-D_GNU_SOURCE"])
+    with sidestep.popen([program, how], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as server:
+        sidestep.wait_for(lambda found: len(found) == 2 and all(c.promoted for c in found))
+        told, _ = server.communicate("go", timeout=20)
+    assert server.returncode == 0
+    return told.strip()
+
+
+@pytest.mark.parametrize("how", GIVEN)
+def test_a_request_that_nobody_can_send_again_does_not_look_ended(sidestep: Sidestep, how: str) -> None:
+    """Its bytes are in a ring that the next reader does not see: that reader meets a reset, and no end of the stream."""
+    assert _half_closed(sidestep, how) == "0 bytes, then ECONNRESET"
+
+
+def test_who_starts_a_program_may_read_on(sidestep: Sidestep) -> None:
+    """Many programs inherit a socket that they do not use."""
+    assert _half_closed(sidestep, "read-on") == "50000 bytes, then the end"
+
+
 @pytest.mark.parametrize("reason", ["KERNEL_TLS", "URGENT_DATA"])
 def test_what_only_the_kernel_carries(sidestep: Sidestep, reason: str) -> None:
     if reason == "KERNEL_TLS" and not _kernel_tls():

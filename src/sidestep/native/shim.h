@@ -56,6 +56,7 @@ struct conn {
 	_Atomic uint8_t managed; /* holds a segment */
 	_Atomic bool nonblock; /* as far as we have seen it set; decides about spinning only */
 	_Atomic bool waited; /* seen in a hooked poll, select or epoll set */
+	_Atomic bool heritable; /* the program has taken FD_CLOEXEC from a number of it */
 	uint32_t generation; /* of the slot */
 	struct conn_slot *slot;
 	_Atomic uint32_t fds;  /* descriptors of this process */
@@ -292,6 +293,7 @@ extern _Atomic bool trim_due; /* bytes have gone by ring since the last conns_tr
 void conns_trim(int64_t now);
 bool conn_alone(struct conn *conn);
 void conn_abandon(struct conn *conn, int fd);
+void conn_bequeath(struct conn *conn, int fd);
 void holder_put(struct conn_slot *slot, uint32_t before, uint32_t after);
 static inline bool conn_switched(const struct conn *conn)
 {

@@ -217,6 +217,8 @@ EXPORT int fcntl64(int fd, int command, ...)
 	if (result >= 0 && (command == F_DUPFD || command == F_DUPFD_CLOEXEC)) {
 		fd_fresh(result);
 		duplicated(fd, result);
+	} else if (result >= 0 && command == F_SETFD && file->kind == FILE_CONN) {
+		word_store(((struct conn *)file)->heritable, !(argument & FD_CLOEXEC));
 	} else if (result >= 0 && command == F_SETFL && file->kind == FILE_CONN) {
 		noted((struct conn *)file, argument & O_NONBLOCK);
 		if (argument & O_ASYNC)

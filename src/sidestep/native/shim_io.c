@@ -266,6 +266,7 @@ static void pin_passed(const struct msghdr *message)
 				continue;
 			conn_drain_ring(conn, fd);
 			conn_demote(conn, fd, REASON_PASSED, true);
+			conn_abandon(conn, fd); /* first: its next reader would take TCP's end for the stream's */
 		}
 	}
 }

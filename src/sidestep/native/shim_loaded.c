@@ -17,8 +17,10 @@ static void lend_number(int fd)
 	uint64_t cookie = 0;
 
 	if (conn && (!conn->managed || (option_get(fd, SOL_SOCKET, SO_COOKIE, &cookie, sizeof(cookie)) &&
-	                                cookie == word_load(conn->slot->cookie))))
+	                                cookie == word_load(conn->slot->cookie)))) {
 		conn_demote(conn, fd, REASON_PASSED, true);
+		conn_abandon(conn, fd);
+	}
 }
 
 static void uncovered(void)

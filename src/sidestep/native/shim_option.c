@@ -142,6 +142,8 @@ EXPORT int ioctl(int fd, unsigned long command, ...)
 	HELD conn = conn_hold(fd);
 	if (likely(!conn))
 		return own(fd) ? fail_with(EBADF) : real.ioctl(fd, command, argument);
+	if (command == FIOCLEX || command == FIONCLEX)
+		word_store(conn->heritable, command == FIONCLEX);
 	if (command == FIONBIO || !conn->managed) {
 		int done = real.ioctl(fd, command, argument);
 		if (done == 0 && command == FIONBIO)

@@ -97,8 +97,8 @@ void demote_inherited(bool leaving)
 		struct conn *conn = conn_get((int)fd);
 		if (conn && conn->managed && !(real.fcntl64((int)fd, F_GETFD, 0) & FD_CLOEXEC)) {
 			conn_demote(conn, (int)fd, REASON_INHERITED, true);
-			if (leaving && conn_alone(conn))
-				conn_abandon(conn, (int)fd);
+			if (leaving)
+				conn_bequeath(conn, (int)fd);
 		} else if (conn && !(real.fcntl64((int)fd, F_GETFD, 0) & FD_CLOEXEC)) {
 			conn_pin(conn, REASON_INHERITED);
 		}
@@ -122,6 +122,17 @@ static bool executable(const char *path)
 	KEEP_ERRNO;
 
 	return path && access(path, X_OK) == 0;
+}
+
+static bool executable_at(int dir, const char *path, int flags)
+{
+	char named[32];
+	KEEP_ERRNO;
+
+	if (!path || *path || !(flags & AT_EMPTY_PATH))
+		return path && faccessat(dir, path, X_OK, 0) == 0;
+	snprintf(named, sizeof(named), "/proc/self/fd/%d", dir);
+	return access(named, X_OK) == 0;
 }
 
 /* What execvp() will find: itself, or a file in a directory of PATH. NULL: nothing that can be executed. */
@@ -170,9 +181,9 @@ EXEC(execve, executable(path), AT_FDCWD, path, (const char *path, char *const *a
      (path, argv, env))
 EXEC(execvpe, file, AT_FDCWD, found_by_name(name, found), (const char *name, char *const *argv, char *const *env),
      (name, argv, env))
-EXEC(execveat, false, dir, path, (int dir, const char *path, char *const *argv, char *const *env, int flags),
+EXEC(execveat, executable_at(dir, path, flags), dir, path, (int dir, const char *path, char *const *argv, char *const *env, int flags),
      (dir, path, argv, env, flags))
-EXEC(fexecve, false, AT_FDCWD, proc_fd(fd, found), (int fd, char *const *argv, char *const *env), (fd, argv, env))
+EXEC(fexecve, executable_at(fd, "", AT_EMPTY_PATH), AT_FDCWD, proc_fd(fd, found), (int fd, char *const *argv, char *const *env), (fd, argv, env))
 
 long execute_bare(int dir, const char *path, char *const argv[], char *const env[], int flags)
 {
@@ -254,8 +265,10 @@ EXPORT int posix_spawn_file_actions_adddup2(posix_spawn_file_actions_t *actions,
 {
 	struct conn *conn = conn_get(fd);
 
-	if (conn)
+	if (conn) {
 		conn_demote(conn, fd, REASON_PASSED, true);
+		conn_abandon(conn, fd); /* the child is to read it */
+	}
 	return real.posix_spawn_file_actions_adddup2(actions, fd, to);
 }
 

@@ -1,0 +1,193 @@
+/*
+ * A client sends a request, ends its direction, and waits for the answer. The server does not read the request: another program does,
+ * which gets the socket in the way that the argument names. Prints what that reader got. The two ends exchange small messages until
+ * standard input has something, and the server waits until the whole request and the end behind it have come.
+ */
+#include <errno.h>
+#include <fcntl.h>
+#include <netinet/in.h>
+#include <poll.h>
+#include <spawn.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/ioctl.h>
+#include <sys/socket.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+enum { REQUEST = 50000, SMALL = 3 };
+
+#define NEED(condition) ((condition) ? (void)0 : need_failed(__LINE__, #condition))
+
+static void need_failed(int line, const char *what)
+{
+	printf("line %d: %s (%s)\n", line, what, strerror(errno));
+	fflush(stdout);
+	_exit(1);
+}
+
+/* ---- the reader ---- */
+static void read_all(int fd)
+{
+	static char buf[65536];
+	size_t got = 0;
+	ssize_t n;
+
+	while ((n = read(fd, buf, sizeof(buf))) > 0)
+		got += (size_t)n;
+	printf("%zu bytes, then %s\n", got, n ? strerrorname_np(errno) : "the end");
+	fflush(stdout);
+}
+
+static int take(int from)
+{
+	char byte, control[CMSG_SPACE(sizeof(int))];
+	struct iovec iov = {&byte, 1};
+	struct msghdr message = {
+		.msg_iov = &iov, .msg_iovlen = 1, .msg_control = control, .msg_controllen = sizeof(control)};
+	int fd;
+
+	NEED(recvmsg(from, &message, 0) == 1 && CMSG_FIRSTHDR(&message));
+	memcpy(&fd, CMSG_DATA(CMSG_FIRSTHDR(&message)), sizeof(fd));
+	return fd;
+}
+
+/* ---- how it gets the socket ---- */
+static void give(int to, int fd, int many)
+{
+	char control[CMSG_SPACE(sizeof(int))] = "";
+	struct iovec iov = {"x", 1};
+	struct mmsghdr message = {
+		.msg_hdr = {.msg_iov = &iov, .msg_iovlen = 1, .msg_control = control, .msg_controllen = sizeof(control)}};
+	struct cmsghdr *header = CMSG_FIRSTHDR(&message.msg_hdr);
+
+	*header = (struct cmsghdr){.cmsg_level = SOL_SOCKET, .cmsg_type = SCM_RIGHTS, .cmsg_len = CMSG_LEN(sizeof(int))};
+	memcpy(CMSG_DATA(header), &fd, sizeof(fd));
+	NEED((many ? sendmmsg(to, &message, 1, 0) : sendmsg(to, &message.msg_hdr, 0)) == 1);
+}
+
+static void execute(int fd)
+{
+	char number[16];
+
+	snprintf(number, sizeof(number), "%d", fd);
+	execl("/proc/self/exe", "half_close", "reader", number, (char *)NULL);
+	NEED(!"exec");
+}
+
+static void execute_by_descriptor(int fd)
+{
+	char number[16];
+	int self = open("/proc/self/exe", O_RDONLY | O_CLOEXEC);
+
+	snprintf(number, sizeof(number), "%d", fd);
+	fexecve(self, (char *[]){"half_close", "reader", number, NULL}, environ);
+	NEED(!"fexecve");
+}
+
+static pid_t spawn(int fd)
+{
+	posix_spawn_file_actions_t actions;
+	pid_t child;
+
+	NEED(posix_spawn_file_actions_init(&actions) == 0);
+	NEED(posix_spawn_file_actions_adddup2(&actions, fd, STDIN_FILENO) == 0);
+	NEED(posix_spawn(&child, "/proc/self/exe", &actions, NULL, (char *[]){"half_close", "reader", "0", NULL},
+	                 environ) == 0);
+	return child;
+}
+
+/* The socket stays open here until the reader has ended, but where the name says otherwise. */
+static void hand_over(const char *how, int fd, int way)
+{
+	pid_t child = 0;
+
+	if (strcmp(how, "passed") == 0 || strcmp(how, "passed-by-sendmmsg") == 0) {
+		give(way, fd, how[6] != '\0');
+		return;
+	}
+	if (strcmp(how, "fexecve") == 0)
+		execute_by_descriptor(fd);
+	if (strcmp(how, "spawned") == 0)
+		child = spawn(fd);
+	else if (!(child = fork())) {
+		if (strcmp(how, "executed-as-stdin") == 0)
+			NEED(dup2(fd, STDIN_FILENO) == STDIN_FILENO);
+		if (strcmp(how, "executed") == 0)
+			NEED(fcntl(fd, F_SETFD, 0) == 0);
+		if (strcmp(how, "read-on") == 0)
+			execl("/bin/true", "true", (char *)NULL);
+		execute(strcmp(how, "executed-as-stdin") == 0 ? STDIN_FILENO : fd);
+	}
+	if (strcmp(how, "executed-and-closed") == 0)
+		NEED(close(fd) == 0);
+	NEED(waitpid(child, NULL, 0) == child);
+	if (strcmp(how, "read-on") == 0)
+		read_all(fd);
+}
+
+/* ---- the two ends ---- */
+static void ask(const struct sockaddr_in *address)
+{
+	static char request[REQUEST];
+	char small[SMALL];
+	int fd = socket(AF_INET, SOCK_STREAM, 0);
+	struct pollfd told = {.fd = STDIN_FILENO, .events = POLLIN};
+
+	NEED(connect(fd, (const struct sockaddr *)address, sizeof(*address)) == 0);
+	while (poll(&told, 1, 0) == 0) {
+		NEED(send(fd, "abc", SMALL, 0) == SMALL);
+		NEED(recv(fd, small, SMALL, MSG_WAITALL) == SMALL);
+	}
+	NEED(send(fd, "end", SMALL, 0) == SMALL);
+	NEED(send(fd, request, sizeof(request), 0) == sizeof(request));
+	NEED(shutdown(fd, SHUT_WR) == 0);
+	recv(fd, small, SMALL, 0); /* waits for the end of it all */
+}
+
+static void serve(const char *how, int fd, int way)
+{
+	struct pollfd ended = {.fd = fd, .events = POLLRDHUP};
+	char small[SMALL];
+	int there = 0;
+
+	do {
+		NEED(recv(fd, small, SMALL, MSG_WAITALL) == SMALL);
+		if (*small == 'a')
+			NEED(send(fd, small, SMALL, 0) == SMALL);
+	} while (*small == 'a');
+	while (there < REQUEST)
+		NEED(ioctl(fd, FIONREAD, &there) == 0);
+	NEED(poll(&ended, 1, -1) == 1);
+	hand_over(how, fd, way);
+}
+
+int main(int argc, char **argv)
+{
+	struct sockaddr_in address = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
+	socklen_t len = sizeof(address);
+	int way[2];
+
+	if (argc > 2) {
+		read_all(atoi(argv[2]));
+		return 0;
+	}
+	int listener = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+	NEED(bind(listener, (struct sockaddr *)&address, len) == 0 && listen(listener, 1) == 0);
+	NEED(getsockname(listener, (struct sockaddr *)&address, &len) == 0);
+	NEED(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, way) == 0);
+	pid_t client = fork(), worker = 0;
+	if (!client) {
+		ask(&address);
+		_exit(0);
+	}
+	if (strncmp(argv[1], "passed", 6) == 0 && !(worker = fork())) {
+		read_all(take(way[1]));
+		_exit(0);
+	}
+	serve(argv[1], accept(listener, NULL, NULL), way[0]);
+	if (worker)
+		NEED(waitpid(worker, NULL, 0) == worker);
+	return 0;
+}
