@@ -157,6 +157,16 @@ static long bare_call(struct frame *frame)
 	return raw(number, a, b, c, (long)frame->argument[3], (long)frame->argument[4], (long)frame->argument[5]);
 }
 
+/* By the shim, which looks at the number; but a child in its parent's memory has numbers of its own. */
+static uint64_t file_open(const struct block *block, long number, long directory, const char *path, long flags,
+                          long mode)
+{
+	path = path_meant(path);
+	if (block->bare)
+		return (uint64_t)raw(number, directory, (long)path, flags, mode, 0, 0);
+	BY_SHIM(syscall(number, directory, path, flags, mode));
+}
+
 static uint64_t call_make(struct frame *frame, const struct block *block)
 {
 	const long a = (long)frame->argument[0], b = (long)frame->argument[1], c = (long)frame->argument[2];
@@ -166,12 +176,11 @@ static uint64_t call_make(struct frame *frame, const struct block *block)
 	case SYS_exit: thread_exit(a); break;
 	case SYS_brk: return heap_set((uint64_t)a);
 	case SYS_readlinkat: return (uint64_t)link_read(a, (const char *)b, (char *)c, (long)frame->argument[3]);
-	case SYS_openat:
-		return (uint64_t)raw(number, a, (long)path_meant((const char *)b), c, (long)frame->argument[3], 0, 0);
+	case SYS_openat: return file_open(block, number, a, (const char *)b, c, (long)frame->argument[3]);
 #ifdef SYS_open /* and others that newer machines do not have */
 	case SYS_arch_prctl: return (uint64_t)thread_pointers(frame);
 	case SYS_readlink: return (uint64_t)link_read(AT_FDCWD, (const char *)a, (char *)b, c);
-	case SYS_open: return (uint64_t)raw(number, (long)path_meant((const char *)a), b, c, 0, 0, 0);
+	case SYS_open: return file_open(block, SYS_openat, AT_FDCWD, (const char *)a, b, c);
 #endif
 	}
 	if (block->bare)

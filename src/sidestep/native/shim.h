@@ -56,6 +56,7 @@ struct conn {
 	_Atomic uint8_t managed; /* holds a segment */
 	_Atomic bool nonblock; /* as far as we have seen it set; decides about spinning only */
 	_Atomic bool waited; /* seen in a hooked poll, select or epoll set */
+	_Atomic int misnamed; /* + 1: a number in the table that the kernel has given to another file; 0: none is known */
 	_Atomic bool heritable; /* the program has taken FD_CLOEXEC from a number of it */
 	uint32_t generation; /* of the slot */
 	struct conn_slot *slot;
@@ -221,6 +222,13 @@ int conn_fd(const struct conn *conn);
 bool conn_stays(struct conn *conn, int *fd);
 bool conn_progress(struct conn *conn, int fd);
 void conn_probe(struct conn *conn, int fd);
+bool conn_misnamed(struct conn *conn, int fd);
+bool conn_disown_found(struct conn *conn, int fd);
+/* The number is another's, as conn_misnamed() has found: it is no entry of the table from now on. No lock may be held. */
+static inline bool conn_disown(struct conn *conn, int fd)
+{
+	return unlikely(word_load(conn->misnamed) == fd + 1) && conn_disown_found(conn, fd);
+}
 size_t room_wanted(const struct conn *conn);
 bool conn_make_room(struct conn *conn);
 void conn_bound(struct conn *conn, int fd);

@@ -142,6 +142,8 @@ void conn_demote(struct conn *conn, int fd, enum reason_code reason, bool recall
 	bool moved = false, requested = false, relayed = false;
 	bool waits = !gentle(reason);
 
+	if (conn->managed && unlikely(conn_misnamed(conn, fd)))
+		return;
 	conn_pin(conn, reason);
 	if (!waits && slot_has(slot, SLOT_PIN))
 		return; /* it is on TCP, or on its way there, for a better reason */

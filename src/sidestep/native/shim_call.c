@@ -9,6 +9,21 @@ bool would_not_block(int fd, int flags)
 	return (flags & MSG_DONTWAIT) || (real.fcntl64(fd, F_GETFL, 0) & O_NONBLOCK);
 }
 
+/* The number is another file's: the call is made on that as it came, which read() and write() may be as well. */
+enum turn call_elsewhere(struct call *call, int way)
+{
+	struct msghdr message = {.msg_iov = (struct iovec *)call->iov, .msg_iovlen = (size_t)call->iov_len};
+
+	if (call->done)
+		return call_over(call, (ssize_t)call->done, call->saved);
+	ssize_t n =
+		way == WAIT_RX ? real.recvmsg(call->fd, &message, call->flags) : real.sendmsg(call->fd, &message, call->flags);
+	if (n < 0 && errno == ENOTSOCK && !call->flags)
+		n = way == WAIT_RX ? real.readv(call->fd, call->iov, call->iov_len)
+		                   : real.writev(call->fd, call->iov, call->iov_len);
+	return call_over(call, n, n < 0 ? errno : call->saved);
+}
+
 /* Waits for what the call needs, as long as the socket's timeout lets it. */
 enum turn call_wait(struct call *call, int way, size_t space)
 {
@@ -24,6 +39,8 @@ enum turn call_wait(struct call *call, int way, size_t space)
 		call->started = true;
 	}
 	int waited = conn_wait(conn, call->fd, way, space, &call->clock, call->timed);
+	if (conn_disown(conn, call->fd))
+		return call_elsewhere(call, way);
 	if (waited == 0 && conn_stays(conn, &call->fd))
 		return TURN_AGAIN;
 	if (call->done || (waited == 0 && way == WAIT_RX && slot_has(conn->slot, SLOT_RD_SHUT | SLOT_FIN | SLOT_RESET)))

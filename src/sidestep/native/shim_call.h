@@ -72,6 +72,7 @@ static inline ssize_t call_end(const struct call *call)
 	return call->result;
 }
 enum turn call_wait(struct call *call, int way, size_t space);
+enum turn call_elsewhere(struct call *call, int way);
 bool would_not_block(int fd, int flags);
 int iov_from(const struct iovec *iov, int iov_len, size_t skip, size_t most, struct iovec out[64]);
 bool iov_refused(const struct iovec *iov, int iov_len, int flags);

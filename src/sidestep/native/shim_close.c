@@ -76,7 +76,7 @@ static bool leaves_hole(struct conn *conn)
 /* The socket lives on in a process without a shim. A stream with a hole must not look whole, so it is reset. */
 void conn_abandon(struct conn *conn, int fd)
 {
-	if (!leaves_hole(conn))
+	if (!leaves_hole(conn) || conn_misnamed(conn, fd))
 		return;
 	tcp_reset(fd);
 	shim_log("fd %d: reset, nobody can read what its ring still holds", fd);
@@ -101,6 +101,7 @@ void conn_forget(int fd, bool closing)
 
 	if (!conn)
 		return;
+	closing = closing && !((conn->managed || conn->delegated) && conn_misnamed(conn, fd));
 	bool lasting = atomic_load(&conn->fds) > 1;
 	if (closing && lasting && set_names(conn, fd))
 		conn_demote(conn, fd, REASON_EPOLL_UNSUPPORTED, false); /* nobody can change that registration any more */
@@ -113,7 +114,7 @@ void conn_forget(int fd, bool closing)
 		close_delegated(conn, fd, false);
 	bool last = atomic_fetch_sub(&conn->fds, 1) == 1;
 	if (has_members(conn))
-		set_conn_closed(conn, fd, last);
+		set_conn_closed(conn, closing ? fd : -1, last); /* else the number is another's there, too */
 	if (last) {
 		if (word_load(conn->slot->state) == STATE_OFFERED)
 			rpc_withdraw(conn);
@@ -123,13 +124,27 @@ void conn_forget(int fd, bool closing)
 	conn_unref(conn);
 }
 
+bool conn_disown_found(struct conn *conn, int fd)
+{
+	KEEP_ERRNO;
+
+	word_store(conn->misnamed, 0);
+	if (conn_get(fd) == conn) {
+		shim_log("fd %d is another file's: it was closed unseen", fd);
+		conn_forget(fd, false);
+	}
+	return true;
+}
+
 void conn_family_exit(void)
 {
 	for (uint32_t fd = 0; fd < atomic_load(&fd_end); fd++) {
 		struct conn *conn = conn_get((int)fd);
 		if (conn && (int)fd == conn_fd(conn)) {
-			announce_close(conn, (int)fd);
-			if (unlikely(atomic_load(&conn->delegated)))
+			bool ours = !((conn->managed || conn->delegated) && conn_misnamed(conn, (int)fd));
+			if (ours)
+				announce_close(conn, (int)fd);
+			if (ours && unlikely(atomic_load(&conn->delegated)))
 				close_delegated(conn, (int)fd, true);
 			/* Threads of ours may still be at work with the slot: slots_reap() frees it once they are gone. */
 			if (foreign_pids)

@@ -101,6 +101,25 @@ bool conn_stays(struct conn *conn, int *fd)
 	return left >= 0;
 }
 
+/*
+ * Whether the number names another file by now, or none: a close that no hook sees leaves it to whoever comes next. Then nothing of
+ * it may be taken for the connection's. Any thread, any lock.
+ */
+bool conn_misnamed(struct conn *conn, int fd)
+{
+	uint64_t cookie = 0, known = word_load(conn->slot->cookie);
+	KEEP_ERRNO;
+
+	if (likely(option_get(fd, SOL_SOCKET, SO_COOKIE, &cookie, sizeof(cookie)))) {
+		if (likely(!known || cookie == known))
+			return false;
+	} else if (errno != EBADF && errno != ENOTSOCK) {
+		return false;
+	}
+	word_store(conn->misnamed, fd + 1);
+	return true;
+}
+
 /* A number of this process by which the socket can be reached. */
 int conn_fd(const struct conn *conn)
 {
@@ -187,7 +206,7 @@ void conn_abort(struct conn *conn, int fd, int error, enum reason_code reason)
 	 * close, and behind a FIN of ours (LAST_ACK) the kernel sends none: the stream would look whole to the peer. Some kernels
 	 * refuse it (EBUSY) while another thread sits in a call of theirs.
 	 */
-	if (conn_stays(conn, &fd) && tcp_reset(fd) < 0)
+	if (conn_stays(conn, &fd) && !conn_misnamed(conn, fd) && tcp_reset(fd) < 0)
 		real.shutdown(fd, SHUT_RDWR);
 	word_store(slot->error, (uint32_t)error);
 	slot_set(slot, SLOT_RESET | SLOT_FIN | SLOT_PEER_GONE);

@@ -142,6 +142,8 @@ void conn_probe(struct conn *conn, int fd)
 	bool relayed = conn_relayed(conn);
 	int saved = errno;
 
+	if (unlikely(conn_misnamed(conn, fd)))
+		return;
 	probe(conn, fd);
 	/* A thread that waits for the ring's end has ignored TCP's, whose edge does not come again: nothing else wakes it now. */
 	if (relayed && !conn_relayed(conn))

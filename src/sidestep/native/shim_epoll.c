@@ -1,4 +1,5 @@
 /* shim_epoll.c - epoll_create, epoll_ctl, epoll_wait and their kin, for sets whose members may be promoted. */
+#include "shim_number.h"
 #include "shim_set.h"
 
 #define TOLD_MAX 128 /* events taken from the kernel at a time */
@@ -6,12 +7,12 @@
 
 EXPORT int epoll_create(int size)
 {
-	return set_created(real.epoll_create(size));
+	return set_created(fd_new(real.epoll_create(size)));
 }
 
 EXPORT int epoll_create1(int flags)
 {
-	return set_created(real.epoll_create1(flags));
+	return set_created(fd_new(real.epoll_create1(flags)));
 }
 
 /* The kernel alone waits on a set inside a set, and does not look at rings: the members go back to TCP. */
@@ -173,6 +174,8 @@ EXPORT int epoll_ctl(int epfd, int op, int fd, struct epoll_event *event)
 			conn_demote(conn, fd, REASON_EPOLL_UNSUPPORTED, true);
 		return real.epoll_ctl(epfd, op, fd, event);
 	}
+	if (op == EPOLL_CTL_ADD && conn->managed && !set->away_len && conn_misnamed(conn, fd) && conn_disown(conn, fd))
+		return real.epoll_ctl(epfd, op, fd, event);
 	word_store(conn->waited, true);
 	set->user_pid = shim_pid;
 	/* epoll_ctl(2): what EPOLLEXCLUSIVE goes with */

@@ -6,30 +6,6 @@
 #include <sched.h>
 #include <sys/stat.h>
 
-void fd_forget(int fd, bool closing)
-{
-	struct file *file = file_get(fd);
-
-	if (likely(!file))
-		return;
-	if (file->kind == FILE_CONN)
-		conn_forget(fd, closing);
-	else if (file->kind == FILE_SET)
-		set_forget(fd);
-	else if (file->kind == FILE_EXPLICIT)
-		explicit_forget(fd);
-	else if (file->kind == FILE_LISTENER)
-		file_put(fd, NULL);
-	else if (file->kind == FILE_CLOSING && !closing)
-		file_closed(fd);
-}
-
-void fd_fresh(int fd)
-{
-	if (fd >= 0)
-		fd_forget(fd, false);
-}
-
 /* A program that checks all numbers for inherited descriptors does not see ours. */
 EXPORT int fstat(int fd, struct stat *found)
 {
@@ -147,9 +123,12 @@ static void duplicated(int from, int to)
 	if (likely(!file))
 		return;
 	if (file->kind == FILE_CONN) {
+		HELD conn = conn_hold(from);
+		if (!conn || (conn_misnamed(conn, from) && conn_disown(conn, from)))
+			return;
 		conn_dup(from, to);
 		if (to <= STDERR_FILENO && !program_loaded) /* libc's stdin, stdout and stderr read and write inside libc */
-			conn_demote((struct conn *)file, from, REASON_STDIO, true);
+			conn_demote(conn, from, REASON_STDIO, true);
 	} else if (file->kind == FILE_SET) {
 		set_dup(from, to);
 	} else if (file->kind == FILE_EXPLICIT) {
@@ -163,11 +142,9 @@ EXPORT int dup(int fd)
 {
 	if (own(fd))
 		return fail_with(EBADF);
-	int copy = real.dup(fd);
-	if (copy >= 0) {
-		fd_fresh(copy);
+	int copy = fd_new(real.dup(fd));
+	if (copy >= 0)
 		duplicated(fd, copy);
-	}
 	return copy;
 }
 
@@ -209,14 +186,15 @@ EXPORT int fcntl64(int fd, int command, ...)
 	long argument = va_arg(args, long);
 	va_end(args);
 	struct file *file = file_get(fd);
-	if (likely(!file))
-		return real.fcntl64(fd, command, argument);
+	if (likely(!file)) {
+		int plain = real.fcntl64(fd, command, argument);
+		return unlikely(command == F_DUPFD || command == F_DUPFD_CLOEXEC) ? fd_new(plain) : plain;
+	}
 	if (file->kind == FILE_OWN)
 		return fail_with(EBADF);
 	int result = real.fcntl64(fd, command, argument);
 	if (result >= 0 && (command == F_DUPFD || command == F_DUPFD_CLOEXEC)) {
-		fd_fresh(result);
-		duplicated(fd, result);
+		duplicated(fd, fd_new(result));
 	} else if (result >= 0 && command == F_SETFD && file->kind == FILE_CONN) {
 		word_store(((struct conn *)file)->heritable, !(argument & FD_CLOEXEC));
 	} else if (result >= 0 && command == F_SETFL && file->kind == FILE_CONN) {

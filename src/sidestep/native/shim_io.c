@@ -4,6 +4,7 @@
  * A native connection's call goes to the kernel as it came, counted; a managed one's goes to conn_send or conn_recv.
  */
 #include "shim_call.h"
+#include "shim_number.h"
 
 #include <fcntl.h>
 #include <limits.h>
@@ -40,8 +41,11 @@ static TRACKED ssize_t tracked_read(int fd, void *buf, size_t n)
 
 	if (likely(!conn))
 		return real.read(fd, buf, n);
-	if (native_rx_begin(conn))
-		return NATIVE_RX(conn, fd, n ? native_receive(conn, fd, buf, n) : real.read(fd, buf, n), 0);
+	if (native_rx_begin(conn)) {
+		ssize_t got = NATIVE_RX(conn, fd, n ? native_receive(conn, fd, buf, n) : real.read(fd, buf, n), 0);
+		bool other = unlikely(got < 0 && errno == ENOTSOCK) && conn_misnamed(conn, fd) && conn_disown(conn, fd);
+		return other ? real.read(fd, buf, n) : got;
+	}
 	if (n == 0)
 		return 0;
 	return conn_recv(conn, fd, &(struct iovec){buf, n}, 1, 0);
@@ -112,13 +116,33 @@ HOOK(ssize_t, recvfrom, (int fd, void *buf, size_t n, int flags, struct sockaddr
 HOOK_CHECKED(recvfrom, (int fd, void *buf, size_t n, size_t room, int flags, struct sockaddr *address, socklen_t *len),
              (fd, buf, n, flags, address, len))
 
+/* The numbers of descriptors that have come with a message. */
+static void numbers_received(const struct msghdr *message)
+{
+	for (struct cmsghdr *header = message->msg_control ? CMSG_FIRSTHDR(message) : NULL; header;
+	     header = CMSG_NXTHDR((struct msghdr *)message, header)) {
+		if (header->cmsg_level != SOL_SOCKET || header->cmsg_type != SCM_RIGHTS)
+			continue;
+		size_t count = (header->cmsg_len - CMSG_LEN(0)) / sizeof(int);
+		for (size_t i = 0; i < count; i++) {
+			int fd;
+			memcpy(&fd, CMSG_DATA(header) + i * sizeof(int), sizeof(int));
+			fd_new(fd);
+		}
+	}
+}
+
 /* A TCP socket that arrives in a message has an unknown history of bytes: it stays untracked, on TCP. */
 static TRACKED ssize_t tracked_recvmsg(int fd, struct msghdr *message, int flags)
 {
 	HELD conn = conn_hold(fd);
 
-	if (likely(!conn || !message))
-		return real.recvmsg(fd, message, flags);
+	if (likely(!conn || !message)) {
+		ssize_t got = real.recvmsg(fd, message, flags);
+		if (got >= 0)
+			numbers_received(message);
+		return got;
+	}
 	if (unlikely(flags & MSG_ERRQUEUE))
 		return message_errors(conn, fd, message, flags);
 	if (native_rx_begin(conn))
@@ -139,15 +163,23 @@ static TRACKED ssize_t tracked_recvmsg(int fd, struct msghdr *message, int flags
 	return got;
 }
 
-HOOK(ssize_t, recvmsg, (int fd, struct msghdr *message, int flags), (fd, message, flags))
+EXPORT ssize_t recvmsg(int fd, struct msghdr *message, int flags)
+{
+	return likely(!file_get(fd) && !(message && message->msg_control)) ? real.recvmsg(fd, message, flags)
+	                                                                   : tracked_recvmsg(fd, message, flags);
+}
 
 static TRACKED int tracked_recvmmsg(int fd, struct mmsghdr *messages, unsigned len, int flags, struct timespec *timeout)
 {
 	HELD conn = conn_hold(fd);
 	unsigned done = 0;
 
-	if (likely(!conn))
-		return real.recvmmsg(fd, messages, len, flags, timeout);
+	if (likely(!conn)) {
+		int got = real.recvmmsg(fd, messages, len, flags, timeout);
+		for (int i = 0; i < got; i++)
+			numbers_received(&messages[i].msg_hdr);
+		return got;
+	}
 	/* the kernel asks for the socket's error before it looks for data (do_recvmmsg) */
 	int error = 0;
 	socklen_t error_len = sizeof(error);
@@ -167,8 +199,10 @@ static TRACKED int tracked_recvmmsg(int fd, struct mmsghdr *messages, unsigned l
 	return (int)done;
 }
 
-HOOK(int, recvmmsg, (int fd, struct mmsghdr *messages, unsigned len, int flags, struct timespec *timeout),
-     (fd, messages, len, flags, timeout))
+EXPORT int recvmmsg(int fd, struct mmsghdr *messages, unsigned len, int flags, struct timespec *timeout)
+{
+	return tracked_recvmmsg(fd, messages, len, flags, timeout);
+}
 
 /*
  * ---- sending ----

@@ -24,6 +24,16 @@ static int poller_fd(const struct poller *poller, nfds_t i)
 	return !conn || likely(conn_get(fd) == conn) ? fd : conn_fd(conn);
 }
 
+/* The number is another file's, which the kernel alone knows. */
+static uint32_t other_revents(struct poller *poller, nfds_t i)
+{
+	poller->kernel[i] = poller->fds[i];
+	conn_unref(poller->conns[i]);
+	poller->conns[i] = NULL;
+	poller->others = true;
+	return raw_poll(&poller->kernel[i], 1, 0) > 0 ? (unsigned short)poller->kernel[i].revents : 0;
+}
+
 /* `ready_kernel`: poller->kernel holds what the kernel was asked for, or will be. */
 static uint32_t conn_revents(struct poller *poller, nfds_t i, uint32_t kernel_bits, bool ready_kernel)
 {
@@ -33,6 +43,10 @@ static uint32_t conn_revents(struct poller *poller, nfds_t i, uint32_t kernel_bi
 	conn_advance(conn, fd);
 	bool on_ring = tx_by_ring(conn->slot);
 	uint32_t ready = conn_ready(conn, fd, kernel_bits, (unsigned short)poller->fds[i].events);
+	if (unlikely(kernel_bits & POLLNVAL))
+		conn_misnamed(conn, fd);
+	if (conn_disown(conn, fd))
+		return other_revents(poller, i);
 	if (unlikely(on_ring && !tx_by_ring(conn->slot))) {
 		/* from now on the kernel reports room: to this call, which may be about to sleep, and to sets */
 		poller->kernel[i].events |= poller->fds[i].events & (POLLOUT | POLLWRNORM | POLLWRBAND);

@@ -1,5 +1,5 @@
 /* shim_process.c - the calls that make or replace processes, end them, or change their user. */
-#include "shim.h"
+#include "shim_number.h"
 
 #include <alloca.h>
 #include <fcntl.h>
@@ -181,9 +181,10 @@ EXEC(execve, executable(path), AT_FDCWD, path, (const char *path, char *const *a
      (path, argv, env))
 EXEC(execvpe, file, AT_FDCWD, found_by_name(name, found), (const char *name, char *const *argv, char *const *env),
      (name, argv, env))
-EXEC(execveat, executable_at(dir, path, flags), dir, path, (int dir, const char *path, char *const *argv, char *const *env, int flags),
-     (dir, path, argv, env, flags))
-EXEC(fexecve, executable_at(fd, "", AT_EMPTY_PATH), AT_FDCWD, proc_fd(fd, found), (int fd, char *const *argv, char *const *env), (fd, argv, env))
+EXEC(execveat, executable_at(dir, path, flags), dir, path,
+     (int dir, const char *path, char *const *argv, char *const *env, int flags), (dir, path, argv, env, flags))
+EXEC(fexecve, executable_at(fd, "", AT_EMPTY_PATH), AT_FDCWD, proc_fd(fd, found),
+     (int fd, char *const *argv, char *const *env), (fd, argv, env))
 
 long execute_bare(int dir, const char *path, char *const argv[], char *const env[], int flags)
 {
@@ -298,7 +299,10 @@ EXPORT int system(const char *command)
 EXPORT FILE *popen(const char *command, const char *mode)
 {
 	LENDING lent = lend();
-	return real.popen(command, mode);
+	FILE *stream = real.popen(command, mode);
+	if (stream)
+		fd_new(fileno(stream));
+	return stream;
 }
 
 /* Before root drops its rights: the provider must know us by the user who started us. */

@@ -3,6 +3,8 @@
 #define SIDESTEP_SHIM_REAL_H
 
 #include <aio.h>
+#include <dirent.h>
+#include <fcntl.h>
 #include <poll.h>
 #include <signal.h>
 #include <spawn.h>
@@ -17,7 +19,45 @@
 
 int close_range(unsigned first, unsigned last, int flags); /* glibc declares it since 2.34 */
 
+/* What returns a new number, and is of no other interest. */
+#define NUMBER_FUNCTIONS(X) \
+	X(int, __open_2, (const char *p, int f), (p, f)) \
+	X(int, __openat_2, (int d, const char *p, int f), (d, p, f)) \
+	X(int, creat, (const char *p, mode_t m), (p, m)) \
+	X(int, eventfd, (unsigned n, int f), (n, f)) \
+	X(int, fanotify_init, (unsigned f, unsigned e), (f, e)) \
+	X(int, inotify_init, (void), ()) \
+	X(int, inotify_init1, (int f), (f)) \
+	X(int, memfd_create, (const char *n, unsigned f), (n, f)) \
+	X(int, mkostemp, (char *t, int f), (t, f)) \
+	X(int, mkostemps, (char *t, int n, int f), (t, n, f)) \
+	X(int, mkstemp, (char *t), (t)) \
+	X(int, mkstemps, (char *t, int n), (t, n)) \
+	X(int, open_by_handle_at, (int d, struct file_handle *h, int f), (d, h, f)) \
+	X(int, pidfd_getfd, (int p, int fd, unsigned f), (p, fd, f)) \
+	X(int, pidfd_open, (pid_t p, unsigned f), (p, f)) \
+	X(int, posix_openpt, (int f), (f)) \
+	X(int, signalfd, (int fd, const sigset_t *s, int f), (fd, s, f)) \
+	X(int, timerfd_create, (clockid_t c, int f), (c, f))
+
+/* The same, with two of them in `pair`. */
+#define PAIR_FUNCTIONS(X) \
+	X(int, pipe, (int pair[2]), (pair)) \
+	X(int, pipe2, (int pair[2], int f), (pair, f)) \
+	X(int, socketpair, (int d, int t, int p, int pair[2]), (d, t, p, pair))
+
+/* The same, with one in a stream, which libc opens within itself. */
+#define STREAM_FUNCTIONS(X) \
+	X(FILE *, fopen, (const char *p, const char *m), (p, m)) \
+	X(FILE *, tmpfile, (void), ())
+
 #define REAL_FUNCTIONS(X) \
+	NUMBER_FUNCTIONS(X) \
+	PAIR_FUNCTIONS(X) \
+	STREAM_FUNCTIONS(X) \
+	X(int, open64, (const char *p, int f, mode_t m), (p, f, m)) \
+	X(int, openat64, (int d, const char *p, int f, mode_t m), (d, p, f, m)) \
+	X(DIR *, opendir, (const char *p), (p)) \
 	X(ssize_t, read, (int fd, void *buf, size_t n), (fd, buf, n)) \
 	X(ssize_t, write, (int fd, const void *buf, size_t n), (fd, buf, n)) \
 	X(ssize_t, readv, (int fd, const struct iovec *iov, int n), (fd, iov, n)) \

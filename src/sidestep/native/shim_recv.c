@@ -233,6 +233,8 @@ static enum step tcp_step(const struct call *call, size_t at, size_t *moved)
 	bool waits = rx_reset_waits(conn, fd);
 	errno = EAGAIN;
 	ssize_t n = waits ? -1 : rx_tcp(call, at);
+	if (n < 0 && unlikely(errno == ENOTSOCK || errno == EBADF) && conn_misnamed(conn, fd))
+		return STEP_EMPTY;
 	return n > 0 ? tcp_taken(call, at, (size_t)n, moved) : tcp_ended(conn, fd, n, waits);
 }
 
@@ -313,6 +315,11 @@ static enum turn native_recv(struct call *call)
 		return TURN_AGAIN;
 	}
 	ssize_t n = tcp_message(call, (struct iovec *)call->iov, (size_t)call->iov_len, call->flags, real.recvmsg);
+	if (n < 0 && unlikely(errno == ENOTSOCK) && conn_misnamed(call->conn, call->fd)) {
+		atomic_fetch_sub(&slot->rx_kernel_waiters, 1);
+		conn_disown(call->conn, call->fd);
+		return call_elsewhere(call, WAIT_RX);
+	}
 	if (n == 0 && conn_tcp_ended(call->conn, call->fd))
 		n = -1;
 	n = native_rx_end(call->conn, call->fd, n, call->flags);
@@ -349,6 +356,8 @@ static enum turn recv_short(struct call *call, size_t target, size_t seen)
 {
 	ssize_t has = (ssize_t)(seen ? seen : call->done);
 
+	if (conn_disown(call->conn, call->fd))
+		return call_elsewhere(call, WAIT_RX);
 	if (call->look)
 		return call_over(call, has ? has : -1, has ? call->saved : EAGAIN);
 	conn_check(call->conn, call->fd);
@@ -395,6 +404,8 @@ static inline enum turn recv_turn(struct call *call, size_t target)
 		return step == STEP_EMPTY ? recv_short(call, target, 0) : recv_ended(call, step, error);
 	if (unlikely(listen)) {
 		rpc_listen();
+		if (conn_misnamed(conn, call->fd))
+			conn_disown(conn, call->fd); /* the next call is the other file's */
 		if (word_load(conn->message_ns) && conn_stays(conn, &call->fd))
 			rpc_reconsider(conn, call->fd);
 	}

@@ -41,6 +41,8 @@ again:
 	if (unlikely(conn_notice(conn) || --conn->probe_countdown == 0)) {
 		conn->probe_countdown = PROBE_EVERY;
 		conn_probe(conn, fd);
+		if (word_load(conn->misnamed) == fd + 1)
+			return STEP_CLOSED;
 		if (tx_request_pending(conn))
 			tx_honour(conn, fd);
 		if (slot_has(slot, SLOT_RESET | SLOT_PEER_GONE) || !tx_by_ring(slot))
@@ -147,6 +149,8 @@ static enum turn native_send(struct call *call)
 	if (unlikely(flags & MSG_ZEROCOPY)) /* who tells of it; see zerocopy_in_kernel() */
 		*(slot_has(slot, SLOT_NUMBERS) ? &flags : &call->flags) &= ~MSG_ZEROCOPY;
 	ssize_t n = native_tx_end(conn, call->fd, zerocopy_counted(conn, flags, real.sendmsg(call->fd, &message, flags)));
+	if (n < 0 && unlikely(errno == ENOTSOCK) && conn_misnamed(conn, call->fd) && conn_disown(conn, call->fd))
+		return call_elsewhere(call, WAIT_TX);
 	if (likely(!call->done))
 		return call_over(call, n, errno);
 	keep_error(conn, n);
@@ -159,6 +163,8 @@ static enum turn native_send(struct call *call)
 /* Nothing more can be sent: because of `error`, or as the number was closed. */
 static enum turn send_ended(struct call *call, enum step step, int error)
 {
+	if (conn_disown(call->conn, call->fd))
+		return call_elsewhere(call, WAIT_TX);
 	if (!call->done)
 		return call_over(call, -1, step == STEP_CLOSED ? EBADF : error);
 	if (step == STEP_ERROR && error != EPIPE)
@@ -191,6 +197,8 @@ static enum turn send_short(struct call *call)
 		if (room)
 			return TURN_AGAIN;
 		conn_probe(conn, call->fd);
+		if (conn_disown(conn, call->fd))
+			return call_elsewhere(call, WAIT_TX);
 		if (slot_has(slot, SLOT_PEER_GONE | SLOT_RESET) && !tx_is(slot, TX_RESEND))
 			return TURN_AGAIN;
 		return call_over(call, -1, EAGAIN);

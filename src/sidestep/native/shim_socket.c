@@ -7,12 +7,11 @@ EXPORT int socket(int domain, int type, int protocol)
 {
 	if (unlikely(explicit_wanted(domain, protocol)) && fd_table_len)
 		return explicit_socket(domain, type, protocol);
-	int fd = real.socket(domain, type, protocol);
+	int fd = fd_new(real.socket(domain, type, protocol));
 
 	if (fd < 0)
 		return fd;
 	KEEP_ERRNO;
-	fd_fresh(fd);
 	int kind = type & ~(SOCK_CLOEXEC | SOCK_NONBLOCK);
 	if ((domain == AF_INET || domain == AF_INET6) && kind == SOCK_STREAM && fd_table_len && !config.opt_in &&
 	    (protocol == 0 || protocol == IPPROTO_TCP))
@@ -57,7 +56,7 @@ static int accepted(int listener, int fd, struct sockaddr_storage *from, int fla
 	if (fd < 0)
 		return fd;
 	KEEP_ERRNO;
-	fd_fresh(fd);
+	fd_new(fd);
 	/* A peer elsewhere: the socket is not tracked, and its calls cost nothing. */
 	if (fd_table_len && (peer->sa_family == AF_INET || peer->sa_family == AF_INET6) &&
 	    (likely(!config.opt_in) || file_get(listener)) && (same_host(fd, peer) || rpc_reaches_far()))
@@ -196,6 +195,8 @@ EXPORT int shutdown(int fd, int how)
 	bool wr = how == SHUT_WR || how == SHUT_RDWR;
 	if (conn->managed)
 		conn_probe(conn, fd);
+	if (conn_disown(conn, fd))
+		return real.shutdown(fd, how);
 	if (conn->managed && wr)
 		conn_end_sending(conn, fd);
 	/*

@@ -327,6 +327,8 @@ bool tx_resend(struct conn *conn, int fd)
 	struct conn_slot *slot = conn->slot;
 	uint64_t tail = atomic_load(conn->channel.own.tail), from = word_load(slot->tx_resend);
 
+	if (unlikely(conn_misnamed(conn, fd)))
+		return false;
 	if (tail - from > conn->channel.tx.spill_size) { /* a stranger wrote it; see slot_alloc() */
 		conn_violation(conn, fd);
 		from = tail;

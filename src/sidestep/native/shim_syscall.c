@@ -1,5 +1,5 @@
 /* shim_syscall.c - ways into the kernel that bypass the hooked calls: raw system calls, io_uring, asynchronous I/O. */
-#include "shim.h"
+#include "shim_number.h"
 
 #include <dlfcn.h>
 #include <fcntl.h>
@@ -21,6 +21,45 @@ static long raw_clone(long number, const long a[6], uint64_t flags)
 	else
 		fork_parent();
 	return child;
+}
+
+/* All others, of which some return new numbers. */
+static long raw_number(long number, const long a[6])
+{
+	long result = real.syscall(number, a[0], a[1], a[2], a[3], a[4], a[5]);
+
+	switch (number) {
+	case SYS_eventfd2:
+	case SYS_fanotify_init:
+	case SYS_inotify_init1:
+	case SYS_memfd_create:
+	case SYS_mq_open:
+	case SYS_open_by_handle_at:
+	case SYS_openat:
+	case SYS_perf_event_open:
+	case SYS_signalfd4:
+	case SYS_timerfd_create:
+	case SYS_userfaultfd:
+#ifdef SYS_pidfd_open
+	case SYS_pidfd_open:
+#endif
+#ifdef SYS_pidfd_getfd
+	case SYS_pidfd_getfd:
+#endif
+#ifdef SYS_openat2
+	case SYS_openat2:
+#endif
+#ifdef SYS_open
+	case SYS_creat:
+	case SYS_eventfd:
+	case SYS_inotify_init:
+	case SYS_open:
+	case SYS_signalfd:
+#endif
+		fd_new((int)result);
+		break;
+	}
+	return result;
 }
 
 /* Those that move bytes, and those that wait until some can be moved. */
@@ -55,16 +94,19 @@ static long raw_moving(long number, const long a[6])
 	case SYS_epoll_pwait2:
 		return epoll_pwait2((int)a[0], (struct epoll_event *)a[1], (int)a[2], (const struct timespec *)a[3],
 		                    (const sigset_t *)a[4]);
+	case SYS_pipe2: return pipe2((int *)a[0], (int)a[1]);
+	case SYS_socketpair: return socketpair((int)a[0], (int)a[1], (int)a[2], (int *)a[3]);
 	case SYS_ppoll:
 		return ppoll((struct pollfd *)a[0], (nfds_t)a[1], (const struct timespec *)a[2], (const sigset_t *)a[3]);
 #ifdef SYS_poll
+	case SYS_pipe: return pipe((int *)a[0]);
 	case SYS_poll: return poll((struct pollfd *)a[0], (nfds_t)a[1], (int)a[2]);
 	case SYS_select: return select((int)a[0], (fd_set *)a[1], (fd_set *)a[2], (fd_set *)a[3], (struct timeval *)a[4]);
 	case SYS_epoll_create: return epoll_create((int)a[0]);
 	case SYS_epoll_wait: return epoll_wait((int)a[0], (struct epoll_event *)a[1], (int)a[2], (int)a[3]);
 #endif
 	}
-	return real.syscall(number, a[0], a[1], a[2], a[3], a[4], a[5]);
+	return raw_number(number, a);
 }
 
 /* Asynchronous I/O on a number: what moves its bytes does not come by here. */

@@ -355,6 +355,8 @@ int conn_wait(struct conn *conn, int fd, int want, size_t space, const struct wa
 		return 0;
 	}
 	rpc_listen();
+	if (unlikely(conn_misnamed(conn, fd)))
+		return 0;
 	self.full_until = 0;
 	if (want == WAIT_TX && conn_make_room(conn))
 		return 0;

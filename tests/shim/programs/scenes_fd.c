@@ -1,7 +1,10 @@
 /* Descriptors: copies, numbers used again, ranges closed, flags, passing to others. */
 #include "scene.h"
 
+#include <dirent.h>
 #include <linux/close_range.h>
+#include <sys/inotify.h>
+#include <sys/signalfd.h>
 
 static uint8_t data[1 << 20];
 
@@ -330,9 +333,226 @@ static void taken_by_number(void)
 	stays(pair);
 }
 
+/* ---- numbers that come anew after a close that no hook sees ---- */
+/* A system call of our own, as some libraries make them. */
+static long unseen(long number, long a, long b, long c)
+{
+#if defined(__x86_64__)
+	__asm__ volatile("syscall" : "+a"(number) : "D"(a), "S"(b), "d"(c) : "rcx", "r11", "memory");
+	return number;
+#else
+	register long first __asm__("x0") = a, second __asm__("x1") = b, third __asm__("x2") = c,
+						call __asm__("x8") = number;
+	__asm__ volatile("svc 0" : "+r"(first) : "r"(second), "r"(third), "r"(call) : "memory");
+	return first;
+#endif
+}
+
+static int null_fd, way[2], other_end = -1;
+
+static int by_open(void)
+{
+	return open("/dev/zero", O_RDONLY);
+}
+static int by_openat(void)
+{
+	return openat(AT_FDCWD, "/dev/zero", O_RDONLY);
+}
+static int by_creat(void)
+{
+	return creat("/dev/null", 0600);
+}
+static int by_fopen(void)
+{
+	return fileno(fopen("/dev/zero", "r"));
+}
+static int by_opendir(void)
+{
+	return dirfd(opendir("/"));
+}
+static int by_temporary_file(void)
+{
+	char path[] = "/tmp/scene-XXXXXX";
+	int fd = mkstemp(path);
+	NEED(unlink(path) == 0);
+	return fd;
+}
+static int by_pipe(void)
+{
+	int pipes[2];
+	NEED(pipe(pipes) == 0);
+	other_end = pipes[1];
+	NEED(write(other_end, "ab", 2) == 2);
+	return pipes[0];
+}
+static int by_pipe2(void)
+{
+	int pipes[2];
+	NEED(pipe2(pipes, O_NONBLOCK) == 0);
+	other_end = pipes[1];
+	return pipes[0];
+}
+static int by_socketpair(void)
+{
+	int pipes[2];
+	NEED(socketpair(AF_UNIX, SOCK_STREAM, 0, pipes) == 0);
+	other_end = pipes[1];
+	NEED(send(other_end, "abc", 3, 0) == 3);
+	return pipes[0];
+}
+static int by_socket(void)
+{
+	return socket(AF_INET, SOCK_DGRAM | SOCK_NONBLOCK, 0);
+}
+static int by_memfd(void)
+{
+	return memfd_create("scene", 0);
+}
+static int by_eventfd(void)
+{
+	return eventfd(1, 0);
+}
+static int by_timerfd(void)
+{
+	return timerfd_create(CLOCK_MONOTONIC, TFD_NONBLOCK);
+}
+static int by_signalfd(void)
+{
+	sigset_t none;
+	sigemptyset(&none);
+	return signalfd(-1, &none, SFD_NONBLOCK);
+}
+static int by_inotify(void)
+{
+	return inotify_init1(IN_NONBLOCK);
+}
+static int by_epoll(void)
+{
+	return epoll_create1(0);
+}
+static int by_dup(void)
+{
+	return dup(null_fd);
+}
+static int by_fcntl(void)
+{
+	return fcntl(null_fd, F_DUPFD_CLOEXEC, 0);
+}
+static int by_message(void)
+{
+	char byte, control[CMSG_SPACE(sizeof(int))];
+	struct iovec iov = {&byte, 1};
+	struct msghdr message = {
+		.msg_iov = &iov, .msg_iovlen = 1, .msg_control = control, .msg_controllen = sizeof control};
+	int fd;
+	NEED(recvmsg(way[1], &message, 0) == 1);
+	memcpy(&fd, CMSG_DATA(CMSG_FIRSTHDR(&message)), sizeof fd);
+	return fd;
+}
+static int by_syscall(void)
+{
+	return (int)syscall(SYS_openat, AT_FDCWD, "/dev/zero", O_RDONLY);
+}
+static int by_nobody(void)
+{
+	return (int)unseen(SYS_openat, AT_FDCWD, (long)"/dev/zero", O_RDONLY);
+}
+
+static void send_number(void)
+{
+	char control[CMSG_SPACE(sizeof(int))] = "";
+	struct iovec iov = {"x", 1};
+	struct msghdr message = {
+		.msg_iov = &iov, .msg_iovlen = 1, .msg_control = control, .msg_controllen = sizeof control};
+	struct cmsghdr *header = CMSG_FIRSTHDR(&message);
+
+	NEED(socketpair(AF_UNIX, SOCK_STREAM, 0, way) == 0);
+	header->cmsg_level = SOL_SOCKET;
+	header->cmsg_type = SCM_RIGHTS;
+	header->cmsg_len = CMSG_LEN(sizeof(int));
+	memcpy(CMSG_DATA(header), &null_fd, sizeof null_fd);
+	NEED(sendmsg(way[0], &message, 0) == 1);
+}
+
+static const struct {
+	const char *name;
+	int (*make)(void);
+} makers[] = {
+	{"open", by_open},          {"openat", by_openat},     {"creat", by_creat},
+	{"fopen", by_fopen},        {"opendir", by_opendir},   {"mkstemp", by_temporary_file},
+	{"pipe", by_pipe},          {"pipe2", by_pipe2},       {"socketpair", by_socketpair},
+	{"socket", by_socket},      {"memfd", by_memfd},       {"eventfd", by_eventfd},
+	{"timerfd", by_timerfd},    {"signalfd", by_signalfd}, {"inotify", by_inotify},
+	{"epoll_create", by_epoll}, {"dup", by_dup},           {"fcntl", by_fcntl},
+	{"SCM_RIGHTS", by_message}, {"syscall", by_syscall},
+};
+
+static void numbers_come_anew(void)
+{
+	/* Copies of a connection are closed unseen, and their numbers returned by calls: each is of its new file from then on. */
+	struct pair *pair = open_pair();
+	null_fd = open("/dev/null", O_RDONLY);
+	send_number();
+	for (size_t i = 0; i < sizeof makers / sizeof *makers; i++) {
+		int copy = dup(pair->fd);
+		peer_put(pair, 9);
+		arrived(pair, 9);
+		NEED(unseen(SYS_close, copy, 0, 0) == 0);
+		int made = makers[i].make();
+		say("%s: %s", makers[i].name, made == copy ? "its number" : "another");
+		say_ret("read", read(made, data, 8));
+		say_ret("write", write(made, "12345678", 8));
+		get(pair, 9);
+		put(pair, 5);
+		peer_get(pair, 5);
+		NEED(close(made) == 0);
+		if (other_end >= 0)
+			NEED(close(other_end) == 0);
+		other_end = -1;
+	}
+	stays(pair);
+	NEED(unseen(SYS_close, pair->fd, 0, 0) == 0);
+	NEED(dup(null_fd) == pair->fd);
+	say_reply("the end", peer(pair, ACT_RECV_ONCE, 10, 0));
+	say_ret("read", read(pair->fd, data, 8));
+}
+
+static void number_of_a_file_opened_unseen(void)
+{
+	/* Nobody has seen the one or the other: a read asks whose number it is before it says that there is nothing. */
+	struct pair *pair = open_pair();
+	put(pair, 5);
+	peer_get(pair, 5);
+	int copy = dup(pair->fd);
+	NEED(unseen(SYS_close, copy, 0, 0) == 0);
+	NEED(by_nobody() == copy);
+	say_ret("read", read(copy, data, 8));
+	say_ret("read again", read(copy, data, 8));
+	put(pair, 5);
+	peer_get(pair, 5);
+	peer_put(pair, 9);
+	get(pair, 9);
+	stays(pair);
+	NEED(unseen(SYS_close, pair->fd, 0, 0) == 0);
+	say_reply("the end", peer(pair, ACT_RECV_ONCE, 10, 0));
+	say_ret("read of nothing", read(pair->fd, data, 8));
+	NEED(by_nobody() == pair->fd);
+	say_ret("read of a file", read(pair->fd, data, 8));
+}
+
 const struct scene scenes_fd[] = {
-	SCENE(copies),          SCENE(copy_closed_keeps), SCENE(dup2_over),
-	SCENE(number_reused),   SCENE(ranges_closed),     SCENE(everything_closed),
-	SCENE(lowest_number),   SCENE(passed_within),     SCENE(passed_and_closed),
-	SCENE(passed_and_kept), SCENE(taken_by_number),   {NULL, NULL},
+	SCENE(copies),
+	SCENE(copy_closed_keeps),
+	SCENE(dup2_over),
+	SCENE(number_reused),
+	SCENE(ranges_closed),
+	SCENE(everything_closed),
+	SCENE(lowest_number),
+	SCENE(passed_within),
+	SCENE(passed_and_closed),
+	SCENE(passed_and_kept),
+	SCENE(taken_by_number),
+	SCENE(numbers_come_anew),
+	SCENE(number_of_a_file_opened_unseen),
+	{NULL, NULL},
 };

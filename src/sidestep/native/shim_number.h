@@ -1,0 +1,17 @@
+/* shim_number.h - what becomes of an entry of the table whose number comes anew, or ends. */
+#ifndef SIDESTEP_SHIM_NUMBER_H
+#define SIDESTEP_SHIM_NUMBER_H
+
+#include "shim.h"
+
+void fd_forget(int fd, bool closing); /* what the table holds of a number that the program ends or overwrites */
+void fd_fresh(int fd);
+/* The kernel has just given it to the program; -1: it has not. */
+static inline int fd_new(int fd)
+{
+	if (unlikely(file_get(fd)))
+		fd_fresh(fd);
+	return fd;
+}
+
+#endif
