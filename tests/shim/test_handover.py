@@ -218,7 +218,7 @@ def _half_closed(sidestep: Sidestep, how: str) -> str:
 
 @pytest.mark.parametrize("how", GIVEN)
 def test_a_request_that_nobody_can_send_again_does_not_look_ended(sidestep: Sidestep, how: str) -> None:
-    """Its bytes are in a ring that the next reader does not see: that reader meets a reset, and no end of the stream."""
+    """The next reader does not see the ring that holds its bytes: it meets a reset, and no end of the stream."""
     assert _half_closed(sidestep, how) == "0 bytes, then ECONNRESET"
 
 
