@@ -112,6 +112,7 @@ void conn_forget(int fd, bool closing)
 		announce_close(conn, fd);
 	if (closing && !lasting && unlikely(atomic_load(&conn->delegated)))
 		close_delegated(conn, fd, false);
+	word_store(conn->misnamed, 0);
 	bool last = atomic_fetch_sub(&conn->fds, 1) == 1;
 	if (has_members(conn))
 		set_conn_closed(conn, closing ? fd : -1, last); /* else the number is another's there, too */
@@ -128,11 +129,11 @@ bool conn_disown_found(struct conn *conn, int fd)
 {
 	KEEP_ERRNO;
 
-	word_store(conn->misnamed, 0);
-	if (conn_get(fd) == conn) {
-		shim_log("fd %d is another file's: it was closed unseen", fd);
-		conn_forget(fd, false);
-	}
+	word_store(conn->misnamed, 0); /* it may have become the connection's again */
+	if (!conn_misnamed(conn, fd))
+		return false;
+	shim_log("fd %d is another file's: it was closed unseen", fd);
+	conn_forget(fd, false);
 	return true;
 }
 

@@ -116,6 +116,8 @@ bool conn_misnamed(struct conn *conn, int fd)
 	} else if (errno != EBADF && errno != ENOTSOCK) {
 		return false;
 	}
+	if (conn_get(fd) != conn)
+		return false; /* a close that we have seen takes the entry first */
 	word_store(conn->misnamed, fd + 1);
 	return true;
 }
