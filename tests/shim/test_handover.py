@@ -213,7 +213,7 @@ def _half_closed(sidestep: Sidestep, how: str) -> str:
         sidestep.wait_for(lambda found: len(found) == 2 and all(c.promoted for c in found))
         told, _ = server.communicate("go", timeout=20)
     assert server.returncode == 0
-    return told.strip()
+    return str(told).strip()
 
 
 @pytest.mark.parametrize("how", GIVEN)
