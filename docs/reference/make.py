@@ -29,7 +29,7 @@ from sidestep.native.reasons import REFUSAL_TEXT, REMEDY
 from sidestep.observe.sockets import Outside
 from sidestep.provider.carry.direction import MACHINES
 from sidestep.rdma import verbs
-from sidestep.rdma.conformance import CHECKS
+from sidestep.rdma.conformance import CHECKS, Check
 from sidestep.rdma.iwarp.startup import frame as start_frame
 from sidestep.rdma.iwarp.startup import negotiation as startup
 from sidestep.rdma.iwarp.startup import terms as start_terms
@@ -341,15 +341,20 @@ writing fails with EPIPE.
 """
 
 
+def row_of_check(check: Check) -> tuple[str, str, str, str]:
+    return f"`{check}`", check.rule, check.clause, ", ".join(map(str, check.needs))
+
+
 def rdma_page() -> str:
     """What devices declare, what the loopback device can be told, and what every device is checked for."""
     handshake = [
         (f"`{state.name}`", kind.name, first_line(does)) for (state, kind), does in manager.TRANSITIONS.items()
     ]
     checks = [
-        (group, table("check", "rule", "from", rows=[(f"`{each}`", each.rule, each.clause) for each in members]))
+        (group, table("check", "rule", "from", "needs", rows=[row_of_check(each) for each in members]))
         for group, members in groupby(CHECKS, key=lambda each: each.group)
     ]
+    needs = sorted({(need.name, need.why_not) for check in CHECKS for need in check.needs})
     suite = "\n\n".join(f"### {group}\n\n{rows}" for group, rows in checks)
     return f"""{NOTICE}
 
@@ -384,6 +389,9 @@ Its connection manager:
 ## The conformance suite
 
 {len(CHECKS)} checks; each is seen to fail against a device that breaks its rule (`tests/rdma/rdma_mutants.py`).
+A check applies to two devices that meet its needs:
+
+{table("need", "why a check is left out without it", rows=needs)}
 
 {suite}
 """

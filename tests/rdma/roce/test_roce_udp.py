@@ -6,15 +6,19 @@ import gc
 import socket
 
 import pytest
+from conformance_items import applying, left_out
 from udp_dut import QUICK, UdpUnderTest, addresses
 
 from sidestep.errors import Misuse, Unavailable
 from sidestep.loop import Loop
 from sidestep.rdma.cm import Disconnected
-from sidestep.rdma.conformance import CHECKS, Bench, Check, run
+from sidestep.rdma.conformance import Bench, Check, run
+from sidestep.rdma.roce.device import ATTRIBUTES
 from sidestep.rdma.roce.packet import UDP_PORT
 from sidestep.rdma.roce.udp_link import UdpRoceDevice
 from sidestep.rdma.work import Access, RdmaRead
+
+MODES = {"udp": UdpUnderTest}
 
 
 def _taken() -> bool:
@@ -30,11 +34,13 @@ def _taken() -> bool:
 pytestmark = pytest.mark.skipif(_taken(), reason="UDP port 4791 is taken at all addresses: is rdma_rxe loaded?")
 
 
-@pytest.mark.parametrize("check", CHECKS, ids=str)
-def test_the_hca_keeps_the_rule_over_udp(check: Check) -> None:
-    why_not = run(check, UdpUnderTest)
-    if why_not is not None:
-        pytest.skip(why_not)  # the device does not promise it: its attributes say so
+@pytest.mark.parametrize(("check", "mode"), applying(MODES, ATTRIBUTES))
+def test_the_hca_keeps_the_rule_over_udp(check: Check, mode: str) -> None:
+    assert run(check, MODES[mode]) is None
+
+
+def test_nothing_else_is_left_out() -> None:
+    assert left_out(UdpUnderTest(), ATTRIBUTES) == {"no datagrams"}
 
 
 def test_a_device_leaves_nothing_behind() -> None:

@@ -3,7 +3,8 @@
     for check in CHECKS:
         outcome = run(check, make_devices)   # None, or why the check does not apply; Violation if a rule is broken
 
-The suite needs no test framework. With pytest: `@pytest.mark.parametrize("check", CHECKS, ids=str)`.
+The suite needs no test framework. `check.why_not(Offer(attributes, attributes))` tells before a run whether a check
+applies, so that pytest need not collect what it would skip: `tests/support/conformance_items.py`.
 """
 
 from __future__ import annotations
@@ -23,9 +24,10 @@ from sidestep.rdma.conformance import (
     sharing,
     windows,
 )
-from sidestep.rdma.conformance.harness import CHECKS, Bench, Check, DeviceUnderTest, NotApplicable, Violation
+from sidestep.rdma.conformance.harness import CHECKS, Bench, Check, DeviceUnderTest, Violation
+from sidestep.rdma.conformance.needs import Need, Offer
 
-__all__ = ["CHECKS", "Bench", "Check", "DeviceUnderTest", "NotApplicable", "Violation", "run"]
+__all__ = ["CHECKS", "Bench", "Check", "DeviceUnderTest", "Need", "Offer", "Violation", "run"]
 
 _MODULES = (
     data,
@@ -52,9 +54,9 @@ def run(check: Check, make: Callable[[], DeviceUnderTest]) -> str | None:
     """
     dut = make()
     try:
+        if (why_not := check.why_not(Offer.of(dut))) is not None:
+            return why_not
         check.body(Bench(dut))
-    except NotApplicable as why:
-        return str(why)
     except SidestepError as error:
         raise Violation(f"{check.rule} {type(error).__name__} was raised: {error}") from error
     finally:

@@ -19,6 +19,7 @@ from sidestep.rdma.cm import (
     Unreachable,
 )
 from sidestep.rdma.conformance.harness import check, refusals
+from sidestep.rdma.conformance.needs import NOWHERE
 from sidestep.rdma.verbs import EventKind, QpCapabilities, QpState
 from sidestep.rdma.work import Status
 
@@ -425,10 +426,9 @@ def an_acceptance_can_be_given_up(bench: Bench) -> None:
         bench.equal(_kinds(active)[1], Disconnected, "and that it is over")
 
 
-@check("IBTA 12.9.8.7")
+@check("IBTA 12.9.8.7", needs=(NOWHERE,))
 def nobody_answers(bench: Bench) -> None:
     """A request that nobody answers ends in Unreachable, told once, with the queue pair in ERROR."""
-    bench.needs(bench.dut.nowhere is not None, "there is no address where nobody answers")
     active = bench.side(bench.active)
     active.post_recv(1, 8)
     connection = bench.connect(active, address=bench.dut.nowhere)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from sidestep.rdma.conformance.harness import ALL, READ, WRITE, check
+from sidestep.rdma.conformance.needs import READ_SCATTER, SCATTER, SOLICITED, VOIDED_REGIONS
 from sidestep.rdma.verbs import QpCapabilities
 from sidestep.rdma.work import LocalInvalidate, Opcode, RdmaRead, RdmaWrite, Receive, RKey, Send, Status
 
@@ -54,11 +55,10 @@ def gather_is_sent_in_order(bench: Bench) -> None:
     bench.equal(passive.received[0].byte_len, 18, "the length is that of all entries")
 
 
-@check("IBTA 10.7.3")
+@check("IBTA 10.7.3", needs=(SCATTER,))
 def scatter_is_filled_in_order(bench: Bench) -> None:
     """A message fills the entries of a receive one after the other, and nothing behind its end."""
     active, passive = bench.pair()
-    bench.needs(passive.device.attributes.scatter_max >= 3, "a receive has fewer than three entries")
     room = passive.memory(b"." * 32)
     passive.qp.post_recv(Receive(1, (room.view[20:24], room.view[0:6], room.view[10:20])))
     active.send(1, b"abcdefghijklm")
@@ -129,11 +129,10 @@ def read_fetches_bytes(bench: Bench) -> None:
     bench.equal(passive.completions(), [], "the other end is not told")
 
 
-@check("IBTA 10.7.3")
+@check("IBTA 10.7.3", needs=(READ_SCATTER,))
 def read_scatters(bench: Bench) -> None:
     """An RDMA Read fills its entries one after the other."""
     active, passive = bench.pair()
-    bench.needs(active.device.attributes.read_scatter_max >= 2, "an RDMA Read has one entry")
     source = passive.memory(b"0123456789", READ)
     sink = active.memory(b"." * 16)
     active.qp.post_send(RdmaRead(1, (sink.view[8:12], sink.view[0:6]), source.va, source.rkey))
@@ -187,10 +186,9 @@ def fence_waits_for_reads(bench: Bench) -> None:
         bench.equal((bytes(sink.view), bytes(target.view)), (old, new), "the Read comes before the fenced Write")
 
 
-@check("iWARP verbs draft 8.2.2.2; IBTA 10.8.3.3")
+@check("iWARP verbs draft 8.2.2.2; IBTA 10.8.3.3", needs=(VOIDED_REGIONS,))
 def fenced_invalidation_waits(bench: Bench) -> None:
     """A fenced invalidation takes effect when all that was posted before it is done, and before the next begins."""
-    bench.needs(bench.passive.attributes.regions_voided, "no request voids the key of a region")
     active, passive = bench.pair()
     far = passive.memory(b"from far", ALL)
     sink = active.memory(8)
@@ -236,10 +234,9 @@ def unsignaled_requests_are_silent(bench: Bench) -> None:
     bench.equal(active.qp.sends_outstanding, 0, "none is left in the queue")
 
 
-@check("IBTA 9.2.3; RFC 5040 4.1")
+@check("IBTA 9.2.3; RFC 5040 4.1", needs=(SOLICITED,))
 def solicited_is_told_to_the_receiver(bench: Bench) -> None:
     """The receiver is told whether the sender asked for an event."""
-    bench.needs(bench.passive.attributes.solicited_told, "completions do not say whether they were solicited")
     active, passive = bench.pair()
     passive.post_recvs(3)
     active.send(0, b"plain")

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 from sidestep.errors import Misuse, SidestepError
 from sidestep.rdma import grh
 from sidestep.rdma.conformance.harness import LOCAL, Side, check
+from sidestep.rdma.conformance.needs import DATAGRAMS, IMMEDIATE, LOCAL_CHECKS, NO_DATAGRAMS, SHARED_QUEUES
 from sidestep.rdma.verbs import EventKind, QpCapabilities, QpState, QpType
 from sidestep.rdma.work import GRH_LEN, QKEY_CONTROLLED, LocalInvalidate, Opcode, Receive, RKey, Send, Status, UdSend
 
@@ -28,8 +29,6 @@ class _Talk:
     """Ends for datagrams on both devices, as a check wants them."""
 
     def __init__(self, bench: Bench) -> None:
-        has = bench.active.attributes.address_handles_max and bench.passive.attributes.address_handles_max
-        bench.needs(bool(has), "no unreliable datagrams")
         self.bench = bench
         self._handles: dict[tuple[int, str], AddressHandle] = {}
         self._number = 0
@@ -89,7 +88,7 @@ class _Talk:
         self.bench.equal(receiver.qp.state, QpState.RTS, f"{rule}: the queue pair goes on")
 
 
-@check("IBTA 9.8.3, 11.4.1.2")
+@check("IBTA 9.8.3, 11.4.1.2", needs=(DATAGRAMS,))
 def datagram_delivers_its_bytes(bench: Bench) -> None:
     """A datagram arrives behind the 40 bytes of a routing header, which count; the completion names who sent it."""
     talk = _Talk(bench)
@@ -104,7 +103,7 @@ def datagram_delivers_its_bytes(bench: Bench) -> None:
     bench.equal({each.opcode for each in active.sent}, {Opcode.SEND}, "it is a Send")
 
 
-@check("IBTA 11.4.1.2, annex A17")
+@check("IBTA 11.4.1.2, annex A17", needs=(DATAGRAMS,))
 def datagram_can_be_answered(bench: Bench) -> None:
     """The routing header tells the address of who sent a datagram, and with the number it can be answered."""
     talk = _Talk(bench)
@@ -119,11 +118,10 @@ def datagram_can_be_answered(bench: Bench) -> None:
     bench.equal(answer.source_qpn, passive.qp.number, "the answer comes from who was asked")
 
 
-@check("IBTA 9.2.6, 9.8.3")
+@check("IBTA 9.2.6, 9.8.3", needs=(DATAGRAMS, IMMEDIATE))
 def datagram_tells_immediate_data(bench: Bench) -> None:
     """Immediate data of a datagram arrives beside it."""
     talk = _Talk(bench)
-    bench.needs(bench.active.attributes.immediate, "no immediate data is sent")
     active, passive = talk.ends()
     for content in (b"", b"with bytes"):
         got = talk.arrives(active, passive, content, immediate=b"\1\2\3\4")
@@ -131,7 +129,7 @@ def datagram_tells_immediate_data(bench: Bench) -> None:
     bench.refused(Misuse, lambda: talk.say(active, passive, b"", immediate=b"five!"), "it has four bytes")
 
 
-@check("IBTA 9.8.3, 11.4.1.1")
+@check("IBTA 9.8.3, 11.4.1.1", needs=(DATAGRAMS,))
 def datagram_has_the_size_of_a_packet(bench: Bench) -> None:
     """A datagram as long as the handle says arrives whole; a longer one is refused at the call."""
     talk = _Talk(bench)
@@ -146,7 +144,7 @@ def datagram_has_the_size_of_a_packet(bench: Bench) -> None:
     bench.equal((len(active.completions()), active.qp.state), (before, QpState.RTS), "and nothing has happened")
 
 
-@check("IBTA 10.2.5, 9.6.1")
+@check("IBTA 10.2.5, 9.6.1", needs=(DATAGRAMS,))
 def datagram_needs_the_key(bench: Bench) -> None:
     """A datagram with another Q_Key is dropped, takes no receive and ends nothing."""
     talk = _Talk(bench)
@@ -159,7 +157,7 @@ def datagram_needs_the_key(bench: Bench) -> None:
     bench.expect(talk.arrives(active, passive, b"right").ok, "with the right one it arrives")
 
 
-@check("IBTA 10.2.5")
+@check("IBTA 10.2.5", needs=(DATAGRAMS,))
 def datagram_with_a_controlled_key_has_its_own(bench: Bench) -> None:
     """Where the highest bit of a request's Q_Key is set its queue pair's is sent; no Q_Key of a program has the bit."""
     talk = _Talk(bench)
@@ -175,7 +173,7 @@ def datagram_with_a_controlled_key_has_its_own(bench: Bench) -> None:
     )
 
 
-@check("IBTA 9.8.3")
+@check("IBTA 9.8.3", needs=(DATAGRAMS,))
 def datagram_without_a_receive_is_dropped(bench: Bench) -> None:
     """A datagram for which no receive is posted is lost, and the next one finds its receive."""
     talk = _Talk(bench)
@@ -189,7 +187,7 @@ def datagram_without_a_receive_is_dropped(bench: Bench) -> None:
     bench.all_ok(active, "who sends is not told")
 
 
-@check("IBTA 9.8.3")
+@check("IBTA 9.8.3", needs=(DATAGRAMS,))
 def datagram_too_long_for_its_receive_is_dropped(bench: Bench) -> None:
     """A datagram that does not fit behind the routing header is dropped; the receive waits for one that does."""
     talk = _Talk(bench)
@@ -202,7 +200,7 @@ def datagram_too_long_for_its_receive_is_dropped(bench: Bench) -> None:
     bench.equal((got.wr_id, got.byte_len), (number, GRH_LEN + 8), "what fits takes it")
 
 
-@check("IBTA 9.8.3, 10.2.2")
+@check("IBTA 9.8.3, 10.2.2", needs=(DATAGRAMS,))
 def datagram_queue_pair_hears_many(bench: Bench) -> None:
     """A queue pair takes datagrams of several others, of its own device too, and sends to each."""
     talk = _Talk(bench)
@@ -215,11 +213,10 @@ def datagram_queue_pair_hears_many(bench: Bench) -> None:
     bench.equal(len({other.qp.number for other in others} | {passive.qp.number}), 4, "numbers differ")
 
 
-@check("IBTA 10.2.9, 9.8.3")
+@check("IBTA 10.2.9, 9.8.3", needs=(DATAGRAMS, SHARED_QUEUES))
 def datagrams_use_shared_receives(bench: Bench) -> None:
     """Queue pairs for datagrams take their receives from a shared queue, too."""
     talk = _Talk(bench)
-    bench.needs(bool(bench.passive.attributes.shared_receive_queues_max), "no shared receive queues")
     domain = bench.passive.alloc_pd()
     srq = domain.create_srq(8)
     active = talk.end(bench.active)
@@ -241,7 +238,7 @@ def datagrams_use_shared_receives(bench: Bench) -> None:
         bench.refused(Misuse, partial(passive.post_recv, 1, 64), "it has none of its own")
 
 
-@check("IBTA 11.4.1.1; sidestep.rdma.verbs")
+@check("IBTA 11.4.1.1; sidestep.rdma.verbs", needs=(DATAGRAMS,))
 def types_of_queue_pairs_keep_to_themselves(bench: Bench) -> None:
     """A queue pair for datagrams sends nothing else and is not connected; a connected one sends no datagrams."""
     talk = _Talk(bench)
@@ -257,7 +254,7 @@ def types_of_queue_pairs_keep_to_themselves(bench: Bench) -> None:
     bench.equal(one.qp.state, QpState.RTS, "it goes on")
 
 
-@check("IBTA 11.2.2, 11.4.1.1")
+@check("IBTA 11.2.2, 11.4.1.1", needs=(DATAGRAMS,))
 def address_handles_are_looked_at(bench: Bench) -> None:
     """A handle is good in its domain until it is destroyed; addresses and numbers that are none are refused."""
     talk = _Talk(bench)
@@ -284,7 +281,7 @@ def address_handles_are_looked_at(bench: Bench) -> None:
     domain.deallocate()
 
 
-@check("IBTA 10.3.1, 10.8.5")
+@check("IBTA 10.3.1, 10.8.5", needs=(DATAGRAMS,))
 def error_flushes_a_datagram_queue_pair(bench: Bench) -> None:
     """In error a queue pair for datagrams flushes what is posted, and takes no datagram any more."""
     talk = _Talk(bench)
@@ -307,11 +304,10 @@ def error_flushes_a_datagram_queue_pair(bench: Bench) -> None:
     bench.all_ok(active, "who sends is not told")
 
 
-@check("IBTA 10.6.3, 9.8.3")
+@check("IBTA 10.6.3, 9.8.3", needs=(DATAGRAMS, LOCAL_CHECKS))
 def datagram_memory_is_registered(bench: Bench) -> None:
     """A datagram is read from registered memory and written to such; else its own end has the error."""
     talk = _Talk(bench)
-    bench.needs(bench.active.attributes.checks_local_memory, "the device needs no registration of local memory")
     active, passive = talk.ends()
     stray = memoryview(bytearray(b"nobody's"))
     ah = talk.handle(active, passive)
@@ -331,7 +327,7 @@ def datagram_memory_is_registered(bench: Bench) -> None:
     bench.expect(EventKind.QP_REQUEST_ERROR not in kinds, "and the other end is not to blame", kinds)
 
 
-@check("IBTA 10.8.1, 10.8.5")
+@check("IBTA 10.8.1, 10.8.5", needs=(DATAGRAMS,))
 def datagrams_are_bounded_and_signaled(bench: Bench) -> None:
     """A full send queue refuses at the call; unsignaled datagrams count until a signaled one is completed."""
     talk = _Talk(bench)
@@ -350,11 +346,10 @@ def datagrams_are_bounded_and_signaled(bench: Bench) -> None:
     bench.refused(SidestepError, lambda: talk.room(active), "and so has the receive queue")
 
 
-@check("sidestep.rdma.verbs")
+@check("sidestep.rdma.verbs", needs=(NO_DATAGRAMS,))
 def devices_without_datagrams_say_so(bench: Bench) -> None:
     """A device without datagrams refuses their queue pairs and handles at the call."""
     device = bench.active
-    bench.needs(not device.attributes.address_handles_max, "the device has unreliable datagrams")
     domain, queue = device.alloc_pd(), device.create_cq(8)
     bench.refused(Misuse, lambda: domain.create_ud_qp(queue, queue, QKEY), "no queue pair for datagrams")
     bench.refused(Misuse, lambda: domain.create_ah(bench.passive.address), "no address handle")

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from sidestep.errors import LimitReached, Misuse
 from sidestep.rdma.cm import Disconnected
 from sidestep.rdma.conformance.harness import ALL, WRITE, Violation, check
+from sidestep.rdma.conformance.needs import ACKNOWLEDGED
 from sidestep.rdma.verbs import EventKind, QpCapabilities, QpState
 from sidestep.rdma.work import (
     Access,
@@ -149,11 +150,10 @@ def posting_in_error_is_flushed(bench: Bench) -> None:
     bench.equal(told, wanted, "each is flushed")
 
 
-@check("IBTA 10.8.5.3, 11.6.2")
+@check("IBTA 10.8.5.3, 11.6.2", needs=(ACKNOWLEDGED,))
 def failure_flushes_what_is_behind_it(bench: Bench) -> None:
     """Requests before the one that fails succeed, it tells why, those behind are flushed and have no effect."""
     active, passive = bench.pair()
-    bench.needs(active.device.attributes.acknowledged, "requests complete before the other end has seen them")
     far = passive.memory(b"." * 8, ALL)
     for index in range(6):
         passive.post_recv(100 + index, 8)
@@ -202,11 +202,10 @@ def message_without_a_receive_is_not_lost(bench: Bench) -> None:
     bench.is_refused(active, passive, 1, Status.RNR_RETRY_EXCEEDED, None, "no receive posted")
 
 
-@check("IBTA 9.7.6.1.3")
+@check("IBTA 9.7.6.1.3", needs=(ACKNOWLEDGED,))
 def silence_becomes_an_error(bench: Bench) -> None:
     """A request that the other end never answers fails after a while, and what is behind it is flushed."""
     active, passive = bench.pair()
-    bench.needs(active.device.attributes.acknowledged, "requests complete before the other end has seen them")
     passive.post_recvs(2)
     passive.qp.modify_to_error()
     active.send(1, b"hello?", signaled=False)

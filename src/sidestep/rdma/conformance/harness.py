@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from typing_extensions import Buffer
 
     from sidestep.rdma.cm import Connection, ConnectionEvent, Listener
+    from sidestep.rdma.conformance.needs import Need, Offer
     from sidestep.rdma.verbs import (
         CompletionQueue,
         Device,
@@ -36,10 +37,6 @@ class Violation(AssertionError):
     """The device broke a rule."""
 
 
-class NotApplicable(Exception):
-    """The device does not promise this, or cannot be brought into the situation."""
-
-
 @dataclass(frozen=True, slots=True)
 class Check:
     """One rule, and the code that looks whether a device keeps it."""
@@ -49,20 +46,25 @@ class Check:
     rule: str
     clause: str  # where the rule comes from
     body: Callable[[Bench], None]
+    needs: tuple[Need, ...] = ()
 
     def __str__(self) -> str:
         return self.name
+
+    def why_not(self, offer: Offer) -> str | None:
+        """The reason why it does not apply to devices that promise this; None if it does."""
+        return next((need.why_not for need in self.needs if not need.met_by(offer)), None)
 
 
 CHECKS: Final[list[Check]] = []
 
 
-def check(clause: str) -> Callable[[Callable[[Bench], None]], Callable[[Bench], None]]:
+def check(clause: str, needs: tuple[Need, ...] = ()) -> Callable[[Callable[[Bench], None]], Callable[[Bench], None]]:
     """Adds a function to the list; the first line of its docstring is the rule."""
 
     def add(body: Callable[[Bench], None]) -> Callable[[Bench], None]:
         rule = (body.__doc__ or "").strip().splitlines()[0]
-        CHECKS.append(Check(body.__name__, body.__module__.rpartition(".")[2], rule, clause, body))
+        CHECKS.append(Check(body.__name__, body.__module__.rpartition(".")[2], rule, clause, body, needs))
         return body
 
     return add
@@ -191,11 +193,6 @@ class Bench:
         """Says that a rule is broken, unless something becomes so."""
         if not self.dut.run_until(condition):
             raise Violation(f"{rule}: it did not happen")
-
-    def needs(self, condition: bool, why_not: str) -> None:
-        """Ends the check where it does not apply."""
-        if not condition:
-            raise NotApplicable(why_not)
 
     # Making things.
 

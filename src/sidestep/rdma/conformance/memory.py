@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from sidestep.errors import Misuse, SidestepError
 from sidestep.rdma.conformance.harness import ALL, LOCAL, READ, WRITE, check
+from sidestep.rdma.conformance.needs import KEY_PARTS, LOCAL_CHECKS, VOIDED_REGIONS, ZERO_BASED
 from sidestep.rdma.verbs import EventKind, MemoryRegion, QpState
 from sidestep.rdma.work import Access, LocalInvalidate, RdmaRead, RdmaWrite, Receive, RKey, Send, Status
 
@@ -185,10 +186,9 @@ def later_registration_is_told_later(bench: Bench) -> None:
     bench.equal(len(found), 1, "the callback is called once")
 
 
-@check("IBTA 10.6.1")
+@check("IBTA 10.6.1", needs=(LOCAL_CHECKS,))
 def gather_lies_in_a_region(bench: Bench) -> None:
     """A Send or Write of memory that is not registered, or no longer, fails, and nothing of it arrives."""
-    bench.needs(bench.active.attributes.checks_local_memory, "the device needs no registration of local memory")
     for write in (False, True):
         for deregistered in (False, True):
             active, passive = bench.pair()
@@ -206,10 +206,9 @@ def gather_lies_in_a_region(bench: Bench) -> None:
             bench.equal((bytes(room.view), bytes(far.view)), (bytes(8), bytes(8)), "nothing arrives")
 
 
-@check("IBTA 10.6.1")
+@check("IBTA 10.6.1", needs=(LOCAL_CHECKS,))
 def part_of_a_buffer_is_not_all_of_it(bench: Bench) -> None:
     """Where a part of a buffer is registered, entries in that part are good and those across its end are not."""
-    bench.needs(bench.active.attributes.checks_local_memory, "the device needs no registration of local memory")
     active, passive = bench.pair()
     passive.post_recvs(2, 16)
     memory = memoryview(bytearray(b"0123456789abcdef"))
@@ -222,10 +221,9 @@ def part_of_a_buffer_is_not_all_of_it(bench: Bench) -> None:
     bench.equal(active.sent[1].status, Status.LOCAL_PROTECTION_ERROR, "an entry across the end is not sent")
 
 
-@check("IBTA 10.6.1")
+@check("IBTA 10.6.1", needs=(LOCAL_CHECKS,))
 def scatter_lies_in_a_writable_region(bench: Bench) -> None:
     """A message does not go into memory that is not registered for writing; both ends are told."""
-    bench.needs(bench.passive.attributes.checks_local_memory, "the device needs no registration of local memory")
     for registered in (False, True):
         active, passive = bench.pair()
         memory = bytearray(8)
@@ -239,11 +237,10 @@ def scatter_lies_in_a_writable_region(bench: Bench) -> None:
         bench.equal(bytes(memory), bytes(8), "nothing is placed")
 
 
-@check("IBTA 10.6.3.1; iWARP verbs draft 7.4")
+@check("IBTA 10.6.3.1; iWARP verbs draft 7.4", needs=(LOCAL_CHECKS,))
 def read_sink_is_writable(bench: Bench) -> None:
     """An RDMA Read into memory that may not be written fails, and nothing of it is placed."""
     attributes = bench.active.attributes
-    bench.needs(attributes.checks_local_memory, "the device needs no registration of local memory")
     for access in (READ, LOCAL) if attributes.read_sink_remote_write else (READ,):
         active, passive = bench.pair()
         source = passive.memory(b"fetched", READ)
@@ -254,10 +251,9 @@ def read_sink_is_writable(bench: Bench) -> None:
         bench.equal(bytes(sink.view), bytes(7), "nothing is placed")
 
 
-@check("RFC 5040 5.3; IBTA 9.4.1.1")
+@check("RFC 5040 5.3; IBTA 9.4.1.1", needs=(VOIDED_REGIONS,))
 def send_with_invalidate_voids_the_key(bench: Bench) -> None:
     """A Send with Invalidate delivers its bytes, voids the key it names, and tells which; the region can be rekeyed."""
-    bench.needs(bench.passive.attributes.regions_voided, "no request voids the key of a region")
     sides = active, passive = bench.pair()
     target = passive.memory(b"." * 8, ALL)
     room = passive.post_recv(1, 8)
@@ -273,10 +269,9 @@ def send_with_invalidate_voids_the_key(bench: Bench) -> None:
     bench.equal(bytes(target.view), b"again...", "a voided region lives again with a new key")
 
 
-@check("RFC 5040 5.3, 7.2")
+@check("RFC 5040 5.3, 7.2", needs=(VOIDED_REGIONS,))
 def only_open_regions_are_invalidated(bench: Bench) -> None:
     """A Send with Invalidate fails for a key that is none, of another domain, or of a region not open to the peer."""
-    bench.needs(bench.passive.attributes.regions_voided, "no request voids the key of a region")
     for what in ("no key", "other domain", "local only"):
         active, passive = bench.pair()
         room = passive.post_recv(1, 8)
@@ -293,10 +288,9 @@ def only_open_regions_are_invalidated(bench: Bench) -> None:
         bench.equal(bytes(room.view), bytes(8), f"{what}: nothing is placed")
 
 
-@check("IBTA 10.7.1; iWARP verbs draft 7.10")
+@check("IBTA 10.7.1; iWARP verbs draft 7.10", needs=(VOIDED_REGIONS,))
 def local_invalidate_voids_the_key(bench: Bench) -> None:
     """A local invalidate voids a key of this end, in the order of the send queue, and completes."""
-    bench.needs(bench.passive.attributes.regions_voided, "no request voids the key of a region")
     active, passive = bench.pair()
     mine = active.memory(b"." * 8, ALL)
     active.qp.post_send(LocalInvalidate(1, mine.rkey))
@@ -310,10 +304,9 @@ def local_invalidate_voids_the_key(bench: Bench) -> None:
     bench.expect(not active.sent[0].ok, "and fails", active.sent)
 
 
-@check("iWARP verbs draft 7.8")
+@check("iWARP verbs draft 7.8", needs=(VOIDED_REGIONS,))
 def void_keys_may_be_voided_again(bench: Bench) -> None:
     """Voiding a key that is void already succeeds at both ends, and changes nothing."""
-    bench.needs(bench.passive.attributes.regions_voided, "no request voids the key of a region")
     active, passive = bench.pair()
     far, near = passive.memory(8, ALL), active.memory(8, ALL)
     passive.post_recvs(2)
@@ -328,10 +321,9 @@ def void_keys_may_be_voided_again(bench: Bench) -> None:
     bench.expect(near.valid, "and can be made new")
 
 
-@check("RFC 5040 5.3; iWARP verbs draft 7.8")
+@check("RFC 5040 5.3; iWARP verbs draft 7.8", needs=(VOIDED_REGIONS,))
 def closed_queue_pair_voids_nothing(bench: Bench) -> None:
     """A Send with Invalidate fails on a queue pair that allows the other end no access."""
-    bench.needs(bench.passive.attributes.regions_voided, "no request voids the key of a region")
     active, passive = bench.pair(passive=bench.side(bench.passive, remote_access=Access.LOCAL_READ))
     kept, room = passive.memory(8, ALL), passive.post_recv(1, 8)
     active.qp.post_send(Send(1, (b"done",), invalidate=kept.rkey))
@@ -339,10 +331,9 @@ def closed_queue_pair_voids_nothing(bench: Bench) -> None:
     bench.equal((kept.valid, bytes(room.view)), (True, bytes(8)), "nothing is voided or delivered")
 
 
-@check("iWARP verbs draft 7.3.1.1, 7.6.1")
+@check("iWARP verbs draft 7.3.1.1, 7.6.1", needs=(ZERO_BASED,))
 def region_may_be_zero_based(bench: Bench) -> None:
     """The addresses of a zero-based region begin at 0, and its bounds are as strict as any, with a new key too."""
-    bench.needs(bench.passive.attributes.zero_based, "the device has no zero-based regions")
     sides = active, passive = bench.pair()
     memory = bytearray(b"." * 24)
     region = passive.domain.register(memoryview(memory)[8:16], ALL, zero_based=True)
@@ -357,10 +348,9 @@ def region_may_be_zero_based(bench: Bench) -> None:
     bench.write_refused(region, sides, 5, region.rkey, "a Write across the end")
 
 
-@check("iWARP verbs draft 7.2")
+@check("iWARP verbs draft 7.2", needs=(KEY_PARTS,))
 def consumer_chooses_8_bits_of_a_key(bench: Bench) -> None:
     """The low 8 bits of a key may be chosen, and are good and compared like the others; more bits are refused."""
-    bench.needs(bench.passive.attributes.key_part_chosen, "the device chooses all of a key")
     sides = active, passive = bench.pair()
     for part in (0, 1, 255):
         region = passive.domain.register(bytearray(8), ALL, key_part=part)

@@ -6,6 +6,7 @@ import sys
 from typing import TYPE_CHECKING
 
 from sidestep.rdma.conformance.harness import READ, WRITE, check
+from sidestep.rdma.conformance.needs import ATOMICS, IMMEDIATE
 from sidestep.rdma.verbs import QpCapabilities
 from sidestep.rdma.work import ATOMIC_LEN, Access, CompareSwap, FetchAdd, Opcode, RdmaRead, RdmaWrite, Send, Status
 
@@ -28,18 +29,9 @@ def _target(side: Side, number: int, access: Access = ATOMIC) -> tuple[MemoryReg
     return region, offset
 
 
-def _atomics(bench: Bench) -> None:
-    bench.needs(bench.active.attributes.atomics and bench.passive.attributes.atomics, "no atomic operations")
-
-
-def _immediate(bench: Bench) -> None:
-    bench.needs(bench.active.attributes.immediate, "no immediate data is sent")
-
-
-@check("IBTA 9.4.1, 9.2.6")
+@check("IBTA 9.4.1, 9.2.6", needs=(IMMEDIATE,))
 def send_tells_immediate_data(bench: Bench) -> None:
     """Immediate data of a Send arrives beside the message, and only with that one."""
-    _immediate(bench)
     active, passive = bench.pair()
     passive.post_recvs(3)
     active.qp.post_send(Send(1, (b"word",), immediate=b"\1\2\3\4"))
@@ -50,10 +42,9 @@ def send_tells_immediate_data(bench: Bench) -> None:
     bench.equal(told, [(4, b"\1\2\3\4"), (0, b"zero"), (4, None)], "each tells its own")
 
 
-@check("IBTA 9.4.3, 9.2.6")
+@check("IBTA 9.4.3, 9.2.6", needs=(IMMEDIATE,))
 def write_with_immediate_takes_a_receive(bench: Bench) -> None:
     """An RDMA Write with immediate data completes a receive once its bytes are placed, and does not touch its room."""
-    _immediate(bench)
     active, passive = bench.pair()
     target = passive.memory(b"." * 8, WRITE)
     room = passive.post_recv(7, 8)
@@ -65,10 +56,9 @@ def write_with_immediate_takes_a_receive(bench: Bench) -> None:
     bench.equal((active.sent[0].opcode, passive.qp.receives_posted), (Opcode.RDMA_WRITE, 0), "one receive is used")
 
 
-@check("IBTA 9.4.5")
+@check("IBTA 9.4.5", needs=(ATOMICS,))
 def compare_swap_changes_what_is_equal(bench: Bench) -> None:
     """Compare and swap changes the number if it is the one that was named, and brings the one before either way."""
-    _atomics(bench)
     active, passive = bench.pair()
     target, offset = _target(passive, 7)
     sink = active.memory(bytes(2 * ATOMIC_LEN))
@@ -86,10 +76,9 @@ def compare_swap_changes_what_is_equal(bench: Bench) -> None:
     bench.equal(passive.completions(), [], "the other end is not told")
 
 
-@check("IBTA 9.4.5")
+@check("IBTA 9.4.5", needs=(ATOMICS,))
 def fetch_add_adds(bench: Bench) -> None:
     """Fetch and add adds modulo 2^64, each once, in the order of posting, however many are posted."""
-    _atomics(bench)
     active, passive = bench.pair(capabilities=QpCapabilities(initiator_depth=2, responder_resources=2))
     first, count = (1 << 64) - 3, 20
     target, offset = _target(passive, first)
@@ -105,10 +94,9 @@ def fetch_add_adds(bench: Bench) -> None:
     bench.equal(_number(target.view[offset:]), (first + count * (count - 1) // 2) % (1 << 64), "the sum is right")
 
 
-@check("IBTA 9.5, 9.7.3")
+@check("IBTA 9.5, 9.7.3", needs=(ATOMICS,))
 def fence_waits_for_atomics(bench: Bench) -> None:
     """A fenced request begins when the atomic operations before it are complete."""
-    _atomics(bench)
     active, passive = bench.pair()
     target, offset = _target(passive, 41, ATOMIC | READ)
     sink = active.memory(bytes(2 * ATOMIC_LEN))
@@ -119,10 +107,9 @@ def fence_waits_for_atomics(bench: Bench) -> None:
     bench.equal((_number(sink.view), _number(sink.view[ATOMIC_LEN:])), (41, 42), "the Read sees the sum")
 
 
-@check("IBTA 9.7.4.1.5, 10.6.3.1")
+@check("IBTA 9.7.4.1.5, 10.6.3.1", needs=(ATOMICS,))
 def atomics_need_their_right(bench: Bench) -> None:
     """An atomic operation on a region that is open to Reads and Writes only is refused, and changes nothing."""
-    _atomics(bench)
     active, passive = bench.pair()
     target, offset = _target(passive, 7, READ | WRITE)
     sink = active.memory(bytes(ATOMIC_LEN))
@@ -132,10 +119,9 @@ def atomics_need_their_right(bench: Bench) -> None:
     bench.equal((_number(target.view[offset:]), _number(sink.view)), (7, 0), "nothing has changed")
 
 
-@check("IBTA 9.4.5")
+@check("IBTA 9.4.5", needs=(ATOMICS,))
 def atomics_need_alignment(bench: Bench) -> None:
     """An atomic operation at an address that is no multiple of 8 is refused, and changes nothing."""
-    _atomics(bench)
     active, passive = bench.pair()
     target, offset = _target(passive, 7)
     sink = active.memory(bytes(ATOMIC_LEN))

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from sidestep.errors import LimitReached, Misuse
 from sidestep.rdma.conformance.harness import ALL, LOCAL, Side, check
+from sidestep.rdma.conformance.needs import SHARED_QUEUES
 from sidestep.rdma.verbs import AsyncEvent, EventKind, QpState
 from sidestep.rdma.work import Receive, Send, Status
 
@@ -18,7 +19,6 @@ class _Shared:
     """A shared receive queue of the passive device, and pairs that use it."""
 
     def __init__(self, bench: Bench, max_wr: int = 64) -> None:
-        bench.needs(bench.passive.attributes.shared_receive_queues_max > 0, "the device has no shared receive queues")
         self.bench = bench
         self.events: list[AsyncEvent] = []
         self.domain: ProtectionDomain = bench.passive.alloc_pd()
@@ -39,7 +39,7 @@ class _Shared:
         return [each.kind for each in self.events]
 
 
-@check("iWARP verbs draft 6.3.5")
+@check("iWARP verbs draft 6.3.5", needs=(SHARED_QUEUES,))
 def shared_receives_serve_all(bench: Bench) -> None:
     """Messages of several queue pairs take receives of one queue, each once, and complete in order."""
     shared = _Shared(bench)
@@ -64,7 +64,7 @@ def shared_receives_serve_all(bench: Bench) -> None:
     bench.equal(shared.srq.receives_posted, 0, "none is left")
 
 
-@check("iWARP verbs draft 6.3")
+@check("iWARP verbs draft 6.3", needs=(SHARED_QUEUES,))
 def shared_receives_are_used_in_order(bench: Bench) -> None:
     """Messages that come one after the other take the receives in the order of posting, on whichever queue pair."""
     shared = _Shared(bench)
@@ -78,7 +78,7 @@ def shared_receives_are_used_in_order(bench: Bench) -> None:
         bench.equal(passive.received[-1].wr_id, index, "the oldest receive is taken")
 
 
-@check("iWARP verbs draft 6.3")
+@check("iWARP verbs draft 6.3", needs=(SHARED_QUEUES,))
 def sharing_queue_pair_has_no_receives_of_its_own(bench: Bench) -> None:
     """Receives are not posted to a queue pair that has a shared queue, nor counted there."""
     shared = _Shared(bench)
@@ -92,7 +92,7 @@ def sharing_queue_pair_has_no_receives_of_its_own(bench: Bench) -> None:
     bench.eventually(lambda: bool(passive.sent), "the other way is as ever")
 
 
-@check("IBTA 10.8.1; iWARP verbs draft 6.3")
+@check("IBTA 10.8.1; iWARP verbs draft 6.3", needs=(SHARED_QUEUES,))
 def shared_queue_has_bounds(bench: Bench) -> None:
     """A full shared queue refuses at the call and takes more once a message took one; so do entries and sizes."""
     shared = _Shared(bench, max_wr=4)
@@ -116,7 +116,7 @@ def shared_queue_has_bounds(bench: Bench) -> None:
     )
 
 
-@check("iWARP verbs draft 6.3; ibv_modify_srq(3)")
+@check("iWARP verbs draft 6.3; ibv_modify_srq(3)", needs=(SHARED_QUEUES,))
 def low_shared_queue_is_told_once(bench: Bench) -> None:
     """A shared queue that was armed tells once that fewer receives than the limit are left, until it is armed again."""
     shared = _Shared(bench)
@@ -143,7 +143,7 @@ def low_shared_queue_is_told_once(bench: Bench) -> None:
     bench.eventually(lambda: len(shared.events) == 2, "armed again it tells again")
 
 
-@check("sidestep.rdma.verbs")
+@check("sidestep.rdma.verbs", needs=(SHARED_QUEUES,))
 def shared_queue_that_is_low_already_tells_at_once(bench: Bench) -> None:
     """Arming a queue that has fewer receives than the limit is told, never from inside the call; 0 asks for nothing."""
     shared = _Shared(bench, max_wr=8)
@@ -161,7 +161,7 @@ def shared_queue_that_is_low_already_tells_at_once(bench: Bench) -> None:
         bench.refused(Misuse, lambda limit=limit: shared.srq.arm(limit), "the limit is one of this queue")  # type: ignore[misc]
 
 
-@check("iWARP verbs draft 6.2.4, 6.3.6")
+@check("iWARP verbs draft 6.2.4, 6.3.6", needs=(SHARED_QUEUES,))
 def error_leaves_shared_receives(bench: Bench) -> None:
     """A queue pair in error flushes no shared receive, tells that it takes no more, and the others go on."""
     shared = _Shared(bench)
@@ -181,7 +181,7 @@ def error_leaves_shared_receives(bench: Bench) -> None:
     bench.equal(shared.srq.receives_posted, 2, "nor does its end take any")
 
 
-@check("IBTA 9.7.4.1.6; iWARP verbs draft 6.3.6")
+@check("IBTA 9.7.4.1.6; iWARP verbs draft 6.3.6", needs=(SHARED_QUEUES,))
 def message_too_long_takes_one_shared_receive(bench: Bench) -> None:
     """A message too long for the receive it takes ends its own queue pair; that receive alone is used up."""
     shared = _Shared(bench)
@@ -198,7 +198,7 @@ def message_too_long_takes_one_shared_receive(bench: Bench) -> None:
     bench.equal((passive.received[0].wr_id, passive.received[0].ok), (2, True), "in what was left")
 
 
-@check("IBTA 9.7.5.2.8; RFC 5041 7.1; iWARP verbs draft 13.2")
+@check("IBTA 9.7.5.2.8; RFC 5041 7.1; iWARP verbs draft 13.2", needs=(SHARED_QUEUES,))
 def message_without_a_shared_receive_is_not_lost(bench: Bench) -> None:
     """A message that finds a shared queue empty ends in an error, or waits for a receive; it does not vanish."""
     shared = _Shared(bench)
@@ -214,7 +214,7 @@ def message_without_a_shared_receive_is_not_lost(bench: Bench) -> None:
     bench.equal(bytes(room.view[:10]), b"unexpected", "whole")
 
 
-@check("iWARP verbs draft 6.1")
+@check("iWARP verbs draft 6.1", needs=(SHARED_QUEUES,))
 def shared_queue_in_use_stays(bench: Bench) -> None:
     """A shared queue is destroyed after its queue pairs and before its domain; what is posted never completes."""
     shared = _Shared(bench)
@@ -234,7 +234,7 @@ def shared_queue_in_use_stays(bench: Bench) -> None:
     shared.domain.deallocate()
 
 
-@check("iWARP verbs draft 6.3, 7.8")
+@check("iWARP verbs draft 6.3, 7.8", needs=(SHARED_QUEUES,))
 def shared_receives_lie_in_their_own_domain(bench: Bench) -> None:
     """A shared receive lies in the domain of its queue; keys are those of the queue pair's domain all the same."""
     shared = _Shared(bench)
