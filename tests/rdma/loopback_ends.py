@@ -2,32 +2,23 @@
 
 from __future__ import annotations
 
-from verbs_end import VerbsEnd
+from verbs_end import DrivenEnd
 
 from sidestep.rdma.cm import ConnectionRequest
 from sidestep.rdma.loopback import Fabric, LoopbackDevice
 from sidestep.rdma.loopback.manager import LoopbackConnection
 from sidestep.rdma.loopback.qp import LoopbackQueuePair
 from sidestep.rdma.verbs import DeviceAttributes, QpCapabilities
-from sidestep.rdma.work import Completion, Opcode
 
 SERVICE = 0x1_1389
 
 
-class End(VerbsEnd):
+class End(DrivenEnd):
     """One of them; `fabric.run` fills its lists."""
 
     device: LoopbackDevice
     qp: LoopbackQueuePair
     connection: LoopbackConnection | None
-
-    @property
-    def received(self) -> list[Completion]:
-        return [each for each in self.done if each.opcode is Opcode.RECEIVE]
-
-    @property
-    def sent(self) -> list[Completion]:
-        return [each for each in self.done if each.opcode is not Opcode.RECEIVE]
 
     def disconnect(self) -> None:
         assert self.connection is not None

@@ -7,7 +7,7 @@ from typing import Final, Self
 
 from sidestep.rdma.cm import Connection, ConnectionEvent
 from sidestep.rdma.verbs import AsyncEvent, Device, MemoryRegion, ProtectionDomain, QpCapabilities, QueuePair
-from sidestep.rdma.work import Access, Completion, Receive
+from sidestep.rdma.work import Access, Completion, Opcode, Receive
 
 ALL: Final = Access.LOCAL_WRITE | Access.REMOTE_WRITE | Access.REMOTE_READ
 
@@ -50,3 +50,15 @@ class VerbsEnd:
         """Handler of the connection."""
         self.connection = connection
         self.told.append(event)
+
+
+class DrivenEnd(VerbsEnd):
+    """One whose device moves when a test says so: its lists are looked at afterwards."""
+
+    @property
+    def received(self) -> list[Completion]:
+        return [each for each in self.done if each.opcode is Opcode.RECEIVE]
+
+    @property
+    def sent(self) -> list[Completion]:
+        return [each for each in self.done if each.opcode is not Opcode.RECEIVE]

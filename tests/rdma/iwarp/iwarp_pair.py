@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from iwarp_dut import WAIT_S, addresses
+from loop_dut import WAIT_S, addresses
 
 from sidestep.loop import Loop
 from sidestep.rdma.cm import Connection, ConnectionEvent, ConnectionRequest, Disconnected

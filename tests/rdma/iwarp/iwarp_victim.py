@@ -14,7 +14,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
-from iwarp_dut import WAIT_S, IwarpUnderTest
+from iwarp_dut import IwarpUnderTest
+from loop_dut import WAIT_S
 from raw_iwarp import Depths, RawPeer, request
 
 from sidestep.loop import Loop

@@ -13,8 +13,8 @@ from contextlib import suppress
 from dataclasses import replace
 
 import pytest
-from iwarp_dut import addresses
 from iwarp_victim import LONG_S, OPEN, PORT, RTR, SETTINGS, SIZE, LoopSocket, Victim, loop_socket
+from loop_dut import addresses
 from raw_iwarp import Depths, Ended, RawPeer, depths_of, frame, reply, request
 
 from sidestep.rdma.cm import Disconnected, Established, Rejected, Unreachable

@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from iwarp_dut import addresses
 from iwarp_pair import End, IwarpPair
+from loop_dut import addresses
 from rping_client import RpingClient
 
 from sidestep import limits

@@ -6,7 +6,7 @@ import select
 import socket
 
 import pytest
-from iwarp_dut import WAIT_S, addresses
+from loop_dut import WAIT_S, addresses
 from mpa_oracle import Deframer
 
 from sidestep.rdma.cm import ConnectionEvent

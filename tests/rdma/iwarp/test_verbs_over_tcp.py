@@ -10,8 +10,9 @@ from dataclasses import replace
 from random import Random
 
 import pytest
-from iwarp_dut import WAIT_S, IwarpUnderTest, addresses
+from iwarp_dut import IwarpUnderTest
 from iwarp_victim import LeapingLoop, Victim, descriptors
+from loop_dut import WAIT_S, addresses
 from raw_iwarp import Depths, frame, request
 
 from sidestep.errors import LimitReached, Misuse

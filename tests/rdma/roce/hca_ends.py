@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from random import Random
 
-from verbs_end import VerbsEnd
+from verbs_end import DrivenEnd
 
 from sidestep.rdma.cm import ConnectionRequest
 from sidestep.rdma.roce.manager import RoceConnection
@@ -12,26 +12,17 @@ from sidestep.rdma.roce.qp import RoceQueuePair
 from sidestep.rdma.roce.settings import RoceSettings
 from sidestep.rdma.roce.wire import Wire, WireDevice, WireFaults
 from sidestep.rdma.verbs import QpCapabilities
-from sidestep.rdma.work import Completion, Opcode
 
 SERVICE = 0x1_1389
 LEFT, RIGHT = "fd00::1", "fd00::2"  # over IPv6 the checksum has its full strength
 
 
-class HcaEnd(VerbsEnd):
+class HcaEnd(DrivenEnd):
     """One of them; driving the wire fills its lists."""
 
     device: WireDevice
     qp: RoceQueuePair
     connection: RoceConnection | None
-
-    @property
-    def received(self) -> list[Completion]:
-        return [each for each in self.done if each.opcode is Opcode.RECEIVE]
-
-    @property
-    def sent(self) -> list[Completion]:
-        return [each for each in self.done if each.opcode is not Opcode.RECEIVE]
 
 
 def ends(

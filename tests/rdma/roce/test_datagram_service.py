@@ -9,7 +9,8 @@ import pytest
 from hca_ends import LEFT, RIGHT
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from udp_dut import QUICK, addresses
+from loop_dut import addresses
+from udp_dut import QUICK
 
 from sidestep import limits
 from sidestep.errors import LimitReached, Misuse, Unavailable

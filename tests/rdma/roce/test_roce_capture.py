@@ -10,8 +10,9 @@ from pathlib import Path
 from random import Random
 
 import pytest
+from common import pattern
 from dissector import numbers, shown
-from endpoint_world import End, addresses, done, eager, pattern, take
+from endpoint_world import End, addresses, done, eager, take
 from hca_ends import LEFT, RIGHT, SERVICE, HcaEnd, ask, connected, ends
 from hypothesis import given, settings
 from hypothesis import strategies as st

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from loop_dut import addresses
 from rping_client import RpingClient
-from udp_dut import QUICK, addresses
+from udp_dut import QUICK
 
 from sidestep.loop import Loop
 from sidestep.rdma.roce.ip_cm import TCP_SERVICE

@@ -7,7 +7,8 @@ import socket
 
 import pytest
 from conformance_items import applying, left_out
-from udp_dut import QUICK, UdpUnderTest, addresses
+from loop_dut import addresses
+from udp_dut import QUICK, UdpUnderTest
 
 from sidestep.errors import Misuse, Unavailable
 from sidestep.loop import Loop

@@ -8,7 +8,16 @@ from ipaddress import ip_address
 from random import Random
 
 import pytest
-from endpoint_world import End, addresses, done, eager, pattern, pipelined, read_zcopy, take
+from common import pattern
+from endpoint_world import (
+    End,
+    addresses,
+    done,
+    eager,
+    pipelined,
+    read_zcopy,
+    take,
+)
 
 from sidestep.rdma.roce.schedule import Delay
 from sidestep.rdma.roce.settings import RoceSettings
