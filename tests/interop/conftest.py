@@ -17,6 +17,8 @@ from sidestep.rdma.iwarp.device import IwarpDevice
 from sidestep.rdma.iwarp.settings import IwarpSettings
 from sidestep.rdma.roce.udp_link import UdpRoceDevice
 
+pytest.register_assert_rewrite("moves")
+
 _FIRST_TIMEOUT_S = BUILD_TIMEOUT_S + START_TIMEOUT_S + 300  # the first test waits for the guest
 ROUGH = {
     "perfect": "",

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import sys
 
+import moves
 import pytest
 from guest_verbs import RxeBench, pattern
+from moves import COUNT
 
 from sidestep.rdma.verbs import EventKind, QpCapabilities, QpState
 from sidestep.rdma.work import CompareSwap, FetchAdd, RdmaRead, RdmaWrite, RKey, Send, Status
@@ -13,26 +15,13 @@ from sidestep.rdma.work import CompareSwap, FetchAdd, RdmaRead, RdmaWrite, RKey,
 SIZES = [1, 1024, 1025, 300_001]
 ASKS = ["ours", "rxe"]
 _PORTS = 7310
-COUNT = 64  # messages at a time
 
 
 @pytest.mark.spec("IBTA 9.7")
 @pytest.mark.parametrize("asks", ASKS)
 @pytest.mark.parametrize("size", SIZES)
 def test_sends(rxe_bench: RxeBench, asks: str, size: int) -> None:
-    ours, guest = rxe_bench.pair(asks)
-    theirs = rxe_bench.remote(guest, size)
-    guest.call("receive", region=theirs.region, length=size)
-    room = ours.room(size)
-    ours.send(pattern(1, size))
-    assert ours.sent(1) == [Status.SUCCESS]
-    assert guest.call("received")["completions"] == [["SUCCESS", size]]
-    assert guest.call("holds", region=theirs.region, seed=1, length=size)["holds"]
-    guest.call("send", region=rxe_bench.remote(guest, size, seed=2).region, length=size)
-    (completion,) = ours.received(1)
-    assert (completion.status, completion.byte_len) == (Status.SUCCESS, size)
-    assert room.view == pattern(2, size)
-    assert guest.call("sent")["completions"][0][0] == "SUCCESS"
+    moves.sends(rxe_bench, asks, size)
 
 
 @pytest.mark.spec("IBTA 9.4.3, 9.4.4")
@@ -40,76 +29,18 @@ def test_sends(rxe_bench: RxeBench, asks: str, size: int) -> None:
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.usefixtures("link")
 def test_writes_and_reads(rxe_bench: RxeBench, asks: str, size: int) -> None:
-    ours, guest = rxe_bench.pair(asks)
-    source, sink = ours.memory(pattern(3, size)), ours.memory(size)
-    theirs, empty = rxe_bench.remote(guest, size, seed=4), rxe_bench.remote(guest, size)
-    # by us
-    ours.qp.post_send(RdmaRead(0, (sink.view,), theirs.address, theirs.key))
-    ours.qp.post_send(RdmaWrite(1, (source.view,), empty.address, empty.key))
-    back = ours.memory(size)
-    ours.qp.post_send(RdmaRead(2, (back.view,), empty.address, empty.key))
-    assert ours.sent(3) == [Status.SUCCESS] * 3
-    assert sink.view == pattern(4, size)
-    assert back.view == pattern(3, size)
-    assert guest.call("holds", region=empty.region, seed=3, length=size)["holds"]
-    # by rxe
-    target, again = ours.memory(size), rxe_bench.remote(guest, size)
-    guest.call("write", region=theirs.region, length=size, address=target.va, key=target.rkey)
-    guest.call("read", region=again.region, length=size, address=source.va, key=source.rkey)
-    assert [status for status, _ in guest.call("sent", count=2)["completions"]] == ["SUCCESS"] * 2
-    assert guest.call("holds", region=again.region, seed=3, length=size)["holds"]
-    assert target.view == pattern(4, size)
+    moves.writes_and_reads(rxe_bench, asks, size)
 
 
 @pytest.mark.parametrize("asks", ASKS)
 @pytest.mark.usefixtures("link")
 def test_many_at_a_time(rxe_bench: RxeBench, asks: str) -> None:
-    """Sends, Writes and Reads of both ends at once, more Reads than either end holds at a time."""
-    size = 10_000
-    ours, guest = rxe_bench.pair(asks, QpCapabilities(initiator_depth=4, responder_resources=4))
-    rooms = [ours.room(size, number) for number in range(COUNT)]
-    theirs, inbox = rxe_bench.remote(guest, size, seed=6), rxe_bench.remote(guest, size)
-    fetched, target = rxe_bench.remote(guest, size), rxe_bench.remote(guest, size)
-    source, sinks = ours.memory(pattern(7, size)), [ours.memory(size) for _ in range(COUNT)]
-    written = ours.memory(size)
-    guest.call("receive", region=inbox.region, length=size, count=COUNT)
-    for verb in ("send", "write", "read"):
-        more = {} if verb == "send" else {"address": written.va, "key": written.rkey}
-        if verb == "read":
-            more = {"address": source.va, "key": source.rkey}
-        region = fetched.region if verb == "read" else theirs.region
-        guest.ask(verb, region=region, length=size, count=COUNT, **more)
-    for part in (range(COUNT // 2), range(COUNT // 2, COUNT)):
-        for number in part:
-            ours.qp.post_send(RdmaRead(0, (sinks[number].view,), theirs.address, theirs.key))
-            ours.send(pattern(7, size))
-            ours.qp.post_send(RdmaWrite(0, (source.view,), target.address, target.key))
-        assert ours.sent(3 * len(part)) == [Status.SUCCESS] * (3 * len(part))
-    completions = ours.received(COUNT)
-    assert [(each.wr_id, each.status, each.byte_len) for each in completions] == [
-        (number, Status.SUCCESS, size) for number in range(COUNT)
-    ]
-    for _ in range(3):
-        guest.answer()
-    assert {status for status, _ in guest.call("sent", count=3 * COUNT)["completions"]} == {"SUCCESS"}
-    assert guest.call("received", count=COUNT)["completions"] == [["SUCCESS", size]] * COUNT
-    for filled in (inbox, fetched, target):
-        assert guest.call("holds", region=filled.region, seed=7, length=size)["holds"]
-    for memory in (written, *rooms, *sinks):
-        assert memory.view == pattern(6, size)
+    moves.many_at_a_time(rxe_bench, asks)
 
 
 @pytest.mark.parametrize("asks", ASKS)
 def test_messages_without_bytes(rxe_bench: RxeBench, asks: str) -> None:
-    ours, guest = rxe_bench.pair(asks)
-    theirs = rxe_bench.remote(guest, 64, seed=5)
-    guest.call("receive", region=theirs.region, length=64, count=2)
-    ours.qp.post_send(RdmaWrite(0, (), 1, theirs.key))
-    ours.send(b"")
-    ours.qp.post_send(RdmaRead(1, (ours.memory(1).view[:0],), theirs.address, theirs.key))
-    ours.send(b"x")
-    assert ours.sent(4) == [Status.SUCCESS] * 4
-    assert guest.call("received", count=2)["completions"] == [["SUCCESS", 0], ["SUCCESS", 1]]
+    moves.messages_without_bytes(rxe_bench, asks)
 
 
 @pytest.mark.spec("IBTA 9.7.5.2.8")
