@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import hashlib
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from random import Random
 from typing import Any, TypeVar, cast
 
 from sidestep.api.sockets import SdpSocket
@@ -53,16 +51,6 @@ class Running:
         if self._error is not None:
             raise self._error
         return self._result
-
-
-def pattern(size: int, seed: int = 1) -> bytes:
-    """Bytes that do not repeat."""
-    return Random(seed).randbytes(size)
-
-
-def digest(data: Any) -> str:
-    """Of any buffer."""
-    return hashlib.sha256(data).hexdigest()
 
 
 def moved(details: dict[str, object], what: str) -> int:

@@ -23,7 +23,8 @@ from queue import SimpleQueue
 from typing import Any
 
 import pytest
-from sdp_pairs import LARGE, WAIT_S, Running, digest, moved, pair, pattern
+from common import digest, pattern
+from sdp_pairs import LARGE, WAIT_S, Running, moved, pair
 
 import sidestep
 from sidestep.api.rnic import SETTINGS

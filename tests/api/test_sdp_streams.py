@@ -10,7 +10,8 @@ from contextlib import asynccontextmanager, suppress
 from typing import Any
 
 import pytest
-from sdp_pairs import LARGE, WAIT_S, digest, moved, pattern
+from common import digest, pattern
+from sdp_pairs import LARGE, WAIT_S, moved
 
 import sidestep
 from sidestep import limits

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from random import Random
 
 import pytest
+from common import digest, pattern
 from endpoint_world import (
     CHECKING,
     LEFT,
@@ -18,10 +19,8 @@ from endpoint_world import (
     World,
     create_connection,
     create_server,
-    digest,
     done,
     eager,
-    pattern,
     pipelined,
     read_zcopy,
     socket_on,

@@ -9,6 +9,7 @@ from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any
 
 import pytest
+from common import digest, pattern
 from endpoint_world import (
     CHECKING,
     LEFT,
@@ -18,9 +19,7 @@ from endpoint_world import (
     Range,
     Watch,
     World,
-    digest,
     eager,
-    pattern,
     pipelined,
     read_zcopy,
 )

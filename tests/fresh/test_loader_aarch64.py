@@ -18,6 +18,7 @@ from typing import Any
 
 import pytest
 from built import wheel
+from common import ECHO
 from emulated import GLIBC, KINDS, Emulated, build, build_go, missing
 
 from sidestep.testing import Sidestep, free_port
@@ -25,17 +26,6 @@ from sidestep.testing import Sidestep, free_port
 BYTES = 4 << 20  # each way
 GO = ("go", "cgo")
 SITES = re.compile(r"^ *[0-9a-f]+:\s.*(?:\tsvc\t|tpidr_el0\b)", re.M)
-ECHO = """
-import socket, sys, threading
-server = socket.create_server(("127.0.0.1", int(sys.argv[1])))
-print("ready", flush=True)
-def serve(one):
-    with one:
-        while data := one.recv(65536):
-            one.sendall(data)
-while True:
-    threading.Thread(target=serve, args=(server.accept()[0],), daemon=True).start()
-"""
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
 

@@ -8,22 +8,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from common import ECHO
 from foreign_programs import loader_missing
 
 from sidestep import installation
 from sidestep.testing import Sidestep, free_port
-
-ECHO = """
-import socket, sys, threading
-server = socket.create_server(("127.0.0.1", int(sys.argv[1])))
-print("ready", flush=True)
-def serve(one):
-    with one:
-        while data := one.recv(65536):
-            one.sendall(data)
-while True:
-    threading.Thread(target=serve, args=(server.accept()[0],), daemon=True).start()
-"""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import gc
-import random
 import re
 import socket
 import threading
@@ -14,6 +13,7 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
+from common import pattern
 from framing_oracle import Message, Reader
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -29,11 +29,6 @@ FPDU_MAX = _framing.FPDU_MAX
 U32 = st.integers(0, (1 << 32) - 1)
 SETTINGS = [(crc, markers) for crc in (True, False) for markers in (True, False)]
 modes = pytest.mark.parametrize(("crc", "markers"), SETTINGS, ids=["crc-markers", "crc", "markers", "bare"])
-
-
-def pattern(length: int, seed: int = 0) -> bytes:
-    """Bytes in which a shift, a hole or a repeat shows."""
-    return random.Random(seed).randbytes(length)
 
 
 def pieces(whole: bytes, cuts: list[int]) -> Iterator[bytes]:

@@ -6,6 +6,7 @@ import random
 from contextlib import ExitStack
 
 import pytest
+from common import pattern
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pump_world import World
@@ -17,10 +18,6 @@ from sidestep.remote.pump import Pump
 from sidestep.sdp.settings import Carrier
 
 CARRIERS = list(Carrier)
-
-
-def pattern(size: int, seed: int) -> bytes:
-    return random.Random(seed).randbytes(size)
 
 
 @pytest.fixture(params=[(carrier, active) for carrier in CARRIERS for active in (False, True)],

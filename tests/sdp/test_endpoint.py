@@ -7,6 +7,7 @@ from ipaddress import IPv4Address, IPv6Address, ip_address
 from random import Random
 
 import pytest
+from common import digest, pattern
 from endpoint_world import (
     CHECKING,
     LEFT,
@@ -17,10 +18,8 @@ from endpoint_world import (
     World,
     addresses,
     assert_empty,
-    digest,
     done,
     join,
-    pattern,
     pipelined,
     qp_of,
     read_zcopy,

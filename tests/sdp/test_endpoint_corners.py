@@ -5,6 +5,7 @@ from __future__ import annotations
 from functools import partial
 
 import pytest
+from common import pattern
 from endpoint_world import (
     LENIENT,
     PORT,
@@ -16,7 +17,6 @@ from endpoint_world import (
     create_server,
     done,
     join,
-    pattern,
     read_zcopy,
     socket_on,
     take,

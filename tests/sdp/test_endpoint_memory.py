@@ -5,6 +5,7 @@ from __future__ import annotations
 from functools import partial
 
 import pytest
+from common import digest, pattern
 from endpoint_world import (
     CHECKING,
     LEFT,
@@ -14,10 +15,8 @@ from endpoint_world import (
     Range,
     Watch,
     World,
-    digest,
     done,
     join,
-    pattern,
     pipelined,
     qp_of,
     read_zcopy,

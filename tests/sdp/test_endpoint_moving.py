@@ -7,6 +7,7 @@ from functools import partial
 from ipaddress import IPv4Address
 
 import pytest
+from common import digest, pattern
 from endpoint_world import (
     CHECKING,
     LEFT,
@@ -15,10 +16,8 @@ from endpoint_world import (
     End,
     World,
     assert_empty,
-    digest,
     done,
     join,
-    pattern,
     pipelined,
     read_zcopy,
     take,

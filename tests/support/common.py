@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import signal
 import socket
@@ -11,12 +12,36 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from random import Random
+from typing import Any
 
 import pytest
 
 from sidestep.native.layout import State
 
+# A server that says so when it listens on the port of its argument.
+ECHO = """
+import socket, sys, threading
+server = socket.create_server(("127.0.0.1", int(sys.argv[1])))
+print("ready", flush=True)
+def serve(one):
+    with one:
+        while data := one.recv(65536):
+            one.sendall(data)
+while True:
+    threading.Thread(target=serve, args=(server.accept()[0],), daemon=True).start()
+"""
 TcpPair = tuple[socket.socket, socket.socket]
+
+
+def pattern(size: int, seed: int = 1) -> bytes:
+    """Bytes that do not repeat."""
+    return Random(seed).randbytes(size)
+
+
+def digest(data: Any) -> str:
+    """Of any buffer."""
+    return hashlib.sha256(data).hexdigest()
 
 
 def eventually(condition: Callable[[], object], timeout_s: float = 10.0) -> None:

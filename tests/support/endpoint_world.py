@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import socket
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -32,15 +31,6 @@ LEFT, RIGHT = "10.0.0.1", "10.0.0.2"
 PORT = 5001
 LENIENT = DeviceAttributes(checks_local_memory=False)
 CHECKING = DeviceAttributes(checks_local_memory=True)
-
-
-def pattern(size: int, seed: int = 1) -> bytes:
-    """Bytes that do not repeat."""
-    return Random(seed).randbytes(size)
-
-
-def digest(data: bytes | bytearray | memoryview) -> str:
-    return hashlib.sha256(data).hexdigest()
 
 
 @dataclass(frozen=True)
