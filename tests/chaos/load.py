@@ -14,7 +14,7 @@ from typing import Any, Final
 
 from hosts import Host
 
-from sidestep.testing import Sidestep
+from sidestep.testing import Connection, Sidestep
 
 ENDED: Final = 1
 THREADS: Final = 8
@@ -59,6 +59,11 @@ class Entry:
     id: int
     driver: Side
     server: Side
+
+
+def carried(found: list[Connection]) -> bool:
+    """Whether a ring has carried bytes of a connection both ways."""
+    return any(c.tx.ring_bytes and c.rx.ring_bytes for c in found)
 
 
 class Load:
@@ -114,6 +119,12 @@ class Load:
         )
         assert finished, "the server does not get to the end"
         return self.entries()
+
+    def wait_for_traffic(self, sidestep: Sidestep | None) -> None:
+        """Until connections are busy and, under the shim, one of them by ring."""
+        assert reached(lambda: any(e.driver.received and e.server.received for e in self.entries()), 20), "no traffic"
+        if sidestep is not None:
+            sidestep.wait_for(carried)
 
     def entries(self) -> list[Entry]:
         """The connections of which anything was written down."""

@@ -14,10 +14,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from load import THREADS, Load, faults_of_survivor, faults_of_whole, loaded, reached
+from load import THREADS, Load, carried, faults_of_survivor, faults_of_whole, loaded, reached
 from selection import rotate
 
-from sidestep.testing import Connection, Sidestep
+from sidestep.testing import Sidestep
 
 SEEDS = rotate(range(4), ci=2)
 END_S = 30.0
@@ -28,19 +28,6 @@ def stage(request: pytest.FixtureRequest) -> Iterator[Sidestep]:
     """A provider with programs that promote at once or in the midst of things."""
     with Sidestep(promote_after=str(request.param).removeprefix("after-")) as sidestep:
         yield sidestep
-
-
-def _carried(found: list[Connection]) -> bool:
-    return any(c.tx.ring_bytes and c.rx.ring_bytes for c in found)
-
-
-def _wait_for_traffic(load: Load, stage: Sidestep | None) -> None:
-    """Until connections are busy and, under the shim, one of them by ring."""
-    deadline_s = time.monotonic() + 20
-    while not any(e.driver.received and e.server.received for e in load.entries()):
-        assert time.monotonic() < deadline_s, "no traffic"
-    if stage is not None:
-        stage.wait_for(_carried)
 
 
 def _still_busy(load: Load, survivor: subprocess.Popen[bytes], killed: str) -> bool:
@@ -65,7 +52,7 @@ def _kill_one(load_program: Path, tmp_path: Path, stage: Sidestep | None, seed: 
     moment = random.Random(seed)
     with loaded(load_program, tmp_path, stage) as load:
         driver = load.drive(seed)
-        _wait_for_traffic(load, stage)
+        load.wait_for_traffic(stage)
         time.sleep(moment.uniform(0, 0.3))  # the moment is what the seed decides; any is right
         assert driver.poll() is None
         assert load.server.poll() is None
@@ -83,13 +70,13 @@ def test_provider_killed(load_program: Path, tmp_path: Path, seed: int) -> None:
     moment = random.Random(seed)
     with Sidestep(promote_after="4") as sidestep, loaded(load_program, tmp_path, sidestep) as load:
         load.drive(seed)
-        _wait_for_traffic(load, sidestep)
+        load.wait_for_traffic(sidestep)
         for _ in range(6):
             time.sleep(moment.uniform(0, 0.15))  # the moments of death and return are what the seed decides
             sidestep.kill_provider(signal.SIGKILL if moment.random() < 0.7 else signal.SIGTERM)
             time.sleep(moment.uniform(0, 0.1))  # for so long there is no provider
             sidestep.restart_provider()
-        sidestep.wait_for(_carried)  # with the last provider new connections are promoted again
+        sidestep.wait_for(carried)  # with the last provider new connections are promoted again
         entries = load.enough()
         assert faults_of_whole(entries) == []
         assert len(entries) >= THREADS
@@ -99,7 +86,7 @@ def test_provider_killed(load_program: Path, tmp_path: Path, seed: int) -> None:
 def test_provider_gone_for_good(load_program: Path, tmp_path: Path, seed: int) -> None:
     with Sidestep(promote_after="4") as sidestep, loaded(load_program, tmp_path, sidestep) as load:
         load.drive(seed)
-        _wait_for_traffic(load, sidestep)
+        load.wait_for_traffic(sidestep)
         time.sleep(random.Random(seed).uniform(0, 0.2))  # the moment is what the seed decides
         sidestep.kill_provider()
         before = len(load.entries())

@@ -15,7 +15,6 @@ from pathlib import Path
 import pytest
 from load import (
     THREADS,
-    Load,
     faults_of_survivor,
     faults_of_whole,
     faults_where_some_were_reset,
@@ -26,7 +25,7 @@ from relay_example import relayed
 from selection import rotate
 
 from sidestep.provider import control
-from sidestep.testing import Connection, Sidestep
+from sidestep.testing import Sidestep
 
 SEEDS = rotate(range(3))
 END_S = 30.0
@@ -40,15 +39,6 @@ def stage(request: pytest.FixtureRequest) -> Iterator[Sidestep]:
         yield sidestep
 
 
-def _carried(found: list[Connection]) -> bool:
-    return any(c.tx.ring_bytes and c.rx.ring_bytes for c in found)
-
-
-def _wait_for_traffic(load: Load, stage: Sidestep) -> None:
-    assert reached(lambda: any(e.driver.received and e.server.received for e in load.entries()), 20), "no traffic"
-    stage.wait_for(_carried)
-
-
 def _opened(stage: Sidestep) -> int:
     """Connections that went through the provider, all of which were promoted by it and none by `local`."""
     counters = stage.status()["counters"]
@@ -60,7 +50,7 @@ def _opened(stage: Sidestep) -> int:
 def test_every_byte_arrives(load_program: Path, tmp_path: Path, stage: Sidestep, seed: int) -> None:
     with loaded(load_program, tmp_path, stage) as load:
         load.drive(seed, most=LONG)
-        _wait_for_traffic(load, stage)
+        load.wait_for_traffic(stage)
         reached(lambda: len(load.entries()) >= 2 * THREADS, END_S)
         entries = load.enough()
         assert faults_of_whole(entries) == []
@@ -74,7 +64,7 @@ def test_program_killed(load_program: Path, tmp_path: Path, stage: Sidestep, see
     moment = random.Random(seed)
     with loaded(load_program, tmp_path, stage) as load:
         driver = load.drive(seed, most=LONG)
-        _wait_for_traffic(load, stage)
+        load.wait_for_traffic(stage)
         time.sleep(moment.uniform(0, 0.3))  # the moment is what the seed decides; any is right
         victim, survivor = (driver, load.server) if killed == "driver" else (load.server, driver)
         victim.send_signal(signal.SIGKILL)
@@ -95,7 +85,7 @@ def test_the_provider_leaves(
     """A protocol that is removed hands its connections back to TCP, whole; so does a provider that stops, in time."""
     with loaded(load_program, tmp_path, stage) as load:
         load.drive(seed, most=LONG)
-        _wait_for_traffic(load, stage)
+        load.wait_for_traffic(stage)
         time.sleep(random.Random(seed).uniform(0, 0.2))  # the moment is what the seed decides
         if number == "remove":
             with control.ControlConnection(stage.socket) as connection:
@@ -115,7 +105,7 @@ def test_the_provider_leaves(
 def test_provider_killed(load_program: Path, tmp_path: Path, stage: Sidestep, seed: int) -> None:
     with loaded(load_program, tmp_path, stage) as load:
         load.drive(seed, most=LONG)
-        _wait_for_traffic(load, stage)
+        load.wait_for_traffic(stage)
         time.sleep(random.Random(seed).uniform(0, 0.2))  # the moment is what the seed decides
         stage.kill_provider()
         before = len(load.entries())

@@ -9,7 +9,7 @@ from contextlib import ExitStack
 from typing import Any, Final, cast
 
 import pytest
-from channel_app import App
+from channel_app import Stream
 from remote_world import World, reset
 
 from sidestep.native._engine import Engine, Loan
@@ -20,23 +20,6 @@ from sidestep.remote.link import SdpLink
 
 ENGINES: Final = {"engines": (True, True), "engine-python": (True, False), "python-engine": (False, True)}
 SIZES: Final = (1, 16, 17, 100, 4000, 4096, 5000, 30_000, 65_536, 200_000)
-
-
-class Stream:
-    """One direction: what was sent, and how much of it has come."""
-
-    def __init__(self, sender: App, receiver: App, dice: random.Random) -> None:
-        self.sender, self.receiver, self._dice = sender, receiver, dice
-        self.sent, self.got = bytearray(), 0
-
-    def send(self, size: int) -> None:
-        data = self._dice.randbytes(size)
-        self.sent += data[: self.sender.send(data)]
-
-    def receive(self) -> None:
-        data = self.receiver.receive()
-        assert data == self.sent[self.got : self.got + len(data)]
-        self.got += len(data)
 
 
 def lent(world: World) -> int:

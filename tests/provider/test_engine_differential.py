@@ -37,7 +37,9 @@ from sidestep.native._engine import Engine, Loan
 from sidestep.native.layout import Notice
 from sidestep.provider.carry.lending import Reason
 from sidestep.provider.carry.remote_relay import RemoteRelay
+from sidestep.rdma.cm import Listener
 from sidestep.remote.link import SdpLink
+from sidestep.sdp.endpoint import SdpStream
 from sidestep.sdp.settings import Addresses
 
 MIDDLE: Final = "127.0.0.3"
@@ -225,8 +227,10 @@ class Run:
         self.between = Between(self.judge, MIDDLE, (world.two.device.address, port), dice)
         stack.callback(self.between.close)
         addresses = Addresses(IPv4Address(world.one.device.address), 1, IPv4Address(MIDDLE), port)
-        stream = world.one.stack.connect(MIDDLE, addresses, lambda *_: None)
-        first = world.one.take(self.apps[0], world.one.link(stream))
+        self._promote(world.one.stack.connect(MIDDLE, addresses, lambda *_: None), listener, taken)
+
+    def _promote(self, stream: SdpStream, listener: Listener, taken: list[RemoteRelay]) -> None:
+        first = self.world.one.take(self.apps[0], self.world.one.link(stream))
         self._until(lambda: bool(taken))
         listener.close()
         self.ends = first, taken[0]

@@ -41,15 +41,7 @@ class DirectRun(Run):
         )
         one, two = (IPv4Address(host.device.address) for host in (world.one, world.two))
         addresses = Addresses(one, 1, two, listener.service_id & 0xFFFF)
-        stream = world.one.stack.connect(str(two), addresses, lambda *_: None)
-        first = world.one.take(self.apps[0], world.one.link(stream))
-        self._until(lambda: bool(taken))
-        listener.close()
-        self.ends = first, taken[0]
-        for words in ({"attached": 1}, {"rx_ready": 1}, {"tx_switch_offset": 7, "tx_switched": 1}):
-            for app in self.apps:
-                app.send_control(**words)
-            self.rest()
+        self._promote(world.one.stack.connect(str(two), addresses, lambda *_: None), listener, taken)
 
     def check(self) -> None:
         assert not self.world.one.faults + self.world.two.faults

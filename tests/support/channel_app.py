@@ -1,8 +1,9 @@
-"""An application at the other end of a channel with the provider, played by a test word for word."""
+"""Applications at the other end of a channel with the provider, played by a test word for word."""
 
 from __future__ import annotations
 
 import os
+import random
 from mmap import MADV_REMOVE, mmap
 
 from sidestep.native import _channel, layout
@@ -103,3 +104,21 @@ class App:
         data = self.end.read()
         self.hint()
         return data
+
+
+class Stream:
+    """One direction: what was sent, and how much of it has come."""
+
+    def __init__(self, sender: App, receiver: App, dice: random.Random) -> None:
+        self.sender, self.receiver, self._dice = sender, receiver, dice
+        self.sent, self.got = bytearray(), 0
+
+    def send(self, size: int) -> None:
+        data = self._dice.randbytes(size)
+        self.sent += data[: self.sender.send(data)]
+
+    def receive(self) -> None:
+        data = self.receiver.receive()
+        right = data == self.sent[self.got : self.got + len(data)]
+        assert right  # of so many bytes it is not to show the difference
+        self.got += len(data)
