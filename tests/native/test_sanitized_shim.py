@@ -119,10 +119,10 @@ def test_python_with_threads(stage: Stage) -> None:
     hold_and_end(stage, server, client, both_promoted(CONNECTIONS))
 
 
+@pytest.mark.parametrize("stage", [ADDRESS], ids=lambda s: s.name, indirect=True)
 def test_redis(stage: Stage, tmp_path: Path) -> None:
+    """Not under TSan: redis brings an allocator of its own that it cannot stand in for."""
     needed.programs("redis-server", "redis-benchmark")
-    if stage.sanitizer is THREAD:
-        pytest.skip("redis brings an allocator of its own that TSan cannot stand in for")
     server, port = redis_server(stage, tmp_path)
     clients = 8
     asked = ["-h", "127.0.0.1", "-p", str(port), "-c", str(clients), "-t", "get,set", "-n", "2000000000"]
