@@ -44,6 +44,14 @@ def finish(world: World, left: End, right: End) -> None:
     world.assert_nothing_left()
 
 
+def carry(world: World, left: End, right: End, data: bytearray, room: bytearray) -> None:
+    """All that one buffer holds goes to the other."""
+    receive = right.to.receive(memoryview(room), waitall=True)
+    send = left.to.send(memoryview(data))
+    assert world.fabric.run_until(done(send, receive))
+    assert digest(room) == digest(data)
+
+
 def forget(*ends: End) -> None:
     """Drops what a test itself holds of the requests."""
     for end in ends:
@@ -60,10 +68,7 @@ def test_bcopy_gathers_from_the_users_buffer(attributes: DeviceAttributes) -> No
     left, right = join(world)
     data = bytearray(pattern(200_000))
     room = bytearray(len(data))
-    receive = right.to.receive(memoryview(room), waitall=True)
-    send = left.to.send(memoryview(data))
-    assert world.fabric.run_until(done(send, receive))
-    assert digest(room) == digest(data)
+    carry(world, left, right, data, room)
     user = Range.of(data)
     payload = [
         (mid, views) for kind, source, views, mid in watch.gathered if kind is Kind.SEND and source == LEFT and views
@@ -86,10 +91,7 @@ def test_read_zcopy_goes_from_buffer_to_buffer(attributes: DeviceAttributes) -> 
     left, right = join(world)
     data = bytearray(pattern(500_000))
     room = bytearray(len(data))
-    receive = right.to.receive(memoryview(room), waitall=True)
-    send = left.to.send(memoryview(data))
-    assert world.fabric.run_until(done(send, receive))
-    assert digest(room) == digest(data)
+    carry(world, left, right, data, room)
     shown = [views[0] for kind, source, views, _ in watch.gathered if kind is Kind.READ_RESPONSE and source == LEFT]
     assert sum(each.length for each in shown) == len(data) - 64  # the rest came with the SrcAvail
     assert all(Range.of(data).holds(each) for each in shown)
@@ -286,10 +288,7 @@ def test_rdma_into_memory_that_is_registered_for_good() -> None:
     left, right = join(world)
     data, room = bytearray(pattern(100_000)), bytearray(100_000)
     landing = world.stacks[1].register(room)
-    receive = right.to.receive(memoryview(room), waitall=True)
-    send = left.to.send(memoryview(data))
-    assert world.fabric.run_until(done(send, receive))
-    assert digest(room) == digest(data)
+    carry(world, left, right, data, room)
     assert world.stacks[1].regions.misses == 0
     assert world.stacks[0].regions.misses == 1  # what the other end reads has a key of its own
     world.stacks[1].deregister(landing)
@@ -322,10 +321,7 @@ def test_what_cannot_be_registered_goes_through_spare_buffers() -> None:
     faults.fail_registrations_next = 1 << 30
     data = bytearray(pattern(1_000_000))
     room = bytearray(len(data))
-    receive = right.to.receive(memoryview(room), waitall=True)
-    send = left.to.send(memoryview(data))
-    assert world.fabric.run_until(done(send, receive))
-    assert digest(room) == digest(data)
+    carry(world, left, right, data, room)
     spares = world.stacks[0].spares
     assert spares is not None
     memory = Range.of(spares.region.view)
@@ -427,10 +423,7 @@ def test_a_read_into_memory_for_rnics_that_want_remote_write() -> None:
     world = World(attributes=attributes, settings=SdpSettings(strategy=read_zcopy))
     left, right = join(world)
     data, room = bytearray(pattern(300_000)), bytearray(300_000)
-    receive = right.to.receive(memoryview(room), waitall=True)
-    send = left.to.send(memoryview(data))
-    assert world.fabric.run_until(done(send, receive))
-    assert digest(room) == digest(data)
+    carry(world, left, right, data, room)
     finish(world, left, right)
 
 
