@@ -45,7 +45,7 @@ export CCACHE_DIR ?= $(CURDIR)/build/ccache
 
 .DEFAULT_GOAL := help
 .PHONY: help needs build build-locked library dev demo demo-programs setup-test setup-ci programs-core programs-all \
-	packages-ci check test ci test-full test-lab test-fresh coverage soak lint format analyze \
+	packages-ci check test ci ci-tests test-full test-lab test-fresh coverage soak lint format analyze \
 	bench wheel wheels deb docs lock clean
 
 help:
@@ -145,32 +145,44 @@ demo: needs
 demo-programs:
 	@tests/setup --demo $(PYTHON) > build/setup.log 2>&1 || tail -n 3 build/setup.log >&2
 
-# Those that need a guest with the kernel's RDMA drivers take part if SIDESTEP_LAB names it.
-LAB := $(if $(SIDESTEP_LAB),,-m 'not lab')
-# The scenes of tests/shim mostly wait for each other, so many run at a time, and a few of those with little to do; the
-# matrix has a load beside it, which its workers share. Hosts have network namespaces of their own, real programs
-# directories and ports. What is killed or compared with the kernel runs alone. All runs take place whatever one finds.
-MATRIX   := tests/apps/test_matrix.py
-AT_ONCE  := $(addprefix tests/,sim system api cli demo net observe policy project provider rdma sdp sdp_model switch)
-HOSTS    := tests/remote tests/native tests/loader
-PROGRAMS := tests/apps tests/cpython
-ALONE    := $(patsubst %,--ignore=%,tests/shim tests/fresh $(AT_ONCE) $(HOSTS) $(PROGRAMS))
-# Many workers and hundreds of providers start: they share what Python compiles, also where it should write nothing.
-test: export PYTHONDONTWRITEBYTECODE :=
-test: export PYTHONPYCACHEPREFIX := $(CURDIR)/build/pycache
-test: setup-ci
+# A run takes a set of tests (tests/sets.toml) and a row of conditions: `make ci ROW=7` repeats a row, else the commit
+# decides it. Tests that others may stand beside come first, then those that want the machine for themselves; both
+# take place whatever one finds. The C of the tests, and what pytest makes of each file, is compiled once for all workers.
+ROW     ?=
+WORKERS ?= 6
+LAB     := $(if $(SIDESTEP_LAB),,-m 'not lab')
+CHOSEN   = --set=$(1) $(if $(ROW),--row=$(ROW)) $(LAB)
+define run-tests
+	@.ci/step build/prepare.log "compiling the tests" $(BIN)/pytest tests $(call CHOSEN,$(1)) --collect-only -qq
+	@rm -f build/twice.json build/junit-*.xml; failed=0; \
+	$(BIN)/pytest tests $(call CHOSEN,$(1)) --part=beside -n $(WORKERS) --junitxml=build/junit-beside.xml \
+		$(PYTEST_ARGS) || failed=1; \
+	$(BIN)/pytest tests $(call CHOSEN,$(1)) --part=alone --junitxml=build/junit-alone.xml $(PYTEST_ARGS) || failed=1; \
+	$(BIN)/python tests/support/budget.py $(1) "$(ROW)" || failed=1; \
+	exit $$failed
+endef
+# Hundreds of providers start: they share what Python compiles, also where it should write nothing.
+check test ci-tests test-full: export PYTHONDONTWRITEBYTECODE :=
+check test ci-tests test-full: export PYTHONPYCACHEPREFIX := $(CURDIR)/build/pycache
+
+check: build lint-changed
+	$(BIN)/pytest tests --set=check $(if $(ROW),--row=$(ROW)) -n 2 -q $(PYTEST_ARGS)
+
+test: setup-test lint-changed
+	$(call run-tests,test)
+
+# All of it takes place whatever one part finds.
+ci: setup-ci
 	@failed=0; \
-	$(BIN)/pytest tests/shim -n 8 $(PYTEST_ARGS) || failed=1; \
-	$(BIN)/pytest $(MATRIX) -n 8 $(PYTEST_ARGS) || failed=1; \
-	$(BIN)/pytest $(AT_ONCE) -n 4 $(PYTEST_ARGS) || failed=1; \
-	$(BIN)/pytest $(HOSTS) -n 2 $(PYTEST_ARGS) || failed=1; \
-	$(BIN)/pytest $(PROGRAMS) --ignore=$(MATRIX) -n 2 $(PYTEST_ARGS) || failed=1; \
-	$(BIN)/pytest $(ALONE) $(LAB) $(PYTEST_ARGS) || failed=1; \
+	$(MAKE) --no-print-directory lint analyze || failed=1; \
+	$(MAKE) --no-print-directory ci-tests || failed=1; \
 	exit $$failed
 
-check: lint
-ci: lint analyze test
-test-full: test
+ci-tests:
+	$(call run-tests,ci)
+
+test-full: setup-ci
+	$(call run-tests,full)
 
 test-lab: build
 	$(BIN)/pytest tests/interop $(PYTEST_ARGS)
@@ -208,6 +220,16 @@ lint: build $(VENV)/.lint
 	@echo "clang-tidy of the native library"
 	@printf '%s\n' $(wildcard $(NATIVE)/*.c) | xargs -P $$(nproc) -n 4 $(BIN)/clang-tidy -p build/native --quiet
 	$(BIN)/python docs/reference/make.py --check
+
+# What git knows as changed since the last commit, or by the last commit where nothing is.
+CHANGED = $(shell { git diff --name-only --diff-filter=d HEAD; git ls-files -o --exclude-standard; } | grep . || \
+	git diff --name-only --diff-filter=d HEAD~1 HEAD)
+lint-changed: PY = $(filter %.py,$(CHANGED))
+lint-changed: C = $(filter %.c %.h,$(CHANGED))
+lint-changed: build
+	@$(if $(PY),$(BIN)/ruff check -q $(PY) && $(BIN)/ruff format -q --check $(PY))
+	@$(if $(filter src/%,$(PY)),$(BIN)/mypy)
+	@$(if $(C),$(BIN)/clang-format --dry-run -Werror $(C))
 
 format: build
 	$(BIN)/ruff check --fix-only .
