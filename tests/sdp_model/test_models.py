@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
+from selection import rotate
 
 from sdp_model import resize, suspend, teardown
 from sdp_model.explorer import Result, explore
@@ -42,7 +43,7 @@ Show = Callable[[Result], Result]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", CONNECTIONS)
+@pytest.mark.parametrize("name", rotate(list(CONNECTIONS), test=8, ci=12))
 def test_the_rules_hold_in_every_interleaving(name: str, show: Show) -> None:
     result = show(explore(CONNECTIONS[name](Rules()), states_max=STATES_MAX))
     assert_sound(result)
