@@ -15,6 +15,7 @@ from typing import TypeAlias
 
 import needed
 import pytest
+from common import PATIENCE_S
 from hosts import SEARCH_PATH, Host
 from talking import listening, promoted, random_file, sha256_of
 
@@ -61,7 +62,7 @@ def test_uvloop(two: tuple[Host, Host]) -> None:
 
     talk_until_promoted(nudge, one, other, ends=5)
     nudge()
-    output, _ = client.communicate(timeout=30)
+    output, _ = client.communicate(timeout=PATIENCE_S)
     assert json.loads(output) == "closed"
     assert client.returncode == 0
 
@@ -117,7 +118,7 @@ def test_postgresql(two: tuple[Host, Host], bindir: Path, tmp_path: Path) -> Non
     whole = "select string_agg(md5(n::text), '') from generate_series(1, 20000) n;"
     digest, text = tell(psql, asked), tell(psql, whole)
     assert digest == md5(text.encode())
-    psql.communicate(timeout=20)
+    psql.communicate(timeout=PATIENCE_S)
     bench = one.popen([bindir / "pgbench", *where, "-n", "-c", "4", "-j", "2", "-t", "300", "postgres"],
                       stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)  # fmt: skip
     promoted(one, other, ends=4)
