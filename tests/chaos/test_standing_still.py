@@ -9,6 +9,7 @@ import time
 from pathlib import Path
 
 import pytest
+from common import PATIENCE_S
 from load import faults_of_survivor, faults_of_whole, loaded, reached
 
 from sidestep.testing import Sidestep
@@ -52,7 +53,7 @@ def test_killed_while_it_stands_still(load_program: Path, tmp_path: Path, victim
         dies.kill()
         dies.wait()
         if victim == "driver":
-            reached(lambda: all(e.server.done for e in load.entries()), 30)
+            reached(lambda: all(e.server.done for e in load.entries()), PATIENCE_S)
         else:
-            assert survives.wait(30) == 0
+            assert survives.wait(PATIENCE_S) == 0
         assert faults_of_survivor(load.entries(), killed=victim) == []
