@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import getpass
 import hashlib
+import itertools
 import json
 import os
 import shutil
@@ -37,10 +38,8 @@ def tell(program: subprocess.Popen[str], text: str) -> str:
 
 def talk_until_promoted(talk: Callable[[], object], *hosts: Host, ends: int) -> None:
     """A connection on which nobody says anything stays where it is."""
-    for _ in range(200):
+    while any(sum(found.promoted for found in host.sidestep.connections()) < ends for host in hosts):
         talk()
-        if all(sum(found.promoted for found in host.sidestep.connections()) >= ends for host in hosts):
-            break
     promoted(*hosts, ends=ends)
 
 
@@ -107,7 +106,7 @@ def test_postgresql(two: tuple[Host, Host], bindir: Path, tmp_path: Path) -> Non
     one.run([bindir / "pgbench", *where, "-i", "-q", "-s", "1", "postgres"], check=True, stderr=subprocess.DEVNULL)
     psql = one.popen([bindir / "psql", *where, "-X", "-q", "-A", "-t", "postgres"],
                      stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)  # fmt: skip
-    numbers = iter(range(1000))
+    numbers = itertools.count()
 
     def ask() -> None:
         number = next(numbers)
