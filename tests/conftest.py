@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import socket
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -37,6 +38,17 @@ def pytest_configure(config: pytest.Config) -> None:
     config.pluginmanager.register(selection.Selecting(config), "selection")
     if maps := os.environ.get(coverage_build.DIRECTORY):
         config.pluginmanager.register(coverage_items.Recorder(Path(maps)), "coverage_items")
+    _reset_ignored_signals()
+
+
+def _reset_ignored_signals() -> None:
+    """Has the programs of tests begin with the default, and this process go on as it was started.
+
+    A shell's background job ignores both signals, and so would all that it executes: sidestep keeps what it inherits.
+    """
+    for number in (signal.SIGINT, signal.SIGQUIT):
+        if signal.getsignal(number) is signal.SIG_IGN:
+            signal.signal(number, lambda *_: None)  # execve() resets a handler, and keeps SIG_IGN
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

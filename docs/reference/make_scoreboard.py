@@ -17,7 +17,7 @@ TESTS: Final = HERE.parents[1] / "tests"
 PAGE: Final = HERE / "scoreboard.md"
 sys.path[:0] = [str(TESTS / "shim"), str(TESTS / "support")]  # as pytest does for them
 
-from scene_runner import KNOWN_DIFFERENCES, PROGRAMS, Sockets, scene_names  # noqa: E402
+from scene_runner import KNOWN_DIFFERENCES, PROGRAMS, Sockets, difference_known, scene_names  # noqa: E402
 from test_scenes import MODES  # noqa: E402
 
 if TYPE_CHECKING:
@@ -51,9 +51,9 @@ def about(table: str) -> str:
     return re.split(r"(?<=\.) ", comment)[0].rstrip(".")
 
 
-def cell(scenes: Iterable[str]) -> str:
-    """How these scenes compare with kernel TCP."""
-    different = [f"`{scene}`" for scene in scenes if scene in KNOWN_DIFFERENCES]
+def cell(scenes: Iterable[str], modes: Iterable[str]) -> str:
+    """How these scenes compare with kernel TCP under these conditions."""
+    different = [f"`{scene}`" for scene in scenes if any(difference_known(scene, mode) for mode in modes)]
     return f"same, but for {', '.join(different)}" if different else "same"
 
 
@@ -68,13 +68,15 @@ def page() -> str:
     rows = [["scenes", "number", *COLUMNS]]
     for table in tables:
         names = list(scene_names(table))
-        rows.append([f"**{table}**: {about(table)}", str(len(names)), *[cell(names)] * len(COLUMNS)])
+        rows.append(
+            [f"**{table}**: {about(table)}", str(len(names)), *(cell(names, modes) for modes in columns().values())]
+        )
     rows.append(["together", str(len(list(scene_names()))), *[""] * len(COLUMNS)])
     conditions = [
         ["column", "conditions of `tests/shim/test_scenes.py`"],
         *([name, ", ".join(f"`{mode}`" for mode in modes)] for name, modes in columns().items()),
     ]
-    differences = "\n".join(f"- `{scene}`: {reason}." for scene, reason in KNOWN_DIFFERENCES.items())
+    differences = "\n".join(f"- `{scene}`: {found.reason}." for scene, found in KNOWN_DIFFERENCES.items())
     return f"""<!-- Made from the tests by docs/reference/make_scoreboard.py; change it there. -->
 
 # Scoreboard

@@ -34,7 +34,7 @@ from sidestep.provider import control
 __all__ = ["Connection", "Outcome", "Sidestep", "free_port"]
 
 RUN_TIMEOUT_S: Final = 60.0
-WAIT_TIMEOUT_S: Final = 10.0
+WAIT_TIMEOUT_S: Final = 60.0  # a busy machine promotes late
 _POLL_S: Final = 0.01
 _PORT_FIRST: Final = 10_000  # of those that `free_port` tries; services of the machine are below
 _PORT_TRIES: Final = 1000

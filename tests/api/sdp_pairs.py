@@ -7,11 +7,13 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, TypeVar, cast
 
+from common import PATIENCE_S
+
 from sidestep.api.sockets import SdpSocket
 from sidestep.socket import create_connection, create_server
 
 T = TypeVar("T")
-WAIT_S = 30.0  # that no call takes, unless something is wrong
+WAIT_S = PATIENCE_S  # that no call takes, unless something is wrong
 LARGE = 3 << 20  # bytes that go by Zcopy
 
 

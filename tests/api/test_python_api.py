@@ -12,12 +12,13 @@ from typing import Any
 import needed
 import pytest
 import toolchain
+from common import PATIENCE_S
 
 from sidestep.testing import Sidestep, free_port
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 CHECKS = Path(__file__).parent / "programs/checks.py"
-DEADLINE_S = 60.0
+DEADLINE_S = PATIENCE_S
 
 ALONE = [
     "asyncio", "asyncio_errors", "asyncio_install", "asyncio_loop", "asyncio_loop_datagrams_and_unix", "bulk",

@@ -36,7 +36,7 @@ from sidestep.testing import Sidestep
 
 ECHO: Final = PROGRAMS / "echo"
 LOAD: Final = 8  # busy processes beside the programs
-DEADLINE_S: Final = 60.0  # for one exchange, on two processors with that load
+DEADLINE_S: Final = 100.0  # for one exchange, on two processors with that load
 ENDS: Final[tuple[str, ...]] = (
     "threads", "asyncio", "uvloop", "gevent", "node", "java", "ruby", "perl", "php", "tcl", "erlang", "libevent",
     *(() if loader_missing() else ("static", "go", "cgo")),

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import needed
 import pytest
+from common import PATIENCE_S
 from relay_example import installed, prefer_relay, relayed
 
 from sidestep.provider import control
@@ -52,7 +53,7 @@ def test_the_end_does_not_overtake_the_bytes(slow: Sidestep, way: str, wait: str
         text=True,
     )
     slow.wait_for(lambda found: len(found) == 2 and all(c.promoted for c in found))
-    output, _ = reader.communicate("go\n", timeout=30)
+    output, _ = reader.communicate("go\n", timeout=PATIENCE_S)
     expected = random.Random(1).randbytes(300_000)
     assert output.split() == ["300000", hashlib.sha256(expected).hexdigest()]
     counters = slow.status()["counters"]

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from common import PATIENCE_S
 from hosts import Host
 
 from sidestep.testing import Connection, Sidestep
@@ -105,7 +106,7 @@ class Load:
         self.driver = self._start(self._driver_host, *words, stdin=subprocess.PIPE)
         return self.driver
 
-    def enough(self, timeout_s: float = 60.0) -> list[Entry]:
+    def enough(self, timeout_s: float = PATIENCE_S) -> list[Entry]:
         """Lets both finish what was begun; returns the ledger."""
         assert self.driver is not None
         assert self.driver.stdin is not None

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import toolchain
+from common import PATIENCE_S
 from load import Load, faults_of_survivor, faults_of_whole, loaded, reached
 from toolchain import ADDRESS, THREAD, SanitizedShim, Sanitizer
 
@@ -18,7 +19,7 @@ from sidestep.testing import Connection, Sidestep
 
 HERE = Path(__file__).resolve().parent
 SEEDS = range(int(os.environ.get("SIDESTEP_CHAOS_SEEDS", "1")))
-WITHIN_S = 60.0
+WITHIN_S = PATIENCE_S
 LONG = 60_000_000  # bytes a connection may carry: long enough to go to and fro
 
 

@@ -8,7 +8,6 @@ import re
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -91,10 +90,10 @@ def test_slots_of_killed_workers_are_freed(sidestep: Sidestep) -> None:
     """A server's workers are killed with their connections, again and again: what is known of them does not pile up."""
     server = sidestep.popen([sys.executable, "-c", _PREFORK], stdout=subprocess.PIPE, text=True, start_new_session=True)
     port = _line(server)
-    killed, freed, deadline = 0, False, time.monotonic() + 30
+    killed, freed = 0, False
     try:
         # they are looked for once a second, by whoever of the family accepts the next connection
-        while not freed and time.monotonic() < deadline:
+        while not freed:
             client = sidestep.popen([sys.executable, "-c", _CALLS, port], stdout=subprocess.PIPE, text=True)
             ours = _line(client)
             found = sidestep.wait_for(functools.partial(_is_promoted, ours))
@@ -103,7 +102,6 @@ def test_slots_of_killed_workers_are_freed(sidestep: Sidestep) -> None:
             client.kill()
             client.wait()
             killed += 1
-        assert freed
     finally:
         os.killpg(server.pid, signal.SIGKILL)
 

@@ -14,13 +14,14 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from common import PATIENCE_S
 from load import THREADS, Load, carried, faults_of_survivor, faults_of_whole, loaded, reached
 from selection import rotate
 
 from sidestep.testing import Sidestep
 
 SEEDS = rotate(range(4), ci=2)
-END_S = 30.0
+END_S = PATIENCE_S
 
 
 @pytest.fixture(params=["after-0", "after-30"])

@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from common import PATIENCE_S
 from load import (
     THREADS,
     faults_of_survivor,
@@ -28,7 +29,7 @@ from sidestep.provider import control
 from sidestep.testing import Sidestep
 
 SEEDS = rotate(range(3))
-END_S = 30.0
+END_S = PATIENCE_S
 LONG = 20_000_000  # bytes a connection may carry: long enough for both directions to switch
 
 

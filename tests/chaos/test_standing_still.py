@@ -9,6 +9,7 @@ import time
 from pathlib import Path
 
 import pytest
+from common import PATIENCE_S
 from load import faults_of_survivor, faults_of_whole, loaded, reached
 
 from sidestep.testing import Sidestep
@@ -36,6 +37,17 @@ def test_who_stands_still_goes_on(load_program: Path, tmp_path: Path, seed: int,
         assert faults_of_whole(load.enough()) == []
 
 
+def _sent(sidestep: Sidestep, pid: int) -> int:
+    """Bytes, by this program."""
+    return sum(c.tx.ring_bytes + c.tx.tcp_bytes for c in sidestep.connections() if c.pid == pid)
+
+
+def _asleep(pid: int) -> bool:
+    """Whether no thread of it runs, or would if it had a CPU."""
+    threads = Path(f"/proc/{pid}/task").glob("*/stat")
+    return all(path.read_text().rpartition(")")[2].split()[0] == "S" for path in threads)
+
+
 @pytest.mark.parametrize("victim", ["driver", "server"])
 def test_killed_while_it_stands_still(load_program: Path, tmp_path: Path, victim: str) -> None:
     """By then the other end has filled all that there is, and waits."""
@@ -44,15 +56,14 @@ def test_killed_while_it_stands_still(load_program: Path, tmp_path: Path, victim
         sidestep.wait_for(lambda found: any(c.tx.ring_bytes and c.rx.ring_bytes for c in found))
         dies, survives = (driver, load.server) if victim == "driver" else (load.server, driver)
         dies.send_signal(signal.SIGSTOP)
-        full = 0
-        while full != (
-            full := sum(c.tx.ring_bytes + c.tx.tcp_bytes for c in sidestep.connections() if c.pid != dies.pid)
-        ):
-            time.sleep(0.2)  # between two looks: who goes on has sent what there was room for once nothing has moved
+        before = -1
+        while (now := _sent(sidestep, survives.pid)) != before or not _asleep(survives.pid):
+            before = now
+            time.sleep(0.05)  # between two looks: who goes on has sent what there was room for once nothing has moved
         dies.kill()
         dies.wait()
         if victim == "driver":
-            reached(lambda: all(e.server.done for e in load.entries()), 30)
+            reached(lambda: all(e.server.done for e in load.entries()), PATIENCE_S)
         else:
-            assert survives.wait(30) == 0
+            assert survives.wait(PATIENCE_S) == 0
         assert faults_of_survivor(load.entries(), killed=victim) == []

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from common import run_command, slot
+from common import PATIENCE_S, run_command, slot
 from foreign_programs import put_out_of_reach
 from shim_client import ShimClient
 
@@ -323,7 +323,7 @@ def test_provider_in_the_foreground_serves_until_it_is_stopped(command: Run, hom
         while not config.answers(path):
             assert process.poll() is None
         assert command("provider", "stop").returncode == 0
-        assert process.wait(10) == 0
+        assert process.wait(PATIENCE_S) == 0
 
 
 def test_provider_in_the_foreground_speaks_json_and_only_once_it_serves(command: Run, home: Path) -> None:

@@ -14,12 +14,13 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import pytest
+from common import PATIENCE_S
 
 from sidestep.testing import Sidestep
 
 pytestmark = pytest.mark.slow  # real programs
 
-DEADLINE_S = 30
+DEADLINE_S = PATIENCE_S
 # Tells each signal that comes, by its number, until the input ends.
 LISTENER = """
 import os, signal, sys
@@ -137,7 +138,7 @@ def test_signals_are_passed_on(argv: Argv) -> None:
             assert process.stdout.readline() == f"got {number.value}\n"
         process.stdin.write("q")
         process.stdin.close()
-        assert process.wait(20) == 0
+        assert process.wait(PATIENCE_S) == 0
 
 
 def test_a_stop_and_its_end_are_passed_on(argv: Argv) -> None:
@@ -153,7 +154,7 @@ def test_a_stop_and_its_end_are_passed_on(argv: Argv) -> None:
         assert process.stdout.readline() == f"got {signal.SIGCONT.value}\n"
         process.stdin.write("q")
         process.stdin.close()
-        assert process.wait(20) == 0
+        assert process.wait(PATIENCE_S) == 0
 
 
 class Terminal:

@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 from chatting import Started, ended, promoted_chat
-from common import slot
+from common import PATIENCE_S, slot
 from shim_client import ShimClient
 from textual.pilot import Pilot
 
@@ -33,7 +33,7 @@ from sidestep.testing import Sidestep
 
 pytestmark = pytest.mark.slow  # real programs, and commands as processes
 
-DEADLINE_S = 30
+DEADLINE_S = PATIENCE_S
 STREAM = """
 import socket, sys
 ends = socket.create_server(("127.0.0.1", 0)), None

@@ -18,11 +18,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, Self
 
+from common import PATIENCE_S
+
 from sidestep.testing import Sidestep
 
 UNREAD_MAX: Final = 3072  # bytes a direction holds at most, unless flooded: the smallest ring still has room then
-REPLY_S: Final = 30.0
-WARM_UP_S: Final = 15.0
+REPLY_S: Final = PATIENCE_S
+WARM_UP_S: Final = PATIENCE_S
 EDGE: Final = select.EPOLLET
 _OUT: Final = select.EPOLLOUT | select.EPOLLWRNORM
 _ENDED: Final = select.EPOLLRDHUP | select.EPOLLHUP

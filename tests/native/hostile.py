@@ -17,12 +17,13 @@ import time
 from dataclasses import replace
 from typing import Final, Self
 
+from common import PATIENCE_S
 from shim_client import Channel, ShimClient
 
 from sidestep.native import _channel, layout
 from sidestep.native.layout import Rpc
 
-WITHIN_S: Final = 20.0
+WITHIN_S: Final = PATIENCE_S
 NOTICE_BITS: Final = 32  # CHANNEL_NOTICE values, and one beyond
 _EDGES: Final = (
     0,

@@ -17,6 +17,7 @@ from pathlib import Path
 
 import pytest
 import toolchain
+from common import PATIENCE_S
 from hostile import HostilePeer, block
 from shim_client import ShimClient
 from toolchain import ADDRESS
@@ -28,7 +29,7 @@ from sidestep.testing import Connection, Sidestep
 BENCH = toolchain.ROOT / "bench" / "c"
 ATTACKS = 40
 NEIGHBOURS = 2
-WITHIN_S = 20
+WITHIN_S = PATIENCE_S
 FIRST_BACK, FIRST_RECALLED = 1 << 2 | Back.BACK, 1 << 2 | Back.RECALLED  # of the first round
 
 pytestmark = pytest.mark.slow

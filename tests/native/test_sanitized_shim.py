@@ -13,6 +13,7 @@ from typing import Any
 import needed
 import pytest
 import toolchain
+from common import PATIENCE_S
 from toolchain import ADDRESS, THREAD, Sanitizer
 
 from sidestep.testing import Connection, Sidestep
@@ -20,7 +21,7 @@ from sidestep.testing import Connection, Sidestep
 BENCH = toolchain.ROOT / "bench" / "c"
 PROGRAMS = toolchain.NATIVE_TESTS / "programs"
 CONNECTIONS = 4
-ENDS_WITHIN_S = 30
+ENDS_WITHIN_S = PATIENCE_S
 
 pytestmark = pytest.mark.slow
 

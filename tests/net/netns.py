@@ -11,6 +11,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from common import PATIENCE_S
 
 from sidestep import limits
 from sidestep.counters import Counters
@@ -18,7 +19,7 @@ from sidestep.observe.namespaces import thread_in_netns
 from sidestep.provider.network.routes import Network
 from sidestep.routing import AddressEvent, Change, ChangesLost, LinkEvent, NetworkEvent
 
-TIMEOUT_S = 10.0
+TIMEOUT_S = PATIENCE_S
 
 
 def private_netns() -> AbstractContextManager[None]:

@@ -9,7 +9,7 @@ from contextlib import ExitStack, nullcontext
 from typing import Any
 
 import pytest
-from common import standing_still
+from common import PATIENCE_S, standing_still
 from netns import ip, veth
 
 from sidestep.native.layout import REASON_TEXT, Reason
@@ -60,7 +60,7 @@ def test_the_other_host_is_told_from_both_ends(answers: bool) -> None:
         ip(f"link set there netns {server.pid}")
         enter = ["nsenter", f"--target={server.pid}", "--net", "ip"]
         for command in ("address add 10.78.0.2/24 dev there", "link set there up", "link set lo up"):
-            subprocess.run([*enter, *command.split()], check=True, timeout=10)
+            subprocess.run([*enter, *command.split()], check=True, timeout=PATIENCE_S)
         server.stdin.write("\n")
         server.stdin.flush()
         assert server.stdout.readline() == "listening\n"

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from chatting import Started, ended, expect
-from common import eventually, slot
+from common import PATIENCE_S, eventually, slot
 from prometheus_client.parser import text_string_to_metric_families
 from shim_client import ShimClient
 
@@ -57,7 +57,7 @@ def program(sidestep: Sidestep, closing: ExitStack) -> Started:
     closing.enter_context(ended(started))
     assert started.stdin is not None
     for count in (2, 4):
-        eventually(partial(promoted, sidestep, count), timeout_s=30)
+        eventually(partial(promoted, sidestep, count))
         started.stdin.write("\n")
         started.stdin.flush()
     expect(started, "closed")
@@ -71,7 +71,7 @@ def promoted(sidestep: Sidestep, count: int) -> bool:
 def ends(program: Started) -> None:
     assert program.stdin is not None
     program.stdin.close()
-    assert program.wait(20) == 0
+    assert program.wait(PATIENCE_S) == 0
 
 
 def listed(sidestep: Sidestep, *args: str) -> list[dict[str, Any]]:

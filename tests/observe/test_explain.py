@@ -341,7 +341,7 @@ def test_the_line_of_the_policy_is_named_and_the_line_that_is_proposed_helps(
         found = subprocess.run(argv, capture_output=True, text=True, timeout=60, check=True)
         return [one for one in json.loads(found.stdout)["explanations"] if one["reason"] == "POLICY"]
 
-    eventually(explained, timeout_s=30)
+    eventually(explained)
     (found,) = explained()
     assert (found["verdict"], found["cause"]) == ("tcp", f"{file}, line 2 says so: {rule}")
     place, line = found["hint"].split(": ", 1)
@@ -363,7 +363,7 @@ def test_a_connection_that_was_sent_back_is_told_and_counts_its_promotions(
         talk_on(client)
         return str(explain(client.pid)[0]["reason"])
 
-    eventually(lambda: reason() == "DEMOTED", timeout_s=30)
+    eventually(lambda: reason() == "DEMOTED")
     (found,) = explain(client.pid)
     assert (found["verdict"], found["hint"]) == ("tcp", f"sidestep promote {found['connection']['local']}")
     order[3] = "promote"
@@ -373,7 +373,7 @@ def test_a_connection_that_was_sent_back_is_told_and_counts_its_promotions(
         talk_on(client)
         return str(explain(client.pid)[0]["verdict"])
 
-    eventually(lambda: verdict() == "carried", timeout_s=30)
+    eventually(lambda: verdict() == "carried")
     (found,) = explain(client.pid)
     assert "promoted 2 times" in found["facts"]["since"]
 

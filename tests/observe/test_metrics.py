@@ -16,7 +16,7 @@ from pathlib import Path
 import needed
 import pytest
 from chatting import Chat, promoted_chat, promoted_client, talk_on
-from common import slot
+from common import PATIENCE_S, slot
 from prometheus_client.parser import text_string_to_metric_families
 from shim_client import ShimClient
 
@@ -162,7 +162,7 @@ def test_scraped_over_tcp_on_this_host_only(sidestep: Sidestep, listen: str) -> 
         sidestep.kill_provider()
         assert values(curl(url))["sidestep_provider_up", ()] == 0
         process.send_signal(signal.SIGTERM)
-        assert process.wait(20) == 0
+        assert process.wait(PATIENCE_S) == 0
 
 
 def test_scraped_over_a_unix_socket_of_this_user(sidestep: Sidestep, tmp_path: Path) -> None:
@@ -180,7 +180,7 @@ def test_scraped_over_a_unix_socket_of_this_user(sidestep: Sidestep, tmp_path: P
     with serving(sidestep, f"unix:{path}") as (process, _):  # what the killed one left is replaced
         assert values(curl("--unix-socket", str(path), "http://localhost/metrics"))
         process.send_signal(signal.SIGTERM)
-        assert process.wait(20) == 0
+        assert process.wait(PATIENCE_S) == 0
     assert not path.exists()
 
 
@@ -191,7 +191,7 @@ def test_scrapers_that_say_nothing_do_not_keep_others_out(sidestep: Sidestep, cl
             closing.enter_context(socket.create_connection(("127.0.0.1", port)))
             for _ in range(limits.METRICS_REQUESTS_MAX + 1)
         ]
-        silent[-1].settimeout(20)
+        silent[-1].settimeout(PATIENCE_S)
         assert silent[-1].recv(1) == b""  # one too many
         silent[0].setblocking(False)
         with pytest.raises(BlockingIOError):  # while the others may still speak

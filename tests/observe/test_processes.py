@@ -32,7 +32,7 @@ def test_a_program_in_a_container_has_the_number_it_has_here(sidestep: Sidestep,
         talk_on(client)
         return sum(one.promoted for one in sidestep.connections()) == 2
 
-    eventually(promoted, timeout_s=30)
+    eventually(promoted)
     (inside,) = _children(client.pid)
     (found,) = (one for one in sidestep.connections() if one.pid != chat.server.pid)
     assert (found.pid, found.program) == (inside, program_name(inside))

@@ -22,6 +22,8 @@ from ipaddress import IPv4Address
 from pathlib import Path
 from typing import Any, Final
 
+from common import PATIENCE_S
+
 if __name__ == "__main__":
     sys.path.append(str(Path(__file__).parents[1] / "support"))
 
@@ -250,7 +252,7 @@ class Run:
         return world.loop.turn(0) or self.between.pump() or busy
 
     def _until(self, so: Any) -> None:
-        deadline = time.monotonic() + 20
+        deadline = time.monotonic() + PATIENCE_S
         while not so():
             assert time.monotonic() < deadline, "it never came to be"
             self.turn()
@@ -338,7 +340,7 @@ class Run:
 
     def drain(self) -> None:
         """All that can be read is."""
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + PATIENCE_S
         while True:
             self.rest()
             for direction in self.directions:

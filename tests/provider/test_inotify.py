@@ -8,6 +8,7 @@ import select
 from pathlib import Path
 
 import pytest
+from common import PATIENCE_S
 
 from sidestep.provider.inotify import Inotify, Mask
 
@@ -20,7 +21,7 @@ def test_what_happens_to_entries_is_told_in_order_and_by_name(tmp_path: Path) ->
         (tmp_path / name).write_text("x")
         (tmp_path / "b").mkdir()
         (tmp_path / name).unlink()
-        assert select.select([inotify], [], [], 5)[0]
+        assert select.select([inotify], [], [], PATIENCE_S)[0]
         found = inotify.events()
     assert [(one.number, one.mask & ~Mask.ISDIR, one.name) for one in found] == [
         (number, Mask.CREATE, name), (number, Mask.CLOSE_WRITE, name), (number, Mask.CREATE, "b"),

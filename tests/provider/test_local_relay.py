@@ -299,7 +299,6 @@ def fill(eventfd: int) -> None:
             os.eventfd_write(eventfd, 1 << bit)
 
 
-@pytest.mark.timeout(20)  # it would wait for ever
 def test_a_doorbell_that_would_block_is_rung_all_the_same(closing: ExitStack) -> None:
     full, empty, at_once = App(0), App(1), App(0)
     for app in (full, empty, at_once):
@@ -318,7 +317,6 @@ def test_a_doorbell_that_would_block_is_rung_all_the_same(closing: ExitStack) ->
             doorbell.close()
 
 
-@pytest.mark.timeout(20)
 @pytest.mark.parametrize("blocking", [False, True])
 def test_a_ring_cannot_be_taken_away(closing: ExitStack, blocking: bool) -> None:
     doorbell = _channel.Doorbell()

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from ipaddress import ip_address
 
 import pytest
+from common import PATIENCE_S
 
 from sidestep.provider.network import netlink
 from sidestep.provider.network.netlink import Frame, Malformed
@@ -20,7 +21,7 @@ _HEADER = struct.Struct("=IHHII")
 def _real(request: bytes) -> Iterator[Frame]:
     """What this machine's kernel answers."""
     with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, socket.NETLINK_ROUTE) as sock:
-        sock.settimeout(5)
+        sock.settimeout(PATIENCE_S)
         sock.send(request)
         while True:
             for frame in netlink.split(sock.recv(1 << 16)):

@@ -13,7 +13,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
-from common import TcpPair, eventually, slot
+from common import PATIENCE_S, TcpPair, eventually, slot
 from shim_client import Channel, ShimClient
 
 from sidestep import limits
@@ -508,7 +508,7 @@ def test_a_client_that_never_reads_is_dropped(
 
 
 def _retrying(send: Callable[[], None]) -> None:
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + PATIENCE_S
     while time.monotonic() < deadline:
         try:
             send()

@@ -15,7 +15,7 @@ from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import pytest
-from common import eventually
+from common import PATIENCE_S, eventually
 
 from sidestep import config, limits
 from sidestep.config import PromoteAfter, ProviderSettings
@@ -25,7 +25,7 @@ from sidestep.provider.rundir import AlreadyRunning, RunDir, lock_path, log_path
 from sidestep.provider.server import Watchdog
 from sidestep.testing import Sidestep
 
-LINGER_S = 5
+LINGER_S = 100  # of which a busy machine uses up no half
 
 
 @pytest.fixture
@@ -48,7 +48,7 @@ def wait_for_end(pid: int) -> None:
         pidfd = os.pidfd_open(pid)
     except ProcessLookupError:
         return
-    assert select.select([pidfd], [], [], 10)[0], f"{pid} still runs"
+    assert select.select([pidfd], [], [], PATIENCE_S)[0], f"{pid} still runs"
     os.close(pidfd)
 
 
@@ -103,7 +103,7 @@ def test_of_many_started_at_once_one_serves(settings: ProviderSettings) -> None:
         subprocess.Popen([sys.executable, "-c", code, settings.socket], stdout=subprocess.PIPE, text=True)
         for _ in range(6)
     ]
-    answers = [starter.communicate(timeout=30)[0].strip() for starter in starters]
+    answers = [starter.communicate(timeout=PATIENCE_S)[0].strip() for starter in starters]
     assert sorted(answers) == ["False"] * 5 + ["True"]
     assert config.answers(settings.socket)
 
@@ -189,10 +189,19 @@ def test_who_closes_a_socket_that_lingers_is_not_held_up_however_often(lingering
         signal.signal(signal.SIGALRM, before)
 
 
+def connected(settings: ProviderSettings) -> control.ControlConnection:
+    """A client of a provider that has not left yet; on a busy machine the first may be too late for its idle time."""
+    while True:
+        with suppress(Unavailable):
+            control.start(settings)
+            connection = control.ControlConnection(settings.socket)
+            connection.status()
+            return connection
+
+
 def test_a_client_keeps_it_from_leaving(tmp_path: Path) -> None:
-    settings = ProviderSettings(tmp_path / "private" / "provider", idle_exit_s=1.0)  # time enough to connect in
-    control.start(settings)
-    with control.ControlConnection(settings.socket) as connection:
+    settings = ProviderSettings(tmp_path / "private" / "provider", idle_exit_s=1.0)
+    with connected(settings) as connection:
         eventually(lambda: connection.status()["uptime_s"] > 2.0)
     eventually(lambda: not settings.socket.exists())
 

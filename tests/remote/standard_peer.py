@@ -8,6 +8,7 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from ipaddress import ip_address
 
+from common import PATIENCE_S
 from virtual_time import OneHost
 
 from sidestep.api.driver import Driver
@@ -19,7 +20,7 @@ from sidestep.sdp.portmapper import UDP_PORT, PortMap, PortMapKind
 from sidestep.sdp.settings import Carrier, SdpSettings
 from sidestep.sdp.stack import Stack
 
-WAIT_S = 20.0
+WAIT_S = PATIENCE_S
 _AGAIN_S = 0.25
 _TRIES = 80
 

@@ -1,6 +1,6 @@
 """Programs of the tests: an echo server, and a client that checks every byte and says how it ended.
 
-SECONDS is 0 for one that talks until standard input ends.
+SECONDS is 0 for one that talks until standard input ends, and sends TALKED_ON messages more.
 
 talkers.py serve ADDRESS PORT
 talkers.py talk ADDRESS PORT SECONDS SIZE [PAUSE_S]
@@ -20,6 +20,7 @@ import sys
 import threading
 import time
 
+TALKED_ON = 20
 FLOW_BLOCK = 30_011  # bytes, of which no two lie in a ring in the same way
 
 
@@ -53,7 +54,10 @@ def talk(address: str, port: int, seconds: float, size: int, pause_s: float = 0.
     with socket.create_connection((address, port)) as connection:
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         count, until = 0, time.monotonic() + seconds
-        while time.monotonic() < until or (seconds == 0 and not select.select([sys.stdin], [], [], 0)[0]):
+        left = TALKED_ON if seconds == 0 else 0  # messages, once standard input has ended
+        while time.monotonic() < until or left:
+            if left and select.select([sys.stdin], [], [], 0)[0]:
+                left -= 1
             message = dice.randbytes(size)
             try:
                 connection.sendall(message)

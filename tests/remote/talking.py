@@ -12,13 +12,14 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Final
 
+from common import PATIENCE_S
 from hosts import Host
 
 from sidestep.testing import Connection
 
 TALKERS = [sys.executable, str(Path(__file__).with_name("talkers.py"))]
 PORT = 7000
-LISTEN_S: Final = 20.0
+LISTEN_S: Final = PATIENCE_S
 PYTHON_SDP = [sys.executable, str(Path(__file__).with_name("python_sdp.py"))]
 SIZES = (1, 40_000, 3_000_000)
 
@@ -31,9 +32,12 @@ def serving(host: Host, address: str | None = None) -> subprocess.Popen[str]:
 
 
 def talking(
-    host: Host, address: str, seconds: float = 2, size: int = 3000, pause_s: float = 0.001
+    host: Host, address: str, seconds: float = 0, size: int = 3000, pause_s: float = 0.001
 ) -> subprocess.Popen[str]:
-    """A client whose first message has come back; with 0 seconds it talks until `ends_well` has told it."""
+    """A client whose first message has come back; it talks until `ends_well` has told it, and then TALKED_ON messages.
+
+    What is waited for while it talks may take as long as it likes. With `seconds` it talks for so long, whatever comes.
+    """
     argv = [*TALKERS, "talk", address, str(PORT), str(seconds), str(size), str(pause_s)]
     client = host.popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     assert line(client) == "talks"
@@ -120,4 +124,4 @@ def ends_well(client: subprocess.Popen[str], more_than: int = 0) -> None:
     assert said.startswith("right: "), said
     assert int(said.split()[1]) > more_than
     assert line(client) == "the end came"
-    assert client.wait(10) == 0
+    assert client.wait(PATIENCE_S) == 0

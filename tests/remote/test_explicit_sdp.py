@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 import toolchain
-from common import standing_still
+from common import PATIENCE_S, standing_still
 from hosts import NETWORK, Host, Make
 from sdp_connects import IPPROTO_SDP
 from talking import PORT, TALKERS, ends_well, line, listening, talking
@@ -122,7 +122,7 @@ def test_c_programs_of_both_families(two: tuple[Host, Host], version: int) -> No
     told = one.run([begin, "call", there, str(PORT)], stdout=subprocess.PIPE, text=True, timeout=60).stdout
     assert told.splitlines() == [f"connected {there}", "right"]
     assert line(server) == f"peer {mine}"
-    assert server.wait(10) == 0
+    assert server.wait(PATIENCE_S) == 0
     assert one.counter("reach_opened") == 1
 
 
@@ -217,7 +217,7 @@ def test_a_stranger_is_not_taken_for_the_program(two: tuple[Host, Host]) -> None
     assert line(client) == f"0 True False {other.address} {PORT} 0"
     assert line(server).startswith("accepted")
     for stranger in strangers:
-        stranger.settimeout(10)
+        stranger.settimeout(PATIENCE_S)
         with pytest.raises((ConnectionResetError, ConnectionRefusedError)):  # of its connection, or of its SYN
             stranger.recv(1)
         stranger.close()

@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner
+from common import PATIENCE_S
 from hosts import Host, Make
 from standard_peer import StandardPeer
 from talking import PORT, TALKERS, ends_well, line
@@ -71,7 +72,7 @@ class Running:
     def ended(self, code: int = 0) -> dict[str, Any]:
         """Waits for its end; what it has counted."""
         last = self._read()
-        assert self._process.wait(20) == code
+        assert self._process.wait(PATIENCE_S) == code
         return self._only(last)
 
     def __enter__(self) -> Running:
@@ -215,14 +216,14 @@ def test_urgent_bytes_also_where_tcp_carries_on(make_hosts: Make) -> None:
         closing.enter_context(Running(middle, from_tcp(middle, server, "else tcp")))
         closing.enter_context(client.namespace.inside())
         one = closing.enter_context(socket.create_connection((middle.address, PORT), 10))
-        listener.settimeout(10)
+        listener.settimeout(PATIENCE_S)
         other = closing.enter_context(listener.accept()[0])
         for sender, receiver in ((one, other), (other, one)):
-            receiver.settimeout(10)
+            receiver.settimeout(PATIENCE_S)
             sender.sendall(b"ab")
             sender.send(b"!", socket.MSG_OOB)
             sender.sendall(b"cd")
-            assert select.select([], [], [receiver], 10)[2]
+            assert select.select([], [], [receiver], PATIENCE_S)[2]
             assert receiver.recv(1, socket.MSG_OOB) == b"!"
             got = b""
             while len(got) < 4:

@@ -307,7 +307,7 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
 def bystander(world: World) -> Iterator[None]:
     """An ordinary promoted connection of the two hosts, of which each byte is right until the end."""
     pid = world.there.sidestep.provider_pid
-    client = talking(world.here, world.there.address, seconds=3, pause_s=0.02)
+    client = talking(world.here, world.there.address, pause_s=0.02)
     promoted(world.here, world.there)
     yield
     ends_well(client)

@@ -8,6 +8,7 @@ import subprocess
 import time
 
 import pytest
+from common import PATIENCE_S
 from hosts import Host
 from talking import PORT, TALKERS, ends_well, line, on_tcp, promoted, serving, talking
 
@@ -17,7 +18,7 @@ pytestmark = pytest.mark.slow
 def test_the_rdma_connection_is_cut_and_tcp_goes_on(two: tuple[Host, Host]) -> None:
     one, other = two
     serving(other)
-    client = talking(one, other.address, seconds=0, size=50_000)
+    client = talking(one, other.address, size=50_000)
     promoted(one, other)
     one.cut_rdma(spared_port=PORT)
     on_tcp(one, other)
@@ -28,7 +29,7 @@ def test_the_rdma_connection_is_cut_and_tcp_goes_on(two: tuple[Host, Host]) -> N
 def test_many_are_cut_at_once_under_load(two: tuple[Host, Host]) -> None:
     one, other = two
     serving(other)
-    clients = [talking(one, other.address, seconds=6, size=20_000, pause_s=0) for _ in range(8)]
+    clients = [talking(one, other.address, size=20_000, pause_s=0) for _ in range(8)]
     promoted(one, other, ends=8)
     one.cut_rdma(spared_port=PORT)
     for client in clients:
@@ -39,7 +40,7 @@ def test_many_are_cut_at_once_under_load(two: tuple[Host, Host]) -> None:
 def test_a_link_that_comes_back_costs_nothing_but_time(two: tuple[Host, Host]) -> None:
     one, other = two
     serving(other)
-    client = talking(one, other.address, seconds=5)
+    client = talking(one, other.address)
     promoted(one, other)
     other.link("down")
     time.sleep(2)  # shorter than either TCP or the device gives up
@@ -52,7 +53,7 @@ def test_a_host_that_is_gone_for_ever_is_found_by_keepalive(two: tuple[Host, Hos
     for host in two:
         host.plain(["sysctl", "-qw", *(f"net.ipv4.tcp_keepalive_{name}" for name in ("time=1", "intvl=1", "probes=3"))])
     server = serving(other)
-    client = talking(one, other.address, seconds=60)
+    client = talking(one, other.address)
     promoted(one, other)
     other.link("down")
     assert line(client).startswith("Connection timed out after ")
@@ -63,12 +64,12 @@ def test_a_host_that_is_gone_for_ever_is_found_by_keepalive(two: tuple[Host, Hos
 def test_a_provider_that_is_killed_resets_what_it_held(two: tuple[Host, Host], whose: str) -> None:
     one, other = two
     server = serving(other)
-    client = talking(one, other.address, seconds=20)
+    client = talking(one, other.address)
     promoted(one, other)
     (one if whose == "opener's" else other).sidestep.kill_provider()
     assert line(client).startswith("Connection reset by peer after ")
     assert line(server) == "server: Connection reset by peer"
-    client = talking(one, other.address, seconds=1)  # without a provider
+    client = talking(one, other.address)  # without a provider
     ends_well(client)
 
 
@@ -91,7 +92,7 @@ def test_a_provider_that_dies_with_the_last_bytes_is_found_out(two: tuple[Host, 
     client = leaving(one, other)
     os.kill(one.sidestep.provider_pid, signal.SIGSTOP)
     print(file=client.stdin, flush=True)
-    assert client.wait(10) == 0
+    assert client.wait(PATIENCE_S) == 0
     one.sidestep.kill_provider()
     if restarted:
         one.restart_provider()
@@ -105,7 +106,7 @@ def test_a_provider_that_cannot_leave_in_time_keeps_nobody_waiting(two: tuple[Ho
     client = leaving(one, other)
     os.kill(other.sidestep.provider_pid, signal.SIGSTOP)
     print(file=client.stdin, flush=True)
-    assert client.wait(10) == 0
+    assert client.wait(PATIENCE_S) == 0
     one.sidestep.kill_provider(signal.SIGTERM)
     os.kill(other.sidestep.provider_pid, signal.SIGCONT)
     other.sidestep.wait_for(lambda found: not found)  # the server has heard an end, the stream's or a reset
@@ -115,7 +116,7 @@ def test_a_provider_that_cannot_leave_in_time_keeps_nobody_waiting(two: tuple[Ho
 def test_a_provider_that_is_told_to_go_leaves_tcp_behind(two: tuple[Host, Host], whose: str) -> None:
     one, other = two
     serving(other)
-    client = talking(one, other.address, seconds=5)
+    client = talking(one, other.address)
     promoted(one, other)
     (one if whose == "opener's" else other).sidestep.kill_provider(signal.SIGTERM)
     ends_well(client)
@@ -124,7 +125,7 @@ def test_a_provider_that_is_told_to_go_leaves_tcp_behind(two: tuple[Host, Host],
 def test_a_program_that_is_killed_ends_as_over_tcp(two: tuple[Host, Host]) -> None:
     one, other = two
     server = serving(other)
-    client = talking(one, other.address, seconds=20, pause_s=0.1)
+    client = talking(one, other.address, pause_s=0.1)
     promoted(one, other)
     server.kill()
     assert line(client).startswith(("end after ", "Connection reset by peer after "))
@@ -133,10 +134,10 @@ def test_a_program_that_is_killed_ends_as_over_tcp(two: tuple[Host, Host]) -> No
 def test_the_host_of_a_cut_connection_has_forgotten_it(two: tuple[Host, Host]) -> None:
     one, other = two
     serving(other)
-    client = talking(one, other.address, seconds=20)
+    client = talking(one, other.address)
     promoted(one, other)
     other.restart_provider()
     assert line(client).startswith("Connection reset by peer after ")
-    client = talking(one, other.address, seconds=6)
+    client = talking(one, other.address)
     promoted(one, other)
     ends_well(client)

@@ -20,7 +20,7 @@ pytestmark = pytest.mark.slow
 MANY: Final = 1000
 AT_ONCE: Final = 50  # as a provider may make links in the time that an offer stands, on a slow machine too
 CROWD: Final = [sys.executable, str(Path(__file__).with_name("crowd.py"))]
-ROUNDS_MAX: Final = 200
+OFFERED_S: Final = 100.0  # an offer stands: on a busy machine a link takes longer than it does by default
 _OFFERED: Final = ("offered", "attached")
 
 
@@ -66,11 +66,12 @@ def resident_kib(host: Host) -> int:
     return int(found[1])
 
 
-@pytest.mark.timeout(300)
-def test_a_thousand_are_promoted(two: tuple[Host, Host]) -> None:
+@pytest.mark.timeout(900)  # half a minute on an idle machine
+def test_a_thousand_are_promoted(make_hosts: Make) -> None:
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if hard < (needed := 2 * MANY * limits.RELAY_DESCRIPTORS + limits.DESCRIPTORS_SPARE):
         pytest.skip(f"a provider for {MANY} needs {needed} descriptors, and {hard} are allowed")
+    two = make_hosts(2, offer_expiry_s=OFFERED_S)
     before = [resident_kib(host) for host in two]
     quota = ClientQuota(*two)
     promoted = [0]
@@ -78,7 +79,7 @@ def test_a_thousand_are_promoted(two: tuple[Host, Host]) -> None:
         assert quota.count < 2 * MANY, f"of {quota.count} only {promoted} are promoted"
         first, wanted = quota.count, min(promoted) + AT_ONCE
         quota.talk(more=AT_ONCE, first=first)
-        for _ in range(ROUNDS_MAX):  # on a busy machine some offers expire: those stay on TCP
+        while True:
             promoted, offered = quota.look()
             if min(promoted) >= wanted or not offered:
                 break
@@ -93,16 +94,12 @@ def test_a_thousand_are_promoted(two: tuple[Host, Host]) -> None:
     quota.end()
 
 
-@pytest.mark.timeout(200)
 def test_many_at_once_are_promoted_or_stay_on_tcp(two: tuple[Host, Host]) -> None:
     """Who waits for longer than an offer stands keeps to TCP."""
     quota = ClientQuota(*two)
     quota.talk(more=300)
-    for _ in range(ROUNDS_MAX):
-        if min(quota.look()[0]) > 0:
-            break
+    while not min(quota.look()[0]):
         quota.talk()
-    assert min(quota.look()[0]) > 0
     quota.talk()
     quota.end()
 
@@ -112,9 +109,7 @@ def test_what_a_provider_has_no_memory_for_stays_on_tcp(make_hosts: Make) -> Non
     budget = room * (limits.CHANNEL_HEADER_SIZE + 2 * ring_size)  # of which a user gets a share
     quota = ClientQuota(*make_hosts(2, ring_size=ring_size, budget_bytes=budget))
     quota.talk(more=2 * room)
-    for _ in range(ROUNDS_MAX):
-        if min(quota.look()[0]) > 0 and quota.hosts[0].counter("offer_refused{NO_BUDGET}"):
-            break
+    while not (min(quota.look()[0]) and quota.hosts[0].counter("offer_refused{NO_BUDGET}")):
         quota.talk()
     quota.talk(more=2 * room)
     promoted, _ = quota.look()

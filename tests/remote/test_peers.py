@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from ipaddress import IPv4Address, IPv6Address, ip_address
 
 import pytest
+from common import PATIENCE_S
 from hosts import need_namespaces
 
 from sidestep import limits
@@ -26,7 +27,7 @@ HERE, THERE = "198.18.9.1", "198.18.9.2"
 OTHERS = ("198.18.9.3", "198.18.9.4")
 HERE6, THERE6 = "2001:db8:9::1", "2001:db8:9::2"
 RDMA_PORT = 4711
-WAIT_S = 20.0
+WAIT_S = PATIENCE_S
 
 
 class Clock(Loop):

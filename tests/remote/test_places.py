@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import subprocess
+import time
 from collections.abc import Callable
 from typing import Final
 
@@ -170,10 +171,10 @@ WAYS: Final = {
 def test_who_rests_makes_room_and_goes_on_over_tcp(make_hosts: Make, settings: RemoteSettings) -> None:
     one, other = make_hosts(2, remote=settings)
     serving(other)
-    rests, talks = resting(one, other.address), talking(one, other.address, seconds=0, size=SIZE)
+    rests, talks = resting(one, other.address), talking(one, other.address, size=SIZE)
     promoted(one, other)
     tell(rests, "rests")
-    comes = talking(one, other.address, seconds=0, size=SIZE)
+    comes = talking(one, other.address, size=SIZE)
     one.wait_for(lambda: of(one, comes).promoted)
     assert of(one, talks).promoted
     tell(rests, "talks on")  # its next call is when it hears of that
@@ -189,13 +190,14 @@ def test_who_rests_makes_room_and_goes_on_over_tcp(make_hosts: Make, settings: R
 def test_where_nobody_rests_one_more_stays_on_tcp(make_hosts: Make) -> None:
     one, other = make_hosts(2, remote=remote(2))
     serving(other)
-    busy = [talking(one, other.address, seconds=0, size=SIZE) for _ in range(2)]
+    busy = [talking(one, other.address, size=SIZE) for _ in range(2)]
     promoted(one, other)
-    comes = talking(one, other.address, seconds=limits.REMOTE_RESTED_S + 1, size=SIZE)
+    comes, began = talking(one, other.address, size=SIZE), time.monotonic()
     one.wait_for(lambda: of(one, comes).reason == Reason.NO_RESOURCES.name)
     told = command(one, "explain", f"{other.address}:{PORT}")
     assert "2 connections go over the device, all of them busy" in told
     assert "--remote-connections" in told
+    one.wait_for(lambda: time.monotonic() > began + limits.REMOTE_RESTED_S + 1)  # nobody has rested in all that time
     ends_well(comes)
     assert not one.counter("relay_left")
     promoted(one, other)
@@ -209,10 +211,10 @@ def test_the_accepting_host_makes_room_as_well(make_hosts: Make) -> None:
     """Two hosts have a connection with it each, and one of them wants a second."""
     first, second, other = make_hosts(3, remote=remote(2))
     serving(other)
-    rests, talks = resting(first, other.address), talking(second, other.address, seconds=0, size=SIZE)
+    rests, talks = resting(first, other.address), talking(second, other.address, size=SIZE)
     promoted(other)
     tell(rests, "rests")
-    comes = talking(second, other.address, seconds=0, size=SIZE)
+    comes = talking(second, other.address, size=SIZE)
     second.wait_for(lambda: of(second, comes).promoted)
     promoted(other)
     tell(rests, "talks on")

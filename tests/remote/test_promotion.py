@@ -25,7 +25,7 @@ def test_many_sizes(two: tuple[Host, Host]) -> None:
     one, other = two
     serving(other)
     for size in (1, 100, 70_000, 1_000_000):
-        client = talking(one, other.address, seconds=1.5, size=size)
+        client = talking(one, other.address, size=size)
         promoted(one, other)
         ends_well(client)
     assert one.joined("connect") == 4

@@ -13,6 +13,7 @@ from typing import Any
 
 import needed
 import pytest
+from common import PATIENCE_S
 from hosts import Host
 
 from sidestep.demo.hosts import Run, Way, Work
@@ -117,7 +118,10 @@ def test_what_stands_against_it_is_told() -> None:
 def test_who_says_something_else_is_sent_away(server: tuple[subprocess.Popen[str], int], said: bytes) -> None:
     program, port = server
     for _ in range(2):
-        with socket.create_connection(("127.0.0.1", port), timeout=10) as client, client.makefile("rb") as stream:
+        with (
+            socket.create_connection(("127.0.0.1", port), timeout=PATIENCE_S) as client,
+            client.makefile("rb") as stream,
+        ):
             assert json.loads(stream.readline())["machine"]
             client.sendall(said)
             client.shutdown(socket.SHUT_WR)

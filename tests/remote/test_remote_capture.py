@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import io
+import os
 import signal
 import subprocess
 import sys
@@ -57,6 +58,8 @@ def capturing(file: Path, *options: str) -> Iterator[None]:
     with subprocess.Popen(argv, stderr=subprocess.PIPE, text=True) as process:
         assert process.stderr is not None
         try:
+            # without a CPU it loses pieces, and says so: it has one before others
+            os.setpriority(os.PRIO_PROCESS, process.pid, -15)
             said = process.stderr.readline()
             assert said.startswith("capturing from"), said
             yield

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from common import PATIENCE_S
 from hosts import NETWORK, Host, Make, command
 from talking import PORT, TALKERS, line
 
@@ -46,7 +47,7 @@ def refused(one: Host, other: Host, *, plain_server: bool = False) -> Iterator[N
 
 def expect(one: Host, other: Host, cause: str, hint: str) -> None:
     """Both commands say so."""
-    one.sidestep.wait_for(lambda _: cause in command(one, "policy", "trace", "--no-follow"), timeout_s=30)
+    one.sidestep.wait_for(lambda _: cause in command(one, "policy", "trace", "--no-follow"), timeout_s=PATIENCE_S)
     assert hint in command(one, "policy", "trace", "--no-follow")
     (found,) = json.loads(command(one, "explain", f"{other.address}:{PORT}", "--json"))["explanations"]
     assert (found["verdict"], found["reason"]) == ("tcp", "NO_PROTOCOL")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import getpass
 import hashlib
+import itertools
 import json
 import os
 import shutil
@@ -15,6 +16,7 @@ from typing import TypeAlias
 
 import needed
 import pytest
+from common import PATIENCE_S
 from hosts import SEARCH_PATH, Host
 from talking import listening, promoted, random_file, sha256_of
 
@@ -36,10 +38,8 @@ def tell(program: subprocess.Popen[str], text: str) -> str:
 
 def talk_until_promoted(talk: Callable[[], object], *hosts: Host, ends: int) -> None:
     """A connection on which nobody says anything stays where it is."""
-    for _ in range(200):
+    while any(sum(found.promoted for found in host.sidestep.connections()) < ends for host in hosts):
         talk()
-        if all(sum(found.promoted for found in host.sidestep.connections()) >= ends for host in hosts):
-            break
     promoted(*hosts, ends=ends)
 
 
@@ -61,7 +61,7 @@ def test_uvloop(two: tuple[Host, Host]) -> None:
 
     talk_until_promoted(nudge, one, other, ends=5)
     nudge()
-    output, _ = client.communicate(timeout=30)
+    output, _ = client.communicate(timeout=PATIENCE_S)
     assert json.loads(output) == "closed"
     assert client.returncode == 0
 
@@ -106,7 +106,7 @@ def test_postgresql(two: tuple[Host, Host], bindir: Path, tmp_path: Path) -> Non
     one.run([bindir / "pgbench", *where, "-i", "-q", "-s", "1", "postgres"], check=True, stderr=subprocess.DEVNULL)
     psql = one.popen([bindir / "psql", *where, "-X", "-q", "-A", "-t", "postgres"],
                      stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)  # fmt: skip
-    numbers = iter(range(1000))
+    numbers = itertools.count()
 
     def ask() -> None:
         number = next(numbers)
@@ -117,7 +117,7 @@ def test_postgresql(two: tuple[Host, Host], bindir: Path, tmp_path: Path) -> Non
     whole = "select string_agg(md5(n::text), '') from generate_series(1, 20000) n;"
     digest, text = tell(psql, asked), tell(psql, whole)
     assert digest == md5(text.encode())
-    psql.communicate(timeout=20)
+    psql.communicate(timeout=PATIENCE_S)
     bench = one.popen([bindir / "pgbench", *where, "-n", "-c", "4", "-j", "2", "-t", "300", "postgres"],
                       stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)  # fmt: skip
     promoted(one, other, ends=4)

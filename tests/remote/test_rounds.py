@@ -7,6 +7,7 @@ import subprocess
 from typing import Any, Final
 
 import pytest
+from common import PATIENCE_S
 from hosts import NETWORK, NETWORK6, Host, Make
 from talking import PORT, TALKERS, ends_well, promoted, serving
 
@@ -17,7 +18,7 @@ from sidestep.testing import Connection
 pytestmark = pytest.mark.slow
 
 ROUNDS = 6
-ORDER_S = 20.0
+ORDER_S = PATIENCE_S
 WAYS: Final[dict[str, dict[str, Any]]] = {
     "engine": {},
     "worker": {"workers": 1},

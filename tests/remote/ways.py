@@ -13,11 +13,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from common import PATIENCE_S
 from hosts import Host
 from sdp_by_hand import BUFFER, BUFS, HandPeer, ask_port, hello_ib
 
 PORT: Final = 7000
-WAIT_S: Final = 20.0
+WAIT_S: Final = PATIENCE_S
 _AT, _FROM_TCP, _VIA, _GATEWAY_LISTENS = 7900, 7901, 7902, 7903
 SIDESTEP: Final = Path(sys.executable).with_name("sidestep")
 

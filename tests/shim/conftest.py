@@ -9,6 +9,7 @@ from functools import cache, partial
 from pathlib import Path
 
 import pytest
+from common import load_protocols
 from hosts import hosts, need_namespaces
 from relay_example import relayed
 from scene_runner import Apart, Build, Run, Variant, build, run
@@ -58,7 +59,9 @@ def provider() -> Iterator[Callable[[str, int | None], Sidestep]]:
 
         @cache
         def started(promote_after: str, ring_size: int | None) -> Sidestep:
-            return stack.enter_context(Sidestep(promote_after=promote_after, ring_size=ring_size))
+            made = stack.enter_context(Sidestep(promote_after=promote_after, ring_size=ring_size))
+            load_protocols(made)  # as explicit sockets are told of at once
+            return made
 
         yield started
 

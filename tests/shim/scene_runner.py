@@ -22,11 +22,13 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from enum import StrEnum
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Final, TypeAlias
 
 import needed
 import toolchain
+from common import PATIENCE_S
 from foreign_programs import KERNEL_HEADERS
 from hosts import Host
 from toolchain import PLAIN, Sanitizer
@@ -35,22 +37,36 @@ from sidestep.observe.demotion import Outcome, Result
 from sidestep.testing import Connection, Sidestep
 
 PROGRAMS: Final = Path(__file__).resolve().parent / "programs"
-WARM_UP_S: Final = 15.0
-SCENE_S: Final = 60.0
-KNOWN_S: Final = 20.0  # one that is known to wait for good
-APART_S: Final = 80.0  # a storm of signals between two hosts takes 4 alone, and as long as this where eight scenes meet
+WARM_UP_S: Final = PATIENCE_S
+SCENE_S: Final = 200.0  # a storm of signals between two hosts takes 4 alone, and 80 where eight scenes meet
+KNOWN_S: Final = 20.0  # one that is expected to differ, and may wait for good
+KNOWN_HEARD_S: Final = 5.0  # likewise, until its connections are where an order sends them
 NOT_APART: Final = 77  # scene.h
-HEARD_S: Final = 5.0
+HEARD_S: Final = PATIENCE_S
 SHAKE_SEED: Final = os.environ.get("SIDESTEP_SHAKE_SEED", "")  # other moments for a Variant.shaken: any text
-KNOWN_DIFFERENCES: Final[dict[str, str]] = tomllib.loads(
-    Path(__file__).with_name("known_differences.toml").read_text(encoding="utf-8")
-)
-# Beside them, with a provider between the two ends.
 LOADER: Final = toolchain.NATIVE / "sidestep-loader"
-RELAYED_DIFFERENCES: Final = {
-    "shutdown_by_both": "an end that the provider hands on comes after the kernel's own",
-    "stdio_one_stream": "an end that the provider hands on comes after the kernel's own: the reset is heard first",
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """Why a scene differs from kernel TCP, and the conditions under which it does: a pattern of their names."""
+
+    reason: str
+    where: str = "*"
+
+
+KNOWN_DIFFERENCES: Final = {
+    scene: Difference(**found)
+    for scene, found in tomllib.loads(
+        Path(__file__).with_name("known_differences.toml").read_text(encoding="utf-8")
+    ).items()
 }
+
+
+def difference_known(scene: str, conditions: object) -> str:
+    """Why this scene differs from kernel TCP under these conditions, always; empty if it must not."""
+    found = KNOWN_DIFFERENCES.get(scene)
+    return found.reason if found and fnmatchcase(str(conditions), found.where) else ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -261,9 +277,10 @@ class _Shaker:
 class _Control:
     """Answers a scene's questions about its connections."""
 
-    def __init__(self, sidestep: Stage | None, shaker: _Shaker | None) -> None:
+    def __init__(self, sidestep: Stage | None, shaker: _Shaker | None, heard_s: float) -> None:
         self._sidestep = sidestep
         self._shaker = shaker
+        self._heard_s = heard_s
         self._deadline_s = time.monotonic() + WARM_UP_S
         self.promotions_seen = 0
         self.failure: str | None = None
@@ -300,7 +317,7 @@ class _Control:
         """Whether the ends are where an order sends them; without a call of theirs where the word says so."""
         assert self._sidestep is not None
         reached, waits = _ORDERED[word]
-        deadline_s = time.monotonic() + HEARD_S
+        deadline_s = time.monotonic() + self._heard_s
         while not (len(ends) == 2 and reached(sorted(ends, key=lambda end: _port(end.local) != port))):
             if (time.monotonic() if waits else deadline_s) < min(deadline_s, self._deadline_s):
                 time.sleep(0.002)  # other processes change it: nothing announces that
@@ -323,10 +340,11 @@ def run(
     env: Mapping[str, str] | None = None,
     *,
     apart: Apart | None = None,
+    differs: bool = False,
 ) -> Run:
     """Plays `scene` over kernel TCP, or under the shim with `sidestep`'s provider and, if given, this environment.
 
-    With `apart` its peer is on another host.
+    With `apart` its peer is on another host. One that `differs`, as expected, is not waited for as long as others.
     """
     if env is None and sidestep is not None:
         env = sidestep.env()
@@ -334,7 +352,8 @@ def run(
     shaker = _Shaker(sidestep, f"{scene} {variant}{SHAKE_SEED}") if sidestep and variant.shaken else None
     if shaker and not variant.warm:
         shaker.start()
-    control = _Control(sidestep, shaker)
+    known = sidestep is not None and (differs or bool(difference_known(scene, variant)))
+    control = _Control(sidestep, shaker, KNOWN_HEARD_S if known else HEARD_S)
     more = apart.arguments(variant.family, carried=sidestep is not None) if apart else []
     loaded: list[str | Path] = [LOADER, "--run", program] if sidestep and variant.build in LOADED else []
     with ours, tempfile.TemporaryFile() as output:
@@ -349,8 +368,7 @@ def run(
                 start_new_session=True,  # so that what a scene leaves behind can be ended with it
             )
         failure = None
-        known = sidestep is not None and scene in KNOWN_DIFFERENCES
-        most_s = KNOWN_S if known else APART_S if apart else SCENE_S
+        most_s = KNOWN_S if known else SCENE_S
         deadline_s = time.monotonic() + most_s
         try:
             while True:

@@ -12,13 +12,12 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import toolchain
-from common import standing_still
+from common import PATIENCE_S, eventually, load_protocols, standing_still
 from ledger import Book, install
 
 from sidestep import limits
@@ -27,6 +26,7 @@ from sidestep.testing import Connection, Sidestep, free_port
 
 pytestmark = pytest.mark.slow
 
+ROUNDS_MIN, FORKS_MIN = 50, 30  # of each thread, and children, of the test in which both go on
 EXAMPLES = toolchain.ROOT / "examples"
 LATE = "1000000:1000000000"  # calls, or bytes: only what is opened as explicit is promoted
 
@@ -69,6 +69,7 @@ def told(text):
 @pytest.fixture
 def sidestep() -> Iterator[Sidestep]:
     with Sidestep(promote_after=LATE) as private:
+        load_protocols(private)
         yield private
 
 
@@ -81,13 +82,18 @@ def book(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Book:
 def with_protocols(book: Book) -> Iterator[Sidestep]:
     """A provider that has the protocols of ledger.py; the first is IPPROTO_SDP."""
     with Sidestep(promote_after=LATE) as private:
+        load_protocols(private)
         yield private
 
 
 def python(sidestep: Sidestep, script: str, **env: str | None) -> str:
     """What a Python program says under the shim."""
     done = sidestep.run(
-        [sys.executable, "-c", PRELUDE + script], env=sidestep.env(**env), capture_output=True, text=True, timeout=30
+        [sys.executable, "-c", PRELUDE + script],
+        env=sidestep.env(**env),
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_S,
     )
     assert done.returncode == 0, done.stderr
     return str(done.stdout)
@@ -113,15 +119,12 @@ class Talking:
     def end(self) -> None:
         """It goes on to its end, which must be a good one."""
         self.go_on()
-        assert self.program.wait(20) == 0
+        assert self.program.wait(PATIENCE_S) == 0
 
 
 def until(book: Book, line: str, count: int = 1) -> None:
     """Waits until the protocols have been told that so often."""
-    deadline = time.monotonic() + 10
-    while book.lines().count(line) < count:
-        assert time.monotonic() < deadline, f"not {count} times {line!r} in {book.lines()}"
-        time.sleep(0.005)
+    eventually(lambda: book.lines().count(line) >= count)
 
 
 def promoted(found: list[Connection]) -> bool:
@@ -204,9 +207,8 @@ print(outcome(explicit, AF_INET_OFFLOAD, IPPROTO_SDP), flush=True)
         assert timeout_s * 0.99 < float(running.hear()) < timeout_s + 10
         assert float(running.hear()) < timeout_s / 2
         assert [running.hear() for _ in range(2)] == ["EPROTONOSUPPORT", "stalled"]
-    deadline = time.monotonic() + 10
-    while sidestep.status()["counters"].get("explicit_asked{OPEN}") != 1:  # it answers what was asked before
-        assert time.monotonic() < deadline
+    # it answers what was asked before
+    eventually(lambda: sidestep.status()["counters"].get("explicit_asked{OPEN}") == 1)
     running.end()
     asked = sidestep.status()["counters"]
     assert asked["explicit_asked{BIND}"] == 3
@@ -262,7 +264,7 @@ listener = socket.socket(socket.AF_INET6_OFFLOAD)
 listener.bind(("::1", 0))
 listener.listen()
 client, direct = socket.socket(socket.AF_INET6_OFFLOAD), socket.socket(socket.AF_INET6_DIRECT)
-client.settimeout(5)
+client.settimeout(60)
 pairs = []
 for sock in (client, direct):
     assert sock.family == socket.AF_INET6 and sock.type == socket.SOCK_STREAM
@@ -286,7 +288,7 @@ while not select.select([sys.stdin], [], [], 0)[0]:
     )
     assert [program.stdout.readline().strip() for _ in range(2)] == ["ESOCKTNOSUPPORT", "EPROTONOSUPPORT"]
     sidestep.wait_for(lambda found: sorted(c.state for c in found) == ["native", "pinned", "promoted", "promoted"])
-    program.communicate("\n", timeout=20)
+    program.communicate("\n", timeout=PATIENCE_S)
     assert program.returncode == 0
 
 
@@ -391,13 +393,14 @@ talk(client, server)
     with_protocols.kill_provider()
     running.go_on()
     assert running.hear() == "EPROTONOSUPPORT EPROTONOSUPPORT EPROTONOSUPPORT ok"
-    assert running.program.wait(10) == 0
+    assert running.program.wait(PATIENCE_S) == 0
 
 
 def test_what_the_policy_keeps_on_tcp_is_pinned_before_it_is_offered(tmp_path: Path) -> None:
     rules = tmp_path / "rules"
     rules.write_text("use tcp connect * *:*\nuse both listen * *:*\n")
     with Sidestep(promote_after="0", policy=rules) as strict:
+        load_protocols(strict)
         running = Talking(strict, "listener, client, server = pair()\ntalk(client, server)\ntold('quiet')\n")
         running.hear()
         (pinned,) = [c for c in strict.connections() if c.role == "active"]
@@ -514,7 +517,7 @@ port = str(sock.getsockname()[1])
     )
     port = running.hear()
     if how == "daemon":
-        assert running.program.wait(10) == 0
+        assert running.program.wait(PATIENCE_S) == 0
     assert [line for line in book.lines() if port in line] == [f"ledger bind 127.0.0.1:{port}"]
     assert with_protocols.status()["explicit_binds"] == 1
     running.go_on()
@@ -524,17 +527,28 @@ port = str(sock.getsockname()[1])
 
 def test_a_descriptor_that_fork_left_behind_keeps_no_port(with_protocols: Sidestep, book: Book) -> None:
     """Threads bind, connect and close, while others fork and signals come: every port is given back in the end."""
-    script = """
+    script = f"""
 signal.signal(signal.SIGALRM, lambda *_: None)
 signal.setitimer(signal.ITIMER_REAL, 0.003, 0.003)
-stop = time.monotonic() + 3
 counts = [0] * 4
+forks = 0
+faults = []
+threading.excepthook = faults.append
+def enough():
+    return faults or (min(counts) > {ROUNDS_MIN} and forks > {FORKS_MIN})
+def named_or_not(number):
+    while True:
+        try:
+            return explicit(AF_INET_OFFLOAD, IPPROTO_SDP if number % 2 else 0)
+        except OSError as error:  # what a provider without a CPU does not answer in time is as if there were none
+            if error.errno != errno.EPROTONOSUPPORT:
+                raise
 listener = explicit()
 listener.bind(("127.0.0.1", 0))
 listener.listen(100)
 def work(number):
-    while time.monotonic() < stop:
-        sock = explicit(AF_INET_OFFLOAD, IPPROTO_SDP if number % 2 else 0)
+    while not enough():
+        sock = named_or_not(number)
         sock.bind(("127.0.0.1", 0))
         if number < 2:
             sock.listen()
@@ -543,43 +557,52 @@ def work(number):
             listener.accept()[0].close()
         sock.close()
         counts[number] += 1
+def leave(child, ends):
+    os.write(ends, b".")
+    os.close(ends)
+    os.waitpid(child, 0)
 threads = [threading.Thread(target=work, args=(number,)) for number in range(4)]
 for thread in threads:
     thread.start()
 children = []
-while time.monotonic() < stop:
+while not enough():
+    stays, ends = os.pipe()  # a child keeps what it has inherited until three others have come
     child = os.fork()
     if not child:
-        time.sleep(0.1)
+        select.select([stays], [], [], 60)
         os._exit(0)
-    children.append(child)
+    os.close(stays)
+    children.append((child, ends))
+    forks += 1
     if len(children) > 3:
-        os.waitpid(children.pop(0), 0)
+        leave(*children.pop(0))
 for thread in threads:
     thread.join()
 for child in children:
-    os.waitpid(child, 0)
+    leave(*child)
 signal.setitimer(signal.ITIMER_REAL, 0)
-assert min(counts) > 10, counts
+assert not faults, faults
 own = len(os.listdir("/proc/self/fd"))
-told(f"{sum(counts)} {own}")
+told(f"{{sum(counts)}} {{own}}")
 listener.close()
 told("")
 """
     running = Talking(with_protocols, script)
     bound, descriptors = map(int, running.hear().split())
     assert descriptors < 20
-    binds = sum(" bind " in line for line in book.lines() if line.startswith("ledger"))
-    assert binds == bound + 1
-    deadline = time.monotonic() + 10
-    while with_protocols.status()["explicit_binds"] > 1:
-        assert time.monotonic() < deadline, with_protocols.status()
-        time.sleep(0.01)
+
+    def written(what: str) -> int:
+        return sum(f" {what} " in line for line in book.lines() if line.startswith("ledger"))
+
+    # a question that was given up may still be on its way to the provider
+    eventually(lambda: written("bind") == with_protocols.status()["counters"]["explicit_asked{BIND}"])
+    eventually(lambda: with_protocols.status()["explicit_binds"] <= 1)
+    assert ROUNDS_MIN < written("bind") <= bound + 1
     running.go_on()
     running.end()
     assert with_protocols.status()["explicit_binds"] == 0
     assert not any("internal_error" in name for name in with_protocols.status()["counters"])
-    assert sum(" release " in line for line in book.lines() if line.startswith("ledger")) == binds
+    assert written("release") == written("bind")
 
 
 # ---- one accept queue, and the examples ----

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 import toolchain
+from common import PATIENCE_S
 
 from sidestep.testing import Connection, Sidestep
 
@@ -137,8 +138,8 @@ class Handover:
     def finish(self) -> None:
         """The peer must have received all, and the giver have ended well."""
         assert _line(self.peer) == "right"
-        assert self.giver.wait(20) == 0
-        assert self.peer.wait(20) == 0
+        assert self.giver.wait(PATIENCE_S) == 0
+        assert self.peer.wait(PATIENCE_S) == 0
 
 
 def _stranger(name: str, *flags: str) -> Path:
@@ -176,7 +177,7 @@ def test_passed_to_a_program_without_the_shim(sidestep: Sidestep) -> None:
             str(FIRST),
             str(TOTAL - FIRST),
         ]
-        assert subprocess.run(argv, pass_fds=fds, timeout=20).returncode == 0
+        assert subprocess.run(argv, pass_fds=fds, timeout=PATIENCE_S).returncode == 0
     over.finish()
 
 

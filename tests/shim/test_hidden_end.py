@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from common import standing_still
+from common import PATIENCE_S, standing_still
 
 from sidestep.config import Proof
 from sidestep.testing import Sidestep
@@ -64,7 +64,7 @@ def told_to_end(how: str) -> Iterator[tuple[socket.socket, subprocess.Popen[str]
             program.stdin.write("go\n")
             program.stdin.flush()
             with server.accept()[0] as second:
-                second.settimeout(20)
+                second.settimeout(PATIENCE_S)
                 assert second.recv(1) == b"a"
                 second.sendall(b"b")
                 yield second, program, lambda: os.kill(sidestep.provider_pid, signal.SIGCONT)
@@ -78,7 +78,7 @@ def started(sidestep: Sidestep, server: socket.socket, how: str) -> subprocess.P
     program = sidestep.popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     assert program.stdout is not None
     with server.accept()[0] as first:
-        deadline = time.monotonic() + 20
+        deadline = time.monotonic() + PATIENCE_S
         while not sidestep.status()["counters"].get("offer_accepted"):
             assert time.monotonic() < deadline
             first.sendall(b"x")
@@ -89,7 +89,7 @@ def started(sidestep: Sidestep, server: socket.socket, how: str) -> subprocess.P
 
 def queued_offer_was_read(sidestep: Sidestep) -> bool:
     """Whether the provider, once it goes on, finds the message whose duplicate was of a connection that has ended."""
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + PATIENCE_S
     while time.monotonic() < deadline:
         counters = sidestep.status()["counters"]
         if counters.get("offer_refused{NOT_PROVEN}") or counters.get("offer_accepted", 0) >= 2:

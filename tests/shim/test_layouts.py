@@ -9,7 +9,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from chatting import Chat, talk_on
-from common import eventually
+from common import PATIENCE_S, eventually
 
 from sidestep.native.layout import LAYOUT_VERSION, Reason, Rpc
 from sidestep.observe.explain import Explainer, Query, Verdict
@@ -27,7 +27,7 @@ def test_a_provider_that_does_not_serve_the_layout_is_the_reason(
     listener = closing.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET))
     listener.bind(os.fspath(path))
     listener.listen(8)
-    listener.settimeout(30)
+    listener.settimeout(PATIENCE_S)
     environment = sidestep.env() | {"SIDESTEP_SOCKET": str(path)}
     chat = Chat(closing, sidestep.popen, env=environment)
     client = chat.client(sidestep.popen, env=environment)
@@ -43,7 +43,7 @@ def test_a_provider_that_does_not_serve_the_layout_is_the_reason(
             pass
         else:
             with shim:
-                shim.settimeout(30)
+                shim.settimeout(PATIENCE_S)
                 hello = rpc.receive(shim)
                 assert hello is not None
                 assert hello.message.type is Rpc.HELLO
@@ -52,7 +52,7 @@ def test_a_provider_that_does_not_serve_the_layout_is_the_reason(
         reasons = {slot["reason"] for one in arenas for _, slot in arena.numbered_slots(one[0])}
         return Reason.PROVIDER_LAYOUT in reasons
 
-    eventually(explained, timeout_s=30)
+    eventually(explained)
     talk_on(client)
 
 

@@ -9,6 +9,7 @@ from functools import partial
 from pathlib import Path
 
 import pytest
+from common import PATIENCE_S
 
 from sidestep.testing import Sidestep
 
@@ -24,7 +25,7 @@ def test_a_small_file_size_limit(sidestep: Sidestep, limit: int) -> None:
         ["/bin/sh", "-c", 'echo up; exec "$@"', "sh", sys.executable, TALK],
         preexec_fn=bound, stdout=subprocess.PIPE, text=True,
     )  # fmt: skip
-    assert program.communicate(timeout=30)[0] == "up\ndone\n"
+    assert program.communicate(timeout=PATIENCE_S)[0] == "up\ndone\n"
 
 
 @pytest.mark.parametrize("limit", range(10, 34, 3))
@@ -32,4 +33,4 @@ def test_few_descriptors(sidestep: Sidestep, limit: int) -> None:
     """They run out in one step of promotion or another."""
     bound = partial(resource.setrlimit, resource.RLIMIT_NOFILE, (limit, limit))
     program = sidestep.popen([sys.executable, TALK], preexec_fn=bound, stdout=subprocess.PIPE, text=True)
-    assert program.communicate(timeout=30)[0] == "done\n"
+    assert program.communicate(timeout=PATIENCE_S)[0] == "done\n"

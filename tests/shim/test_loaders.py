@@ -9,6 +9,7 @@ from pathlib import Path
 
 import needed
 import pytest
+from common import PATIENCE_S
 
 from sidestep.config import ENV_SOCKET
 from sidestep.testing import Sidestep
@@ -69,7 +70,9 @@ def test_so_is_a_script_of_it(sidestep: Sidestep, program: Path, tmp_path: Path)
 def test_what_is_no_program_is_not_waited_for(sidestep: Sidestep, tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe", 0o755)
     code = f"import os; os.execv({str(tmp_path / 'pipe')!r}, ['x'])"
-    done = sidestep.run([sys.executable, "-c", code], stderr=subprocess.PIPE, text=True, timeout=20, check=False)
+    done = sidestep.run(
+        [sys.executable, "-c", code], stderr=subprocess.PIPE, text=True, timeout=PATIENCE_S, check=False
+    )
     assert "PermissionError" in done.stderr
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Final
 
 import pytest
-from scene_runner import KNOWN_DIFFERENCES, RELAYED_DIFFERENCES, Build, Run, Variant, difference, run, scene_names
+from scene_runner import Build, Run, Variant, difference, difference_known, run, scene_names
 from selection import rotate
 
 from sidestep.testing import Sidestep
@@ -27,9 +27,9 @@ VARIANTS: Final = [
 def _plays() -> Iterator[object]:
     never_again = set(scene_names("demote"))  # a direction that has left the provider for TCP stays there
     for at, scene in enumerate(name for name in scene_names() if name not in never_again):
-        reason = (KNOWN_DIFFERENCES | RELAYED_DIFFERENCES).get(scene)
-        marks = [pytest.mark.xfail(reason=reason, strict=False)] if reason else []
         for variant, promote_after in rotate(VARIANTS, at):
+            reason = difference_known(scene, variant)
+            marks = [pytest.mark.xfail(reason=reason, strict=True)] if reason else []
             yield pytest.param(scene, variant, promote_after, id=f"{scene}-{variant}-after{promote_after}", marks=marks)
 
 
@@ -52,7 +52,3 @@ def test_same_as_kernel_tcp_through_the_provider(
     assert not different, different
     opened = sidestep.status()["counters"].get("relay_opened", 0) - before
     assert opened or not played.promotions_seen, "promoted without the provider"
-
-
-def test_known_differences_name_scenes() -> None:
-    assert RELAYED_DIFFERENCES.keys() <= set(scene_names())

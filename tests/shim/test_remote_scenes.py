@@ -13,13 +13,12 @@ from typing import Final
 
 import pytest
 from scene_runner import (
-    KNOWN_DIFFERENCES,
-    RELAYED_DIFFERENCES,
     Apart,
     Build,
     Run,
     Variant,
     difference,
+    difference_known,
     run,
     scene_names,
 )
@@ -31,7 +30,7 @@ VARIANTS: Final = [
     (Variant(peer_process=True), "0"),
     (Variant(peer_process=True, active=False, family="6", build=Build.FORTIFIED), "4"),
 ]
-# Beside those of one host and of a provider between the two ends.
+# Beside those of one host; under both variants.
 REMOTE_DIFFERENCES: Final = {
     "demoted_in_send": "a provider between takes more than SO_SNDBUF says: nobody sleeps in send and hears the order",
     "lent_for_a_while": "a direction whose bytes were recalled stays on TCP",
@@ -41,9 +40,9 @@ REMOTE_DIFFERENCES: Final = {
 
 def _plays() -> Iterator[object]:
     for at, scene in enumerate(scene_names()):
-        reason = (KNOWN_DIFFERENCES | RELAYED_DIFFERENCES | REMOTE_DIFFERENCES).get(scene)
-        marks = [pytest.mark.xfail(reason=reason, strict=False)] if reason else []
         for variant, promote_after in rotate(VARIANTS, at):
+            reason = difference_known(scene, variant) or REMOTE_DIFFERENCES.get(scene)
+            marks = [pytest.mark.xfail(reason=reason, strict=True)] if reason else []
             yield pytest.param(scene, variant, promote_after, id=f"{scene}-{variant}-after{promote_after}", marks=marks)
 
 
@@ -62,7 +61,8 @@ def test_same_as_kernel_tcp_between_two_hosts(
     assert native.failure is None, f"over kernel TCP: {native.failure}\n{native.transcript}"
     place = apart(promote_after)
     before = _joined(place)
-    played = run(scene_program(variant.build), scene, variant, place, apart=place)
+    differs = scene in REMOTE_DIFFERENCES
+    played = run(scene_program(variant.build), scene, variant, place, apart=place, differs=differs)
     different = difference(native.transcript, played.transcript)
     assert played.failure is None, f"between two hosts: {played.failure}\n{different or played.transcript}"
     assert not different, different

@@ -16,13 +16,12 @@ from pathlib import Path
 
 import pytest
 from scene_runner import (
-    KNOWN_DIFFERENCES,
-    RELAYED_DIFFERENCES,
     Build,
     Run,
     Sockets,
     Variant,
     difference,
+    difference_known,
     run,
     scene_names,
 )
@@ -73,9 +72,7 @@ class Mode:
     def scenes(self) -> Iterator[str]:
         """What is played."""
         for scene in itertools.chain.from_iterable(map(scene_names, self.tables)):
-            if not (
-                scene in self.left_out or scene in KNOWN_DIFFERENCES or (self.relayed and scene in RELAYED_DIFFERENCES)
-            ):
+            if scene not in self.left_out and not difference_known(scene, self.variant):
                 yield scene
 
 

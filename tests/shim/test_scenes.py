@@ -15,7 +15,18 @@ from pathlib import Path
 
 import pytest
 from foreign_programs import loader_missing
-from scene_runner import KNOWN_DIFFERENCES, LOADED, Build, Run, Sockets, Variant, difference, run, scene_names
+from scene_runner import (
+    KNOWN_DIFFERENCES,
+    LOADED,
+    Build,
+    Run,
+    Sockets,
+    Variant,
+    difference,
+    difference_known,
+    run,
+    scene_names,
+)
 from selection import at_least, rotate
 
 from sidestep.testing import Sidestep
@@ -55,9 +66,9 @@ MODES = [
 
 def _plays() -> Iterator[object]:
     for at, scene in enumerate(scene_names()):
-        reason = KNOWN_DIFFERENCES.get(scene)
-        marks = [pytest.mark.xfail(reason=reason, strict=False)] if reason else []
         for mode in rotate(MODES, at, test=1, ci=4):
+            reason = difference_known(scene, mode)
+            marks = [pytest.mark.xfail(reason=reason, strict=True)] if reason else []
             yield pytest.param(scene, mode, id=f"{scene}-{mode}", marks=marks)
 
 

@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from common import PATIENCE_S
 
 from sidestep.testing import Sidestep
 
@@ -27,4 +28,4 @@ def test_a_look_tells_of_a_connection_once() -> None:
         clients = [stage.popen([sys.executable, PROGRAM, "client", port, str(EACH)]) for _ in range(CLIENTS)]
         assert [client.wait(100) for client in clients] == [0] * CLIENTS
         assert server.stdout.readline().strip() == "[]"
-        assert server.wait(20) == 0
+        assert server.wait(PATIENCE_S) == 0

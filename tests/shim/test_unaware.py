@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from common import PATIENCE_S
 
 from sidestep.testing import Sidestep
 
@@ -23,5 +24,5 @@ def test_another_thread_may_take_what_was_to_wake_it() -> None:
         assert server.stdout is not None
         client = stage.popen([sys.executable, PROGRAM, "client", server.stdout.readline().strip()])
         stage.wait_for(lambda found: len([one for one in found if one.promoted]) == 2)
-        assert server.communicate("\n", timeout=20)[0].strip() == "[1]"
-        assert client.wait(20) == 0
+        assert server.communicate("\n", timeout=PATIENCE_S)[0].strip() == "[1]"
+        assert client.wait(PATIENCE_S) == 0

@@ -83,6 +83,6 @@ def promoted_client(sidestep: Sidestep, chat: Chat) -> Started:
         talk_on(client)
         return sum(one.promoted for one in sidestep.connections()) == 2
 
-    eventually(both_promoted, timeout_s=30)
+    eventually(both_promoted)
     talk_on(client)
     return client

@@ -13,11 +13,13 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from random import Random
-from typing import Any
+from typing import Any, Final
 
 import pytest
 
 from sidestep.native.layout import State
+from sidestep.provider.control import ControlConnection
+from sidestep.testing import Sidestep
 
 # A server that says so when it listens on the port of its argument.
 ECHO = """
@@ -31,6 +33,8 @@ def serve(one):
 while True:
     threading.Thread(target=serve, args=(server.accept()[0],), daemon=True).start()
 """
+# A wait ends with its event: only a broken run waits for as long, and the wait fails before pytest's own limit does.
+PATIENCE_S: Final = 100.0
 TcpPair = tuple[socket.socket, socket.socket]
 
 
@@ -44,7 +48,7 @@ def digest(data: Any) -> str:
     return hashlib.sha256(data).hexdigest()
 
 
-def eventually(condition: Callable[[], object], timeout_s: float = 10.0) -> None:
+def eventually(condition: Callable[[], object], timeout_s: float = PATIENCE_S) -> None:
     """Returns once `condition` holds; fails if it does not within the time."""
     deadline = time.monotonic() + timeout_s
     while not condition():
@@ -65,6 +69,19 @@ def standing_still(pid: int) -> Iterator[None]:
     finally:
         with suppress(ProcessLookupError):  # it was killed
             os.kill(pid, signal.SIGCONT)
+
+
+def load_protocols(sidestep: Sidestep) -> None:
+    """Has the provider load its protocols, as the first question of a program does.
+
+    That takes a second of CPU. On a busy machine it takes longer than the EXPLICIT_ASK_TIMEOUT_S that a call waits.
+    """
+    with ControlConnection(sidestep.socket) as connection:
+        answer, descriptors = connection.request("modules")
+        descriptors.close()
+        for module in answer["modules"]:
+            if module["kind"] == "protocol":
+                connection.request("module_add", name=module["name"])[1].close()
 
 
 def run_command(place: Path, *args: str | Path, **env: str) -> subprocess.CompletedProcess[str]:

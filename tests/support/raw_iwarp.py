@@ -19,6 +19,8 @@ from struct import Struct
 from types import TracebackType
 from typing import ClassVar, Final, Self
 
+from common import PATIENCE_S
+
 from sidestep.rdma.iwarp.crc32c import crc32c
 from sidestep.rdma.iwarp.ddp import (
     INVALIDATING,
@@ -34,7 +36,7 @@ from sidestep.rdma.iwarp.ddp import (
 from sidestep.rdma.iwarp.mpa import CRC_LEN, fpdu
 from sidestep.rdma.iwarp.startup.frame import ENHANCED_LEN, MpaRole, StartFrame
 
-TIMEOUT_S: Final = 30.0
+TIMEOUT_S: Final = PATIENCE_S
 PAYLOAD_MAX: Final = 1400  # bytes of a segment that `send_message` makes; below what an Ethernet frame has room for
 _QUEUES: Final = {RdmapOp.READ_REQUEST: QUEUE_READ, RdmapOp.TERMINATE: QUEUE_TERMINATE}
 _READ_HEADER_LEN: Final = 28

@@ -44,7 +44,7 @@ CACHE: Final = ROOT / "build" / "ccache"
 CORPORA: Final = NATIVE_TESTS / "corpora"  # renewed by tests of tests/native called guided, SIDESTEP_KEEP_CORPORA=1
 CORPUS_MAX: Final = 70_000  # bytes of a file there
 COMPILE_TIMEOUT_S: Final = 300
-RUN_TIMEOUT_S: Final = 100
+RUN_TIMEOUT_S: Final = 250  # less than what pytest gives a test
 WARNINGS: Final = ("-Wall", "-Wextra", "-Werror", "-Wshadow", "-Wstrict-prototypes")
 GUARDED: Final = ("-Wl,--wrap=mmap", "-Wl,--wrap=munmap")  # see check.h
 LINKING: Final = ("-Wl,", "-l", "-L", "-shared", "-static", "-rdynamic")  # flags that begin so are not for compiling

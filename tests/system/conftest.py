@@ -11,6 +11,7 @@ from pathlib import Path
 
 import needed
 import pytest
+from common import PATIENCE_S
 from tenants import End, Namespace, System, ip, udp_beside
 
 
@@ -64,7 +65,7 @@ def join(closing: ExitStack) -> Callable[..., tuple[End, End]]:
             made = socket.socket(family)
             made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             made.bind(("", source))
-            made.settimeout(10)
+            made.settimeout(PATIENCE_S)
             made.connect((host, port))
             return made
 

@@ -11,6 +11,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
+from common import PATIENCE_S
 from tenants import ALICE, BOB, PROGRAMS, SERVICE
 
 from sidestep import config
@@ -47,7 +48,7 @@ def talk(path: Path, wrap: Sequence[str] = ()) -> str:
 
 
 def seen(provider: subprocess.Popen[str]) -> str:
-    return provider.communicate(timeout=10)[0].strip()
+    return provider.communicate(timeout=PATIENCE_S)[0].strip()
 
 
 @pytest.fixture

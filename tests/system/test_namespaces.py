@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from common import PATIENCE_S
 from shim_client import Channel, ShimClient
 from tenants import ALICE, BOB, End, Namespace, System, answer, ip
 
@@ -124,7 +125,7 @@ def test_counts_that_differ_are_no_proof(
 
 def wait_acknowledged(tcp: socket.socket, size: int) -> None:
     """Returns once the other end's kernel has `size` bytes."""
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + PATIENCE_S
     while int.from_bytes(tcp.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 128)[120:128], "little") < size:
         assert time.monotonic() < deadline
 
@@ -181,7 +182,7 @@ def test_a_claimer_that_leaves_during_the_proof_leaves_nothing(
     claimer.withdraw(1)
     claimer.claim(passive.tcp, channel(None), token=2, way=passive.way)
     claimer.close()
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + PATIENCE_S
     while descriptors(system) > before - 2:  # its connection and its arena
         assert time.monotonic() < deadline
         time.sleep(0.01)

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 import toolchain
+from common import PATIENCE_S
 from tenants import ALICE, PROGRAMS, as_user
 
 from sidestep import native_library
@@ -46,7 +47,7 @@ def test_the_environment_is_not_believed(workdir: Path) -> None:
             provider.listen()
         ran = subprocess.run(
             [program], env=settings.environment({"SIDESTEP_LOG": str(roots / "log")}), user=ALICE, group=ALICE,
-            extra_groups=[], capture_output=True, text=True, timeout=30, check=True,
+            extra_groups=[], capture_output=True, text=True, timeout=PATIENCE_S, check=True,
         )  # fmt: skip
         assert ran.stdout == "secure 1, user 0\n"
         assert list(roots.iterdir()) == []

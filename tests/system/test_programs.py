@@ -15,6 +15,7 @@ from pathlib import Path
 
 import needed
 import pytest
+from common import PATIENCE_S
 from tenants import ALICE, BOB, Namespace, System
 
 from sidestep.native.layout import REASON_TEXT, Reason
@@ -101,7 +102,7 @@ def nginx(programs: Programs, workdir: Path) -> Callable[..., int]:
 
 def until(condition: Callable[[], object], log: Path) -> None:
     """Waits; the log is shown if it was in vain."""
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + PATIENCE_S
     while True:
         try:
             if condition():
@@ -123,7 +124,7 @@ def fetch(programs: Programs, url: str, uid: int, wrap: Callable[[list[str]], li
         if size < BODY_SIZE * 3 // 4 and not settled(ends):
             ends = look(programs, url.split("/")[2].rpartition(":")[2])
             time.sleep(0.002)  # the body must last until the two have come together
-    assert curl.wait(20) == 0
+    assert curl.wait(PATIENCE_S) == 0
     assert (size, digest.digest()) == (BODY_SIZE, hashlib.sha256(random.Random(1).randbytes(BODY_SIZE)).digest())
     return ends
 
@@ -239,7 +240,9 @@ def test_postgresql_that_root_started_serves_all_users(
     ]
 
     def answers() -> bool:
-        return subprocess.run([*psql, "-c", "select 1"], capture_output=True, cwd="/", timeout=30).returncode == 0
+        return (
+            subprocess.run([*psql, "-c", "select 1"], capture_output=True, cwd="/", timeout=PATIENCE_S).returncode == 0
+        )
 
     until(answers, workdir / "log")
     session = subprocess.Popen(
@@ -258,6 +261,6 @@ def test_postgresql_that_root_started_serves_all_users(
             if ends == ["promoted "]:
                 break
         session.stdin.close()
-        assert session.wait(20) == 0
+        assert session.wait(PATIENCE_S) == 0
     assert ends == ["promoted "]
     assert programs.system.counter("claim_matched") == 1

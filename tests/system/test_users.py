@@ -16,7 +16,7 @@ from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import pytest
-from common import eventually, slot
+from common import PATIENCE_S, eventually, slot
 from shim_client import Channel, ShimClient
 from tenants import ALICE, BOB, SERVICE, Namespace, System, answer, as_user
 
@@ -68,7 +68,7 @@ def test_the_duplicate_is_closed_at_once(system: System, tcp_pair: MakePair, cha
     client.offer(active, channel(), token=1)
     client.wait_offer(active)
     active.close()
-    passive.settimeout(10)
+    passive.settimeout(PATIENCE_S)
     assert passive.recv(1) == b""  # the end of the stream, with the offer still pending
 
 
@@ -140,7 +140,7 @@ def test_the_number_of_a_process_of_roots_makes_nobody_roots(
     thief = system.stranger(BOB)
     thief.sock.close()
     thief.sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    thief.sock.settimeout(10)
+    thief.sock.settimeout(PATIENCE_S)
 
     def connect() -> None:
         os.seteuid(BOB)

@@ -221,6 +221,8 @@ static void shutdown_by_both(void)
 	say_reply("the peer shuts down", peer(pair, ACT_SHUTDOWN, SHUT_WR, 0));
 	await_fin(pair);
 	say_state("this end", pair);
+	/* a provider between hands on one end after the other */
+	NEED(peer(pair, ACT_POLL, POLLRDHUP, 5000).result & POLLRDHUP);
 	say_reply("the peer's poll", peer(pair, ACT_POLL, POLLIN | POLLOUT | POLLRDHUP, 0));
 	say_ret("recv", recv(pair->fd, data, 10, 0));
 	say_reply("the peer reads", peer(pair, ACT_RECV_ONCE, 10, 0));

@@ -84,7 +84,9 @@ static void stdio_one_stream(void)
 	say_text("the other end", fds[1]);
 	say_ret("close", close(fds[1]));
 	signal(SIGPIPE, SIG_IGN);
-	struct pollfd item = {.fd = fds[0], .events = 0};
+	struct pollfd item = {.fd = fds[0], .events = POLLRDHUP};
+	NEED(poll(&item, 1, 5000) == 1); /* the end comes first: a provider between hands it on */
+	item.events = 0;
 	fputs("into nothing", stream);
 	poll(&item, 1, 5000);
 	say_ret("fputs", fputs("into nothing", stream));
