@@ -123,7 +123,9 @@ class Load:
 
     def wait_for_traffic(self, sidestep: Sidestep | None) -> None:
         """Until connections are busy and, under the shim, one of them by ring."""
-        assert reached(lambda: any(e.driver.received and e.server.received for e in self.entries()), 20), "no traffic"
+        assert reached(lambda: any(e.driver.received and e.server.received for e in self.entries()), PATIENCE_S), (
+            "no traffic"
+        )
         if sidestep is not None:
             sidestep.wait_for(carried)
 

@@ -49,10 +49,10 @@ LOADER: Final = toolchain.NATIVE / "sidestep-loader"
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """Why a scene differs from kernel TCP, and the conditions under which it does: a pattern of their names."""
+    """Why a scene differs from kernel TCP, and the conditions under which it does: patterns of their names."""
 
     reason: str
-    where: str = "*"
+    where: list[str]
 
 
 KNOWN_DIFFERENCES: Final = {
@@ -66,7 +66,7 @@ KNOWN_DIFFERENCES: Final = {
 def difference_known(scene: str, conditions: object) -> str:
     """Why this scene differs from kernel TCP under these conditions, always; empty if it must not."""
     found = KNOWN_DIFFERENCES.get(scene)
-    return found.reason if found and fnmatchcase(str(conditions), found.where) else ""
+    return found.reason if found and any(fnmatchcase(str(conditions), each) for each in found.where) else ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -76,7 +76,7 @@ def load_protocols(sidestep: Sidestep) -> None:
 
     That takes a second of CPU. On a busy machine it takes longer than the EXPLICIT_ASK_TIMEOUT_S that a call waits.
     """
-    with ControlConnection(sidestep.socket) as connection:
+    with ControlConnection(sidestep.socket, timeout_s=PATIENCE_S) as connection:
         answer, descriptors = connection.request("modules")
         descriptors.close()
         for module in answer["modules"]:
