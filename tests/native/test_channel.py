@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 from pathlib import Path
 
 import pytest
@@ -18,7 +17,7 @@ FUZZ_RUNS = 40_000
 FUZZ_SECONDS = float(os.environ.get("SIDESTEP_FUZZ_S", "4"))
 
 # as channel_test.c lists them; test_every_c_test_is_run compares
-C_TESTS = re.findall(r"^\tTEST\((\w+)\),$", (toolchain.NATIVE_TESTS / "channel_test.c").read_text(), re.MULTILINE)
+C_TESTS = toolchain.c_tests("channel_test")
 
 
 def test_every_c_test_is_run() -> None:

@@ -6,7 +6,6 @@ SIDESTEP_FUZZ_S=3600 pytest tests/native/test_engine_native.py -k guided --timeo
 from __future__ import annotations
 
 import os
-import re
 import sys
 from pathlib import Path
 
@@ -29,7 +28,7 @@ SOURCES = (
 SHORT = tuple(f"-Wl,--wrap={name}" for name in ("malloc", "calloc", "realloc"))  # see engine_line.h
 
 # as engine_test.c lists them; test_every_c_test_is_run compares
-C_TESTS = re.findall(r"^\tTEST\((\w+)\),$", (toolchain.NATIVE_TESTS / "engine_test.c").read_text(), re.MULTILINE)
+C_TESTS = toolchain.c_tests("engine_test")
 # by TSan those that have threads
 ALONE = set(C_TESTS[: C_TESTS.index("taken_back_at_any_moment")])
 CASES = [
@@ -66,6 +65,7 @@ def test_any_moves_guided(tmp_path: Path) -> None:
     assert toolchain.guided("fuzz_engine", FUZZ_SECONDS, tmp_path, *SOURCES, flags=SHORT) > 100
 
 
+@pytest.mark.least("ci")
 @pytest.mark.timeout(SANITIZED_S + 60)
 def test_the_module_sanitized() -> None:
     """Python and an engine that is watched take turns at connections, some of them with strangers."""

@@ -35,6 +35,7 @@ def test_any_moves_guided(tmp_path: Path) -> None:
     assert toolchain.guided("fuzz_framing", FUZZ_SECONDS, tmp_path, *SOURCES) > 100
 
 
+@pytest.mark.least("ci")
 @pytest.mark.slow
 @pytest.mark.timeout(SANITIZED_S + 60)
 def test_the_module_sanitized() -> None:

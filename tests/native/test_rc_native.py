@@ -6,7 +6,6 @@ SIDESTEP_FUZZ_S=3600 pytest tests/native/test_rc_native.py -k guided --timeout 4
 from __future__ import annotations
 
 import os
-import re
 from pathlib import Path
 
 import pytest
@@ -17,7 +16,7 @@ FUZZ_RUNS = 20_000
 FUZZ_SECONDS = float(os.environ.get("SIDESTEP_FUZZ_S", "4"))
 
 SOURCES = tuple(toolchain.NATIVE / f"{name}.c" for name in ("rc", "rc_in", "rc_out", "icrc"))
-C_TESTS = re.findall(r"^\tTEST\((\w+)\),$", (toolchain.NATIVE_TESTS / "rc_test.c").read_text(), re.MULTILINE)
+C_TESTS = toolchain.c_tests("rc_test")
 CASES = [(sanitizer, name) for sanitizer in SANITIZERS if sanitizer is not THREAD for name in C_TESTS]
 
 pytestmark = pytest.mark.slow

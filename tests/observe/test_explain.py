@@ -413,6 +413,7 @@ def reasons_of_churn(sidestep: Sidestep, look: Callable[[subprocess.Popen[str]],
         program.send_signal(signal.SIGCONT)
 
 
+@pytest.mark.least("ci")
 def test_of_a_connection_that_comes_or_goes_nothing_false_is_said(sidestep: Sidestep) -> None:
     assert "UNKNOWN_SOCKET" not in set(islice(reasons_of_churn(sidestep, lambda _: None), 12))
 

@@ -195,6 +195,11 @@ def build_test(name: str, sanitizer: Sanitizer, *more: Path, flags: Sequence[str
     return build(f"{name}-{sanitizer.name}", sources, [*sanitizer.flags, *GUARDED, SPILL, *flags])
 
 
+def c_tests(name: str) -> list[str]:
+    """What the table of tests/native/`name`.c lists; from the source, as collecting must not need a compiler."""
+    return re.findall(r"\bTEST\((\w+)\),", (NATIVE_TESTS / f"{name}.c").read_text(encoding="utf-8"))
+
+
 def run(
     argv: Sequence[str | os.PathLike[str]], sanitizer: Sanitizer, timeout_s: float = RUN_TIMEOUT_S, **env_more: str
 ) -> subprocess.CompletedProcess[str]:

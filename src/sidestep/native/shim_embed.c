@@ -10,11 +10,7 @@
  * In `opt_in` mode only sockets that were adopted are tracked, and what listeners accept that were; all others pass
  * through. A socket may be adopted at any time before a byte has moved: the kernel's counts betray it if one has.
  *
- * There a call is not seen that goes through an address which the program asked of dlsym() with the C library's own handle.
- *
- * Preloaded, two ways lead past us, and are closed by the same means: such an address, and an object that is opened with
- * RTLD_DEEPBIND, which prefers its own dependencies. In both cases ours takes the place of the very function that ours calls in
- * turn, and of no other: where another library stands between, its functions stay what they are to whoever finds them.
+ * Not seen: a call through an address that the program asked of dlsym() with the C library's own handle.
  */
 #include "shim.h"
 
@@ -41,7 +37,6 @@
 static struct hook {
 	const char *name;
 	uintptr_t function;
-	uintptr_t next; /* what it stands before, if we are preloaded */
 } hooks[HOOKS_MAX];
 static uint32_t hooks_len;
 static uintptr_t own_base; /* of this library */
@@ -90,7 +85,7 @@ static bool object_read(const struct dl_phdr_info *info, struct object *object)
 static void hook_add(const char *name, uintptr_t function)
 {
 	if (hooks_len < HOOKS_MAX)
-		hooks[hooks_len++] = (struct hook){name, function, 0};
+		hooks[hooks_len++] = (struct hook){name, function};
 }
 
 static int hook_compare(const void *a, const void *b)
@@ -98,14 +93,9 @@ static int hook_compare(const void *a, const void *b)
 	return strcmp(((const struct hook *)a)->name, ((const struct hook *)b)->name);
 }
 
-static const struct hook *hook_of(const char *name)
-{
-	return bsearch(&(struct hook){.name = name}, hooks, hooks_len, sizeof(*hooks), hook_compare);
-}
-
 static uintptr_t hook_find(const char *name)
 {
-	const struct hook *found = hook_of(name);
+	const struct hook *found = bsearch(&(struct hook){.name = name}, hooks, hooks_len, sizeof(*hooks), hook_compare);
 
 	return found ? found->function : 0;
 }
@@ -134,16 +124,13 @@ static int hooks_read(struct dl_phdr_info *info, size_t size, void *unused)
 		for (uint32_t at = buckets[i]; at >= first; at++) {
 			const ElfW(Sym) *symbol = &own.symbols[at];
 			const char *name = own.names + symbol->st_name;
-			if (ELF64_ST_TYPE(symbol->st_info) == STT_FUNC && strncmp(name, "sidestep_", 9) != 0 &&
-			    strncmp(name, "dl", 2) != 0)
+			if (ELF64_ST_TYPE(symbol->st_info) == STT_FUNC && strncmp(name, "sidestep_", 9) != 0)
 				hook_add(name, own.base + symbol->st_value);
 			if (chain[at - first] & 1)
 				break;
 		}
-	if (main_program) {
-		hook_add("dlopen", (uintptr_t)late_dlopen);
-		hook_add("dlsym", (uintptr_t)late_dlsym);
-	}
+	hook_add("dlopen", (uintptr_t)late_dlopen);
+	hook_add("dlsym", (uintptr_t)late_dlsym);
 	qsort(hooks, hooks_len, sizeof(*hooks), hook_compare);
 	return 1;
 }
@@ -189,10 +176,9 @@ static int object_redirect(struct dl_phdr_info *info, size_t size, void *argumen
 			/* A function of its own of that name stays. But our calls among ourselves are bound to the global scope, too. */
 			if (symbol->st_shndx != SHN_UNDEF && object.base != own_base)
 				continue;
-			const struct hook *hook = hook_of(object.names + symbol->st_name);
-			uintptr_t function = hook ? hook->function : 0;
+			uintptr_t function = hook_find(object.names + symbol->st_name);
 			_Atomic uintptr_t *slot = (_Atomic uintptr_t *)(object.base + entry->r_offset);
-			if (!function || word_load(*slot) == function || (!main_program && word_load(*slot) != hook->next))
+			if (!function || word_load(*slot) == function)
 				continue;
 			if ((uintptr_t)slot >= start && (uintptr_t)slot < end && !open) {
 				open = mprotect((void *)start, end - start, PROT_READ | PROT_WRITE) == 0;
@@ -251,77 +237,6 @@ static void *late_dlsym(void *handle, const char *name)
 	return real_dlsym(handle, name);
 }
 
-/* ---- preloaded ---- */
-static pthread_once_t found_once = PTHREAD_ONCE_INIT;
-
-/* dlvsym() is no name of ours, so it finds the other two. */
-static void linker_find(void)
-{
-	static const char *const versions[] = {"GLIBC_2.34", "GLIBC_2.17", "GLIBC_2.2.5", "GLIBC_2.1"};
-	void *scope = main_program ? main_program : RTLD_NEXT; /* as real_scope(), which calls what is to be found here */
-
-	for (size_t i = 0; i < sizeof(versions) / sizeof(*versions) && !(real_dlsym && real_dlopen); i++) {
-		if (!real_dlsym)
-			real_dlsym = (void *(*)(void *, const char *))dlvsym(scope, "dlsym", versions[i]);
-		if (!real_dlopen)
-			real_dlopen = (void *(*)(const char *, int))dlvsym(scope, "dlopen", versions[i]);
-	}
-}
-
-static void hooks_find(void)
-{
-	dl_iterate_phdr(hooks_read, NULL);
-	for (uint32_t i = 0; i < hooks_len; i++)
-		hooks[i].next = (uintptr_t)real_dlsym(RTLD_NEXT, hooks[i].name);
-	dlerror(); /* of those that this C library does not have */
-}
-
-static bool stands_before(void)
-{
-	if (!fd_table_len || main_program)
-		return false;
-	pthread_once(&found_once, hooks_find);
-	return true;
-}
-
-/* The linker knows the caller by the address it returns to: where that matters, the call goes on as a jump. */
-EXPORT void *dlsym(void *handle, const char *name)
-{
-	if (unlikely(!real_dlsym))
-		linker_find();
-	if (unlikely(word_load(look_due)))
-		redirect();
-	if (handle == RTLD_DEFAULT || handle == RTLD_NEXT || !stands_before())
-		return real_dlsym(handle, name);
-	void *found = real_dlsym(handle, name);
-	const struct hook *hook = found ? hook_of(name) : NULL;
-	return unlikely(hook) && hook->next == (uintptr_t)found ? (void *)hook->function : found;
-}
-
-/* What the object has bound by then is redirected; so it is bound at once, if it can be. */
-static void *deep_dlopen(const char *path, int flags)
-{
-	void *handle = real_dlopen(path, (flags & ~RTLD_LAZY) | RTLD_NOW);
-
-	if (!handle)
-		handle = real_dlopen(path, flags);
-	if (handle)
-		redirect();
-	return handle;
-}
-
-EXPORT void *dlopen(const char *path, int flags)
-{
-	if (unlikely(!real_dlopen))
-		linker_find();
-	if (likely(!(flags & RTLD_DEEPBIND)) || !path || !stands_before())
-		return real_dlopen(path, flags);
-	if (strchr(path, '/') && !strchr(path, '$'))
-		return deep_dlopen(path, flags);
-	atomic_store(&look_due, true); /* the look comes with the dlsym() that must follow */
-	return real_dlopen(path, flags);
-}
-
 /* ---- for sidestep.embed ---- */
 
 /* What a program may set; the names of the environment's variables. A number that is negative is left as it is. */
@@ -358,7 +273,8 @@ EXPORT int sidestep_embed(const struct sidestep_settings *settings)
 	if (settings->spin_us >= 0)
 		config.spin_ns = (uint32_t)settings->spin_us * 1000;
 	config.embedded = config.opt_in = true;
-	linker_find(); /* before our own slots are redirected */
+	real_dlopen = dlopen; /* before our own slots are redirected */
+	real_dlsym = dlsym;
 	dl_iterate_phdr(hooks_read, NULL);
 	struct look look = redirect();
 	if (!look.changed)
