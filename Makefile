@@ -204,6 +204,7 @@ SOAK_ARGS ?=
 soak: setup-ci
 	$(BIN)/python tests/apps/soak.py --minutes $(SOAK_MINUTES) $(SOAK_ARGS)
 
+OTHER_MACHINE := $(if $(filter x86_64,$(shell uname -m)),aarch64,x86_64)
 C_FILES = $(shell git ls-files '*.c' '*.h')
 # Findings are errors, as all warnings. Left out: a struct that is returned with fields not set yet is a copy, no use of
 # them (call_of in shim_call.h), which gcc 12 takes for one.
@@ -218,7 +219,8 @@ lint: build $(VENV)/.lint
 	$(BIN)/pyright
 	$(BIN)/clang-format --dry-run -Werror $(C_FILES)
 	@echo "clang-tidy of the native library"
-	@printf '%s\n' $(wildcard $(NATIVE)/*.c) | xargs -P $$(nproc) -n 4 $(BIN)/clang-tidy -p build/native --quiet
+	@printf '%s\n' $(filter-out %_$(OTHER_MACHINE).c,$(wildcard $(NATIVE)/*.c)) | \
+		xargs -P $$(nproc) -n 1 $(BIN)/clang-tidy -p build/native --quiet
 	$(BIN)/python docs/reference/make.py --check
 
 # What git knows as changed since the last commit, or by the last commit where nothing is.
