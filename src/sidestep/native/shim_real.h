@@ -19,7 +19,7 @@
 
 int close_range(unsigned first, unsigned last, int flags); /* glibc declares it since 2.34 */
 
-/* What returns a new number, and is of no other interest. */
+/* Calls that return a new number, and are of no other interest. */
 #define NUMBER_FUNCTIONS(X) \
 	X(int, __open_2, (const char *p, int f), (p, f)) \
 	X(int, __openat_2, (int d, const char *p, int f), (d, p, f)) \

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Offer:
-    """What two devices under test promise."""
+    """The promises of two devices under test."""
 
     active: DeviceAttributes
     passive: DeviceAttributes
