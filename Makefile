@@ -204,7 +204,7 @@ SOAK_ARGS ?=
 soak: setup-ci
 	$(BIN)/python tests/apps/soak.py --minutes $(SOAK_MINUTES) $(SOAK_ARGS)
 
-OTHER_MACHINE := $(if $(filter x86_64,$(shell uname -m)),aarch64,x86_64)
+OTHER_MACHINE = $(if $(filter x86_64,$(shell uname -m)),aarch64,x86_64)
 C_FILES = $(shell git ls-files '*.c' '*.h')
 # Findings are errors, as all warnings. Left out: a struct that is returned with fields not set yet is a copy, no use of
 # them (call_of in shim_call.h), which gcc 12 takes for one.
