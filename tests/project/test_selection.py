@@ -6,6 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import durations
 import pytest
 import selection
 from selection import ROWS, TESTS, Part, Selection, Set, Table, rotate
@@ -93,3 +94,21 @@ def test_a_run_takes_what_its_set_says(tmp_path: Path) -> None:
     assert "1 failed, 3 passed" in said("--set=ci")
     assert "1 failed, 2 passed" in said("--set=ci", f"--part={Part.BESIDE.name.lower()}")
     assert "1 passed" in said("--set=test", f"--part={Part.ALONE.name.lower()}")
+
+
+def test_each_folder_of_the_ci_has_a_budget() -> None:
+    table, given = Table.read(), durations.budgets_of("ci")
+    folders = {path.relative_to(TESTS).parts[0] for path in TESTS.rglob("test_*.py")}
+    taken = {
+        folder
+        for folder in folders
+        if any(table.set_of(f"{folder}/{path.name}") <= Set.CI for path in (TESTS / folder).rglob("test_*.py"))
+    }
+    assert set(given) == taken
+
+
+def test_a_folder_over_its_budget_is_named() -> None:
+    sums = {"a": durations.Spent(1, 25), "b": durations.Spent(1, 11), "c": durations.Spent(1, 99)}
+    assert durations.over(sums, {"a": 10, "b": 10}, 1.2) == {"a": 2.5}
+    items = {"tests/a/test_x.py::test_y[1]": sums["a"], "tests/a/b/test_z.py::test_y": sums["b"]}
+    assert durations.by_folder(items) == {"a": durations.Spent(2, 36)}

@@ -150,8 +150,13 @@ PHASES = ["asked", "accepted", "idle", "half-way", "receiving", "answering", "le
 @pytest.mark.parametrize("act", ["destroy", "disconnect", "error", "close"])
 @pytest.mark.parametrize("phase", PHASES)
 def test_an_end_in_every_phase(phase: str, act: str) -> None:
-    """Nothing completes after `destroy`, memory is let go, and nothing is left in the loop."""
+    """Nothing completes after `destroy`, memory is let go, and nothing is left in the loop or open."""
+    used = descriptors()
     buffers, kept = end_of(phase, act)
+    if descriptors() != used:  # a leak leaks each time; what the worker's other threads open meanwhile does not
+        used = descriptors()
+        end_of(phase, act)
+        assert descriptors() == used
     gc.collect()
     for each in buffers:
         each.append(0)  # BufferError if something still refers to it
@@ -160,7 +165,6 @@ def test_an_end_in_every_phase(phase: str, act: str) -> None:
 
 def end_of(phase: str, act: str) -> tuple[list[bytearray], list[QueuePair]]:
     """The memory that was used, and who used it: a user may keep a queue pair that he has destroyed."""
-    used = descriptors()
     dut = IwarpUnderTest(IwarpSettings(startup=STARTUP), loop=LeapingLoop())
     bench = Bench(dut)
     asks, asked = bench.side(dut.active), bench.side(dut.passive)
@@ -202,7 +206,6 @@ def end_of(phase: str, act: str) -> tuple[list[bytearray], list[QueuePair]]:
         assert len(device.keys) == 0
     dut.loop.notices.clear()
     assert dut.loop.idle
-    assert descriptors() == used
     return buffers, [asks.qp, asked.qp]
 
 
