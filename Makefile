@@ -154,11 +154,12 @@ LAB     := $(if $(SIDESTEP_LAB),,-m 'not lab')
 CHOSEN   = --set=$(1) $(if $(ROW),--row=$(ROW)) $(LAB)
 define run-tests
 	@.ci/step build/prepare.log "compiling the tests" $(BIN)/pytest tests $(call CHOSEN,$(1)) --collect-only -qq
-	@rm -f build/twice.json build/junit-*.xml; failed=0; \
+	@rm -f build/twice.json build/junit-*.xml build/failures.txt; failed=0; \
 	$(BIN)/pytest tests $(call CHOSEN,$(1)) --part=beside -n $(WORKERS) --junitxml=build/junit-beside.xml \
 		$(PYTEST_ARGS) || failed=1; \
 	$(BIN)/pytest tests $(call CHOSEN,$(1)) --part=alone --junitxml=build/junit-alone.xml $(PYTEST_ARGS) || failed=1; \
 	$(BIN)/python tests/support/budget.py $(1) "$(ROW)" || failed=1; \
+	if [ -e build/failures.txt ]; then echo "failed in row $(or $(ROW),of the commit):"; cat build/failures.txt; fi; \
 	exit $$failed
 endef
 # Hundreds of providers start: they share what Python compiles, also where it should write nothing.

@@ -12,6 +12,7 @@ import pytest
 import toolchain
 from common import PATIENCE_S
 from load import Load, faults_of_survivor, faults_of_whole, loaded, reached
+from selection import rotate
 from toolchain import ADDRESS, THREAD, SanitizedShim, Sanitizer
 
 from sidestep.observe.demotion import Result
@@ -19,6 +20,7 @@ from sidestep.testing import Connection, Sidestep
 
 HERE = Path(__file__).resolve().parent
 SEEDS = range(int(os.environ.get("SIDESTEP_CHAOS_SEEDS", "1")))
+SETTINGS = [("0", None), ("4:50000", 4096), ("0", 4096), ("4:50000", None)]  # a run takes two that differ in both
 WITHIN_S = PATIENCE_S
 LONG = 60_000_000  # bytes a connection may carry: long enough to go to and fro
 
@@ -70,8 +72,7 @@ def _stir(
     sidestep.promote(timeout_s=0)
 
 
-@pytest.mark.parametrize("ring_size", [None, 4096], ids=["ring-default", "ring-4096"])
-@pytest.mark.parametrize("promote_after", ["0", "4:50000"])
+@pytest.mark.parametrize(("promote_after", "ring_size"), rotate(SETTINGS, ci=2))
 @pytest.mark.parametrize("seed", SEEDS)
 def test_every_byte_arrives(
     load_program: Path, tmp_path: Path, seed: int, promote_after: str, ring_size: int | None
@@ -86,7 +87,7 @@ def test_every_byte_arrives(
 
 
 @pytest.mark.parametrize("killed", ["driver", "server"])
-@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize("seed", rotate(range(2)))
 def test_a_program_killed_amid_orders(load_program: Path, tmp_path: Path, seed: int, killed: str) -> None:
     with Sidestep(promote_after="0") as sidestep, loaded(load_program, tmp_path, sidestep) as load:
         driver = load.drive(seed, most=LONG)

@@ -11,9 +11,12 @@ import sys
 from pathlib import Path
 
 import pytest
+from selection import rotate
 
 from sidestep.observe.connections import Connection
 from sidestep.testing import Sidestep
+
+SLEEPS = ["recv", "poll", "select", "epoll"]
 
 _PREFORK = """
 import os, signal, socket
@@ -135,14 +138,14 @@ def _idle_ends(sidestep: Sidestep, how: str) -> tuple[subprocess.Popen[str], sub
     return server, client
 
 
-@pytest.mark.parametrize("how", ["recv", "poll", "select", "epoll"])
+@pytest.mark.parametrize("how", rotate(SLEEPS, ci=2))
 def test_idle_rings_give_their_pages_back(sidestep: Sidestep, how: str) -> None:
     ends = _idle_ends(sidestep, how)
     assert min(_ring_pages_kib(one.pid) for one in ends) > 16
     sidestep.wait_for(lambda _: max(_ring_pages_kib(one.pid) for one in ends) <= 16)
 
 
-@pytest.mark.parametrize("how", ["recv", "poll", "select", "epoll"])
+@pytest.mark.parametrize("how", rotate(SLEEPS, 1, ci=2))
 def test_idle_connections_follow_orders(sidestep: Sidestep, how: str) -> None:
     """Both programs sleep for as long as nothing comes, and make no call: they hear of the orders all the same."""
     ends = _idle_ends(sidestep, how)

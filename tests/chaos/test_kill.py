@@ -20,11 +20,11 @@ from selection import rotate
 
 from sidestep.testing import Sidestep
 
-SEEDS = rotate(range(4), ci=2)
+SEEDS = rotate(range(4))
 END_S = PATIENCE_S
 
 
-@pytest.fixture(params=["after-0", "after-30"])
+@pytest.fixture(params=rotate(["after-0", "after-30"]))
 def stage(request: pytest.FixtureRequest) -> Iterator[Sidestep]:
     """A provider with programs that promote at once or in the midst of things."""
     with Sidestep(promote_after=str(request.param).removeprefix("after-")) as sidestep:

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 from pathlib import Path
 
 import pytest
 from load import THREADS, Load, faults_of_whole, loaded, reached
+from selection import rotate
 
 from sidestep.testing import Connection, Sidestep
 
 SEEDS = range(int(os.environ.get("SIDESTEP_CHAOS_SEEDS", "1")))
+SETTINGS = list(itertools.product(["0", "3", "17", "100", "4:50000"], [None, 4096]))
 
 
 def _grows_to(load: Load, connections: int) -> bool:
@@ -22,8 +25,7 @@ def _carried(found: list[Connection]) -> bool:
     return any(way.ring_bytes and way.tcp_bytes > 100 for c in found for way in (c.tx, c.rx))
 
 
-@pytest.mark.parametrize("ring_size", [None, 4096], ids=["ring-default", "ring-4096"])
-@pytest.mark.parametrize("promote_after", ["0", "3", "17", "100", "4:50000"])
+@pytest.mark.parametrize(("promote_after", "ring_size"), rotate(SETTINGS, ci=4))
 @pytest.mark.parametrize("seed", SEEDS)
 def test_every_byte_arrives(
     load_program: Path, tmp_path: Path, seed: int, promote_after: str, ring_size: int | None

@@ -33,7 +33,7 @@ END_S = PATIENCE_S
 LONG = 20_000_000  # bytes a connection may carry: long enough for both directions to switch
 
 
-@pytest.fixture(params=["after-0", "after-30"])
+@pytest.fixture(params=rotate(["after-0", "after-30"]))
 def stage(request: pytest.FixtureRequest) -> Iterator[Sidestep]:
     """A provider with the relay, and programs that promote at once or in the midst of things."""
     with relayed(Sidestep(promote_after=str(request.param).removeprefix("after-"))) as sidestep:

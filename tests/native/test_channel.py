@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import toolchain
-from toolchain import ADDRESS, PLAIN, SANITIZERS, Sanitizer
+from toolchain import ADDRESS, PLAIN, SANITIZERS, Sanitizer, sanitized
 
 LITMUS_ROUNDS = 300_000
 LITMUS_SECONDS = 20
@@ -26,8 +26,7 @@ def test_every_c_test_is_run() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", C_TESTS)
-@pytest.mark.parametrize("sanitizer", SANITIZERS, ids=lambda s: s.name)
+@pytest.mark.parametrize(("sanitizer", "name"), sanitized(C_TESTS), ids=lambda each: getattr(each, "name", each))
 def test_channel(sanitizer: Sanitizer, name: str) -> None:
     assert toolchain.succeed([toolchain.build_test("channel_test", sanitizer), name], sanitizer) == ""
 

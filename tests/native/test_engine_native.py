@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 import toolchain
-from toolchain import ADDRESS, SANITIZERS, THREAD, Sanitizer
+from toolchain import ADDRESS, Sanitizer, sanitized
 
 FUZZ_RUNS = 4_000
 SANITIZED_S = 400
@@ -30,10 +30,7 @@ SHORT = tuple(f"-Wl,--wrap={name}" for name in ("malloc", "calloc", "realloc")) 
 # as engine_test.c lists them; test_every_c_test_is_run compares
 C_TESTS = toolchain.c_tests("engine_test")
 # by TSan those that have threads
-ALONE = set(C_TESTS[: C_TESTS.index("taken_back_at_any_moment")])
-CASES = [
-    (sanitizer, name) for sanitizer in SANITIZERS for name in C_TESTS if sanitizer is not THREAD or name not in ALONE
-]
+CASES = sanitized(C_TESTS, threads=C_TESTS[C_TESTS.index("taken_back_at_any_moment") :])
 
 pytestmark = pytest.mark.slow
 

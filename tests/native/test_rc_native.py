@@ -10,14 +10,14 @@ from pathlib import Path
 
 import pytest
 import toolchain
-from toolchain import ADDRESS, SANITIZERS, THREAD, Sanitizer
+from toolchain import ADDRESS, Sanitizer, sanitized
 
 FUZZ_RUNS = 20_000
 FUZZ_SECONDS = float(os.environ.get("SIDESTEP_FUZZ_S", "4"))
 
 SOURCES = tuple(toolchain.NATIVE / f"{name}.c" for name in ("rc", "rc_in", "rc_out", "icrc"))
 C_TESTS = toolchain.c_tests("rc_test")
-CASES = [(sanitizer, name) for sanitizer in SANITIZERS if sanitizer is not THREAD for name in C_TESTS]
+CASES = sanitized(C_TESTS, threads=())
 
 pytestmark = pytest.mark.slow
 

@@ -71,6 +71,7 @@ def test_all_orders(shim: Simulator, before: str) -> None:
     _well(shim.scenarios(scenarios.orders(DEPTH, [before])))
 
 
+@pytest.mark.least("ci")  # some 50 CPU seconds each
 @pytest.mark.parametrize("before", rotate(PAIRED))
 def test_all_pairs_interrupted_at_all_points(shim: Simulator, before: str) -> None:
     _well(shim.scenarios(scenarios.pairs([before])))

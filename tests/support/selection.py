@@ -19,6 +19,7 @@ from typing import Final, TypeVar
 import pytest
 
 TESTS: Final = Path(__file__).parents[1]
+FAILURES: Final = TESTS.parent / "build" / "failures.txt"  # of all runs since a target of the Makefile began
 ROWS: Final = 60  # a multiple of most numbers of conditions
 _T = TypeVar("_T")
 
@@ -150,7 +151,16 @@ class Selecting:
             items[:] = [item for item in items if item not in set(later)]
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
-        """The command that repeats each failure alone, last, where it is seen."""
-        failed = [report.nodeid for kind in ("failed", "error") for report in terminalreporter.getreports(kind)]
-        for nodeid in dict.fromkeys(failed):
-            terminalreporter.write_line(f"again: .venv/bin/pytest '{nodeid}'")
+        """The command that repeats each failure alone, last, where it is seen; kept for the end of several runs."""
+        failed = [report for kind in ("failed", "error") for report in terminalreporter.getreports(kind)]
+        if not failed:
+            return
+        lines = list(dict.fromkeys(f"again: .venv/bin/pytest '{report.nodeid}'" for report in failed))
+        for line in lines:
+            terminalreporter.write_line(line)
+        FAILURES.parent.mkdir(exist_ok=True)
+        with FAILURES.open("a", encoding="utf-8") as kept:
+            for report in failed:
+                crash = getattr(report.longrepr, "reprcrash", None)
+                said = crash.message if crash else str(report.longrepr)
+                kept.write(f"again: .venv/bin/pytest '{report.nodeid}'\n    {' '.join(said.split())[:300]}\n")

@@ -28,6 +28,7 @@ from typing import Final
 import coverage_build
 import needed
 import pytest
+from selection import rotate
 
 from sidestep.testing import Sidestep
 
@@ -193,6 +194,13 @@ def build_test(name: str, sanitizer: Sanitizer, *more: Path, flags: Sequence[str
     require(sanitizer)
     sources = [NATIVE_TESTS / f"{name}.c", NATIVE_TESTS / "check.c", NATIVE / "channel.c", *more]
     return build(f"{name}-{sanitizer.name}", sources, [*sanitizer.flags, *GUARDED, SPILL, *flags])
+
+
+def sanitized(names: Sequence[str], threads: Sequence[str] | None = None) -> list[tuple[Sanitizer, str]]:
+    """C tests with the sanitizers of this run's row; THREAD only for `threads`, where that is given."""
+    fitting = [SANITIZERS if threads is None or name in threads else (PLAIN, ADDRESS) for name in names]
+    pairs = [(one, name) for at, name in enumerate(names) for one in rotate(fitting[at], at, ci=2)]
+    return sorted(pairs, key=lambda pair: SANITIZERS.index(pair[0]))  # those of one program follow each other
 
 
 def c_tests(name: str) -> list[str]:
