@@ -101,9 +101,10 @@ class Search:
         result, items = self._results.of(mutant), self.items(mutant, options)
         began, row = time.monotonic(), result.sets.get(what, {})
         found, why = row.get("found"), ""
-        if found not in items:
+        if found not in items:  # what has found it in another set finds it in this one
+            found = next((nodeid for nodeid in result.killers if nodeid in items), None)
+        if found is None:
             open_ones = [nodeid for nodeid in items if nodeid not in result.done(what)]
-            open_ones.sort(key=lambda nodeid: nodeid not in result.killers)  # what has found it in another set
             found, why = self._with_fault(mutant, result, what, open_ones, options) if open_ones else (None, "")
         done = result.done(what)
         result.sets[what] = {

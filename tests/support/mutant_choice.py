@@ -145,9 +145,11 @@ def _is_wanted(nodeid: str, recorded: dict[str, float], touched: set[str], funct
 
 
 def _is_named(nodeid: str, likely: list[str], wanted: set[str]) -> bool:
-    """A function or an item is named for itself; a file for those in it that touch the lines."""
-    if any(nodeid == name or function(nodeid) == name for name in likely):
-        return True
+    """A function or an item is named for itself, by a star for some words; a file for those that touch the lines."""
+    for name in likely:
+        begin, star, end = name.partition("*")
+        if name in (nodeid, function(nodeid)) or (star and nodeid.startswith(begin) and nodeid.endswith(end)):
+            return True
     place = Path(nodeid.partition("::")[0])
     return nodeid in wanted and any(place.is_relative_to(name) for name in likely if "::" not in name)
 

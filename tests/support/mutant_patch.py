@@ -2,7 +2,7 @@
 
 fault: what a user saw. source: the commit or the line of the changelog. found: how it was found then. room: the folder
 below src/sidestep. likely: items, functions, files that probably find it, separated by commas; left out where none is
-known.
+known. A star in an item's name stands for any words: most items are but in some rows.
 """
 
 from __future__ import annotations
