@@ -167,7 +167,7 @@ check test ci-tests test-full: export PYTHONDONTWRITEBYTECODE :=
 check test ci-tests test-full: export PYTHONPYCACHEPREFIX := $(CURDIR)/build/pycache
 
 check: build lint-changed
-	$(BIN)/pytest tests --set=check $(if $(ROW),--row=$(ROW)) -n 2 -q $(PYTEST_ARGS)
+	$(BIN)/pytest tests --set=check $(if $(ROW),--row=$(ROW)) -n 3 -q $(PYTEST_ARGS)
 
 test: setup-test lint-changed
 	$(call run-tests,test)

@@ -94,6 +94,7 @@ def test_library(name: str, provider: Sidestep) -> None:
     run(name, str(library), env=bare(provider))
 
 
+@pytest.mark.least("ci")
 @pytest.mark.slow
 @pytest.mark.parametrize("ring_size", [None, 4096], ids=["ring-default", "ring-4096"])
 @pytest.mark.parametrize("seed", range(int(os.environ.get("SIDESTEP_CHAOS_SEEDS", "1"))))

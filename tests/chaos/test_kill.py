@@ -66,6 +66,7 @@ def _kill_one(load_program: Path, tmp_path: Path, stage: Sidestep | None, seed: 
         assert survivor.poll() == (None if killed == "driver" else 0)
 
 
+@pytest.mark.least("ci")  # half a minute, on both CPUs
 @pytest.mark.parametrize("seed", SEEDS)
 def test_provider_killed(load_program: Path, tmp_path: Path, seed: int) -> None:
     moment = random.Random(seed)

@@ -331,6 +331,7 @@ def test_a_look_that_ends_with_the_screen_is_nothing(sidestep: Sidestep) -> None
     on_screen(sidestep, steps)
 
 
+@pytest.mark.least("ci")
 @pytest.mark.parametrize("size", [(80, 24), (132, 43)])
 def test_of_thousands_the_visible_ones_are_shown(sidestep: Sidestep, crowd: ShimClient, size: tuple[int, int]) -> None:
     def ports(lines: list[str]) -> list[int]:
@@ -352,6 +353,7 @@ def test_of_thousands_the_visible_ones_are_shown(sidestep: Sidestep, crowd: Shim
     on_screen(sidestep, steps, size)
 
 
+@pytest.mark.least("ci")
 def test_an_explanation_of_what_has_ended_says_so(sidestep: Sidestep, crowd: ShimClient) -> None:
     async def steps(app: TopApp, pilot: Pilot[None]) -> None:
         await until(app, pilot, lambda lines: "5,000" in lines[2])

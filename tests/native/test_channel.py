@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import toolchain
+from selection import rotate
 from toolchain import ADDRESS, PLAIN, SANITIZERS, Sanitizer, sanitized
 
 LITMUS_ROUNDS = 300_000
@@ -63,7 +64,7 @@ def pins(variant: str, sanitizer: Sanitizer = PLAIN) -> tuple[int, int, int]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("sanitizer", SANITIZERS, ids=lambda s: s.name)
+@pytest.mark.parametrize("sanitizer", rotate(SANITIZERS, ci=2), ids=lambda s: s.name)
 def test_what_is_pinned_is_read_only_while_it_is_what_the_ring_is(sanitizer: Sanitizer) -> None:
     read, pinned, wrong = pins("counted", sanitizer)
     assert read > PIN_ROUNDS / 100
@@ -80,7 +81,7 @@ def test_pages_that_were_given_back_are_seen_without_the_count(variant: str) -> 
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", [1, 2])
+@pytest.mark.parametrize("seed", rotate([1, 2]))
 def test_any_segment_content(seed: int) -> None:
     """The fuzz target with seeded inputs, which every compiler can build."""
     program = toolchain.build_test("fuzz_channel", ADDRESS, toolchain.NATIVE_TESTS / "fuzz_main.c")

@@ -16,6 +16,7 @@ from channel_app import App
 from channel_app import Stream as PlainStream
 from fake_device import RECEIVED_RDMA_WITH_IMM, WITH_IMM, FakeVerbs, fake_verbs
 from remote_world import World, all_of, reset, settle
+from selection import rotate
 
 from sidestep import limits
 from sidestep.errors import LimitReached
@@ -96,7 +97,7 @@ class Stream(PlainStream):
 
 @pytest.mark.parametrize("engines", ENGINES.values(), ids=ENGINES)
 @pytest.mark.parametrize("ring", [4096, 65536], ids=str)
-@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("seed", rotate(range(8), ci=4))
 def test_each_byte_arrives_whoever_carries_it(
     closing: ExitStack, device: FakeVerbs, engines: tuple[bool, bool], ring: int, seed: int
 ) -> None:
@@ -474,7 +475,7 @@ def test_a_link_that_breaks_under_a_hot_ring(hot: Hot, device: FakeVerbs, held: 
     hot.world.turns(lambda: not rings.pinned_bytes)
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", rotate(range(6), test=2, ci=3))
 def test_each_byte_arrives_from_rings_that_come_and_go(
     closing: ExitStack, device: FakeVerbs, monkeypatch: pytest.MonkeyPatch, seed: int
 ) -> None:

@@ -57,6 +57,7 @@ def used(world: World) -> None:
         two.reclaim()
 
 
+@pytest.mark.least("ci")
 @pytest.mark.slow
 @pytest.mark.parametrize("engine", [True, False])
 def test_a_thousand_connections_pin_little(closing: ExitStack, device: FakeVerbs, *, engine: bool) -> None:
@@ -73,6 +74,7 @@ def test_a_thousand_connections_pin_little(closing: ExitStack, device: FakeVerbs
     assert not world.one.faults + world.two.faults
 
 
+@pytest.mark.least("ci")
 @pytest.mark.slow
 def test_a_thousand_connections_are_made(closing: ExitStack, device: FakeVerbs) -> None:
     """All of them, at rest."""

@@ -56,6 +56,7 @@ FLOORS = {
 }
 
 
+@pytest.mark.least("ci")
 @pytest.mark.slow
 def test_every_message_and_operation_is_used() -> None:
     """A simulation that never reaches a mechanism proves nothing about it."""

@@ -40,7 +40,7 @@ def _well(said: str) -> None:
     assert ": 0 failures" in said, said
 
 
-@pytest.mark.parametrize("chunk", range(-(-STEPS // CHUNK)))
+@pytest.mark.parametrize("chunk", rotate(range(-(-STEPS // CHUNK)), ci=2))
 def test_seeds(shim: Simulator, chunk: int) -> None:
     _well(shim.seeds(FROM + chunk * SEEDS, CHUNK))
 
@@ -66,7 +66,7 @@ def test_a_seed_takes_the_same_steps_again(shim: Simulator) -> None:
     assert shim.seeds(7, 0, tracing=True) == told
 
 
-@pytest.mark.parametrize("before", rotate(scenarios.BEFORE, test=4, ci=11))
+@pytest.mark.parametrize("before", rotate(scenarios.BEFORE, test=3, ci=8))
 def test_all_orders(shim: Simulator, before: str) -> None:
     _well(shim.scenarios(scenarios.orders(DEPTH, [before])))
 
@@ -77,6 +77,7 @@ def test_all_pairs_interrupted_at_all_points(shim: Simulator, before: str) -> No
     _well(shim.scenarios(scenarios.pairs([before])))
 
 
+@pytest.mark.least("ci")
 def test_all_orders_for_who_waits_for_edges(shim: Simulator) -> None:
     _well(shim.scenarios(scenarios.told(DEPTH + 1)))
 

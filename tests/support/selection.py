@@ -105,6 +105,12 @@ def at_least(name: str) -> bool:
     return NOW.set >= Set[name.upper()]
 
 
+def _first_of(item: pytest.Item) -> Set:
+    """The set from which on an item takes part, by its markers."""
+    marked = [Set[mark.args[0].upper()] for mark in item.iter_markers("least")]
+    return max(marked, default=Set.TEST if item.get_closest_marker("slow") else Set.CHECK)
+
+
 def pytest_addoption(parser: pytest.Parser) -> None:
     """The options of the Makefile's targets."""
     group = parser.getgroup("sidestep's own tests")
@@ -142,15 +148,13 @@ class Selecting:
         return None
 
     def pytest_collection_modifyitems(self, config: pytest.Config, items: list[pytest.Item]) -> None:
-        """Leaves out single tests of later sets."""
-        later = [
-            item for item in items if any(Set[mark.args[0].upper()] > NOW.set for mark in item.iter_markers("least"))
-        ]
+        """Leaves out single tests of later sets; those that take seconds are none of the smallest."""
+        later = [item for item in items if _first_of(item) > NOW.set]
         if later:
             config.hook.pytest_deselected(items=later)
             items[:] = [item for item in items if item not in set(later)]
 
-    def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
+    def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
         """The command that repeats each failure alone, last, where it is seen; kept for the end of several runs."""
         failed = [report for kind in ("failed", "error") for report in terminalreporter.getreports(kind)]
         if not failed:
@@ -158,6 +162,8 @@ class Selecting:
         lines = list(dict.fromkeys(f"again: .venv/bin/pytest '{report.nodeid}'" for report in failed))
         for line in lines:
             terminalreporter.write_line(line)
+        if config.rootpath != TESTS.parent:  # a run that a test made
+            return
         FAILURES.parent.mkdir(exist_ok=True)
         with FAILURES.open("a", encoding="utf-8") as kept:
             for report in failed:

@@ -22,11 +22,10 @@ MODES = {
     "no-crc": replace(_STARTUP, crc=False),
     "read-rtr": replace(_STARTUP, rtr=Rtr.READ),
 }
-WITHOUT = "read_with_a_depth_of_zero_fails-read-rtr"  # a Read tells that an end is ready: no depth is zero
-ITEMS = [item for item in applying(MODES, ATTRIBUTES) if item.id != WITHOUT]
+WITHOUT = frozenset({"read_with_a_depth_of_zero_fails-read-rtr"})  # a Read tells that an end is ready: no depth is zero
 
 
-@pytest.mark.parametrize(("check", "mode"), ITEMS)
+@pytest.mark.parametrize(("check", "mode"), applying(MODES, ATTRIBUTES, WITHOUT))
 def test_iwarp_keeps_the_rule(check: Check, mode: str) -> None:
     assert run(check, lambda: IwarpUnderTest(IwarpSettings(startup=MODES[mode]))) is None
 
@@ -35,4 +34,3 @@ def test_nothing_else_is_left_out() -> None:
     assert left_out(IwarpUnderTest(IwarpSettings()), ATTRIBUTES) == {
         "acknowledged", "atomics", "datagrams", "immediate", "read scatter",
     }  # fmt: skip
-    assert len(ITEMS) == len(applying(MODES, ATTRIBUTES)) - 1
