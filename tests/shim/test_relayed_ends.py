@@ -282,6 +282,12 @@ def test_room_is_told_while_an_end_is_not(stage: Sidestep, how: str) -> None:
         assert b.ask(f"waited_twice('{how}', 5)") == [4, 4]
 
 
+def test_a_wait_that_is_too_short_to_sleep_asks_the_kernel(stage: Sidestep) -> None:
+    with staying_on_tcp(stage) as (a, b), standing_still(stage.provider_pid):
+        a.ask("s.shutdown(socket.SHUT_WR)")
+        assert [b.ask("polled_for_a_nanosecond(5)") for _ in range(50)] == [4] * 50
+
+
 @pytest.mark.parametrize("told_first", [False, True], ids=["reader", "sender"])
 @pytest.mark.parametrize("call", ["s.recv(1)", "s_polled()", "s_watched()"])
 def test_a_reset_that_lost_what_precedes_the_ring_is_heard(stage: Sidestep, call: str, told_first: bool) -> None:

@@ -165,6 +165,22 @@ def test_a_read_goes_on_from_what_is_missing(op: Op) -> None:
     assert (asked[-1].va - far.va, asked[-1].length) == (skipped * MTU, 1024 - skipped * MTU)
 
 
+@pytest.mark.spec("IBTA 9.7.5.1.6")
+def test_a_repeated_read_asks_for_a_part_of_one_request() -> None:
+    """Linux's rxe answers nothing else."""
+    wire, active, passive, ear = pair()
+    ear.lost = {(Op.READ_RESPONSE_MIDDLE, 1)}
+    far, sink = passive.memory(bytes(range(256)) * 10), active.memory(2560)
+    active.qp.post_send(RdmaRead(1, (sink.view,), far.va, far.rkey))
+    rest(wire)
+    assert sink.view == far.view
+    found = [reth for target, packet in ear.heard if target == RIGHT and (reth := packet.find(Reth))]
+    asked = [(reth.va - far.va, reth.va - far.va + reth.length) for reth in found]
+    assert asked[:2] == [(0, 1024), (1024, 2048)]
+    assert asked[2] == (MTU, 1024)
+    assert asked[3:] == [(1024, 2048), (2048, 2560)]
+
+
 @pytest.mark.spec("IBTA 9.7.5.1.2")
 def test_an_acknowledgement_that_passes_a_read_tells_that_its_answer_was_lost() -> None:
     wire, active, passive, ear = pair()
