@@ -14,14 +14,18 @@ from sidestep.testing import Sidestep
 pytestmark = pytest.mark.slow
 
 PROGRAM = Path(__file__).parent / "programs" / "reused_numbers.py"
-CONNECTIONS = 400  # where the entry of a number outlived it, 13 to 56 calls failed meanwhile
+CONNECTIONS = 400  # where the entry of a number outlived it, 160 to 200 calls failed meanwhile
 
 
 def test_a_number_that_is_closed_is_the_next_files() -> None:
+    slow = toolchain.build("slow-close.so", [PROGRAM.with_name("slow_close.c")], ["-shared", "-fPIC"])
     with Sidestep(promote_after="0") as sidestep:
+        env = sidestep.env()
+        env["LD_PRELOAD"] += f":{slow}"
         promoted = 0
         while promoted <= CONNECTIONS / 10:  # on a busy machine most connections end before they are promoted
-            ended = sidestep.run([sys.executable, str(PROGRAM), str(CONNECTIONS)], stdout=subprocess.PIPE, text=True)
+            argv = [sys.executable, str(PROGRAM), str(CONNECTIONS)]
+            ended = sidestep.run(argv, env=env, stdout=subprocess.PIPE, text=True)
             assert ended.stdout == "0\n"
             promoted = sidestep.status()["counters"].get("claim_matched", 0)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import _posixshmem
 import os
 import socket
 import sys
@@ -10,7 +11,6 @@ import threading
 
 CONNECTIONS = int(sys.argv[1])
 MESSAGES = 12  # to and fro, until it is promoted
-FILES_AT_ONCE = 3
 
 
 def serve(listener: socket.socket) -> None:
@@ -43,6 +43,19 @@ def write(path: str, ended: threading.Event, failed: list[OSError]) -> None:
             failed.append(error)
 
 
+def write_unseen(path: str, ended: threading.Event, failed: list[OSError]) -> None:
+    """The same with numbers that no call of the shim's returns: the C library opens them by itself."""
+    name = f"/sidestep-{os.getpid()}-{threading.get_ident()}"
+    while not ended.is_set():
+        number = _posixshmem.shm_open(name, os.O_RDWR | os.O_CREAT)
+        try:
+            os.write(number, b"x")
+            os.close(number)
+        except OSError as error:
+            failed.append(error)
+    _posixshmem.shm_unlink(name)
+
+
 def main() -> None:
     """All at once."""
     ended, failed = threading.Event(), list[OSError]()
@@ -50,7 +63,7 @@ def main() -> None:
         threads = [
             threading.Thread(target=serve, args=(listener,)),
             threading.Thread(target=connect, args=(listener.getsockname()[1], ended)),
-            *(threading.Thread(target=write, args=(file.name, ended, failed)) for _ in range(FILES_AT_ONCE)),
+            *(threading.Thread(target=each, args=(file.name, ended, failed)) for each in WRITERS),
         ]
         for thread in threads:
             thread.start()
@@ -58,6 +71,8 @@ def main() -> None:
             thread.join()
     print(len(failed), *failed[:3])
 
+
+WRITERS = [write, write_unseen, write_unseen]
 
 if __name__ == "__main__":
     main()
