@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import _posixshmem
+import _posixshmem  # type: ignore[import-not-found]
 import os
 import socket
 import sys
