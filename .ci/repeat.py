@@ -43,6 +43,7 @@ def one(row: int, busy: int) -> dict[str, object]:
     """Runs it once."""
     commit = subprocess.run(["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
     with tempfile.TemporaryDirectory(prefix="sidestep-ci-") as place, ExitStack() as stack:
+        Path(place).chmod(0o755)  # tests run programs of other users from there
         clone = Path(place) / "sidestep"
         subprocess.run(["git", "clone", "-q", str(ROOT), str(clone)], check=True)
         for _ in range(busy):
