@@ -33,7 +33,14 @@ from sidestep.testing import Sidestep, free_port
 
 pytestmark = pytest.mark.slow  # real programs, and commands as processes
 
+SHOWN = 120  # characters of a command line in a hint
 Explain = Callable[..., list[dict[str, Any]]]
+
+
+def command_of(*words: object) -> str:
+    """The command of a hint; a command line that is too long, as in a tree with a long path, is cut to its program."""
+    full = " ".join([sys.executable, *map(str, words)])
+    return f"sidestep run -- {full if len(full) <= SHOWN else f'{sys.executable} ...'}"
 
 
 @pytest.fixture
@@ -92,7 +99,7 @@ def test_the_program_at_the_other_end_is_named_with_the_command_that_would_help(
     sidestep: Sidestep, explain: Explain, chat: Chat
 ) -> None:
     client = chat.client(subprocess.Popen)
-    start = f"sidestep run -- {sys.executable} {PROGRAM} client {chat.port}"
+    start = command_of(PROGRAM, "client", chat.port)
     (server_end,) = explain(f"{chat.server.pid}/{sidestep.connections()[0].fd}")
     assert (server_end["verdict"], server_end["reason"], server_end["hint"]) == ("tcp", "NOT_STARTED", start)
     assert f"the other end, {Path(sys.executable).resolve().name}[{client.pid}]," in server_end["cause"] or (
@@ -108,7 +115,7 @@ def test_a_listening_socket_is_told_by_its_port(explain: Explain, chat: Chat, cl
     outside = Chat(closing, subprocess.Popen)
     (found,) = explain(f"127.0.0.1:{outside.port}")
     assert (found["verdict"], found["reason"]) == ("tcp", "NOT_STARTED")
-    assert found["hint"].endswith(f"{PROGRAM} server {outside.port}")
+    assert found["hint"] == command_of(PROGRAM, "server", outside.port)
 
 
 def test_a_reason_of_this_end_comes_with_its_remedy_and_shows_at_the_other(

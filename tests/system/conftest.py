@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import secrets
 import socket
+import stat
 from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
@@ -22,6 +23,17 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.path.is_relative_to(Path(__file__).parent):
             item.add_marker(pytest.mark.skip(reason="it takes root to be several users and to make namespaces"))
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _open_tree() -> None:
+    """Other users run programs of this tree."""
+    here = Path(__file__).resolve()
+    for place in here.parents:
+        if not place.stat().st_mode & stat.S_IXOTH:
+            pytest.fail(
+                f"{place} lets no other user in\nhint: chmod o+x {place}, or clone to another place", pytrace=False
+            )
 
 
 @pytest.fixture
