@@ -182,7 +182,7 @@ def test_with_two_credits_only_what_has_no_payload_goes() -> None:
     assert not send.done
     peer.credit = 3
     peer.data()
-    assert not send.done  # a peer with so many buffers is asked for four: docs/internals/sdp-model.md
+    assert not send.done  # a peer with so many buffers is asked for four: docs/internals/sdp.md
     peer.credit = 4
     peer.data()
     assert send.done
@@ -913,7 +913,7 @@ def test_late_sink_avails_leave_the_counters_equal(late: int, crossing: int, aft
 
 @item(13)
 def test_what_a_late_sink_avail_has_voided_is_advertised_anew() -> None:
-    """The sink has dropped what was advertised before the change, and only that (docs/internals/sdp-model.md, F2)."""
+    """The sink has dropped what was advertised before the change, and only that (docs/internals/sdp.md, the model)."""
     peer = established(strategy=lambda: pipelined(pipelined=False, payload=8))
     peer.send_mode(Mode.PIPELINED)
     late = peer.show(40000)
