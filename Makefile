@@ -1,5 +1,5 @@
 # Needs python3 (3.11 or later), pip, gcc and make; everything else is put into .venv. The lines that begin with two signs
-# are what `make help` shows; tests/project/test_make.py compares them with CONTRIBUTING.
+# are what `make help` shows; tests/project/test_make.py compares them with README and CONTRIBUTING.
 #
 ## build       set up .venv and compile the native library; again after every change of a C file
 ## demo        the main job: real programs over kernel TCP and over sidestep, in one table and one picture

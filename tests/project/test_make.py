@@ -235,8 +235,9 @@ def test_help_has_every_target() -> None:
     assert set(named[1].replace("\\\n", " ").split()) - STEPS == set(explained())
 
 
-def test_the_four_targets_have_the_same_words_everywhere() -> None:
-    rows = dict(re.findall(r"^\| `make ([a-z-]+)` \| (.+?) \|", (ROOT / "CONTRIBUTING.md").read_text(), re.M))
+@pytest.mark.parametrize("document", ["README.md", "CONTRIBUTING.md"])
+def test_the_four_targets_have_the_same_words_everywhere(document: str) -> None:
+    rows = dict(re.findall(r"^\| `make ([a-z-]+)` \| (.+?) \|", (ROOT / document).read_text(), re.M))
     assert rows == {name: explained()[name] for name in FOUR}
 
 
