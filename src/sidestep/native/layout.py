@@ -199,7 +199,7 @@ REASON_TEXT: Final[dict[Reason, str]] = {
     Reason.FAST_OPEN: "it was opened with TCP Fast Open",
     Reason.PASSED: "the socket was passed between processes",
     Reason.SHARED_BY_FORK: "several processes hold the socket",
-    Reason.EPOLL_UNSUPPORTED: "it is in a nested or shared epoll set, or in one as exclusive or by a closed number",
+    Reason.EPOLL_UNSUPPORTED: "it is in a nested or shared epoll set, or in one by a closed number",
     Reason.STDIO: "C stdio reads or writes the socket inside libc",
     Reason.NO_RESOURCES: "no memory or descriptors were left for a channel, or for its way to the other host",
     Reason.PEER_LAYOUT: "the other end speaks another channel layout",

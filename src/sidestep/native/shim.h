@@ -234,6 +234,8 @@ bool conn_make_room(struct conn *conn);
 void conn_bound(struct conn *conn, int fd);
 void conn_drain_ring(struct conn *conn, int fd);
 void conn_demote(struct conn *conn, int fd, enum reason_code reason, bool recall);
+void conn_leave(struct conn *conn, int fd, enum reason_code reason);
+void conn_leave_dry(struct conn *conn, int fd);
 void conn_end_sending(struct conn *conn, int fd);
 void conn_refuse(struct conn *conn);
 void conn_wake_own(struct conn *conn);
@@ -611,6 +613,8 @@ bool set_is_managed(struct file *file);
 int set_doorbells(struct file *file, struct doorbell **out, int room);
 bool set_wants_pin(struct conn *conn);
 bool set_names(struct conn *conn, int fd);
+void set_conn_leaves(struct conn *conn, bool anew); /* its ring is empty by now or, with `anew`, holds more */
+void sets_on_exec(bool before);
 
 /* ---- around every way to make a process with a memory of its own (shim_fork.c) ---- */
 void fork_prepare(void);

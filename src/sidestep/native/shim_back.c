@@ -1,6 +1,9 @@
 /* shim_back.c - a connection as a whole: it is attached, goes back to TCP, and may come again. */
 #include "shim_switch.h"
 
+#include <fcntl.h>
+#include <signal.h>
+
 /* How many milliseconds a call waits: */
 #define ACK_TURNS 10000    /* that has to go by TCP, until the provider between has told the peer our offset */
 #define REQUEST_TURNS 1000 /* until the peer has been asked back to TCP, which it will be in any case */
@@ -188,6 +191,87 @@ void conn_demote(struct conn *conn, int fd, enum reason_code reason, bool recall
 		conn_wake_own(conn); /* for threads that wait for room in the ring: TCP's buffer may have some */
 	set_conn_switched(conn);
 	errno = saved;
+}
+
+/* The kernel would have signalled bytes that have come just now. */
+static void signal_io(int fd)
+{
+	struct f_owner_ex owner;
+
+	if (!(real.fcntl64(fd, F_GETFL, 0) & O_ASYNC) || real.fcntl64(fd, F_GETOWN_EX, (long)&owner) < 0 || !owner.pid)
+		return;
+	long number = real.fcntl64(fd, F_GETSIG, 0);
+	if (number <= 0)
+		number = SIGIO;
+	if (owner.type == F_OWNER_TID)
+		real.syscall(SYS_tkill, owner.pid, number, 0, 0, 0, 0);
+	else
+		real.syscall(SYS_kill, owner.type == F_OWNER_PGRP ? -owner.pid : owner.pid, number, 0, 0, 0, 0);
+}
+
+/*
+ * rx_lock held, the ring is empty and its peer was asked for TCP before. Recalls what a send that has crossed our request may put
+ * there: it looks for requests once more before it returns, so these bytes need no other call of the peer. False: it has gone
+ * back by itself already.
+ */
+static bool recall_rest(struct conn *conn)
+{
+	struct conn_slot *slot = conn->slot;
+	struct channel_side *local = conn->channel.local;
+
+	if (slot_has(slot, SLOT_FIN))
+		return false;
+	atomic_store(&local->rx_frozen, atomic_load(conn->channel.own.head));
+	if (channel_decide(&conn->channel.remote->tx_back, word_load(slot->rx_round), CHANNEL_RECALLED) != CHANNEL_RECALLED)
+		return false;
+	rx_move(slot, RX_ON_RECALL);
+	atomic_fetch_or(&local->notice, CHANNEL_RECALL);
+	peer_wake(conn);
+	return true;
+}
+
+/*
+ * No lock is held, with SLOT_LEAVES. If the ring is empty, all that follows comes by TCP, of which the kernel tells. What comes
+ * while that is being decided is told anew.
+ */
+void conn_leave_dry(struct conn *conn, int fd)
+{
+	struct conn_slot *slot = conn->slot;
+	bool over = false, recalled = false, more = false;
+	KEEP_ERRNO;
+
+	slot_lock(&slot->rx_lock);
+	if (conn->managed && slot_has(slot, SLOT_LEAVES)) {
+		bool watches = rx_watches(slot);
+		over = !watches || channel_rx_avail(&conn->channel) <= 0;
+		recalled = over && watches && recall_rest(conn);
+		more = over && watches && !recalled && channel_rx_avail(&conn->channel) > 0;
+		if (over)
+			slot_clear(slot, SLOT_LEAVES);
+	}
+	slot_unlock(&slot->rx_lock);
+	if (recalled)
+		recall_settle(conn, fd);
+	if (more)
+		signal_io(fd);
+	if (over)
+		set_conn_leaves(conn, more);
+}
+
+/*
+ * As conn_demote(), where the program reads on by calls of ours, but the kernel alone is to tell it of what comes: by a signal, or
+ * through a set in a set. What has arrived in the ring is read from there, and was told; what comes behind it comes by TCP. So the
+ * ring is given up when it is empty: at once, or by the call that reads its last byte.
+ */
+void conn_leave(struct conn *conn, int fd, enum reason_code reason)
+{
+	struct conn_slot *slot = conn->slot;
+
+	conn_demote(conn, fd, reason, false);
+	if (!conn->managed || !rx_watches(slot))
+		return;
+	slot_set(slot, SLOT_LEAVES); /* not before the request: see recall_rest() */
+	conn_leave_dry(conn, fd);
 }
 
 /*

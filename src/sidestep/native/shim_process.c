@@ -108,6 +108,7 @@ void demote_inherited(bool leaving)
 /* Connections that the kernel closes on exec lose this holder, or get it back. */
 static void hold_on_exec(int change)
 {
+	sets_on_exec(change < 0);
 	for (uint32_t fd = 0; fd < atomic_load(&fd_end); fd++) {
 		struct conn *conn = conn_get((int)fd);
 		if (!conn || conn_fd(conn) != (int)fd || !(real.fcntl64((int)fd, F_GETFD, 0) & FD_CLOEXEC))
