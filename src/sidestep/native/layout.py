@@ -84,6 +84,9 @@ class Rpc(IntEnum):
     PROMOTE = 12  # provider -> shim: it may be promoted again, unless something keeps it on TCP for good
     ASK = 13  # shim -> provider, which answers at once: what an explicit socket wants to do; `flags` is an Ask
     ANSWER = 14  # provider -> shim; `error`: errno that the call fails with; `reason`: a Refusal, so go on natively
+    # shim -> provider -> shims of the family whose doorbell it is (`doorbell_page_id`: its name): the end of that
+    # `segment_id` has been asked for TCP and does not answer, as it may wait on something else
+    SERVE = 18
     LAYOUT = 15  # provider -> shim, whatever the record's version: it does not serve the shim's layout
 
 
@@ -93,6 +96,7 @@ class Welcome(IntFlag):
     POSSESSION = 1  # OFFER and CLAIM bring a duplicate of the TCP socket as their first descriptor
     PATH = 2  # and after it a UDP socket bound to the connection's local address, for the proof across namespaces
     REMOTE = 4  # connections with other hosts can be carried: they are offered and claimed as well
+    SERVES = 8  # nothing more: it passes SERVE on
 
 
 class Attach(IntFlag):

@@ -91,6 +91,7 @@ struct conn {
 	uint64_t token;
 	/* serial of the provider connection that took a duplicate of the socket and has not answered; shim_lock to write */
 	_Atomic uint32_t delegated;
+	struct conn *loose_next, **loose_at; /* in the list of its doorbell; NULL: it is in none. Guarded by shim_lock */
 	struct conn *next_free;
 };
 
@@ -110,6 +111,8 @@ struct doorbell {
 	uint32_t index;
 	uint64_t serial; /* unique in the process: descriptor numbers come again, serials do not */
 	_Atomic uint32_t refs;
+	struct conn *loose; /* connections that it wakes for and that are in no set, which would look at them; shim_lock */
+	_Atomic uint32_t loose_len;
 };
 
 struct remote_doorbell {
@@ -392,6 +395,8 @@ static inline int64_t sleep_deadline(int64_t deadline, int64_t now)
 {
 	if (word_load(trim_due) && deadline - now > TRIM_AFTER_NS)
 		deadline = now + TRIM_AFTER_NS;
+	if (unlikely(self.serve_at) && self.serve_at < deadline)
+		deadline = self.serve_at;
 	return unlikely(self.full_until && self.full_until < deadline) ? self.full_until : deadline;
 }
 
@@ -441,6 +446,17 @@ void self_liveness_watch(const struct conn *conn);
 bool conn_liveness_watch(const struct conn *conn, int epfd, uint64_t data);
 void doorbells_after_fork(void);
 
+/* ---- connections that nobody waits on (shim_serve.c) ---- */
+void conn_loose(struct conn *conn); /* shim_lock held: it is in no set any more, or has its channel */
+void conn_unloose(struct conn *conn); /* shim_lock held: the opposite */
+int64_t conns_serve(struct doorbell *const *doorbells, uint32_t len, uint32_t looked_at, int64_t deadline);
+void conns_serve_segment(const uint8_t segment_id[16]);
+void serve_after_fork(void);
+static inline bool conn_is_loose(const struct conn *conn)
+{
+	return __atomic_load_n(&conn->loose_at, __ATOMIC_RELAXED) != NULL;
+}
+
 struct wait_clock {
 	int64_t deadline; /* ns; INT64_MAX: none */
 	uint64_t signals;
@@ -467,6 +483,7 @@ void rpc_after_fork(void);
 void rpc_ensure(void);
 void rpc_introduce(void);
 void rpc_before_exec(void);
+void rpc_serve(const struct conn *conn);
 bool rpc_reaches_far(void);
 bool rpc_delegated(struct conn *conn);
 

@@ -44,7 +44,7 @@ static void welcome(const struct rpc_msg *record, int registry_fd)
 	void *map = mmap(NULL, REGISTRY_SIZE, PROT_READ, MAP_SHARED, registry_fd, 0);
 	if (map == MAP_FAILED)
 		return;
-	atomic_store(&provider.wants, record->flags & (WELCOME_POSSESSION | WELCOME_FAR));
+	atomic_store(&provider.wants, record->flags & (WELCOME_POSSESSION | WELCOME_FAR | WELCOME_SERVES));
 	atomic_store(&provider.answered, true);
 	/* The old page, of a provider that is gone, may still be looked at by another thread: it stays mapped. */
 	atomic_fetch_add(&provider.registry_epoch, 1);
@@ -161,7 +161,13 @@ static struct conn *take_record(const struct rpc_msg *record, int *fds, int *fds
 		break;
 	case RPC_ANSWER: take_answer(record); break;
 	case RPC_DEMOTE:
-	case RPC_PROMOTE: commands[commands_len++] = (struct command){record->type, record->token}; break;
+	case RPC_PROMOTE:
+	case RPC_SERVE: {
+		struct command *command = &commands[commands_len++];
+		*command = (struct command){record->type, record->token, {0}};
+		memcpy(command->segment_id, record->segment_id, sizeof(command->segment_id));
+		break;
+	}
 	}
 	return conn;
 }

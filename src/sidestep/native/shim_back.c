@@ -7,6 +7,7 @@
 /* How many milliseconds a call waits: */
 #define ACK_TURNS 10000    /* that has to go by TCP, until the provider between has told the peer our offset */
 #define REQUEST_TURNS 1000 /* until the peer has been asked back to TCP, which it will be in any case */
+#define ANSWER_TURNS 3     /* for a peer that was asleep on its doorbell to answer a recall */
 #define READ_TURNS 200     /* until the peer has read its ring, of which nobody can send anything again */
 
 /* All calls still come here, so one of the next can go back; and the connection may be promoted again. */
@@ -68,6 +69,7 @@ int conn_attach(struct conn *conn, int fd, int segment_fd, int side, struct remo
 		atomic_fetch_or(&conn->channel.local->notice, CHANNEL_DEMOTE);
 	}
 	conn_bound(conn, fd);
+	conn_loose(conn);
 	set_conn_attached(conn); /* waits must be able to wake us before we tell the peer that we are there */
 	if (slot_has(slot,
 	             SLOT_WR_SHUT)) /* else the FIN that the peer has, or will have, looks like a close; see shutdown() */
@@ -134,6 +136,27 @@ static void leave_to_stranger(struct conn *conn, int fd)
 }
 
 /*
+ * No lock is held. The peer is to send again what lies in the ring, and may be asleep where it does not hear of it: its process
+ * hears of it by the provider then.
+ */
+static void press_recall(struct conn *conn)
+{
+	struct conn_slot *slot = conn->slot;
+	const struct channel_side *remote = conn->channel.remote;
+	const uint32_t round = word_load(slot->rx_round);
+
+	if (conn_relayed(conn) || !rx_is(slot, RX_RECALLED) || channel_rx_avail(&conn->channel) <= 0)
+		return;
+	for (int turn = 0; word_load(remote->tx_ended) != round; turn++) {
+		if (turn == ANSWER_TURNS || !(word_load(*conn->remote_doorbell->word) & 0xffff)) {
+			rpc_serve(conn);
+			return;
+		}
+		raw_poll(NULL, 0, 1);
+	}
+}
+
+/*
  * Takes both directions back to TCP, and loses nothing. Ours goes at once: the peer reads the ring to its end, then TCP. The
  * peer's goes when it hears of the request, with its next call or wait. With `recall`, the bytes that it sent by ring and we
  * have not read come again by TCP: the next reader of the socket has no shim.
@@ -185,8 +208,10 @@ void conn_demote(struct conn *conn, int fd, enum reason_code reason, bool recall
 		recall_settle(conn, fd);
 	else if (requested && waits && relayed && !slot_has(slot, SLOT_RESET))
 		relay_acked(conn, CHANNEL_ACKED_REQUEST, REQUEST_TURNS);
-	if (recall)
+	if (recall) {
+		press_recall(conn);
 		leave_to_stranger(conn, fd);
+	}
 	if (moved)
 		conn_wake_own(conn); /* for threads that wait for room in the ring: TCP's buffer may have some */
 	set_conn_switched(conn);

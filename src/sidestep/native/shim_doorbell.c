@@ -156,6 +156,31 @@ void doorbells_after_fork(void)
 	page.free_lines = 0;
 }
 
+void conn_loose(struct conn *conn)
+{
+	struct doorbell *doorbell = conn->doorbell;
+
+	if (conn->loose_at || !doorbell || !conn->managed || has_members(conn))
+		return;
+	conn->loose_next = doorbell->loose;
+	if (conn->loose_next)
+		conn->loose_next->loose_at = &conn->loose_next;
+	doorbell->loose = conn;
+	__atomic_store_n(&conn->loose_at, &doorbell->loose, __ATOMIC_RELAXED); /* see conn_is_loose() */
+	word_store(doorbell->loose_len, word_load(doorbell->loose_len) + 1);
+}
+
+void conn_unloose(struct conn *conn)
+{
+	if (!conn->loose_at)
+		return;
+	*conn->loose_at = conn->loose_next;
+	if (conn->loose_next)
+		conn->loose_next->loose_at = conn->loose_at;
+	__atomic_store_n(&conn->loose_at, NULL, __ATOMIC_RELAXED);
+	word_store(conn->doorbell->loose_len, word_load(conn->doorbell->loose_len) - 1);
+}
+
 /* Takes over the descriptors but for the page's. */
 static struct remote_doorbell *remote_doorbell_new(const uint8_t id[16], uint32_t index, int event_fd, int page_fd,
                                                    int liveness_fd)

@@ -396,12 +396,14 @@ static int set_sleep(struct set_wait *wait)
 	if (!n) {
 		self.full_until = set->full_until;
 		int64_t until = sleep_deadline(wait->deadline, now_ns());
+		until = conns_serve(sleep.doorbells, sleep.len, 0, until);
 		if (unlikely(sleep.truncated) && until - now_ns() > NAP_NS)
 			until = now_ns() + NAP_NS;
 		pthread_cleanup_push(set_sleep_undo, &sleep);
 		k = sleep_epoll(wait->epfd, wait->told, max, until, wait->signals);
 		failed = errno;
 		pthread_cleanup_pop(0);
+		conns_serve(sleep.doorbells, sleep.len, 0, INT64_MAX);
 	}
 	set_sleep_undo(&sleep);
 	if (others) {

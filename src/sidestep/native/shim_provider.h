@@ -58,6 +58,7 @@ void provider_after_fork(void);
 extern struct command {
 	uint16_t type;
 	uint64_t slot_generation;
+	uint8_t segment_id[16]; /* RPC_SERVE */
 } commands[COMMANDS_MAX]; /* received and not run yet */
 extern _Atomic int commands_len;
 

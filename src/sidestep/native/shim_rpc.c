@@ -23,6 +23,11 @@ static bool running; /* a thread runs commands, in the order in which they came 
 static void command_run(const struct command *command)
 {
 	int fd;
+
+	if (command->type == RPC_SERVE) {
+		conns_serve_segment(command->segment_id);
+		return;
+	}
 	HELD conn = conn_find((uint32_t)(command->slot_generation >> 32), (uint32_t)command->slot_generation, &fd);
 
 	if (!conn)

@@ -331,6 +331,7 @@ struct member *member_new(struct set *set, struct conn *conn, int fd, const stru
 		.out_armed = true,
 	};
 	__atomic_store_n(&conn->members, member, __ATOMIC_RELAXED);
+	conn_unloose(conn);
 	set->members[index] = member;
 	set->members_live++;
 	if (index >= set->members_len)
@@ -349,6 +350,7 @@ void member_free(struct member *member)
 	while (*at != member)
 		at = &(*at)->next;
 	__atomic_store_n(at, member->next, __ATOMIC_RELAXED); /* see has_members() */
+	conn_loose(member->conn);
 	free(member);
 }
 

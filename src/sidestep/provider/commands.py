@@ -93,6 +93,22 @@ def give(
     return {"passed": passed, "told": told}
 
 
+def serve(
+    asked: Message, *, arenas: Mapping[bytes, Arena], clients: Mapping[ClientId, Client], registry: Registry
+) -> None:
+    """Tells a family that the peer of one of its connections waits for an answer, whatever its threads wait on.
+
+    The family is that of the doorbell `asked` names, which only its peers know.
+    """
+    for arena in arenas.values():
+        if asked.doorbell_page_id in arena.doorbells:
+            registry.bump_commands()
+            for client_id in arena.clients:
+                _send(clients[client_id], Message(type=Rpc.SERVE, segment_id=asked.segment_id))
+            registry.bump_commands()
+            return
+
+
 def _send(client: Client, message: Message) -> bool:
     """False: there is no room. A connection that is broken is found out, and dropped, by the next read from it."""
     try:
