@@ -86,6 +86,8 @@ struct conn {
 	_Atomic uint64_t unheard;        /* what unheard() in shim_idle.c said last */
 	_Atomic uint64_t full_head;      /* how far the peer had read when a sender found no room, */
 	_Atomic int64_t full_since;      /* and when that was first so; see steps_stood() */
+	_Atomic uint64_t
+		leave_tail;     /* with SLOT_LEAVES: what lies in the ring up to there was told, or will be looked for */
 	_Atomic uint32_t waiters;        /* threads in a call on it that has slept */
 	_Atomic int deferred_fd;           /* a copy of the socket for waiters that outlive close(); else -1 */
 	uint64_t token;

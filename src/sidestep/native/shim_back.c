@@ -256,13 +256,13 @@ static bool recall_rest(struct conn *conn)
 }
 
 /*
- * No lock is held, with SLOT_LEAVES. If the ring is empty, all that follows comes by TCP, of which the kernel tells. What comes
- * while that is being decided is told anew.
+ * No lock is held, with SLOT_LEAVES, behind a read. If the ring is empty, all that follows comes by TCP, of which the kernel tells.
+ * What a send has put there that crossed our request is told anew.
  */
 void conn_leave_dry(struct conn *conn, int fd)
 {
 	struct conn_slot *slot = conn->slot;
-	bool over = false, recalled = false, more = false;
+	bool over = false, recalled = false, crossed = false;
 	KEEP_ERRNO;
 
 	slot_lock(&slot->rx_lock);
@@ -270,17 +270,19 @@ void conn_leave_dry(struct conn *conn, int fd)
 		bool watches = rx_watches(slot);
 		over = !watches || channel_rx_avail(&conn->channel) <= 0;
 		recalled = over && watches && recall_rest(conn);
-		more = over && watches && !recalled && channel_rx_avail(&conn->channel) > 0;
+		uint64_t tail = atomic_load(&conn->channel.rx_peer_line->tail);
+		crossed = !recalled && watches && tail != word_load(conn->leave_tail);
+		word_store(conn->leave_tail, tail);
 		if (over)
 			slot_clear(slot, SLOT_LEAVES);
 	}
 	slot_unlock(&slot->rx_lock);
 	if (recalled)
 		recall_settle(conn, fd);
-	if (more)
+	if (crossed)
 		signal_io(fd);
-	if (over)
-		set_conn_leaves(conn, more);
+	if (over || crossed)
+		set_conn_leaves(conn, crossed);
 }
 
 /*
@@ -295,6 +297,7 @@ void conn_leave(struct conn *conn, int fd, enum reason_code reason)
 	conn_demote(conn, fd, reason, false);
 	if (!conn->managed || !rx_watches(slot))
 		return;
+	word_store(conn->leave_tail, atomic_load(&conn->channel.rx_peer_line->tail));
 	slot_set(slot, SLOT_LEAVES); /* not before the request: see recall_rest() */
 	conn_leave_dry(conn, fd);
 }

@@ -382,7 +382,8 @@ static int set_sleep(struct set_wait *wait)
 	struct set_sleep sleep;
 
 	rpc_listen();
-	rpc_watch(wait->epfd, &set->watched, set->secret << NAME_BITS | DOORBELL_INDEX);
+	if (likely(!set->nested)) /* the outer set would report what the provider says */
+		rpc_watch(wait->epfd, &set->watched, set->secret << NAME_BITS | DOORBELL_INDEX);
 	conns_trim(wait->now);
 	set_sweep(set);
 	if (unlikely(set->nested))

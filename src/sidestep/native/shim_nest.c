@@ -1,4 +1,5 @@
 /* shim_nest.c - epoll sets inside others, on which the kernel alone waits: their members leave their rings. */
+#include "shim_provider.h"
 #include "shim_set.h"
 
 void set_stand_in_look(struct set *set)
@@ -33,11 +34,13 @@ void set_nest(struct set *set)
 			conn_unref(conns[i]);
 		}
 	} while (n);
-	/* The outer set would report a doorbell that has ever rung as something to read. */
+	/* The outer set would report a doorbell that has ever rung as something to read, and what the provider says. */
 	shim_lock_take();
 	set_lock(set);
 	for (uint32_t i = 0; i < set->doorbells_len; i++)
 		real.epoll_ctl(set->epfd, EPOLL_CTL_DEL, set->doorbells[i].doorbell->fd, NULL);
+	if (word_load(provider.fd) >= 0)
+		real.epoll_ctl(set->epfd, EPOLL_CTL_DEL, provider.fd, NULL);
 	set_stand_in(set);
 	set_unlock(set);
 	shim_lock_drop();
