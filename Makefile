@@ -18,7 +18,7 @@
 ## analyze     the compiler's own analysis of the native library, gcc -fanalyzer; part of ci
 ## bench       the speed table, kept in build/bench.json; docs/guides/performance.md says how that becomes the page
 ## soak        the servers and clients of tests/apps/test_matrix.py at random, for SOAK_MINUTES (60)
-## docs        the reference pages that are made from the code
+## docs        the documentation site in build/site and man pages in build/man; schemas and scoreboard, which are kept
 ##
 ## wheel       a wheel in dist/, by the compiler of this machine
 ## wheels      wheels in dist/ for every Linux on x86-64 and aarch64, by a compiler that pip brings
@@ -131,7 +131,7 @@ $(VENV)/.installed: $(VENV)/.core pyproject.toml
 	@touch $@
 
 # What few need comes when it is asked for.
-$(VENV)/.servers $(VENV)/.lint $(VENV)/.wheels: $(VENV)/.%: $(VENV)/.dependencies
+$(VENV)/.servers $(VENV)/.lint $(VENV)/.wheels $(VENV)/.docs: $(VENV)/.%: $(VENV)/.dependencies
 	$(call install-extras,$*)
 
 # Two things at a time, on a fresh machine: programs, and Python's packages. Without the programs the rest is shown.
@@ -253,9 +253,11 @@ lock: build
 bench: build
 	$(BIN)/python bench/run.py --save build/bench.json
 
-docs: build
+docs: build $(VENV)/.docs
 	$(BIN)/python docs/reference/make.py
 	$(BIN)/python docs/reference/make_scoreboard.py
+	$(BIN)/python docs/reference/make_man.py build/man
+	$(BIN)/python docs/reference/make_site.py
 
 wheel: $(BIN)/python
 	$(BIN)/pip wheel --quiet --no-deps -w dist .

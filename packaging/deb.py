@@ -79,7 +79,9 @@ def unpack(wheel: Path, modules: Path) -> None:
 def documents(root: Path) -> None:
     for path in (HERE / "copyright", ROOT / "README.md", ROOT / "CHANGELOG.md"):
         shutil.copy(path, root / DOC)
-    shutil.copytree(ROOT / "docs", root / DOC / "docs", ignore=shutil.ignore_patterns("*.py", "__pycache__"))
+    left_out = shutil.ignore_patterns("*.py", "mkdocs.yml", "__pycache__")
+    shutil.copytree(ROOT / "docs", root / DOC / "docs", ignore=left_out)
+    subprocess.run([sys.executable, ROOT / "docs/reference/make.py", root / DOC / "docs/reference"], check=True)
     date = formatdate(float(os.environ["SOURCE_DATE_EPOCH"]))
     compressed(root / DOC / "changelog", CHANGES.format(version=__version__, date=date))
 

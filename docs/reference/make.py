@@ -1,6 +1,8 @@
-"""Writes docs/reference/*.md and schemas/*.json from the code, so that they cannot promise what it does not do.
+"""Makes the reference from the code, so that it cannot promise what the code does not do.
 
-`python docs/reference/make.py` writes them; with `--check` it fails if one is not what it would write.
+`python docs/reference/make.py` writes schemas/*.json, which are kept in the repository; `--check` fails if one differs
+from the code, or if a page cannot be made. `make.py DIRECTORY` writes the pages there: the documentation site and the
+Debian package hold them (`make docs`, `make deb`).
 """
 
 from __future__ import annotations
@@ -30,11 +32,13 @@ from sidestep.observe.sockets import Outside
 from sidestep.provider.carry.direction import MACHINES
 from sidestep.rdma import verbs
 from sidestep.rdma.conformance import CHECKS, Check
+from sidestep.rdma.iwarp import counting as iwarp_counting
 from sidestep.rdma.iwarp.startup import frame as start_frame
 from sidestep.rdma.iwarp.startup import negotiation as startup
 from sidestep.rdma.iwarp.startup import terms as start_terms
 from sidestep.rdma.iwarp.terminate import CODE_TEXT, Condition, code_text
 from sidestep.rdma.loopback import manager, settings
+from sidestep.rdma.roce import counting as roce_counting
 from sidestep.sdp import connection, errnos, header, hello, states, wire
 
 HERE = Path(__file__).parent
@@ -182,7 +186,7 @@ stateDiagram-v2
 Each direction of a connection is two machines: one at the end that sends, one at the end that receives. Each end keeps
 the state of its two halves in the slot of the connection (`tx_state`, `rx_state`), and moves it under the lock of the
 direction. What one half has to know of the other it reads in the segment. A pair that has no state below cannot happen.
-Why it works this way: [mechanisms.md](../internals/mechanisms.md).
+Why it works this way: [switch.md](../internals/switch.md).
 
 ## The sender
 
@@ -205,7 +209,7 @@ decided in the same way, on another word (`tx_follows`).
 # A provider between
 
 Where providers carry a connection, each of its ends has a part in a provider, and a link joins the two
-([mechanisms.md](../internals/mechanisms.md)). Words in capitals are the link's. An event that is not in the tables,
+([switch.md](../internals/switch.md)). Words in capitals are the link's. An event that is not in the tables,
 caused by the other provider or by the application, ends the connection.
 
 ## The direction from its application
@@ -341,6 +345,10 @@ writing fails with EPIPE.
 """
 
 
+def counters_of(names: Mapping[str, str]) -> Iterator[tuple[str, str]]:
+    return ((f"`{name}`", text) for name, text in names.items())
+
+
 def row_of_check(check: Check) -> tuple[str, str, str, str]:
     return f"`{check}`", check.rule, check.clause, ", ".join(map(str, check.needs))
 
@@ -360,7 +368,7 @@ def rdma_page() -> str:
 
 # RDMA: attributes, the loopback device, and the checks of the conformance suite
 
-What these are for, and how to write a device: [rdma.md](../internals/rdma.md).
+What these are for, and how to write a device: [devices.md](../internals/devices.md).
 
 ## What a device declares
 
@@ -385,6 +393,15 @@ What these are for, and how to write a device: [rdma.md](../internals/rdma.md).
 Its connection manager:
 
 {table("state", "message", "what it means there", rows=handshake)}
+
+## Counters of devices
+
+`sidestep rdma list -v` shows them, `sidestep top` their rates. A reason or operation stands in braces, as in
+`bytes_sent{{write}}`; codes of a Terminate have four digits. Zeros are left out, except those of the present.
+
+{table("counter of iwarp", "meaning", rows=counters_of(iwarp_counting.NAMES))}
+
+{table("counter of roce", "meaning", rows=counters_of(roce_counting.EVENTS))}
 
 ## The conformance suite
 
@@ -510,17 +527,24 @@ PAGES = {
 
 
 def main() -> int:
-    """Writes or checks the pages; 1 if a check fails."""
+    """Writes pages or schemas, or checks both; returns 1 if a check fails."""
+    if sys.argv[1:] and sys.argv[1] != "--check":
+        place = Path(sys.argv[1])
+        place.mkdir(parents=True, exist_ok=True)
+        for name, page in PAGES.items():
+            (place / name).write_text(page(), encoding="utf-8")
+        return 0
     check = sys.argv[1:] == ["--check"]
     stale = []
-    texts = {name: page() for name, page in PAGES.items()} | dict(json_schemas.pages())
-    for name, text in texts.items():
+    for name, text in json_schemas.pages():
         path = HERE / name
-        # compared by words: how click breaks lines differs between its versions
         if not path.exists() or path.read_text().split() != text.split():
             stale.append(name)
             if not check:
                 path.write_text(text)
+    if check:
+        empty = [name for name, page in PAGES.items() if not page().startswith(NOTICE)]
+        assert not empty, empty
     if check and stale:
         print(f"not what the code says: {', '.join(stale)}; run 'make docs'", file=sys.stderr)
     return 1 if check and stale else 0

@@ -100,6 +100,7 @@ def escaped(text: str) -> str:
 def main() -> None:
     """Writes the pages."""
     (directory,) = map(Path, sys.argv[1:])
+    directory.mkdir(parents=True, exist_ok=True)
     for path, command in walk("sidestep", cli, None):
         (directory / f"{path.replace(' ', '-')}.1").write_text(page(path, command), encoding="utf-8")
 

@@ -2,7 +2,7 @@
 
 The other end is `guest/verbs_consumer.py` or anything that tells its memory in the same way. `Defect.commit` sends what
 is wrong; the rest of the connection is as it should be. `Defect.answer` is the code that RFC 5040, 5041, 5044 and 6580
-name for it, and where they leave a choice or name none, the most fitting one (docs/internals/interop-siw.md).
+name for it, and where they leave a choice or name none, the most fitting one (docs/internals/devices.md).
 """
 
 from __future__ import annotations

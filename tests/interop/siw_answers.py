@@ -1,4 +1,4 @@
-"""What siw of Linux 6.1 answers to each defect, and the table of it in docs/internals/interop-siw.md.
+"""What siw of Linux 6.1 answers to each defect, as a table.
 
 python tests/interop/siw_answers.py     prints the table
 """
@@ -50,7 +50,7 @@ def answer_of_siw(defect: Defect) -> str:
 
 
 def table() -> str:
-    """The lines of the document."""
+    """A table of what each peer does wrong, the answer that is due, and the one of siw."""
     lines = ["| what the peer does | due | siw 6.1 |", "| --- | --- | --- |"]
     for defect in DEFECTS:
         theirs = answer_of_siw(defect)

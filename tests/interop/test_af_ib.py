@@ -1,6 +1,6 @@
 """An ordinary SDP peer of InfiniBand cannot be spoken with through rdma_cm over RoCE: which calls say so, and how.
 
-docs/internals/rdma.md names the lines of the kernel. A kernel that lets one of these through is noticed here.
+docs/internals/devices.md names the functions of the kernel. A kernel that lets one of these through is noticed here.
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ from guest_verbs import Bench, End, GuestVerbs, Remote
 from sidestep.rdma.work import Access, RdmaRead, RdmaWrite, RKey, Status
 
 _LEN: Final = 4096
-_TRIES: Final = 6  # siw leaves a Terminate out now and then: see docs/internals/interop-siw.md
+_TRIES: Final = 6  # siw leaves a Terminate out now and then: see docs/internals/devices.md
 _ASKS = ["ours", "siw"]
 
 

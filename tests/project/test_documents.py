@@ -20,9 +20,35 @@ from sidestep.observe.sockets import Outside
 
 ROOT = Path(layout.__file__).parents[3]
 DOCUMENTS = [*ROOT.glob("*.md"), *sorted((ROOT / "docs").rglob("*.md"))]
+WORDS_MAX = 45_000  # by `wc -w`, over all documents that are kept
+NEWCOMER_MAX = 9_000
 
 
-def test_the_reference_is_what_the_code_says() -> None:
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The pages of the documentation site, with those that are made from the code, as they lie in the repository."""
+    place = tmp_path_factory.mktemp("site")
+    subprocess.run([sys.executable, ROOT / "docs/reference/make_site.py", "--stage", place], check=True)
+    return place
+
+
+def words(path: Path) -> int:
+    return len(path.read_text().split())
+
+
+def test_documents_stay_short() -> None:
+    kept = subprocess.run(["git", "ls-files", "*.md"], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert sum(words(ROOT / name) for name in kept.stdout.split()) <= WORDS_MAX
+
+
+def test_the_path_of_a_newcomer_stays_short() -> None:
+    start = [ROOT / f"docs/start/{name}.md" for name in ("tutorial", "installation", "commands")]
+    others = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "docs/reference/support.md"]
+    pages = [*start, *others, ROOT / "docs/guides/performance.md"]
+    assert sum(map(words, pages)) + words(ROOT / "docs/internals/architecture.md") // 2 <= NEWCOMER_MAX
+
+
+def test_the_schemas_are_what_the_code_says() -> None:
     subprocess.run([sys.executable, ROOT / "docs/reference/make.py", "--check"], check=True)
 
 
@@ -30,8 +56,8 @@ def test_the_scoreboard_is_what_the_scenes_say() -> None:
     subprocess.run([sys.executable, ROOT / "docs/reference/make_scoreboard.py", "--check"], check=True)
 
 
-def test_the_reference_names_every_limit_and_variable() -> None:
-    text = (ROOT / "docs/reference/limits.md").read_text()
+def test_the_reference_names_every_limit_and_variable(site: Path) -> None:
+    text = (site / "docs/reference" / "limits.md").read_text()
     names = {name for name in vars(limits) if name.isupper()}
     names |= {value for name, value in vars(config).items() if name.startswith("ENV_")}
     assert {name for name in names if f"| `{name}` |" not in text} == set()
@@ -57,17 +83,17 @@ def test_every_reason_says_what_it_is_and_what_would_change_it() -> None:
     assert layout.REASON_TEXT[layout.Reason.NONE] == reasons.REMEDY[layout.Reason.NONE] == ""
 
 
-def test_every_command_that_a_remedy_names_exists() -> None:
+def test_every_command_that_a_remedy_names_exists(site: Path) -> None:
     remedies = [*reasons.REMEDY.values(), *(one.remedy for one in Outside)]
     named = {name for text in remedies for name in re.findall(r"sidestep ([a-z]+)", text)}
     assert named <= set(COMMANDS) | {"policy", "promote"}
     options = {option for text in remedies for option in re.findall(r"--[a-z][a-z-]+", text)}
-    page = (ROOT / "docs/reference/commands.md").read_text()
+    page = (site / "docs/reference" / "commands.md").read_text()
     assert {option for option in options if option not in page} == set()
 
 
 def test_the_list_of_commands_names_every_command_and_no_other() -> None:
-    found = set(re.findall(r"\| `sidestep (\w+)", (ROOT / "docs/start/commands.md").read_text()))
+    found = set(re.findall(r"(?m)^- `sidestep (\w+)", (ROOT / "docs/start/commands.md").read_text()))
     assert found == set(COMMANDS)
 
 
@@ -101,6 +127,16 @@ def test_what_the_documents_point_to_exists(document: Path) -> None:
         assert not anchor or anchor in headings(place), f"{target}#{anchor}"
     for path in re.findall(r"`((?:tests|src|docs|bench|examples)/[\w/.*-]+)`", text):
         assert list(ROOT.glob(path.rstrip("/"))), path
+
+
+def test_links_between_the_pages_of_the_site_hold(site: Path) -> None:
+    pages = sorted(site.rglob("*.md"))
+    assert len(pages) > len(DOCUMENTS)
+    for page in pages:
+        for target, anchor in re.findall(r"\]\(([^)#:\s]*)(?:#([^)\s]+))?\)", page.read_text()):
+            place = page.parent / target if target else page
+            assert place.is_file(), f"{page}: {target}"
+            assert not anchor or anchor in headings(place), f"{page}: {target}#{anchor}"
 
 
 def test_the_pages_that_the_code_names_exist() -> None:

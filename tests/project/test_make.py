@@ -241,6 +241,11 @@ def test_the_four_targets_have_the_same_words_everywhere(document: str) -> None:
     assert rows == {name: explained()[name] for name in FOUR}
 
 
+def test_the_targets_that_the_readme_names_exist() -> None:
+    named = set(re.findall(r"(?m)(?:^|`)make ([a-z-]+)", (ROOT / "README.md").read_text()))
+    assert {"demo", "test"} <= named <= set(explained())
+
+
 def test_the_lock_has_a_version_of_all_that_is_required() -> None:
     text = (ROOT / "requirements.lock").read_text()
     lines = [line for line in text.splitlines() if not line.startswith("#")]

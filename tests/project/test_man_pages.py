@@ -5,13 +5,16 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
+import click
 import needed
 import pytest
 
+from sidestep.cli.group import cli
+
 ROOT = Path(__file__).parents[2]
-COMMANDS = re.findall(r"(?m)^## (.*)", (ROOT / "docs/reference/commands.md").read_text())
 
 
 @pytest.fixture(scope="module")
@@ -29,8 +32,19 @@ def shown(page: Path) -> str:
     return " ".join(re.sub(".\b", "", text).split())
 
 
+def commands(path: str, command: click.Command) -> Iterator[str]:
+    """A command and all below it, with dashes."""
+    yield path
+    if isinstance(command, click.Group):
+        context = click.Context(command)
+        for name in command.list_commands(context):
+            child = command.get_command(context, name)
+            assert child is not None
+            yield from commands(f"{path}-{name}", child)
+
+
 def test_every_command_has_a_page_that_says_what_it_is(pages: Path) -> None:
-    assert {page.name for page in pages.iterdir()} == {f"{name.replace(' ', '-')}.1" for name in COMMANDS}
+    assert {page.name for page in pages.iterdir()} == {f"{name}.1" for name in commands("sidestep", cli)}
     for page in pages.iterdir():
         name, _, what = shown(page).partition("NAME ")[2].partition(" SYNOPSIS ")[0].partition(" - ")
         assert name == page.stem

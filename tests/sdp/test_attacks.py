@@ -336,7 +336,7 @@ def test_a_confirmed_move_is_one_though_the_peer_is_gone_and_its_disconnect_was_
 
 
 def test_credit_goes_on_until_a_move_is_confirmed() -> None:
-    """The answer may lack it (docs/internals/sdp-model.md, F11)."""
+    """The answer may lack it (docs/internals/sdp.md, the model)."""
     peer = established()
     for _ in range(5):
         peer.data(b"x")

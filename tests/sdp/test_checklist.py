@@ -1,4 +1,25 @@
-"""The checklist of docs/wire/sdp.md §29, item by item, against the real core.
+"""A checklist for SDP, item by item, against the real core (docs/wire/sdp.md §29).
+
+1. Every message against §24; wrong Len, short headers, stray payload.
+2. Hello: MajV, MaxAdverts 0, Bufs 2, IPV 5, Len refused; MinV 7 accepted.
+3. Credits 2, 1, 0; both peers at 1 recover.
+4. MSeq wraps, also for credit and cancels.
+5. Combined: payloads 1, 63, 64, most; partial RdmaRdCompl, SendSm; too much aborts.
+6. Pipelined: SendSm for the first of several.
+7. The 4 legal and all illegal ModeChanges.
+8. Stale SinkAvails: 0 to 2 Data crossing 1 to 3; wrap; ND = PND at rest.
+9. SinkAvail crossing SrcAvail; stale in front; cancel pending.
+10. SrcAvailCancel: nothing, unprocessed, mid-read, read, two; MSeqAck held.
+11. SinkAvailCancel: nothing, unprocessed, half-written, half-written and another.
+12. Transaction with fresh and stale advert.
+13. Pipelined to Combined with late SinkAvails, and back.
+14. Both send SrcAvail, nobody receives.
+15. Urgent: early, together, far, behind a SrcAvail, two, inline.
+16. Resize up, down, refused, both; SinkAvail test; no repetition.
+17. Half-close, crossing DisConn, AbortConn, bare DREQ, unread data, linger 0.
+18. SuspComm; both at once.
+19. MSG_WAITALL, MSG_PEEK.
+20. Both ends send SO_SNDBUF + SO_RCVBUF bytes, then receive.
 
 `ELSEWHERE` names the files that hold the items, or the parts of them, that are not here. A peer written by hand
 (`RawPeer`) says what a real one would not, or at a moment that it would not choose; two real ends (`Pair`) show that
@@ -161,7 +182,7 @@ def test_with_two_credits_only_what_has_no_payload_goes() -> None:
     assert not send.done
     peer.credit = 3
     peer.data()
-    assert not send.done  # a peer with so many buffers is asked for four: docs/internals/sdp-model.md
+    assert not send.done  # a peer with so many buffers is asked for four: docs/internals/sdp.md
     peer.credit = 4
     peer.data()
     assert send.done
@@ -892,7 +913,7 @@ def test_late_sink_avails_leave_the_counters_equal(late: int, crossing: int, aft
 
 @item(13)
 def test_what_a_late_sink_avail_has_voided_is_advertised_anew() -> None:
-    """The sink has dropped what was advertised before the change, and only that (docs/internals/sdp-model.md, F2)."""
+    """The sink has dropped what was advertised before the change, and only that (docs/internals/sdp.md, the model)."""
     peer = established(strategy=lambda: pipelined(pipelined=False, payload=8))
     peer.send_mode(Mode.PIPELINED)
     late = peer.show(40000)

@@ -15,7 +15,7 @@ bool relay_can(void);
 void relay_move(void);
 void relay_leave(void); /* the protocol goes */
 void relay_dies(void);
-bool relay_excuses(void); /* it may have lost bytes, or is weaker than a shared segment: docs/internals/mechanisms.md */
+bool relay_excuses(void); /* it may have lost bytes, or is weaker than a shared segment: docs/internals/switch.md */
 extern bool relay_rounds; /* a direction that went back may go to the ring again */
 extern struct object *relay_liveness, *relay_doorbell, *relay_page;
 

@@ -1,63 +1,55 @@
-"""The test vectors of docs/wire/sdp.md §24, read from the page itself, so that they are written down once."""
+"""The test vectors of SDP, from docs/wire/sdp-vectors.toml."""
 
 from __future__ import annotations
 
 import re
+import tomllib
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-PAGE = Path(__file__).parents[2] / "docs" / "wire" / "sdp.md"
-_BLOCK = re.compile(r"^#### (V\d\d) · (.*?)\n\n```hex\n(.*?)```\n(?:\n(.*?))?(?=\n#|\Z)", re.M | re.S)
+FILE = Path(__file__).parents[2] / "docs/wire/sdp-vectors.toml"
 
 
 @dataclass(frozen=True)
 class Vector:
-    """One message of the page."""
+    """One message of the file."""
 
     name: str  # V01
-    title: str  # C→A · Hello
+    title: str  # Hello
     message: bytes
-    text: str  # what the page says of it
-
-    @property
-    def sender(self) -> str:
-        """C, A, or nothing outside the conversation."""
-        return self.title[0] if "→" in self.title else ""
+    sender: str  # C, A, or nothing outside the conversation
+    base: dict[str, int]  # Bufs, Len, MSeq, MSeqAck of the BSDH, in decimal; nothing where the file does not decode it
+    credit: int | None  # the sender's credit before it sends this
 
     @property
     def view(self) -> memoryview:
-        """As a message is received."""
+        """The message, as a receiver gets it."""
         return memoryview(self.message)
-
-    def number(self, field: str) -> int:
-        """A field of the base header, as the page says it in decimal."""
-        found = re.search(rf"· {field} `[0-9a-f]+` = (\d+)", self.text)
-        assert found is not None, (self.name, field)
-        return int(found[1])
-
-    @property
-    def credit(self) -> int | None:
-        """The sender's credit before it sends this, if the page tells."""
-        found = re.search(r"credit before sending: (\d+)", self.text)
-        return int(found[1]) if found else None
 
 
 @cache
 def vectors() -> dict[str, Vector]:
-    """All of them by name."""
-    section = PAGE.read_text().split("\n## 24.")[1].split("\n## 25.")[0]
+    """All vectors by name."""
+    records = tomllib.loads(FILE.read_text(encoding="utf-8"))
     return {
-        name: Vector(name, title, bytes.fromhex(_expanded(block)), text.strip())
-        for name, title, block, text in _BLOCK.findall(section)
+        name: Vector(
+            name,
+            record["title"],
+            bytes.fromhex(_expanded(record["bytes"])),
+            record.get("sender", ""),
+            record.get("base", {}),
+            record.get("credit"),
+        )
+        for name, record in records.items()
     }
 
 
 def between(first: str, last: str) -> list[Vector]:
-    """Those from one name to another."""
+    """Vectors from one name to another."""
     return [vector for name, vector in vectors().items() if first <= name <= last]
 
 
 def _expanded(block: str) -> str:
-    """`00*n` is n zero bytes; blanks and line ends are for reading."""
+    """Hex without the notation `00*n`, which stands for n zero bytes."""
     return re.sub(r"00\*(\d+)", lambda match: "00" * int(match[1]), block)

@@ -25,7 +25,7 @@ def list_(verbose: bool, as_json: bool) -> None:
     """List the RDMA devices of the kernel, and of running processes: addresses, connections and counters.
 
     Of the kernel's each port is shown with its state and addresses. Of processes those of this user are seen, and root
-    sees those of all users. Counters are explained in docs/internals/iwarp.md and roce.md.
+    sees those of all users. Counters are explained in docs/guides/rdma-without-hardware.md.
 
     Exit code 0 also if there is none.
     """

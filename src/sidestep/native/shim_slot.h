@@ -1,7 +1,7 @@
 /*
  * shim_slot.h - what the words of a connection's slot mean: its flags, and where its two directions are.
  *
- * A direction is moved under its lock, by the tables of layout.py (docs/reference/switch.md). Anybody may look.
+ * A direction is moved under its lock, by the tables of layout.py. Anybody may look.
  */
 #ifndef SIDESTEP_SHIM_SLOT_H
 #define SIDESTEP_SHIM_SLOT_H

@@ -1,1 +1,1 @@
-"""The Offload Transport Interface: RDMA as the verbs name it, whatever device is beneath (docs/internals/rdma.md)."""
+"""The Offload Transport Interface: RDMA as the verbs name it, on any device (docs/internals/devices.md)."""

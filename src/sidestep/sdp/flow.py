@@ -11,7 +11,7 @@ that bring the other end new credit. As a message without payload can always be 
 is posted again at once, and neither end can be left without a way to say so.
 
 `remote_credit` is the same number as the other end must see it. When it falls to one the other end has to be told
-of more (CA4-82). That rule alone is neither enough nor does it come to rest (docs/internals/sdp-model.md): an end with
+of more (CA4-82). That rule alone is neither enough nor does it come to rest (docs/internals/sdp.md): an end with
 a credit of two could wait for ever to send payload, and two ends with two free buffers each would answer each other's
 updates for ever. So this end keeps one credit more behind its payload than it must, where the other end has five
 buffers or more; it tells of new credit earlier, unless something else is about to go out anyway; and it pauses before

@@ -34,7 +34,7 @@ class Outgoing:
         if suspend.sent:
             suspend.go_on()
             if not suspend.confirmed and not suspend.answered:
-                self._updates.refresh()  # or the answer could lack the credit to go (docs/internals/sdp-model.md)
+                self._updates.refresh()  # or the answer could lack the credit to go (docs/internals/sdp.md)
             return True
         if sink.adverts and sink.receives:
             sink.serve()  # there may be room for RDMA Reads now

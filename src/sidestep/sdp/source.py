@@ -112,7 +112,7 @@ class Source:
             if self.cancel_wanted and not self._cancel():
                 return
             if self.cancel_mseq is not None:
-                return  # no payload, nor what SendSm demanded: withdrawn with the rest (docs/internals/sdp-model.md)
+                return  # no payload, nor what SendSm demanded: withdrawn with the rest (docs/internals/sdp.md)
             if self.forced:
                 if not flow.may_send_payload():
                     return
@@ -195,7 +195,7 @@ class Source:
     def _room(self) -> int:
         """Bytes of payload that the next message may carry: they must fit into a SinkAvail that they use up as well.
 
-        A SinkAvail has more room than a private buffer had, but buffers may have grown (docs/internals/sdp-model.md).
+        A SinkAvail has more room than a private buffer had, but buffers may have grown (docs/internals/sdp.md).
         """
         return min(self.payload_max, self.sinks[0].length) if self.sinks else self.payload_max
 

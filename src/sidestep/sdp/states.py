@@ -11,7 +11,7 @@ A socket may move to another process (`SUSPENDED`, and `RESUMING` at the other e
 transport connection.
 
 A pair that is not in `TRANSITIONS` cannot happen; a message that `FORBIDDEN` names for a state breaks the rule that is
-given there. The diagram in docs/reference/sdp.md and the test over all (state, message) pairs are made from these
+given there. The diagram of the documentation site and the test over all (state, message) pairs are made from these
 tables.
 """
 

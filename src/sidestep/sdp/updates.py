@@ -4,7 +4,7 @@ Any message tells of credit, so an update is the last thing thought of. It goes 
 tell and the other end is short of credit. What only updates have used up is told of after a pause (`refresh`), or two
 ends would answer each other's updates for ever. An end whose payload waits for credit, while a message without payload
 could go, says something from time to time (`probe`): that takes a credit, until the other end has to tell of more. Both
-pauses double while nothing comes of it; docs/internals/sdp-model.md shows what goes wrong without them.
+pauses double while nothing comes of it; docs/internals/sdp.md shows what goes wrong without them.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
-"""The page about iWARP says what the code does, and its figures are right."""
+"""The page about iWARP and its tables say what the code does, and their figures are right."""
 
 from __future__ import annotations
 
 import re
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,9 @@ from sidestep.rdma.iwarp.startup import frame as start_frame
 from sidestep.rdma.iwarp.startup.frame import Enhanced, MpaRole, Rtr, StartFrame
 from sidestep.rdma.iwarp.terminate import Code, Condition
 
-PAGE = (Path(__file__).parents[3] / "docs" / "wire" / "iwarp.md").read_text()
+WIRE = Path(__file__).parents[3] / "docs/wire"
+PAGE = (WIRE / "iwarp.md").read_text()
+TABLES = tomllib.loads((WIRE / "iwarp.toml").read_text())
 
 
 def rows(heading: str, table: int = 0) -> list[list[str]]:
@@ -30,17 +33,15 @@ def short(code: int) -> str:
 
 
 def test_conditions_and_codes() -> None:
-    """Of the last column of §4.3."""
-    assert {row[0].strip("`"): row[-1] for row in rows("4.3")} == {
+    """Section 4.3."""
+    assert {name: codes["here"] for name, codes in TABLES["conditions"].items()} == {
         condition.name: short(condition.code) for condition in Condition
     }
 
 
 def test_codes() -> None:
-    """Of §4.2."""
-    found = set()
-    for kind, codes in rows("4.2"):
-        found |= {f"{kind[:3]}/{code}" for code in re.findall(r"\b([0-9A-F]{2})\b", codes)}
+    """Section 4.2."""
+    found = {f"{kind}/{code}" for kind, group in TABLES["codes"].items() for code, _ in group["codes"]}
     assert found == {short(code) for code in Code}
 
 
@@ -60,21 +61,19 @@ def test_checksums() -> None:
         "empty": b"", "one byte 00": b"\0", '"a"': b"a", '"123456789"': b"123456789", "32 x 00": bytes(32),
         "32 x ff": b"\xff" * 32, "00 01 to 1f": bytes(range(32)), "1f 1e to 00": bytes(range(31, -1, -1)),
     }  # fmt: skip
-    assert {row[0] for row in rows("7.2")} == set(inputs)
-    for name, number, wire in rows("7.2"):
+    assert set(TABLES["checksums"]) == set(inputs)
+    for name, told in TABLES["checksums"].items():
         value = crc32c(inputs[name])
-        assert (f"{value:08x}", value.to_bytes(4, "little").hex(" ")) == (number, wire.strip("`"))
-    assert crc32c(b"abc" + crc32c(b"abc").to_bytes(4, "little")) == int(
-        PAGE.split("Data followed by its CRC has the CRC ")[1][:8], 16
-    )
+        assert (f"{value:08x}", value.to_bytes(4, "little").hex(" ")) == (told["crc"], told["wire"])
+    assert crc32c(b"abc" + crc32c(b"abc").to_bytes(4, "little")) == int(TABLES["residue"], 16)
 
 
-@pytest.mark.parametrize("row", rows("7.3"))
-def test_mulpdu(row: list[str]) -> None:
-    """Of §7.3, by its formulas."""
-    emss = int(row[0])
+@pytest.mark.parametrize("emss", [int(name) for name in TABLES["mulpdu"]])
+def test_mulpdu(emss: int) -> None:
+    """Section 7.3, by its formulas."""
     plain, marked = emss - (6 + emss % 4), emss - (6 + 4 * -(-emss // 512) + emss % 4)
-    assert [min(max(each, 128), 64768) for each in (plain, marked)] == [int(cell) for cell in row[1:]]
+    limited = [min(max(each, 128), 64768) for each in (plain, marked)]
+    assert TABLES["mulpdu"][str(emss)] == dict(zip(("plain", "markers"), limited, strict=True))
 
 
 def test_start_up() -> None:

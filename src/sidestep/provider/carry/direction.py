@@ -29,7 +29,7 @@ What the two shims would tell each other in a segment is handed on, each word be
 The same stream runs through both rings, so a count of the one is a count of the other.
 
 An event that a table does not have ends the connection: said by the other provider, or by our application, it is a
-violation. The pictures in docs/reference/switch.md and the test over all pairs are made from these tables.
+violation. The pictures of the documentation site (`make docs`) and the test over all pairs are made from these.
 """
 
 from __future__ import annotations
