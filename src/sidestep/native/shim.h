@@ -562,6 +562,16 @@ int sdp_connect_ask(struct conn *conn, struct explicit *explicit, int fd, const 
 int sdp_connect_start(struct conn *conn, int fd, const struct sdp_connect *attempt);
 bool address_may_translate(const struct sockaddr_storage *remote); /* worth the system calls of address_translate() */
 
+/* ---- shim_carry.c: what is ours in an environment ---- */
+bool is_variable(const char *entry, const char *name); /* `name` ends with '=' */
+bool env_has(char *const env[], const char *name);
+char *const *env_or_none(char *const env[]); /* to the kernel NULL is an empty one */
+bool preload_without_ours(char *to, const char *entry); /* LD_PRELOAD=…; `to` has as much room, and one byte */
+void env_keep(void); /* what this process was started with */
+int env_carried(char *const env[], char *const **entries); /* how many to add */
+struct start;
+char *command_carrying(const struct start *start, const char *command); /* to be freed */
+
 /* ---- shim_loader.c: how a program that is executed comes to the shim ---- */
 #define START_SCRIPTS_MAX 4 /* as the kernel's own limit */
 enum start_how {
@@ -578,13 +588,14 @@ struct start {
 	char resolved[PATH_MAX]; /* the file that is to be loaded in the end */
 	int scripts_len;
 	struct start_script scripts[START_SCRIPTS_MAX];
+	char *const *carried; /* into its environment; see shim_carry.c */
+	int carried_len;
 	size_t room; /* bytes for start_make() */
 };
 /* Whether arguments or environment are to be others than the caller's. */
 bool start_differs(struct start *start, int dir, const char *file, char *const argv[], char *const env[]);
 void start_make(struct start *start, const char *file, char *const **argv, char *const **env, void *room);
 
-bool preload_without_ours(char *to, const char *entry); /* LD_PRELOAD=…; `to` has as much room, and one byte */
 bool made_by_go(int fd, const Elf64_Ehdr *header);
 
 void demote_inherited(bool leaving); /* what a program inherits that is executed next */

@@ -4,6 +4,7 @@
 #include <alloca.h>
 #include <fcntl.h>
 #include <limits.h>
+#include <paths.h>
 #include <sched.h>
 
 /* A vfork child shares our memory: its close() and dup2() would change the parent's table. fork is vfork that does not. */
@@ -140,9 +141,11 @@ static const char *found_by_name(const char *file, char path[PATH_MAX])
 {
 	const char *at = getenv("PATH");
 
+	if (!at)
+		at = "/bin:/usr/bin"; /* confstr(3), _CS_PATH */
 	if (!file || strchr(file, '/'))
 		return executable(file) ? file : NULL;
-	for (; at && *at; at += *at == ':') {
+	for (; *at; at += *at == ':') {
 		size_t len = strcspn(at, ":");
 		if (len && snprintf(path, PATH_MAX, "%.*s/%s", (int)len, at, file) < PATH_MAX && executable(path))
 			return path;
@@ -163,6 +166,12 @@ static const char *proc_fd(int fd, char path[PATH_MAX])
 	return path;
 }
 
+/* The file that execveat(2) means. */
+static const char *file_at(int dir, const char *path, int flags, char found[PATH_MAX])
+{
+	return path && !*path && (flags & AT_EMPTY_PATH) ? proc_fd(dir, found) : path;
+}
+
 /* A call that returns only if it fails. */
 #define EXEC(name, leaving, dir, program, params, args) \
 	EXPORT int name params \
@@ -181,14 +190,15 @@ EXEC(execve, executable(path), AT_FDCWD, path, (const char *path, char *const *a
      (path, argv, env))
 EXEC(execvpe, file, AT_FDCWD, found_by_name(name, found), (const char *name, char *const *argv, char *const *env),
      (name, argv, env))
-EXEC(execveat, executable_at(dir, path, flags), dir, path,
+EXEC(execveat, executable_at(dir, path, flags), dir, file_at(dir, path, flags, found),
      (int dir, const char *path, char *const *argv, char *const *env, int flags), (dir, path, argv, env, flags))
 EXEC(fexecve, executable_at(fd, "", AT_EMPTY_PATH), AT_FDCWD, proc_fd(fd, found),
      (int fd, char *const *argv, char *const *env), (fd, argv, env))
 
 long execute_bare(int dir, const char *path, char *const argv[], char *const env[], int flags)
 {
-	START_FOR(start, dir, path, argv, env);
+	char found[PATH_MAX];
+	START_FOR(start, dir, file_at(dir, path, flags, found), argv, env);
 	const char *file = start.loader;
 	if (!file && dir == AT_FDCWD && !flags)
 		file = path; /* execve(2) stays what it is: sandboxes, and emulators, may know no other */
@@ -288,18 +298,35 @@ EXPORT int posix_spawn_file_actions_adddup2(posix_spawn_file_actions_t *actions,
 SPAWN(posix_spawn, path)
 SPAWN(posix_spawnp, found_by_name(path, found))
 
+/* What libc's shell is to run. */
+#define COMMAND char *__attribute__((cleanup(command_free)))
+static char *command_for(const char *command)
+{
+	struct start start;
+
+	return command && start_differs(&start, AT_FDCWD, _PATH_BSHELL, NULL, environ) ? command_carrying(&start, command)
+	                                                                               : NULL;
+}
+
+static void command_free(char **command)
+{
+	free(*command);
+}
+
 EXPORT int system(const char *command)
 {
 	if (!command)
 		return real.system(command);
+	COMMAND carrying = command_for(command);
 	LENDING lent = lend();
-	return real.system(command);
+	return real.system(carrying ? carrying : command);
 }
 
 EXPORT FILE *popen(const char *command, const char *mode)
 {
+	COMMAND carrying = command_for(command);
 	LENDING lent = lend();
-	FILE *stream = real.popen(command, mode);
+	FILE *stream = real.popen(carrying ? carrying : command, mode);
 	if (stream)
 		fd_new(fileno(stream));
 	return stream;

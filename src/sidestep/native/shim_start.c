@@ -38,6 +38,7 @@ __attribute__((constructor(101))) static void shim_init(void)
 		return;
 	fd_table_len = FD_TABLE_SIZE;
 	config_read();
+	env_keep();
 	if (arena_open() < 0) {
 		fd_table_len = 0;
 		return;
