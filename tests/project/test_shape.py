@@ -23,7 +23,7 @@ SHIM: Final = (
     "shim_hint", "shim_set", "shim_provider", "shim_back", "shim_lent", "shim_plain", "shim_idle", "shim_answer",
     "shim_offer", "shim_rpc", "shim_explicit", "shim_sdp_connect", "shim_fork", "shim_native", "shim_close",
     "shim_number", "shim_wait", "shim_ready", "shim_call", "shim_message", "shim_recv", "shim_send", "shim_epoll",
-    "shim_poll", "shim_views", "shim_io", "shim_fd", "shim_option", "shim_socket", "shim_stdio", "shim_process",
+    "shim_poll", "shim_views", "shim_io", "shim_fd", "shim_option", "shim_socket", "shim_stdio", "shim_travel", "shim_process",
     "shim_syscall", "shim_embed", "shim_loaded", "shim_start",
 )  # fmt: skip
 

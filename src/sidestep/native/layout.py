@@ -18,7 +18,7 @@ import struct
 from enum import IntEnum, IntFlag
 from typing import Any, Final, NamedTuple
 
-LAYOUT_VERSION: Final = 8
+LAYOUT_VERSION: Final = 9
 # Those that a provider serves, so that it can be replaced while programs run: since the oldest only words and bits have
 # come that were zero before, and a program that does not know them does without.
 LAYOUTS: Final = range(7, LAYOUT_VERSION + 1)
@@ -243,6 +243,15 @@ class Seen(IntFlag):
 
     END = 1  # nothing more comes by TCP
     RESET = 2  # and the socket is dead: reset, or timed out
+
+
+class Knows(IntFlag):
+    """What a side of a channel can be asked for (`knows`); a shim of an earlier layout knows nothing."""
+
+    RING_ALWAYS = 1  # HINT_RING_ALWAYS in `hint`
+
+
+HINT_RING_ALWAYS: Final = 1 << 31  # in `hint`: ring whenever you publish, whatever the word says that you look at
 
 
 class Acked(IntFlag):
@@ -531,7 +540,7 @@ RECORDS: Final[dict[str, tuple[Field, ...]]] = {
         ("tx_switch_offset", "Q", 1),
         ("tx_back_at", "Q", 1),  # with Back.BACK: count of the ring's bytes (its tail) at which TCP takes over again
         ("rx_frozen", "Q", 1),  # head at which reading by ring stopped; valid with Notice.RECALL
-        ("hint", "I", 1),  # not 0: name this number in your hint ring whenever you publish or make room
+        ("hint", "I", 1),  # not 0: name this number in your hint ring whenever you publish or make room; bit 31 is no part
         ("tx_ended", "I", 1),  # the last round that is over: what follows comes by TCP, and tail stands
         # Only where a provider stands between the two ends of the connection; see provider/carry/direction.py.
         ("fin_seen", "I", 1),  # a shim: Seen; where does the ring end?
@@ -540,7 +549,8 @@ RECORDS: Final[dict[str, tuple[Field, ...]]] = {
         ("acked", "I", 1),  # a provider: Acked, what of your words the other end has now
         # After Back.BACK: who was first, our first byte by TCP (BACK) or the reader (RECALLED). As tx_back.
         ("tx_follows", "I", 1),
-        ("pad", "B", 48),
+        ("knows", "I", 1),  # Knows: what its holder can be asked for
+        ("pad", "B", 44),
     ),
     # A piece of a ring, as the shim gives it to `sidestep.rings` in its own process.
     "sidestep_piece": (

@@ -8,6 +8,7 @@
 #include "shim.h"
 
 #include <dlfcn.h>
+#include <sys/stat.h>
 
 #include "loaded.h"
 
@@ -80,8 +81,34 @@ static bool is_carried(const char *entry)
 {
 	static const char letters[] = "ABCDEFGHIJKLMNOPQRSTUVWXYZ_0123456789";
 
-	return is_variable(entry, OURS) && entry[strspn(entry, letters)] == '=' &&
-	       !is_variable(entry, LOADED_PROGRAM "=") && !is_variable(entry, LOADED_PRELOAD "=");
+	return is_variable(entry, OURS) && !is_variable(entry, "SIDESTEP_TRAVEL=") &&
+	       entry[strspn(entry, letters)] == '=' && !is_variable(entry, LOADED_PROGRAM "=") &&
+	       !is_variable(entry, LOADED_PRELOAD "=");
+}
+
+static char own_path[PATH_MAX];
+static struct stat own_file;
+
+const char *env_library(void)
+{
+	struct stat now;
+
+	return *own_path && stat(own_path, &now) == 0 && now.st_dev == own_file.st_dev && now.st_ino == own_file.st_ino &&
+	               access(own_path, R_OK) == 0
+	           ? own_path
+	           : NULL;
+}
+
+/* Whether LD_PRELOAD=… has this very name among its words. */
+bool preload_names(const char *entry, const char *name)
+{
+	for (entry += sizeof(preload) - 1; name && *entry; entry += strspn(entry, " :")) {
+		size_t len = strcspn(entry, " :");
+		if (len == strlen(name) && memcmp(entry, name, len) == 0)
+			return true;
+		entry += len;
+	}
+	return false;
 }
 
 void env_keep(void)
@@ -93,7 +120,11 @@ void env_keep(void)
 	int len = 1;
 	Dl_info info;
 
-	if ((off && strcmp(off, "0") == 0) || !dladdr((void *)env_keep, &info) || !info.dli_fname || *info.dli_fname != '/')
+	if (!dladdr((void *)env_keep, &info) || !info.dli_fname || *info.dli_fname != '/' ||
+	    strlen(info.dli_fname) >= sizeof(own_path) || stat(info.dli_fname, &own_file) < 0)
+		return;
+	strcpy(own_path, info.dli_fname);
+	if (off && strcmp(off, "0") == 0)
 		return;
 	for (; *env; env++) {
 		preloaded |= (is_variable(*env, preload) || is_variable(*env, LOADED_PRELOAD "=")) && preloads_ours(*env);

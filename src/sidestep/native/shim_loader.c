@@ -247,6 +247,7 @@ bool start_differs(struct start *start, int dir, const char *file, char *const a
 	enum kind kind;
 
 	start->how = START_AS_IT_IS;
+	start->dynamic = false;
 	start->scripts_len = start->carried_len = 0;
 	start->loader = NULL;
 	if (!fd_table_len || !file)
@@ -262,10 +263,63 @@ bool start_differs(struct start *start, int dir, const char *file, char *const a
 		start->loader = loader_find();
 	const bool by_musl = kind == KIND_MUSL || kind == KIND_MUSL_RAISED;
 	start->how = start->loader ? START_LOADED : by_musl ? START_WITHOUT : START_AS_IT_IS;
+	start->dynamic = kind == KIND_DYNAMIC;
 	if (start->loader || kind == KIND_DYNAMIC || kind == KIND_GO)
 		start->carried_len = env_carried(env, &start->carried);
 	start->room = room_needed(start, argv, env);
 	return start->how != START_AS_IT_IS || start->carried_len || env_has(env, kept) || env_has(env, program);
+}
+
+/* The same loader as ours: another may not load the library that this one has loaded. */
+static bool same_loader(const char *program_file)
+{
+	char name[LINE_LENGTH] = "";
+	Elf64_Ehdr header;
+	Elf64_Phdr segment;
+	struct stat theirs, our;
+	Dl_info info;
+	bool found = false;
+	int fd = proc_open(program_file, O_RDONLY);
+
+	if (fd < 0)
+		return false;
+	if (read_at(fd, &header, sizeof(header), 0))
+		for (int i = 0; i < header.e_phnum && i < SEGMENTS_MAX && !found; i++)
+			found = read_at(fd, &segment, sizeof(segment), header.e_phoff + (uint64_t)i * sizeof(segment)) &&
+			        segment.p_type == PT_INTERP && segment.p_filesz && segment.p_filesz <= sizeof(name) &&
+			        read_at(fd, name, segment.p_filesz - 1, segment.p_offset);
+	raw_close(fd);
+	return found && *name == '/' && stat(name, &theirs) == 0 && dladdr((void *)getauxval(AT_BASE), &info) &&
+	       info.dli_fname && stat(info.dli_fname, &our) == 0 && theirs.st_dev == our.st_dev &&
+	       theirs.st_ino == our.st_ino;
+}
+
+/* Where a security module is in force it may change the program's domain, and the loader ignores LD_PRELOAD then. */
+static bool confined(void)
+{
+	char text[64];
+	int fd = proc_open("/proc/self/attr/current", O_RDONLY);
+	ssize_t n = fd < 0 ? -1 : real.syscall(SYS_read, fd, (long)text, sizeof(text) - 1, 0, 0, 0);
+
+	if (fd >= 0)
+		raw_close(fd);
+	text[n > 0 ? n : 0] = '\0';
+	return n > 0 && strncmp(text, "unconfined", sizeof("unconfined") - 1) != 0;
+}
+
+bool start_has_shim(const struct start *start, char *const env[])
+{
+	const char *library = env_library();
+	int preloads = 0;
+
+	for (; *env; env++) {
+		if (is_variable(*env, "SIDESTEP_DISABLE="))
+			return false;
+		if (is_variable(*env, preload))
+			preloads = preload_names(*env, library) && !preloads ? 1 : 2;
+	}
+	return library && preloads == 1 && start->how == START_AS_IT_IS && start->dynamic && same_loader(start->resolved) &&
+	       !confined();
 }
 
 /* As the kernel has it for a script: its interpreters with their arguments go before its name, which takes the place of argv[0]. */

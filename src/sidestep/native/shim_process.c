@@ -88,7 +88,7 @@ EXPORT void _exit(int status)
 ALIAS(_Exit, _exit);
 
 /* A new program knows nothing of channels: connections that it inherits go back to TCP first. */
-void demote_inherited(bool leaving)
+void demote_inherited(struct travel *travel, bool leaving)
 {
 	rpc_before_exec();
 	shim_lock_take();
@@ -96,22 +96,42 @@ void demote_inherited(bool leaving)
 	shim_lock_drop();
 	for (uint32_t fd = 0; fd < atomic_load(&fd_end); fd++) {
 		struct conn *conn = conn_get((int)fd);
-		if (conn && conn->managed && !(real.fcntl64((int)fd, F_GETFD, 0) & FD_CLOEXEC)) {
+		if (!conn || real.fcntl64((int)fd, F_GETFD, 0) & FD_CLOEXEC)
+			continue;
+		if (conn->managed && travel_takes(travel, conn))
+			continue;
+		if (conn->managed) {
 			conn_demote(conn, (int)fd, REASON_INHERITED, true);
 			if (leaving)
 				conn_bequeath(conn, (int)fd);
-		} else if (conn && !(real.fcntl64((int)fd, F_GETFD, 0) & FD_CLOEXEC)) {
+		} else {
 			conn_pin(conn, REASON_INHERITED);
 		}
 	}
 }
 
+/* Whether the kernel closes all numbers of a connection on exec. */
+static bool closes_on_exec(const struct conn *conn, int fd)
+{
+	if (!(real.fcntl64(fd, F_GETFD, 0) & FD_CLOEXEC))
+		return false;
+	for (uint32_t other = 0; word_load(conn->fds) > 1 && other < atomic_load(&fd_end); other++)
+		if (conn_get((int)other) == conn && !(real.fcntl64((int)other, F_GETFD, 0) & FD_CLOEXEC))
+			return false;
+	return true;
+}
+
 /* Connections that the kernel closes on exec lose this holder, or get it back. */
-static void hold_on_exec(int change)
+static void hold_on_exec(struct travel *travel, int change)
 {
 	for (uint32_t fd = 0; fd < atomic_load(&fd_end); fd++) {
 		struct conn *conn = conn_get((int)fd);
-		if (!conn || conn_fd(conn) != (int)fd || !(real.fcntl64((int)fd, F_GETFD, 0) & FD_CLOEXEC))
+		if (!conn || conn_fd(conn) != (int)fd)
+			continue;
+		bool closes = closes_on_exec(conn, (int)fd);
+		if (change < 0)
+			travel_leaves(travel, conn, !closes);
+		if (!closes)
 			continue;
 		atomic_fetch_add(&conn->slot->holders, (uint32_t)change);
 		holder_put(conn->slot, change < 0 ? shim_pid : 0, change < 0 ? 0 : shim_pid);
@@ -178,12 +198,16 @@ static const char *file_at(int dir, const char *path, int flags, char found[PATH
 	{ \
 		char found[PATH_MAX]; \
 		const char *file = program; \
+		int list; \
 		(void)found; \
 		START_FOR(start, dir, file, argv, env); \
-		demote_inherited(leaving); \
-		hold_on_exec(-1); \
+		struct travel *travel = travel_begin(&start, env, &list); \
+		demote_inherited(travel, leaving); \
+		hold_on_exec(travel, -1); \
+		travel_go(travel, list, &env, alloca(travel_room(travel, env))); \
 		int result = start.loader ? real.execve(start.loader, argv, env) : real.name args; \
-		hold_on_exec(1); \
+		travel_stay(travel, list); \
+		hold_on_exec(NULL, 1); \
 		return result; \
 	}
 EXEC(execve, executable(path), AT_FDCWD, path, (const char *path, char *const *argv, char *const *env),
@@ -261,7 +285,7 @@ EXPORT int execle(const char *path, const char *first, ...)
 static bool lend(void)
 {
 	lending_begin();
-	demote_inherited(false);
+	demote_inherited(NULL, false);
 	return true;
 }
 

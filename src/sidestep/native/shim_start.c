@@ -39,12 +39,13 @@ __attribute__((constructor(101))) static void shim_init(void)
 	fd_table_len = FD_TABLE_SIZE;
 	config_read();
 	env_keep();
-	if (arena_open() < 0) {
+	if (!travel_arrive() && arena_open() < 0) {
 		fd_table_len = 0;
 		return;
 	}
 	pthread_key_create(&thread_key, thread_gone);
 	signals_init();
+	travel_settle();
 	pthread_atfork(fork_prepare, fork_parent, fork_child);
 	rpc_before_exec();
 	shim_log("up: ring %u, promote after %u calls, spin %u ns", config.ring_size, config.promote_after_calls,
