@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 import toolchain
+from common import eventually
 
 from sidestep.observe import connections
 from sidestep.testing import Connection, Sidestep
@@ -56,6 +57,22 @@ def test_it_goes_on_by_ring(sidestep: Sidestep, how: str) -> None:
     assert ended.promoted
     assert ended.rx.ring_msgs > 0.8 * _words(how)
     assert ended.tx.ring_msgs > 0.8 * _words(how)
+
+
+@pytest.mark.parametrize("how", ["exec", "fork"])
+def test_its_peer_need_not_ring_always(sidestep: Sidestep, how: str, tmp_path: Path) -> None:
+    """The peer gets the new program's doorbell; or the program that made the connection has it for itself again."""
+    log, pipe = tmp_path / "log", subprocess.PIPE
+    env = sidestep.env(SIDESTEP_LOG=str(log))
+    with sidestep.popen([_program(), how, "1", "stays"], env=env, stdin=pipe, stdout=pipe, text=True) as server:
+        sidestep.wait_for(lambda found: len(found) == 2 and all(c.promoted for c in found))
+        assert server.stdin is not None
+        server.stdin.write("go")
+        server.stdin.flush()
+        eventually(lambda: "its doorbell is known" in log.read_text())
+        said, _ = server.communicate(timeout=120)
+    assert ("the peer has another doorbell" in log.read_text()) == (how == "exec")
+    assert "server: 0, the end" in said
 
 
 def test_numbers_that_a_program_has_closed_unseen_are_not_relied_on(sidestep: Sidestep) -> None:

@@ -54,8 +54,8 @@ def c_header(layout: ModuleType) -> str:
         "RxEvent": "RX_ON",
     }  # fmt: skip
     for name in (
-        "Rpc", "Welcome", "Attach", "Ask", "Refusal", "State", "Reason", "Role", "Notice", "Seen", "Knows", "Acked", "Back",
-        "Tx", "TxEvent", "Rx", "RxEvent",
+        "Rpc", "Welcome", "Attach", "Ask", "Refusal", "State", "Reason", "Role", "Notice", "Seen", "Knows", "Acked",
+        "Back", "Tx", "TxEvent", "Rx", "RxEvent",
     ):  # fmt: skip
         lines += ["", f"enum {re.sub(r'(?<=.)(?=[A-Z])', '_', name).lower()}_code {{"]
         prefix = prefixes.get(name, name.upper())

@@ -47,6 +47,8 @@ struct spin_budget {
 	_Atomic int64_t rests_until; /* none spins before */
 };
 
+#define BELLS_MAX 8 /* programs that a peer becomes, one after the other; from then on it is rung always */
+
 struct conn {
 	/* A late thread may look at these while the struct is reused for another connection. */
 	struct file file;      /* its kind never changes */
@@ -82,6 +84,10 @@ struct conn {
 	int pending_segment_fd;          /* of a pending offer; else -1 */
 	int segment_fd;                  /* kept for the next program; else -1; see shim_travel.c */
 	uint64_t segment_inode;
+	bool taken_up;       /* from the program before: the peer does not look at our doorbell's word */
+	uint32_t bell_said;  /* serial of the provider connection by which the peer was told of it; 0: it was not */
+	uint32_t bells_len;
+	struct remote_doorbell *bells[BELLS_MAX]; /* that the peer had before; see shim_bell.c */
 	_Atomic uint64_t idle_tail;      /* of our ring when it was last looked at; see trim() */
 	_Atomic uint64_t trimmed_tail;   /* of our ring when its pages were last given back */
 	_Atomic uint64_t idle_from;      /* ring_from then: nothing has been spilled since if it still is */
@@ -461,6 +467,7 @@ bool conn_lingers(struct conn *conn);
 /* ---- provider (shim_provider.c to shim_rpc.c; between them: shim_provider.h) ---- */
 extern _Atomic uint32_t rpc_pending;
 void rpc_poll(void);
+extern _Atomic bool bells_due; /* a connection is rung always, or a child may execute a program: shim_bell.c */
 void rpc_listen(void); /* runs the provider's commands, and checks now and then that it is alive; no lock may be held */
 void rpc_watch(int epfd, _Atomic uint32_t *watched, uint64_t data);
 void rpc_consider(struct conn *conn, int fd); /* offers or claims when the time has come */

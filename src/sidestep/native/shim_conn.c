@@ -11,6 +11,7 @@
 static struct conn *free_conns;
 static _Atomic uint64_t conn_serials;
 static _Atomic uint32_t segments_kept;
+_Atomic bool bells_due;
 bool arena_shared; /* with a parent or children, which may have changed their user since */
 
 bool peer_attached(const struct conn *conn)
@@ -131,6 +132,8 @@ void conn_free(struct conn *conn)
 	shim_lock_take();
 	if (conn->remote_doorbell)
 		remote_doorbell_unref(conn->remote_doorbell);
+	while (conn->bells_len)
+		remote_doorbell_unref(conn->bells[--conn->bells_len]);
 	if (conn->doorbell)
 		doorbell_unref(conn->doorbell);
 	conn->remote_doorbell = NULL;
@@ -205,6 +208,8 @@ void conns_before_fork(void)
 		/* once for each connection, however many numbers it has */
 		if (conn && (int)fd == conn_fd(conn))
 			atomic_fetch_add(&conn->slot->holders, 1);
+		if (conn && conn->managed)
+			word_store(bells_due, true); /* the child may execute a program, which has it rung always */
 	}
 }
 

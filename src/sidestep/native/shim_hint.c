@@ -45,10 +45,16 @@ void feed_enter(struct set *set, struct member *member)
 
 	while (at < set->feeds_len && set->feeds[at].doorbell != doorbell)
 		at++;
-	/* A connection in several sets gives its hints to one of them. */
-	if (!doorbell->hints ||
+	/* A connection in several sets gives its hints to one of them; a peer that rings always has another page by now. */
+	if (!doorbell->hints || atomic_load(&member->conn->channel.remote->hint) & HINT_RING_ALWAYS ||
 	    (at == set->feeds_len && !grow(&set->feeds, &set->feeds_cap, at + 1, sizeof(*set->feeds))) ||
 	    !atomic_compare_exchange_strong(&member->conn->channel.local->hint, &expected, expected | member->index)) {
+		set->unhinted++;
+		return;
+	}
+	full_fence(); /* between asking for hints and this look; the peer does it the other way round, see take_up() */
+	if (atomic_load(&member->conn->channel.remote->hint) & HINT_RING_ALWAYS) {
+		atomic_fetch_and(&member->conn->channel.local->hint, HINT_RING_ALWAYS);
 		set->unhinted++;
 		return;
 	}

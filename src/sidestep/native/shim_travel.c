@@ -107,11 +107,18 @@ static bool waiters_known(struct conn *conn)
 	       !(word_load(conn->slot->rx_kernel_waiters) | word_load(conn->slot->tx_kernel_waiters));
 }
 
+/* The peer looks for our hints in a page that the next program cannot write. */
+static bool asks_for_hints(const struct conn *conn)
+{
+	return atomic_load(&conn->channel.remote->hint) & ~HINT_RING_ALWAYS;
+}
+
 static bool can_travel(struct conn *conn)
 {
 	struct conn_slot *slot = conn->slot;
 
-	if (conn->explicit || slot_has(slot, SLOT_RELAYED | SLOT_RELAY_OVER | SLOT_RESET | SLOT_PIN | SLOT_LENT) ||
+	if (asks_for_hints(conn) || conn->explicit ||
+	    slot_has(slot, SLOT_RELAYED | SLOT_RELAY_OVER | SLOT_RESET | SLOT_PIN | SLOT_LENT) ||
 	    !word_load(slot->cookie) || !(atomic_load(&conn->channel.remote->knows) & KNOWS_RING_ALWAYS) ||
 	    is_standard(conn) || !all_kept(conn) || !waiters_known(conn))
 		return false;
@@ -313,7 +320,10 @@ static void threads_gone(struct conn *conn)
 
 	if (atomic_load(&slot->tx_reserver) >> 32 == shim_pid)
 		slot_clear(slot, SLOT_RESERVED);
+	atomic_fetch_or(&conn->channel.local->hint, HINT_RING_ALWAYS);
 	if (conn_alone(conn)) {
+		atomic_store(&conn->channel.local->hint,
+		             HINT_RING_ALWAYS); /* the set that has asked for hints is no more, either */
 		word_store(slot->rx_kernel_waiters, 0);
 		word_store(slot->tx_kernel_waiters, 0);
 	}
@@ -342,13 +352,16 @@ static bool take_up(const struct traveller *of, int fd)
 	}
 	threads_gone(conn);
 	conn->probe_countdown = PROBE_EVERY;
-	atomic_fetch_or(&conn->channel.local->hint, HINT_RING_ALWAYS);
 	word_store(conn->nonblock, real.fcntl64(fd, F_GETFL, 0) & O_NONBLOCK);
 	word_store(conn->waited, true);
+	conn->taken_up = true;
+	word_store(bells_due, true);
 	word_store(conn->heritable, true);
 	word_store(slot->fd, (uint32_t)fd);
 	atomic_store(&conn->managed, 1);
-	peer_wake(conn); /* it reads the bit from now on */
+	peer_wake(conn); /* a full fence: it reads the bit from now on */
+	if (asks_for_hints(conn)) /* since the last program looked */
+		conn_demote(conn, fd, REASON_EPOLL_UNSUPPORTED, false);
 	shim_log("fd %d is taken up, slot %u", fd, of->slot);
 	return true;
 }

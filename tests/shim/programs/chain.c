@@ -4,7 +4,7 @@
  * in its place, or (`fork`) in a child while it waits. Then it prints what it read last.
  * HOW: exec; fork; failing: each exec fails first; closefrom, close_range, closed: all other numbers are closed before, the last by a
  * system call that no hook sees; environment: WORD is added to that of the next program; two: the socket has a second number.
- * The client prints how many words came back whole.
+ * WORD `stays`: the last program echoes until standard input ends. The client prints how many words came back whole.
  */
 #include <errno.h>
 #include <fcntl.h>
@@ -53,6 +53,7 @@ static void ask(int fd)
 		NEED(send(fd, word, WORD, MSG_NOSIGNAL) == WORD);
 		NEED(recv(fd, word, WORD, MSG_WAITALL) == WORD);
 	} while (*word == 'a');
+	NEED(read(STDIN_FILENO, word, WORD) >= 0);
 }
 
 static void answer(int fd)
@@ -84,7 +85,7 @@ static void read_on(int fd)
 	printf("server: %zd, %s\n", n, n < 0 ? strerror(errno) : "the end");
 }
 
-static int client(const struct sockaddr_in *address, int total)
+static int client(const struct sockaddr_in *address, int total, bool stays)
 {
 	char word[WORD], back[WORD];
 	unsigned char out = 0, in = 0;
@@ -102,6 +103,8 @@ static int client(const struct sockaddr_in *address, int total)
 		for (int i = 0; i < WORD; i++)
 			NEED((unsigned char)back[i] == (unsigned char)(in++ * 7 + 3));
 	}
+	if (stays)
+		ask(fd);
 	NEED(shutdown(fd, SHUT_WR) == 0);
 	NEED(recv(fd, back, WORD, 0) == 0);
 	printf("client: %d whole\n", got);
@@ -155,7 +158,7 @@ int main(int argc, char **argv)
 	socklen_t len = sizeof(address);
 	const char *how = argv[1], *word = argc > 3 ? argv[3] : NULL;
 	int left = atoi(argv[2]), fails = strcmp(how, "failing") == 0;
-	bool forks = strcmp(how, "fork") == 0;
+	bool forks = strcmp(how, "fork") == 0, stays = word && strcmp(word, "stays") == 0;
 
 	NEED(nothing_of_ours());
 	if (argc > 4) {
@@ -163,6 +166,8 @@ int main(int argc, char **argv)
 		echo(fd, EACH);
 		if (left && !forks)
 			execute(how, fd, left - 1, word);
+		if (!forks && stays)
+			answer(fd);
 		if (!forks)
 			read_on(fd);
 		return 0;
@@ -171,7 +176,7 @@ int main(int argc, char **argv)
 	NEED(bind(listener, (struct sockaddr *)&address, len) == 0 && listen(listener, 1) == 0);
 	NEED(getsockname(listener, (struct sockaddr *)&address, &len) == 0);
 	if (fork() == 0)
-		return client(&address, left * EACH + left * fails);
+		return client(&address, left * EACH + left * fails, stays);
 	int fd = accept(listener, NULL, NULL);
 	NEED(fd >= 0 && close(listener) == 0);
 	answer(fd);
@@ -184,6 +189,8 @@ int main(int argc, char **argv)
 			execute(how, fd, 0, word);
 		NEED(waitpid(child, &status, 0) == child && status == 0);
 	}
+	if (stays)
+		answer(fd);
 	read_on(fd);
 	return 0;
 }
