@@ -41,20 +41,16 @@ int conn_attach(struct conn *conn, int fd, int segment_fd, int side, struct remo
                 struct doorbell *local)
 {
 	struct conn_slot *slot = conn->slot;
-	struct channel_own own = {
-		.tail = &slot->tx_tail,
-		.head = &slot->rx_head,
-		.head_seen = &slot->tx_head_seen,
-		.ring_from = &slot->tx_ring_from,
-		.ring_to = &slot->tx_ring_to,
-		.spill_base = &slot->tx_spill_base,
-		.limit = &slot->tx_limit,
-		.room_max = &slot->tx_room_max,
-	};
+	struct channel_own own = channel_own_of(slot);
 	int failed = channel_map(&conn->channel, segment_fd, side, &own);
 
 	if (failed)
 		return failed;
+	conn_keep_segment(conn, segment_fd);
+	word_store(conn->channel.local->slot, slot_index(slot));
+	word_store(conn->channel.local->generation, conn->generation);
+	memcpy(conn->channel.local->arena_id, arena_id, sizeof(arena_id));
+	atomic_store(&conn->channel.local->knows, KNOWS_RING_ALWAYS | KNOWS_BELL);
 	conn->remote_doorbell = remote;
 	conn->doorbell = local;
 	conn->probe_countdown = PROBE_EVERY;

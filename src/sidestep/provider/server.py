@@ -187,7 +187,7 @@ class Provider:
         near = netns_cookie_of(client.sock) == parts.netns_cookie  # what accept() gives is of the client's namespace
         welcome = Message(
             type=Rpc.WELCOME,
-            flags=(settings.wants if near else settings.wants_elsewhere) | Welcome.SERVES,
+            flags=(settings.wants if near else settings.wants_elsewhere) | Welcome.SERVES | Welcome.BELLS,
             promote_after_calls=settings.promote_after.calls,
             promote_after_bytes=settings.promote_after.payload_len,
             ring_size=(settings.ring_size, settings.remote_ring_size),
@@ -205,6 +205,12 @@ class Provider:
         table = self.parts.table
         commands.serve(packet.message, arenas=table.arenas, clients=table.clients, registry=self.parts.registry)
 
+    def _on_bell(self, client: Client, packet: Packet) -> None:
+        table, registry = self.parts.table, self.parts.registry
+        commands.pass_bell(
+            client, packet, arenas=table.arenas, clients=table.clients, registry=registry, quota=table.quota
+        )
+
     _HANDLERS: Final[dict[Rpc, Callable[[Provider, Client, Packet], None]]] = {
         Rpc.HELLO: _on_hello,
         Rpc.OFFER: lambda self, client, packet: self.parts.pairing.handle_offer(client, packet),
@@ -212,6 +218,7 @@ class Provider:
         Rpc.WITHDRAW: lambda self, client, packet: self.parts.pairing.handle_withdraw(client, packet),
         Rpc.ASK: _on_ask,
         Rpc.SERVE: _on_serve,
+        Rpc.BELL: _on_bell,
         Rpc.CONTROL: lambda self, client, packet: self._operations.handle(client, packet),
     }
 
