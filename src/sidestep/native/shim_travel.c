@@ -359,6 +359,9 @@ static bool take_up(const struct traveller *of, int fd)
 	word_store(conn->heritable, true);
 	word_store(slot->fd, (uint32_t)fd);
 	atomic_store(&conn->managed, 1);
+	shim_lock_take();
+	conn_loose(conn);
+	shim_lock_drop();
 	peer_wake(conn); /* a full fence: it reads the bit from now on */
 	if (asks_for_hints(conn)) /* since the last program looked */
 		conn_demote(conn, fd, REASON_EPOLL_UNSUPPORTED, false);
