@@ -368,7 +368,7 @@ def rdma_page() -> str:
 
 # RDMA: attributes, the loopback device, and the checks of the conformance suite
 
-What these are for, and how to write a device: [devices.md](../internals/devices.md).
+Their purpose, and how to write a device: [devices.md](../internals/devices.md).
 
 ## What a device declares
 

@@ -10,6 +10,6 @@ int close(int fd)
 	int (*next)(int) = (int (*)(int))dlsym(RTLD_NEXT, "close");
 	int result = next(fd);
 
-	usleep(500);
+	usleep(500); /* no wait for something: the window in which another thread gets the number, made wide */
 	return result;
 }
