@@ -157,7 +157,7 @@ define run-tests
 	@rm -f build/twice.json build/junit-*.xml build/failures.txt; failed=0; \
 	$(BIN)/pytest tests $(call CHOSEN,$(1)) --part=beside -n $(WORKERS) --junitxml=build/junit-beside.xml \
 		$(PYTEST_ARGS) || failed=1; \
-	$(BIN)/pytest tests $(call CHOSEN,$(1)) --part=alone --junitxml=build/junit-alone.xml $(PYTEST_ARGS) || failed=1; \
+	$(BIN)/pytest tests $(call CHOSEN,$(1)) --part=alone -n 1 --junitxml=build/junit-alone.xml $(PYTEST_ARGS) || failed=1; \
 	$(BIN)/python tests/support/budget.py $(1) "$(ROW)" || failed=1; \
 	if [ -e build/failures.txt ]; then echo "failed in row $(or $(ROW),of the commit):"; cat build/failures.txt; fi; \
 	exit $$failed

@@ -15,6 +15,7 @@ import durations
 import hypothesis
 import pytest
 import selection
+import stuck
 from shim_client import Channel, ShimClient
 
 from sidestep.testing import Sidestep
@@ -36,6 +37,8 @@ def pytest_configure(config: pytest.Config) -> None:
     """Each run takes a set of tests, and keeps what they cost; one that is asked to, what they touch."""
     config.pluginmanager.register(durations.Durations(), "durations")
     config.pluginmanager.register(selection.Selecting(config), "selection")
+    if watch := stuck.plugin(config, durations.KEPT.with_name("running")):
+        config.pluginmanager.register(watch, "stuck")
     if maps := os.environ.get(coverage_build.DIRECTORY):
         config.pluginmanager.register(coverage_items.Recorder(Path(maps)), "coverage_items")
     _reset_ignored_signals()
