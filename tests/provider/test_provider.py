@@ -10,6 +10,7 @@ import struct
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -20,7 +21,7 @@ from sidestep import limits
 from sidestep.config import ProviderSettings
 from sidestep.errors import Unavailable
 from sidestep.native import _channel, layout
-from sidestep.native.layout import Refusal, Rpc, State
+from sidestep.native.layout import Refusal, Rpc, State, Welcome
 from sidestep.provider import arena, control, memory, rpc
 from sidestep.provider.clients import Client
 from sidestep.provider.rpc import Message
@@ -680,3 +681,24 @@ def test_each_layout_is_served_in_its_own_words(
             packet.descriptors.close()
             assert packet.message.version == client.version
             assert packet.message.type in (Rpc.ATTACH, Rpc.CLAIMED)
+
+
+def test_the_family_of_the_other_end_is_told_of_a_doorbell(sidestep: Sidestep, channel: Callable[..., Channel]) -> None:
+    """By another name than the sender has for it, as no two clients may mean one by theirs. Nobody else is told."""
+    made = channel(None)
+    bells = [made.doorbell, made.doorbell_page]
+    bell = Message(
+        type=Rpc.BELL, token=3 << 32 | 7, cookie=99, doorbell_index=5, doorbell_page_id=bytes(range(16))
+    )  # fmt: skip
+    with ShimClient(sidestep.socket) as one, ShimClient(sidestep.socket) as other:
+        for client in (one, other):
+            assert client.hello().flags & Welcome.BELLS
+        rpc.send(one.sock, replace(bell, arena_id=bytes(16)), bells)  # there is no such family
+        rpc.send(one.sock, replace(bell, arena_id=other.arena_id), bells)
+        packet = other.receive()
+        with packet.descriptors:
+            told = packet.message
+            assert len(packet.descriptors) == 2
+        assert (told.type, told.token, told.cookie, told.doorbell_index) == (Rpc.BELL, 3 << 32 | 7, 99, 5)
+        assert told.doorbell_page_id != bell.doorbell_page_id
+        assert sidestep.status()["shims"] == 2

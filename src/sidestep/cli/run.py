@@ -19,6 +19,9 @@ from sidestep.native import layout
 @click.option(
     "--spin-us", type=click.IntRange(0, layout.SPIN_US_MAX), help="How long a wait may spin before it sleeps; 0: never."
 )
+@click.option(
+    "--no-carry", is_flag=True, help="Leave out the programs that CMD starts with an environment of its own making."
+)
 @click.option("--require", is_flag=True, help="Do not start CMD where it would run on plain TCP: exit code 125.")
 @click.option("--stats", is_flag=True, help="Say on stderr, when CMD has ended, what was saved.")
 @socket_option
@@ -27,6 +30,7 @@ def run(
     promote_after: PromoteAfter | None,
     ring_size: int | None,
     spin_us: int | None,
+    no_carry: bool,
     require: bool,
     stats: bool,
     socket: Path | None,
@@ -38,8 +42,11 @@ def run(
     so by nature (CMD is static; root's own provider leaves others out) is said on a terminal, and in the file
     SIDESTEP_LOG. Ends as CMD does; 126 if CMD cannot be executed, 127 if it is not found.
 
+    What CMD starts is under sidestep, too. That holds as well for a program that is given an environment without
+    LD_PRELOAD and the names of sidestep, as by 'env -i' or nginx's upgrade, unless --no-carry is given.
+
     Without --stats this process becomes CMD. With it CMD is its child: signals are passed on to it, and of its
     connections, and those of what it forks, those are counted that 'sidestep ss --ended' knows.
     """
-    settings = ShimSettings(config.socket_path(socket), promote_after, ring_size, spin_us)
+    settings = ShimSettings(config.socket_path(socket), promote_after, ring_size, spin_us, carry=not no_carry)
     start([*command], settings, require=require, stats=stats)

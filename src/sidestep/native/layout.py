@@ -18,7 +18,7 @@ import struct
 from enum import IntEnum, IntFlag
 from typing import Any, Final, NamedTuple
 
-LAYOUT_VERSION: Final = 8
+LAYOUT_VERSION: Final = 9
 # Those that a provider serves, so that it can be replaced while programs run: since the oldest only words and bits have
 # come that were zero before, and a program that does not know them does without.
 LAYOUTS: Final = range(7, LAYOUT_VERSION + 1)
@@ -85,6 +85,12 @@ class Rpc(IntEnum):
     ASK = 13  # shim -> provider, which answers at once: what an explicit socket wants to do; `flags` is an Ask
     ANSWER = 14  # provider -> shim; `error`: errno that the call fails with; `reason`: a Refusal, so go on natively
     LAYOUT = 15  # provider -> shim, whatever the record's version: it does not serve the shim's layout
+    # shim -> provider, which passes it on to the family `arena_id`: the other end of the connection in that slot
+    # (`token`, as of DEMOTE) has another doorbell; `cookie`: the `bell` of its side. fds: [doorbell eventfd, its page]
+    BELL = 16
+    # shim -> provider -> shims of the family whose doorbell it is (`doorbell_page_id`: its name): the end of that
+    # `segment_id` has been asked for TCP and does not answer, as it may wait on something else
+    SERVE = 17
 
 
 class Welcome(IntFlag):
@@ -93,6 +99,8 @@ class Welcome(IntFlag):
     POSSESSION = 1  # OFFER and CLAIM bring a duplicate of the TCP socket as their first descriptor
     PATH = 2  # and after it a UDP socket bound to the connection's local address, for the proof across namespaces
     REMOTE = 4  # connections with other hosts can be carried: they are offered and claimed as well
+    SERVES = 8  # SERVE is passed on
+    BELLS = 16  # BELL is passed on
 
 
 class Attach(IntFlag):
@@ -199,7 +207,7 @@ REASON_TEXT: Final[dict[Reason, str]] = {
     Reason.FAST_OPEN: "it was opened with TCP Fast Open",
     Reason.PASSED: "the socket was passed between processes",
     Reason.SHARED_BY_FORK: "several processes hold the socket",
-    Reason.EPOLL_UNSUPPORTED: "it is in a nested or shared epoll set, or in one as exclusive or by a closed number",
+    Reason.EPOLL_UNSUPPORTED: "it is in a nested or shared epoll set, or in one by a closed number",
     Reason.STDIO: "C stdio reads or writes the socket inside libc",
     Reason.NO_RESOURCES: "no memory or descriptors were left for a channel, or for its way to the other host",
     Reason.PEER_LAYOUT: "the other end speaks another channel layout",
@@ -243,6 +251,16 @@ class Seen(IntFlag):
 
     END = 1  # nothing more comes by TCP
     RESET = 2  # and the socket is dead: reset, or timed out
+
+
+class Knows(IntFlag):
+    """What a side of a channel can be asked for (`knows`); a shim of an earlier layout knows nothing."""
+
+    RING_ALWAYS = 1  # HINT_RING_ALWAYS in `hint`
+    BELL = 2  # Rpc.BELL, and `slot`, `generation` and `arena_id` are right
+
+
+HINT_RING_ALWAYS: Final = 1 << 31  # in `hint`: ring whenever you publish, whatever the word says that you look at
 
 
 class Acked(IntFlag):
@@ -531,7 +549,7 @@ RECORDS: Final[dict[str, tuple[Field, ...]]] = {
         ("tx_switch_offset", "Q", 1),
         ("tx_back_at", "Q", 1),  # with Back.BACK: count of the ring's bytes (its tail) at which TCP takes over again
         ("rx_frozen", "Q", 1),  # head at which reading by ring stopped; valid with Notice.RECALL
-        ("hint", "I", 1),  # not 0: name this number in your hint ring whenever you publish or make room
+        ("hint", "I", 1),  # not 0: name this number in your hint ring whenever you publish or make room; bit 31: below
         ("tx_ended", "I", 1),  # the last round that is over: what follows comes by TCP, and tail stands
         # Only where a provider stands between the two ends of the connection; see provider/carry/direction.py.
         ("fin_seen", "I", 1),  # a shim: Seen; where does the ring end?
@@ -540,7 +558,13 @@ RECORDS: Final[dict[str, tuple[Field, ...]]] = {
         ("acked", "I", 1),  # a provider: Acked, what of your words the other end has now
         # After Back.BACK: who was first, our first byte by TCP (BACK) or the reader (RECALLED). As tx_back.
         ("tx_follows", "I", 1),
-        ("pad", "B", 48),
+        # Who took it up after an exec has another doorbell, and is rung always (HINT_RING_ALWAYS) until that is used.
+        # `bell`: random, as BELL has it; `bell_seen`: the one of the other side's that we use.
+        *_same("Q", "bell bell_seen"),
+        ("knows", "I", 1),  # Knows: what its holder can be asked for; written after the three that follow
+        *_same("I", "slot generation"),  # of its holder's family
+        ("pad", "I", 1),
+        ("arena_id", "B", 16),
     ),
     # A piece of a ring, as the shim gives it to `sidestep.rings` in its own process.
     "sidestep_piece": (

@@ -15,38 +15,45 @@ EXPORT int epoll_create1(int flags)
 	return set_created(fd_new(real.epoll_create1(flags)));
 }
 
-/* The kernel alone waits on a set inside a set, and does not look at rings: the members go back to TCP. */
-static void set_nest(struct set *set)
+/* Whether an entry that is already in the kernel's set carries data that would be taken for ours. */
+static bool secret_taken(int epfd, uint64_t secret)
 {
-	struct conn *conns[64];
-	int fds[64], n;
+	char path[40], line[256];
+	bool taken = false;
 
-	set->nested = true;
-	set_sweep(set);
-	do {
-		n = 0;
-		shim_lock_take();
-		set_lock(set);
-		for (uint32_t i = 0; i < set->managed_len && n < 64; i++)
-			if (!slot_has(set->managed[i]->conn->slot, SLOT_PIN)) {
-				conns[n] = set->managed[i]->conn;
-				fds[n] = set->managed[i]->fd;
-				conn_ref(conns[n++]);
-			}
-		set_unlock(set);
-		shim_lock_drop();
-		for (int i = 0; i < n; i++) {
-			conn_demote(conns[i], fds[i], REASON_EPOLL_UNSUPPORTED, true);
-			conn_unref(conns[i]);
-		}
-	} while (n);
-	/* The outer set would report a doorbell that has ever rung as something to read. */
-	shim_lock_take();
-	set_lock(set);
-	for (uint32_t i = 0; i < set->doorbells_len; i++)
-		real.epoll_ctl(set->epfd, EPOLL_CTL_DEL, set->doorbells[i].doorbell->fd, NULL);
-	set_unlock(set);
-	shim_lock_drop();
+	snprintf(path, sizeof(path), "/proc/self/fdinfo/%d", epfd);
+	FILE *entries = fopen(path, "re");
+	while (entries && !taken && fgets(line, sizeof(line), entries)) {
+		const char *data = strncmp(line, "tfd:", 4) == 0 ? strstr(line, "data:") : NULL;
+		taken = data && strtoull(data + strlen("data:"), NULL, 16) >> NAME_BITS == secret;
+	}
+	if (entries)
+		fclose(entries);
+	return taken;
+}
+
+/*
+ * Tracks a set that was made where we could not see it. The caller guarantees that no thread waits in it (such a thread would
+ * see our events), and that it is in no other set. Its present entries stay the kernel's.
+ */
+int set_adopt(int epfd)
+{
+	char path[40], target[64] = "";
+
+	snprintf(path, sizeof(path), "/proc/self/fd/%d", epfd);
+	if (set_get(epfd))
+		return 0;
+	if (readlink(path, target, sizeof(target) - 1) < 0)
+		return -EBADF;
+	if (strcmp(target, "anon_inode:[eventpoll]") != 0)
+		return -EINVAL;
+	set_created(epfd);
+	struct set *set = set_get(epfd);
+	if (!set)
+		return -ENOMEM;
+	while (secret_taken(epfd, set->secret))
+		set->secret = new_secret();
+	return 0;
 }
 
 /* ---- epoll_ctl: shim_lock and set lock held ---- */
@@ -151,6 +158,18 @@ static void secret_met(struct set *set)
 	set_unlock(set);
 }
 
+/* The kernel alone waits on that set, or other processes do as well. */
+static int add_unheard(struct set *set, struct conn *conn, int epfd, int fd, struct epoll_event *event)
+{
+	if (set->shared)
+		conn_demote(conn, fd, REASON_EPOLL_UNSUPPORTED, true);
+	else
+		conn_leave(conn, fd, REASON_EPOLL_UNSUPPORTED);
+	int result = set_change(set, conn, epfd, EPOLL_CTL_ADD, fd, event);
+	set_stand_in_look(set);
+	return result;
+}
+
 EXPORT int epoll_ctl(int epfd, int op, int fd, struct epoll_event *event)
 {
 	HELD_SET set = set_hold(epfd);
@@ -164,7 +183,7 @@ EXPORT int epoll_ctl(int epfd, int op, int fd, struct epoll_event *event)
 		return real.epoll_ctl(epfd, op, fd, event);
 	if (file->kind == FILE_SET) {
 		int result = real.epoll_ctl(epfd, op, fd, event);
-		if (set && op == EPOLL_CTL_ADD && result == 0)
+		if (op == EPOLL_CTL_ADD && result == 0)
 			set_nest((struct set *)file);
 		return result;
 	}
@@ -183,8 +202,8 @@ EXPORT int epoll_ctl(int epfd, int op, int fd, struct epoll_event *event)
 	    (event->events &
 	     ~(uint32_t)(EPOLLIN | EPOLLOUT | EPOLLERR | EPOLLHUP | EPOLLWAKEUP | EPOLLET | EPOLLEXCLUSIVE)))
 		return fail_with(EINVAL);
-	if (op == EPOLL_CTL_ADD && conn->managed && (set->nested || set->shared || (event->events & EPOLLEXCLUSIVE)))
-		conn_demote(conn, fd, REASON_EPOLL_UNSUPPORTED, true);
+	if (op == EPOLL_CTL_ADD && conn->managed && (set->nested || set->shared))
+		return add_unheard(set, conn, epfd, fd, event);
 	return set_change(set, conn, epfd, op, fd, event);
 }
 
@@ -245,31 +264,53 @@ static bool look_is_due(const struct set_wait *wait)
 	return wait->now - word_load(wait->set->looked_at) > LOOK_EVERY_NS;
 }
 
-/* The first look of a wait. It reports all that is ready at once. -1: the kernel has failed. */
-static int set_first(struct set_wait *wait, bool once)
+/* The kernel had as much to tell as there was room for: with little, a doorbell's edge or a non-event may take an event's place. */
+static int set_look_more(struct set_wait *wait)
 {
 	struct set *set = wait->set;
-	int k = 0, max = wait->max < TOLD_MAX ? wait->max : TOLD_MAX;
+	int n = 0, k, max = wait->max < TOLD_MAX ? wait->max : TOLD_MAX;
 
-	set_pass_begin(set, SPENT_NOTHING);
-	bool look = (set->by_tcp || look_is_due(wait)) && !set->kernel_filled, more = true;
-	set->kernel_filled = false;
-	if (look) {
-		k = set_look(wait);
-		more = k == max; /* else the kernel has no more to tell */
+	for (uint32_t turns = set->doorbells_len + set->managed_len + 2; !n && turns; turns--) { /* at most so often */
+		if ((k = set_look(wait)) <= 0)
+			break;
+		n = set_report(wait, k);
+		if (k < max)
+			break; /* it has no more */
 	}
+	return n;
+}
+
+/* set lock held, which is dropped. The first look of a wait, at the kernel's events as well. */
+static int set_first_asked(struct set_wait *wait, bool once)
+{
+	struct set *set = wait->set;
+	int k = set_look(wait);
+
 	if (k < 0) {
 		set_unlock(set);
 		return -1;
 	}
 	int n = set_report(wait, k);
-	/* with little room a doorbell's edge, or a non-event, may take the place of an event: at most so often */
-	for (uint32_t turns = set->doorbells_len + set->managed_len + 2; !n && once && more && turns; turns--) {
-		if ((k = set_look(wait)) <= 0)
-			break;
-		more = k == max;
-		n = set_report(wait, k);
-	}
+	if (!n && once && k == (wait->max < TOLD_MAX ? wait->max : TOLD_MAX))
+		n = set_look_more(wait);
+	if (unlikely(set->nested))
+		set_stand_in(set); /* an edge has been told */
+	return set_pass_end(wait, n);
+}
+
+/* The first look of a wait. It reports all that is ready at once. -1: the kernel has failed. */
+static int set_first(struct set_wait *wait, bool once)
+{
+	struct set *set = wait->set;
+
+	set_pass_begin(set, SPENT_NOTHING);
+	bool look = (set->by_tcp || look_is_due(wait)) && !set->kernel_filled;
+	set->kernel_filled = false;
+	if (look)
+		return set_first_asked(wait, once);
+	int n = set_report(wait, 0);
+	if (unlikely(!n && once))
+		n = set_look_more(wait);
 	return set_pass_end(wait, n);
 }
 
@@ -297,6 +338,8 @@ static int set_spin(struct set_wait *wait)
 	wait->vain = !n && spin_was_vain(&spin);
 	if (n)
 		spin_won(&set->budget);
+	if (n && unlikely(set->nested))
+		set_stand_in_look(set);
 	return n;
 }
 
@@ -339,9 +382,12 @@ static int set_sleep(struct set_wait *wait)
 	struct set_sleep sleep;
 
 	rpc_listen();
-	rpc_watch(wait->epfd, &set->watched, set->secret << NAME_BITS | DOORBELL_INDEX);
+	if (likely(!set->nested)) /* the outer set would report what the provider says */
+		rpc_watch(wait->epfd, &set->watched, set->secret << NAME_BITS | DOORBELL_INDEX);
 	conns_trim(wait->now);
 	set_sweep(set);
+	if (unlikely(set->nested))
+		set_stand_in_look(set); /* what stands there for nothing would not let us sleep */
 	set_pass_begin(set, SPENT_NOTHING);
 	set_sleep_begin(&sleep, set);
 	int n = set_report(wait, 0);
@@ -351,12 +397,14 @@ static int set_sleep(struct set_wait *wait)
 	if (!n) {
 		self.full_until = set->full_until;
 		int64_t until = sleep_deadline(wait->deadline, now_ns());
+		until = conns_serve(sleep.doorbells, sleep.len, 0, until);
 		if (unlikely(sleep.truncated) && until - now_ns() > NAP_NS)
 			until = now_ns() + NAP_NS;
 		pthread_cleanup_push(set_sleep_undo, &sleep);
 		k = sleep_epoll(wait->epfd, wait->told, max, until, wait->signals);
 		failed = errno;
 		pthread_cleanup_pop(0);
+		conns_serve(sleep.doorbells, sleep.len, 0, INT64_MAX);
 	}
 	set_sleep_undo(&sleep);
 	if (others) {
@@ -381,6 +429,8 @@ static int set_sleep(struct set_wait *wait)
 		return k;
 	set_pass_begin(set, wait->spun ? SPENT_BOTH : SPENT_SLEPT);
 	n = set_pass_end(wait, set_report(wait, k));
+	if (n && unlikely(set->nested))
+		set_stand_in_look(set);
 	errno = failed;
 	return n || k > 0 ? n : k;
 }

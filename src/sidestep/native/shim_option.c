@@ -164,7 +164,7 @@ EXPORT int ioctl(int fd, unsigned long command, ...)
 		if (held > buffer)
 			*(int *)argument += (int)(held - buffer);
 	} else if (result == 0 && command == FIOASYNC) {
-		conn_demote(conn, fd, REASON_ASYNC_SIGNAL_IO, true);
+		conn_leave(conn, fd, REASON_ASYNC_SIGNAL_IO);
 	}
 	return result;
 }

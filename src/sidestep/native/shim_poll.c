@@ -115,6 +115,8 @@ struct sleep {
 	struct doorbell *doorbells[DOORBELLS_MAX];
 	int len;
 	bool truncated; /* there are more: nap */
+	uint32_t loose; /* connections of this wait that are in no set */
+	int64_t serve_at;
 };
 
 static void sleep_undo(void *argument)
@@ -131,10 +133,12 @@ static void collect_doorbells(struct poller *poller, struct sleep *sleep)
 	int n = 0;
 
 	sleep->truncated = false;
+	sleep->loose = 0;
 	for (nfds_t i = 0; i < poller->len; i++) {
 		struct doorbell *found[DOORBELLS_MAX];
 		int len = 0;
 		if (poller->conns[i]) {
+			sleep->loose += conn_is_loose(poller->conns[i]);
 			found[len++] = poller->conns[i]->doorbell;
 			atomic_fetch_add(&found[0]->refs, 1);
 		} else if (poller->sets[i]) {
@@ -255,6 +259,8 @@ static int sleep_told(struct poller *poller, const struct poll_wait *wait, const
 {
 	int64_t until = sleep_deadline(wait->deadline, wait->now);
 
+	if (sleep->serve_at < until)
+		until = sleep->serve_at;
 	if (sleeps_as_receive(poller)) {
 		int error = 0;
 		bool native = sleep_receiving(poller->conns[0], poller->kernel[0].fd, until, wait->signals, &error);
@@ -299,8 +305,10 @@ static int poll_sleep(struct poller *poller, struct poll_wait *wait)
 	int n = poller_tell(poller, LOOK_ASKED);
 	if (n == 0) {
 		pthread_cleanup_push(sleep_undo, &sleep);
+		sleep.serve_at = conns_serve(sleep.doorbells, (uint32_t)sleep.len, sleep.loose, INT64_MAX);
 		k = sleep_told(poller, wait, &sleep);
 		failed = errno;
+		conns_serve(sleep.doorbells, (uint32_t)sleep.len, sleep.loose, INT64_MAX);
 		pthread_cleanup_pop(0);
 		wait->slept = true;
 		self.calls += wait->looks++ != 0;

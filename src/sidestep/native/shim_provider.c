@@ -11,6 +11,7 @@
 #include <sys/stat.h>
 #include <sys/un.h>
 
+#define WELCOME_MS 100 /* a process that is about to execute a program waits so long for the provider to know it */
 #define RETRY_CONNECT_NS 1000000000  /* between two attempts to connect to a provider */
 #define BACKOFF_MAX 10 /* an unanswered offer doubles the calls until the next one, 2^10 times at most */
 #define BACKOFF_NS 1000000 /* and also doubles this time, for connections with many calls */
@@ -287,6 +288,29 @@ bool rpc_delegated(struct conn *conn)
 }
 
 /* In a child: the connection and what is pending on it are the parent's. */
+/*
+ * No lock is held. The peer does not answer what this connection asks for: the provider tells its process. A process that is about
+ * to execute a program may have just met the provider, which hears nothing more of who is gone before it is welcomed.
+ */
+void rpc_serve(const struct conn *conn)
+{
+	struct rpc_msg record = {.type = RPC_SERVE};
+	struct pollfd item = {.fd = -1, .events = POLLIN};
+
+	if (!(atomic_load(&provider.wants) & WELCOME_SERVES))
+		return;
+	memcpy(record.segment_id, conn->slot->segment_id, sizeof(record.segment_id));
+	memcpy(record.doorbell_page_id, conn->remote_doorbell->id, sizeof(record.doorbell_page_id));
+	shim_lock_take();
+	bool sent = rpc_up() && rpc_send(&record, NULL, 0);
+	if (sent && !provider.welcomed)
+		item.fd = provider.fd;
+	shim_lock_drop();
+	if (item.fd >= 0)
+		raw_poll(&item, 1, WELCOME_MS);
+	shim_log("the peer does not answer; the provider %s", sent ? "tells it" : "is not there");
+}
+
 void provider_after_fork(void)
 {
 	own_fd_close(provider.fd);

@@ -368,7 +368,7 @@ static enum turn recv_short(struct call *call, size_t target, size_t seen)
 	return call_wait(call, WAIT_RX, call->flags & MSG_PEEK ? target : 1);
 }
 
-static inline enum turn recv_turn(struct call *call, size_t target)
+static inline __attribute__((always_inline)) enum turn recv_turn(struct call *call, size_t target)
 {
 	struct conn *conn = call->conn;
 	struct conn_slot *slot = conn->slot;
@@ -419,6 +419,17 @@ static inline enum turn recv_turn(struct call *call, size_t target)
 	return likely(call->done >= target) ? call_over(call, (ssize_t)call->done, call->saved) : TURN_AGAIN;
 }
 
+/* A receive from a ring that is being left: it may take the last byte. */
+__attribute__((noinline)) static ssize_t recv_leaving(struct call *call, size_t target)
+{
+	do
+		conn_advance(call->conn, call->fd);
+	while (unlikely(recv_turn(call, target) == TURN_AGAIN));
+	if (conn_stays(call->conn, &call->fd))
+		conn_leave_dry(call->conn, call->fd);
+	return call_end(call);
+}
+
 ssize_t conn_recv_beside(struct conn *conn, int fd, const struct iovec *iov, int iov_len, int flags,
                          struct beside *beside)
 {
@@ -443,8 +454,12 @@ ssize_t conn_recv_beside(struct conn *conn, int fd, const struct iovec *iov, int
 		target = call.total;
 	if ((flags & MSG_PEEK) && target > conn->channel.rx.spill_size)
 		target = conn->channel.rx.spill_size;
-	do
-		conn_advance(conn, call.fd);
-	while (unlikely(recv_turn(&call, target) == TURN_AGAIN));
+	do {
+		if (unlikely(!conn_switched(conn))) {
+			if (unlikely(slot_has(conn->slot, SLOT_LEAVES)))
+				return recv_leaving(&call, target);
+			conn_advance(conn, call.fd);
+		}
+	} while (unlikely(recv_turn(&call, target) == TURN_AGAIN));
 	return call_end(&call);
 }

@@ -38,12 +38,14 @@ __attribute__((constructor(101))) static void shim_init(void)
 		return;
 	fd_table_len = FD_TABLE_SIZE;
 	config_read();
-	if (arena_open() < 0) {
+	env_keep();
+	if (!travel_arrive() && arena_open() < 0) {
 		fd_table_len = 0;
 		return;
 	}
 	pthread_key_create(&thread_key, thread_gone);
 	signals_init();
+	travel_settle();
 	pthread_atfork(fork_prepare, fork_parent, fork_child);
 	rpc_before_exec();
 	shim_log("up: ring %u, promote after %u calls, spin %u ns", config.ring_size, config.promote_after_calls,

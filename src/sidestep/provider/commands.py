@@ -12,7 +12,8 @@ import fcntl
 import socket
 import struct
 import termios
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from enum import StrEnum
 from typing import Any, Final
 
@@ -21,12 +22,14 @@ from sidestep.errors import Misuse
 from sidestep.native import layout
 from sidestep.native.layout import Rpc
 from sidestep.provider import rpc
+from sidestep.provider.client_quota import ClientQuota
 from sidestep.provider.clients import Arena, Client
 from sidestep.provider.pairing.registry import Registry
-from sidestep.provider.rpc import Message
+from sidestep.provider.rpc import Message, Packet, expect
 from sidestep.provider.users import ROOT
 from sidestep.switch.offers import ClientId
 
+_BELLS_SINCE: Final = 9  # version of the layout
 _INT: Final = struct.Struct("i")
 OPERATIONS: Final = {"demote": Rpc.DEMOTE, "promote": Rpc.PROMOTE}  # name of the control request -> message
 
@@ -93,13 +96,64 @@ def give(
     return {"passed": passed, "told": told}
 
 
-def _send(client: Client, message: Message) -> bool:
+def serve(
+    asked: Message, *, arenas: Mapping[bytes, Arena], clients: Mapping[ClientId, Client], registry: Registry
+) -> None:
+    """Tells a family that the peer of one of its connections waits for an answer, whatever its threads wait on.
+
+    The family is that of the doorbell `asked` names, which only its peers know.
+    """
+    for arena in arenas.values():
+        if asked.doorbell_page_id in arena.doorbells:
+            registry.bump_commands()
+            for client_id in arena.clients:
+                _send(clients[client_id], Message(type=Rpc.SERVE, segment_id=asked.segment_id))
+            registry.bump_commands()
+            return
+
+
+def pass_bell(
+    sender: Client,
+    packet: Packet,
+    *,
+    arenas: Mapping[bytes, Arena],
+    clients: Mapping[ClientId, Client],
+    registry: Registry,
+    quota: ClientQuota,
+) -> None:
+    """Tells the family of one end of a connection that the other has another doorbell.
+
+    Whether the sender is that end is for the family to see. So that nobody fills the queues of strangers, a user's is
+    told by that user's and by root's only. An end that is not told goes on ringing always.
+    """
+    expect(packet, 2)
+    message = packet.message
+    arena = arenas.get(message.arena_id)
+    if arena is None or sender.arena is None or sender.uid not in (ROOT, arena.uid):
+        return
+    name = sender.doorbell_name(message.doorbell_page_id)
+    told = Message(
+        type=Rpc.BELL, token=message.token, cookie=message.cookie, doorbell_index=message.doorbell_index,
+        doorbell_page_id=name,
+    )  # fmt: skip
+    registry.bump_commands()
+    for client_id in arena.clients:
+        client = clients[client_id]
+        if client.version < _BELLS_SINCE:
+            continue
+        with suppress(OSError):  # too many descriptors are on their way to it
+            quota.count(client, len(packet.descriptors))
+            _send(client, told, packet.descriptors.numbers)
+    registry.bump_commands()
+
+
+def _send(client: Client, message: Message, fds: Sequence[int] = ()) -> bool:
     """False: there is no room. A connection that is broken is found out, and dropped, by the next read from it."""
     try:
         (unread,) = _INT.unpack(fcntl.ioctl(client.sock, termios.TIOCOUTQ, bytes(_INT.size)))
         if unread > client.sock.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF) * limits.ORDERS_SHARE:
             return False
-        rpc.send(client.sock, client.worded(message))
+        rpc.send(client.sock, client.worded(message), fds)
     except OSError as error:
         return error.errno not in (errno.EAGAIN, errno.ENOBUFS)
     return True

@@ -1,0 +1,113 @@
+/*
+ * shim_bell.c - a connection that has come by exec gets rid of being rung always (HINT_RING_ALWAYS; see shim_travel.c).
+ *
+ * The program that took it up has a doorbell whose page its peer does not map. It names that by the provider to the peer's
+ * family, whose slot stands in the channel; a random number in its own side of the channel proves that it is the peer. Once the
+ * peer says that it looks there, the bit goes. That needs one holder at each end: two programs at one end look at two words.
+ * Where the program that attached the connection is alone again, its word is the one that the peer looks at, and the bit goes
+ * at once. All this is a matter of speed.
+ */
+#include "shim_provider.h"
+#include "shim_switch.h"
+
+#include <sys/random.h>
+
+#define LOOK_EVERY_NS 20000000 /* while a connection is rung always, or may have become so */
+
+static _Atomic int64_t look_at;
+
+/* shim_lock held. */
+static void bell_say(struct conn *conn)
+{
+	const struct channel_side *remote = conn->channel.remote;
+	struct channel_side *local = conn->channel.local;
+	struct rpc_msg record = {.type = RPC_BELL, .doorbell_index = conn->doorbell->index};
+	uint64_t bell = 0;
+	int fds[2] = {conn->doorbell->fd, conn->doorbell->page_fd};
+
+	if (!(word_load(provider.wants) & WELCOME_BELLS) || !(atomic_load(&remote->knows) & KNOWS_BELL) ||
+	    provider.fd < 0 ||
+	    real.syscall(SYS_getrandom, (long)&bell, sizeof(bell), GRND_NONBLOCK, 0, 0, 0) != sizeof(bell) || !bell)
+		return;
+	atomic_store(&local->bell, bell);
+	record.cookie = bell;
+	record.token = (uint64_t)atomic_load(&remote->slot) << 32 | atomic_load(&remote->generation);
+	memcpy(record.arena_id, remote->arena_id, sizeof(record.arena_id));
+	memcpy(record.doorbell_page_id, conn->doorbell->id, sizeof(record.doorbell_page_id));
+	if (rpc_send(&record, fds, 2))
+		conn->bell_said = provider.serial;
+}
+
+/* True: it is rung always, and may not have to be for ever. */
+static bool bell_look(struct conn *conn)
+{
+	struct channel_side *local = conn->channel.local;
+
+	if (!(atomic_load(&local->hint) & HINT_RING_ALWAYS))
+		return false;
+	if (!conn_alone(conn))
+		return true;
+	if (!conn->taken_up ||
+	    (conn->bell_said && atomic_load(&conn->channel.remote->bell_seen) == atomic_load(&local->bell))) {
+		atomic_fetch_and(&local->hint, ~HINT_RING_ALWAYS);
+		full_fence(); /* the peer looks at our word from now on, which has been right for as long as we had it */
+		shim_log("slot %u: its doorbell is known", slot_index(conn->slot));
+		return false;
+	}
+	shim_lock_take();
+	if (conn->bell_said != provider.serial)
+		bell_say(conn);
+	let_go(NULL, 0); /* what is lost with a provider that has gone */
+	return true;
+}
+
+void bells_look(void)
+{
+	int64_t now;
+	bool more = false;
+
+	if (likely(!word_load(bells_due)))
+		return;
+	now = coarse_ns();
+	if (now < word_load(look_at))
+		return;
+	word_store(look_at, now + LOOK_EVERY_NS);
+	KEEP_ERRNO;
+	for (uint32_t fd = 0; fd < atomic_load(&fd_end); fd++) {
+		HELD conn = conn_hold((int)fd);
+		if (conn && conn->managed && (bell_look(conn) || word_load(conn->slot->holders) > 1))
+			more = true;
+	}
+	if (!more)
+		word_store(bells_due, false);
+}
+
+/*
+ * The peer of `conn` has said so; NULL: it is not ours. The old doorbell stays for threads that are just looking at it. Where the
+ * peer gives hints these come by the old page, and it goes on ringing always.
+ */
+void bell_heard(struct conn *conn, const struct bell *bell)
+{
+	struct remote_doorbell *doorbell = NULL;
+
+	file_put(bell->fds[0], NULL); /* theirs to hide from now on */
+	file_put(bell->fds[1], NULL);
+	shim_lock_take();
+	if (conn && conn->managed && conn_alone(conn) && !slot_has(conn->slot, SLOT_RELAYED | SLOT_RELAY_OVER) &&
+	    conn->bells_len < BELLS_MAX && !(atomic_load(&conn->channel.local->hint) & ~HINT_RING_ALWAYS) && bell->number &&
+	    atomic_load(&conn->channel.remote->bell) == bell->number)
+		doorbell = remote_doorbell_get(bell->id, bell->index, bell->fds[0], bell->fds[1], -1);
+	else
+		for (int i = 0; i < 2; i++)
+			raw_close(bell->fds[i]);
+	if (doorbell) {
+		conn->bells[conn->bells_len++] = conn->remote_doorbell;
+		atomic_thread_fence(memory_order_release);
+		conn->remote_doorbell = doorbell;
+		atomic_store(&conn->channel.local->bell_seen, bell->number);
+		shim_log("slot %u: the peer has another doorbell", slot_index(conn->slot));
+	}
+	shim_lock_drop();
+	if (doorbell)
+		peer_wake(conn); /* it may be asleep, and looks then */
+}
