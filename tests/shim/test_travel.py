@@ -85,6 +85,10 @@ def test_into_a_program_without_the_shim_it_goes_by_tcp(sidestep: Sidestep, word
     assert _chain(sidestep, "environment", str(TIMES), word) == [f"client: {_words('environment')} whole", *WHOLE]
 
 
+def test_an_environment_of_very_many_entries_arrives_whole(sidestep: Sidestep) -> None:
+    assert _chain(sidestep, "crowded", "2") == ["client: 100 whole", *WHOLE]
+
+
 @pytest.fixture
 def place() -> Iterator[Path]:
     """A directory where set-id bits count, which pytest's own need not be."""

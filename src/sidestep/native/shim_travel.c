@@ -24,7 +24,7 @@
 #define LEFT_MAX \
 	4096 /* slots that lose this process as their holder; of more the family keeps the slots until it ends */
 #define TRAVEL_MAGIC 0x54524156u
-#define ENV_MAX 65536 /* entries of an environment that a list is named in */
+#define ENV_MAX 4096 /* entries of an environment that a list is named in: a copy of it lies on the stack */
 
 struct traveller {
 	uint64_t cookie;
@@ -128,13 +128,22 @@ static bool can_travel(struct conn *conn)
 	return alone;
 }
 
+static size_t env_len(char *const env[])
+{
+	size_t count = 0;
+
+	while (env_or_none(env)[count])
+		count++;
+	return count;
+}
+
 /* What goes on into the next program of this process, if it is certain to have the shim; NULL: nothing. */
 struct travel *travel_begin(const struct start *start, char *const env[], int *file)
 {
 	KEEP_ERRNO;
 
 	*file = -1;
-	if (!fd_table_len || atomic_load(&plain_reason) || !any_inherited() || !arena_kept() ||
+	if (!fd_table_len || atomic_load(&plain_reason) || !any_inherited() || !arena_kept() || env_len(env) > ENV_MAX ||
 	    access("/proc/self/fd", R_OK | X_OK) < 0 || !start_has_shim(start, env_or_none(env)))
 		return NULL;
 	int fd = channel_memory("sidestep-travel", sizeof(struct travel));
@@ -210,13 +219,7 @@ static void all_inherit(const struct travel *travel, int file, int flag)
 
 size_t travel_room(const struct travel *travel, char *const env[])
 {
-	size_t count = 0;
-
-	if (!travel || !travel->len)
-		return 0;
-	for (env = env_or_none(env); *env && count < ENV_MAX; env++)
-		count++;
-	return (count + 2) * sizeof(char *) + sizeof(VARIABLE) + 12;
+	return travel && travel->len ? (env_len(env) + 2) * sizeof(char *) + sizeof(VARIABLE) + 12 : 0;
 }
 
 /* The last before the call: `room` has what travel_room() said. */
@@ -227,7 +230,7 @@ void travel_go(const struct travel *travel, int file, char *const **env, void *r
 
 	if (!travel || !travel->len)
 		return;
-	for (char *const *each = env_or_none(*env); *each && count < ENV_MAX; each++)
+	for (char *const *each = env_or_none(*env); *each; each++)
 		if (!is_variable(*each, VARIABLE))
 			made[count++] = *each;
 	made[count] = (char *)(made + count + 2);

@@ -3,7 +3,8 @@
  * them always under way, and compares each that comes back. The server executes itself, TIMES times, and echoes some in each program:
  * in its place, or (`fork`) in a child while it waits. Then it prints what it read last.
  * HOW: exec; fork; failing: each exec fails first; closefrom, close_range, closed: all other numbers are closed before, the last by a
- * system call that no hook sees; environment: WORD is added to that of the next program; two: the socket has a second number.
+ * system call that no hook sees; environment: WORD is added to that of the next program; crowded: so are very many others; two: the
+ * socket has a second number.
  * WORD `stays`: the last program echoes until standard input ends. The client prints how many words came back whole.
  */
 #include <errno.h>
@@ -20,7 +21,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-enum { WORD = 64, EACH = 50, UNDER_WAY = 2 };
+enum { WORD = 64, EACH = 50, UNDER_WAY = 2, CROWD = 70000, ENTRY = 8 };
 #define NEED(condition) ((condition) ? (void)0 : need_failed(__LINE__, #condition))
 
 static void need_failed(int line, const char *what)
@@ -117,6 +118,26 @@ static bool nothing_of_ours(void)
 	return !getenv("SIDESTEP_TRAVEL");
 }
 
+/* Ends with E69999. */
+static char **crowded(void)
+{
+	char *text = malloc(CROWD * ENTRY), **made;
+	size_t own = 0;
+
+	if (getenv("E69999"))
+		return environ;
+	while (environ[own])
+		own++;
+	made = malloc((own + CROWD + 1) * sizeof(*made));
+	memcpy(made, environ, own * sizeof(*made));
+	for (int i = 0; i < CROWD; i++) {
+		made[own + (size_t)i] = text + i * ENTRY;
+		snprintf(text + i * ENTRY, ENTRY, "E%05d=", i);
+	}
+	made[own + CROWD] = NULL;
+	return made;
+}
+
 static void execute(const char *how, int fd, int left, const char *word)
 {
 	char number[16], count[16], *large = malloc(1 << 20);
@@ -148,7 +169,8 @@ static void execute(const char *how, int fd, int left, const char *word)
 		putenv((char *)word);
 	if (strcmp(how, "two") == 0)
 		NEED((left % 2 ? dup(fd) : fcntl(fd, F_DUPFD_CLOEXEC, 0)) >= 0);
-	execl("/proc/self/exe", "chain", how, count, word ? word : "-", number, (char *)NULL);
+	execle("/proc/self/exe", "chain", how, count, word ? word : "-", number, (char *)NULL,
+	       strcmp(how, "crowded") == 0 ? crowded() : environ);
 	NEED(!"exec");
 }
 
@@ -163,6 +185,7 @@ int main(int argc, char **argv)
 	NEED(nothing_of_ours());
 	if (argc > 4) {
 		int fd = atoi(argv[4]);
+		NEED(strcmp(how, "crowded") != 0 || getenv("E69999"));
 		echo(fd, EACH);
 		if (left && !forks)
 			execute(how, fd, left - 1, word);
