@@ -433,7 +433,7 @@ void doorbells_wake(struct doorbell *const *doorbells,
 struct remote_doorbell *remote_doorbell_get(const uint8_t id[16], uint32_t index, int event_fd, int page_fd,
                                             int liveness_fd);
 void remote_doorbell_unref(struct remote_doorbell *doorbell);
-void doorbell_ring_slow(struct conn *conn, uint64_t generation);
+void doorbell_ring_slow(struct conn *conn, struct remote_doorbell *doorbell, uint64_t generation);
 void conn_hint(struct conn *conn, uint32_t number);
 static inline void doorbell_ring(struct conn *conn) /* the caller has made a full fence since it published */
 {
@@ -441,10 +441,12 @@ static inline void doorbell_ring(struct conn *conn) /* the caller has made a ful
 	uint32_t number = atomic_load_explicit(&conn->channel.remote->hint, memory_order_acquire);
 	if (unlikely(number))
 		conn_hint(conn, number);
-	uint64_t word = word_load(*conn->remote_doorbell->word);
+	/* once: the generation is that doorbell's, whatever another thread puts in its place meanwhile */
+	struct remote_doorbell *doorbell = __atomic_load_n(&conn->remote_doorbell, __ATOMIC_RELAXED);
+	uint64_t word = word_load(*doorbell->word);
 
 	if (unlikely(word & 0xffff))
-		doorbell_ring_slow(conn, word >> 16);
+		doorbell_ring_slow(conn, doorbell, word >> 16);
 }
 /* After something has been published: the peer looks for it once more before it sleeps, or is woken. */
 static inline void peer_wake(struct conn *conn)

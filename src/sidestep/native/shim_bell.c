@@ -8,11 +8,12 @@
  * at once. All this is a matter of speed.
  */
 #include "shim_provider.h"
+#include "shim_set.h"
 #include "shim_switch.h"
 
 #include <sys/random.h>
 
-#define LOOK_EVERY_NS 20000000 /* while a connection is rung always, or may have become so */
+#define BELLS_EVERY_NS 20000000 /* while a connection is rung always, or may have become so */
 
 static _Atomic int64_t look_at;
 
@@ -71,7 +72,7 @@ void bells_look(void)
 	now = coarse_ns();
 	if (now < word_load(look_at))
 		return;
-	word_store(look_at, now + LOOK_EVERY_NS);
+	word_store(look_at, now + BELLS_EVERY_NS);
 	KEEP_ERRNO;
 	for (uint32_t fd = 0; fd < atomic_load(&fd_end); fd++) {
 		HELD conn = conn_hold((int)fd);
@@ -80,6 +81,15 @@ void bells_look(void)
 	}
 	if (!more)
 		word_store(bells_due, false);
+}
+
+/* shim_lock held. Whether a set, of a parent maybe, looks for the peer's hints in the old page. */
+static bool looks_for_hints(const struct conn *conn)
+{
+	for (const struct member *member = conn->members; member; member = member->next)
+		if (member->hinted)
+			return true;
+	return (atomic_load(&conn->channel.local->hint) & ~HINT_RING_ALWAYS) != 0;
 }
 
 /*
@@ -94,7 +104,7 @@ void bell_heard(struct conn *conn, const struct bell *bell)
 	file_put(bell->fds[1], NULL);
 	shim_lock_take();
 	if (conn && conn->managed && conn_alone(conn) && !slot_has(conn->slot, SLOT_RELAYED | SLOT_RELAY_OVER) &&
-	    conn->bells_len < BELLS_MAX && !(atomic_load(&conn->channel.local->hint) & ~HINT_RING_ALWAYS) && bell->number &&
+	    conn->bells_len < BELLS_MAX && !looks_for_hints(conn) && bell->number &&
 	    atomic_load(&conn->channel.remote->bell) == bell->number)
 		doorbell = remote_doorbell_get(bell->id, bell->index, bell->fds[0], bell->fds[1], -1);
 	else
@@ -102,8 +112,7 @@ void bell_heard(struct conn *conn, const struct bell *bell)
 			raw_close(bell->fds[i]);
 	if (doorbell) {
 		conn->bells[conn->bells_len++] = conn->remote_doorbell;
-		atomic_thread_fence(memory_order_release);
-		conn->remote_doorbell = doorbell;
+		__atomic_store_n(&conn->remote_doorbell, doorbell, __ATOMIC_RELEASE);
 		atomic_store(&conn->channel.local->bell_seen, bell->number);
 		shim_log("slot %u: the peer has another doorbell", slot_index(conn->slot));
 	}

@@ -288,9 +288,8 @@ void conn_hint(struct conn *conn, uint32_t number)
 	full_fence();
 }
 
-void doorbell_ring_slow(struct conn *conn, uint64_t generation)
+void doorbell_ring_slow(struct conn *conn, struct remote_doorbell *doorbell, uint64_t generation)
 {
-	struct remote_doorbell *doorbell = conn->remote_doorbell;
 	KEEP_ERRNO;
 
 	if (atomic_exchange_explicit(&doorbell->rung, generation, memory_order_relaxed) == generation)
