@@ -22,7 +22,6 @@ ARENA_SIZE_MAX: Final = 64 << 20  # bytes of address space per process family; a
 # Offers.
 OFFERS_PENDING_MAX: Final = 256  # per client; the next one is refused with TOO_MANY
 OFFERS_TOTAL_MAX: Final = 4096  # of all clients, four descriptors each at most; the next one is refused with TOO_MANY
-DOORBELLS_KNOWN: Final = 65_536  # per process family; of the oldest beyond it a peer's SERVE is not passed on
 OFFER_EXPIRY_S: Final = 2.0  # seconds; then the other end is idle or not under sidestep: refused with EXPIRED
 DESCRIPTORS_SPARE: Final = 64  # descriptors the provider keeps for itself when it sizes the two limits above
 

@@ -106,28 +106,15 @@ def test_what_another_user_holds_is_not_touched(
     assert [theirs.received(index) for index in range(len(uids))] == [[]] * len(uids)
 
 
-def test_who_knows_a_doorbell_reaches_its_family_and_no_other(
-    registry: Registry, family: Callable[..., Family]
-) -> None:
-    """A name is known to the peers of that doorbell alone; it only makes a family look at a connection."""
+def test_who_is_a_peer_reaches_the_family_and_no_other(registry: Registry, family: Callable[..., Family]) -> None:
+    """The name is known to its peers alone; it only makes a family look at a connection. Old shims have none."""
     ours, theirs = family(1000, 1000), family(1000)
-    (first, _), page = ours.clients.values(), bytes(15) + b"p"
-    first.arena = ours.arena
-    name = first.doorbell_name(page)
+    ours.arena.family_id = bytes(15) + b"p"
     arenas = {ARENA: ours.arena, ARENA[::-1]: theirs.arena}
-    for named in (name, page):
-        asked = rpc.Message(type=Rpc.SERVE, doorbell_page_id=named, segment_id=ARENA)
+    for named in (ours.arena.family_id, ARENA, bytes(16)):
+        asked = rpc.Message(type=Rpc.SERVE, arena_id=named, segment_id=ARENA)
         orders.serve(asked, arenas=arenas, clients=ours.clients, registry=registry)
     assert [ours.received(0), ours.received(1), theirs.received(0)] == [[(Rpc.SERVE, 0)], [(Rpc.SERVE, 0)], []]
-
-
-def test_old_doorbells_are_forgotten(family: Callable[..., Family], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(limits, "DOORBELLS_KNOWN", 2)
-    one = family(1000)
-    (client,) = one.clients.values()
-    client.arena = one.arena
-    names = [client.doorbell_name(bytes([number] * 16)) for number in (1, 2, 3, 2)]
-    assert list(one.arena.doorbells) == names[1:3]
 
 
 def test_nobody_owns_nothing(registry: Registry, family: Callable[..., Family]) -> None:

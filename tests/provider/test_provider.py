@@ -17,7 +17,7 @@ import pytest
 from common import PATIENCE_S, TcpPair, eventually, slot
 from shim_client import Channel, ShimClient
 
-from sidestep import limits
+from sidestep import config, limits
 from sidestep.config import ProviderSettings
 from sidestep.errors import Unavailable
 from sidestep.native import _channel, layout
@@ -28,7 +28,7 @@ from sidestep.provider.rpc import Message
 from sidestep.provider.server import Provider, Watchdog
 from sidestep.switch.budget import SWEEP_INTERVAL_S
 from sidestep.switch.offers import ClientId
-from sidestep.testing import Sidestep
+from sidestep.testing import WAIT_TIMEOUT_S, Sidestep
 
 MakeClient = Callable[[], ShimClient]
 MakePair = Callable[..., TcpPair]
@@ -694,7 +694,7 @@ def test_the_family_of_the_other_end_is_told_of_a_doorbell(sidestep: Sidestep, c
         for client in (one, other):
             assert client.hello().flags & Welcome.BELLS
         rpc.send(one.sock, replace(bell, arena_id=bytes(16)), bells)  # there is no such family
-        rpc.send(one.sock, replace(bell, arena_id=other.arena_id), bells)
+        rpc.send(one.sock, replace(bell, arena_id=other.family_id), bells)
         packet = other.receive()
         with packet.descriptors:
             told = packet.message
@@ -702,3 +702,37 @@ def test_the_family_of_the_other_end_is_told_of_a_doorbell(sidestep: Sidestep, c
         assert (told.type, told.token, told.cookie, told.doorbell_index) == (Rpc.BELL, 3 << 32 | 7, 99, 5)
         assert told.doorbell_page_id != bell.doorbell_page_id
         assert sidestep.status()["shims"] == 2
+
+
+@pytest.mark.parametrize("wrong", ["an eventfd", "a page", "an index"])
+def test_what_is_no_doorbell_is_not_passed_on(sidestep: Sidestep, channel: Callable[..., Channel], wrong: str) -> None:
+    made = channel(None)
+    bells = [made.doorbell_page if wrong == "an eventfd" else made.doorbell, made.doorbell_page]
+    if wrong == "a page":
+        bells[1] = made.doorbell
+    index = layout.DOORBELLS_PER_PAGE if wrong == "an index" else 0
+    with ShimClient(sidestep.socket) as one, ShimClient(sidestep.socket) as other:
+        for client in (one, other):
+            client.hello()
+        rpc.send(one.sock, Message(type=Rpc.BELL, doorbell_index=index, arena_id=other.family_id), bells)
+        assert one.hung_up()
+        assert sidestep.status()["shims"] == 1
+        other.sock.setblocking(False)
+        with pytest.raises(BlockingIOError):
+            other.receive()
+
+
+def test_a_family_is_reached_by_its_name_whoever_has_it_too(sidestep: Sidestep) -> None:
+    """A program that was executed is a client anew, and no peer can keep it out: none knows the id of its arena."""
+    with ShimClient(sidestep.socket) as one, ShimClient(sidestep.socket) as taker, ShimClient(sidestep.socket) as other:
+        taker.family_id = other.family_id
+        for client in (one, taker, other):
+            client.hello()
+        other.sock.close()
+        other.sock = config.connect(sidestep.socket)
+        other.sock.settimeout(WAIT_TIMEOUT_S)
+        other.hello()
+        rpc.send(one.sock, Message(type=Rpc.SERVE, arena_id=other.family_id, segment_id=bytes(range(16))))
+        for client in (taker, other):
+            packet = client.receive()
+            assert (packet.message.type, packet.message.segment_id) == (Rpc.SERVE, bytes(range(16)))

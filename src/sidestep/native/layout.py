@@ -85,11 +85,11 @@ class Rpc(IntEnum):
     ASK = 13  # shim -> provider, which answers at once: what an explicit socket wants to do; `flags` is an Ask
     ANSWER = 14  # provider -> shim; `error`: errno that the call fails with; `reason`: a Refusal, so go on natively
     LAYOUT = 15  # provider -> shim, whatever the record's version: it does not serve the shim's layout
-    # shim -> provider, which passes it on to the family `arena_id`: the other end of the connection in that slot
-    # (`token`, as of DEMOTE) has another doorbell; `cookie`: the `bell` of its side. fds: [doorbell eventfd, its page]
+    # Both: shim -> provider -> shims of the family that its peers know by `arena_id` (see `family_id`).
+    # The other end of the connection in that slot (`token`, as of DEMOTE) has another doorbell; `cookie`: the `bell` of
+    # its side. fds: [doorbell eventfd, its page]
     BELL = 16
-    # shim -> provider -> shims of the family whose doorbell it is (`doorbell_page_id`: its name): the end of that
-    # `segment_id` has been asked for TCP and does not answer, as it may wait on something else
+    # The end of that `segment_id` has been asked for TCP and does not answer, as it may wait on something else.
     SERVE = 17
 
 
@@ -257,7 +257,7 @@ class Knows(IntFlag):
     """What a side of a channel can be asked for (`knows`); a shim of an earlier layout knows nothing."""
 
     RING_ALWAYS = 1  # HINT_RING_ALWAYS in `hint`
-    BELL = 2  # Rpc.BELL, and `slot`, `generation` and `arena_id` are right
+    BELL = 2  # Rpc.BELL, and `slot`, `generation` and `family_id` are right
 
 
 HINT_RING_ALWAYS: Final = 1 << 31  # in `hint`: ring whenever you publish, whatever the word says that you look at
@@ -426,7 +426,7 @@ RECORDS: Final[dict[str, tuple[Field, ...]]] = {
         ("promote_after_bytes", "Q", 1),
         ("doorbell_page_id", "B", 16),  # random; equal ids are the same page
         ("arena_id", "B", 16),  # HELLO: random; processes of one family share an arena
-        ("segment_id", "B", 16),  # random; names the channel in both ends' `ss`
+        ("segment_id", "B", 16),  # random; names the channel in both ends' `ss`; HELLO: the `family_id`
         ("protocol", "I", 1),  # ASK, ANSWER, OFFER: IPPROTO_* of the explicit socket; 0: any
         ("error", "I", 1),  # ANSWER: errno
         ("wait_ms", "I", 1),  # ASK: how long the call waits for a verdict at most
@@ -453,6 +453,9 @@ RECORDS: Final[dict[str, tuple[Field, ...]]] = {
         ("pad", "I", 1),
         ("arena_id", "B", 16),
         ("pid_namespace", "Q", 1),  # inode of the one in which holder_pids count; 0: unknown
+        # Random: by it peers name this family to the provider. They do not get `arena_id`: who has it could introduce
+        # another arena by it, and keep this one out.
+        ("family_id", "B", 16),
     ),
     # One tracked connection of a process family: 512 bytes, written only by that family.
     "conn_slot": (
@@ -564,7 +567,7 @@ RECORDS: Final[dict[str, tuple[Field, ...]]] = {
         ("knows", "I", 1),  # Knows: what its holder can be asked for; written after the three that follow
         *_same("I", "slot generation"),  # of its holder's family
         ("pad", "I", 1),
-        ("arena_id", "B", 16),
+        ("family_id", "B", 16),
     ),
     # A piece of a ring, as the shim gives it to `sidestep.rings` in its own process.
     "sidestep_piece": (

@@ -197,7 +197,7 @@ static inline void slot_unlock(_Atomic uint32_t *lock)
 int arena_open(void);
 int arena_reader_fd(void); /* a read-only descriptor of the arena, to be closed by the caller */
 int arena_path_fd(void); /* one that is a path and nothing more */
-extern uint8_t arena_id[16];
+extern uint8_t arena_id[16], family_id[16]; /* ours, and by which peers know us */
 struct conn *conn_new(int fd, int family, enum role_code role);
 void conn_ref(struct conn *conn);
 void conn_unref(struct conn *conn);

@@ -8,7 +8,7 @@
 
 #define REAP_EVERY_NS 1000000000 /* how often slots of processes that were killed are looked for */
 
-uint8_t arena_id[16];
+uint8_t arena_id[16], family_id[16];
 static struct arena_header *arena;
 static int arena_fd = -1;
 static uint64_t arena_inode;
@@ -70,6 +70,7 @@ bool arena_continue(int fd, const uint8_t id[16])
 	arena_inode = inode_of(own);
 	arena_shared = true;
 	memcpy(arena_id, id, sizeof(arena_id));
+	memcpy(family_id, arena->family_id, sizeof(family_id));
 	arena_forked();
 	return true;
 }
@@ -104,7 +105,8 @@ int arena_open(void)
 	if (fd < 0)
 		return fd;
 	if (fcntl(fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL) < 0 ||
-	    getrandom(arena_id, sizeof(arena_id), GRND_NONBLOCK) != sizeof(arena_id)) {
+	    getrandom(arena_id, sizeof(arena_id), GRND_NONBLOCK) != sizeof(arena_id) ||
+	    getrandom(family_id, sizeof(family_id), GRND_NONBLOCK) != sizeof(family_id)) {
 		raw_close(fd);
 		return -EIO;
 	}
@@ -120,6 +122,7 @@ int arena_open(void)
 	arena->pid_namespace = pid_namespace();
 	foreign_pids = !arena->pid_namespace;
 	memcpy(arena->arena_id, arena_id, sizeof(arena_id));
+	memcpy(arena->family_id, family_id, sizeof(family_id));
 	arena_fd = own_fd(fd);
 	arena_inode = inode_of(arena_fd);
 	return 0;

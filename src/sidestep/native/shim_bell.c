@@ -33,7 +33,7 @@ static void bell_say(struct conn *conn)
 	atomic_store(&local->bell, bell);
 	record.cookie = bell;
 	record.token = (uint64_t)atomic_load(&remote->slot) << 32 | atomic_load(&remote->generation);
-	memcpy(record.arena_id, remote->arena_id, sizeof(record.arena_id));
+	memcpy(record.arena_id, remote->family_id, sizeof(record.arena_id));
 	memcpy(record.doorbell_page_id, conn->doorbell->id, sizeof(record.doorbell_page_id));
 	if (rpc_send(&record, fds, 2))
 		conn->bell_said = provider.serial;

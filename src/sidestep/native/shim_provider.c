@@ -117,6 +117,7 @@ bool rpc_up(void)
 		return false;
 	struct rpc_msg hello = {.type = RPC_HELLO};
 	memcpy(hello.arena_id, arena_id, sizeof(arena_id));
+	memcpy(hello.segment_id, family_id, sizeof(family_id));
 	int fd = arena_reader_fd();
 	bool sent = rpc_send(&hello, &fd, fd >= 0 ? 1 : 0);
 	if (fd >= 0)
@@ -287,20 +288,20 @@ bool rpc_delegated(struct conn *conn)
 	return delegated;
 }
 
-/* In a child: the connection and what is pending on it are the parent's. */
 /*
  * No lock is held. The peer does not answer what this connection asks for: the provider tells its process. A process that is about
  * to execute a program may have just met the provider, which hears nothing more of who is gone before it is welcomed.
  */
 void rpc_serve(const struct conn *conn)
 {
+	const struct channel_side *remote = conn->channel.remote;
 	struct rpc_msg record = {.type = RPC_SERVE};
 	struct pollfd item = {.fd = -1, .events = POLLIN};
 
-	if (!(atomic_load(&provider.wants) & WELCOME_SERVES))
+	if (!(atomic_load(&provider.wants) & WELCOME_SERVES) || !(atomic_load(&remote->knows) & KNOWS_BELL))
 		return;
 	memcpy(record.segment_id, conn->slot->segment_id, sizeof(record.segment_id));
-	memcpy(record.doorbell_page_id, conn->remote_doorbell->id, sizeof(record.doorbell_page_id));
+	memcpy(record.arena_id, remote->family_id, sizeof(record.arena_id));
 	shim_lock_take();
 	bool sent = rpc_up() && rpc_send(&record, NULL, 0);
 	if (sent && !provider.welcomed)
@@ -311,6 +312,7 @@ void rpc_serve(const struct conn *conn)
 	shim_log("the peer does not answer; the provider %s", sent ? "tells it" : "is not there");
 }
 
+/* In a child: the connection and what is pending on it are the parent's. */
 void provider_after_fork(void)
 {
 	own_fd_close(provider.fd);

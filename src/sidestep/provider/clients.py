@@ -9,7 +9,6 @@ from enum import Enum
 from hashlib import blake2b
 from typing import Final
 
-from sidestep import limits
 from sidestep.native.layout import LAYOUT_VERSION
 from sidestep.policy import Subject
 from sidestep.provider import rpc
@@ -39,7 +38,7 @@ class Arena:
     pid: int  # of the first client
     from_root: bool = False  # the first client was root's, or a process that root's family became
     clients: set[ClientId] = field(default_factory=set)
-    doorbells: dict[bytes, None] = field(default_factory=dict)  # names by which others know those of its processes
+    family_id: bytes = bytes(16)  # by which its peers name it; zero: they do not
 
     def is_of(self, fd: int) -> bool:
         """Whether `fd` is this very arena. Its id is no secret: every process of the family could tell it."""
@@ -79,12 +78,7 @@ class Client:
         A shim keeps one descriptor for each name. By the id as the client chose it, one that has seen another's could
         put its own doorbell in that place.
         """
-        name = blake2b(doorbell_page_id, digest_size=16, key=self.secret).digest()
-        if self.arena is not None and name not in self.arena.doorbells:
-            while len(self.arena.doorbells) >= limits.DOORBELLS_KNOWN:
-                del self.arena.doorbells[next(iter(self.arena.doorbells))]
-            self.arena.doorbells[name] = None
-        return name
+        return blake2b(doorbell_page_id, digest_size=16, key=self.secret).digest()
 
 
 @dataclass(frozen=True, slots=True)

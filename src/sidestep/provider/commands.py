@@ -21,7 +21,7 @@ from sidestep import limits
 from sidestep.errors import Misuse
 from sidestep.native import layout
 from sidestep.native.layout import Rpc
-from sidestep.provider import rpc
+from sidestep.provider import memory, rpc
 from sidestep.provider.client_quota import ClientQuota
 from sidestep.provider.clients import Arena, Client
 from sidestep.provider.pairing.registry import Registry
@@ -99,17 +99,29 @@ def give(
 def serve(
     asked: Message, *, arenas: Mapping[bytes, Arena], clients: Mapping[ClientId, Client], registry: Registry
 ) -> None:
-    """Tells a family that the peer of one of its connections waits for an answer, whatever its threads wait on.
+    """Tells a family that the peer of one of its connections waits for an answer, whatever its threads wait on."""
+    if not (members := _members(asked, arenas, clients)):
+        return
+    registry.bump_commands()
+    for client in members:
+        _send(client, Message(type=Rpc.SERVE, segment_id=asked.segment_id))
+    registry.bump_commands()
 
-    The family is that of the doorbell `asked` names, which only its peers know.
+
+def _members(
+    message: Message, arenas: Mapping[bytes, Arena], clients: Mapping[ClientId, Client], uid: int | None = None
+) -> list[Client]:
+    """The processes of the family that its peers know by that name, which understand what peers say.
+
+    Who has learned the name may have taken it, too, and is told as well. `uid`: of that user only.
     """
-    for arena in arenas.values():
-        if asked.doorbell_page_id in arena.doorbells:
-            registry.bump_commands()
-            for client_id in arena.clients:
-                _send(clients[client_id], Message(type=Rpc.SERVE, segment_id=asked.segment_id))
-            registry.bump_commands()
-            return
+    return [
+        clients[client_id]
+        for arena in arenas.values()
+        if arena.family_id == message.arena_id != bytes(16) and uid in (None, ROOT, arena.uid)
+        for client_id in arena.clients
+        if clients[client_id].version >= _BELLS_SINCE
+    ]
 
 
 def pass_bell(
@@ -128,8 +140,9 @@ def pass_bell(
     """
     expect(packet, 2)
     message = packet.message
-    arena = arenas.get(message.arena_id)
-    if arena is None or sender.arena is None or sender.uid not in (ROOT, arena.uid):
+    memory.check_doorbell(message.doorbell_index, *packet.descriptors.numbers)
+    members = _members(message, arenas, clients, sender.uid)
+    if sender.arena is None or not members:
         return
     name = sender.doorbell_name(message.doorbell_page_id)
     told = Message(
@@ -137,10 +150,7 @@ def pass_bell(
         doorbell_page_id=name,
     )  # fmt: skip
     registry.bump_commands()
-    for client_id in arena.clients:
-        client = clients[client_id]
-        if client.version < _BELLS_SINCE:
-            continue
+    for client in members:
         with suppress(OSError):  # too many descriptors are on their way to it
             quota.count(client, len(packet.descriptors))
             _send(client, told, packet.descriptors.numbers)

@@ -174,7 +174,10 @@ class Provider:
             arenas.check_arena(packet.descriptors[0])
             from_root = client.uid == ROOT or client in parts.lineage
             (fd,) = packet.descriptors.take().numbers
-            arena = Arena(packet.message.arena_id, next(parts.table.numbers), fd, client.uid, client.pid, from_root)
+            arena = Arena(
+                packet.message.arena_id, next(parts.table.numbers), fd, client.uid, client.pid, from_root,
+                family_id=packet.message.segment_id,
+            )  # fmt: skip
             parts.table.arenas[packet.message.arena_id] = arena
             parts.table.history.forget(packet.message.arena_id)
         elif not arena.is_of(packet.descriptors[0]):
