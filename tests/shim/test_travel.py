@@ -148,6 +148,46 @@ def test_slots_of_what_exec_closes_are_free_again(sidestep: Sidestep) -> None:
     assert program.returncode == 0
 
 
+MANY = """
+import os, select, socket, sys
+def echo(end):
+    while data := end.recv(1):
+        end.sendall(data)
+def ask(ends, word):
+    for end in ends:
+        end.sendall(word)
+        assert end.recv(1) == word
+if len(sys.argv) == 1:
+    listener, ends = socket.create_server(("127.0.0.1", 0), backlog=28), []
+    for _ in range(28):
+        if os.fork() == 0:
+            for end in ends:
+                end.close()
+            echo(socket.create_connection(listener.getsockname()))
+            os._exit(0)
+        ends.append(listener.accept()[0])
+    listener.close()
+    while not select.select([sys.stdin], [], [], 0)[0]:
+        ask(ends, b"x")
+    os.read(0, 3)
+    for end in ends:
+        end.set_inheritable(True)
+    os.execv(sys.executable, [sys.executable, "-c", os.environ["CODE"], *(str(end.fileno()) for end in ends)])
+ask([socket.socket(fileno=int(number)) for number in sys.argv[1:]], b"y")
+print("whole")
+"""
+
+
+def test_many_do_not_need_twice_as_many_descriptors(sidestep: Sidestep) -> None:
+    """Each has a peer of its own, and with it the most descriptors: with 1,024 numbers there are 128 for the shim."""
+    argv = ["sh", "-c", 'ulimit -n 1024; exec "$@"', "sh", sys.executable, "-c", MANY]
+    pipe = subprocess.PIPE
+    with sidestep.popen(argv, env=sidestep.env(CODE=MANY), stdin=pipe, stdout=pipe, text=True) as program:
+        sidestep.wait_for(lambda found: len(found) == 56 and all(c.promoted for c in found))
+        said, _ = program.communicate("go\n", timeout=120)
+    assert said == "whole\n"
+
+
 def test_killed_at_any_moment_it_ends(sidestep: Sidestep) -> None:
     """Between the last step of one program and the first of the next, too: the peer does not wait for ever."""
     pipe = subprocess.PIPE

@@ -289,26 +289,39 @@ bool travel_arrive(void)
 	return arena_continue(arrived->arena_fd, arrived->arena_id);
 }
 
-static int copy_of(int fd)
+/*
+ * Takes a descriptor out of the list: a copy where another entry names it as well. Else the number itself, or few programs would
+ * have numbers for twice as many as the last one needed.
+ */
+static int descriptor_take(int *place)
 {
-	return real.fcntl64(fd, F_DUPFD_CLOEXEC, 0);
+	int fd = *place;
+
+	*place = -1;
+	for (uint32_t i = 0; i < arrived->len; i++) {
+		const struct traveller *other = &arrived->list[i];
+		if (other->remote_fd == fd || other->remote_page_fd == fd || other->doorbell_fd == fd)
+			return real.fcntl64(fd, F_DUPFD_CLOEXEC, 0);
+	}
+	return fd;
 }
 
 /* shim_lock held. Ours, whose eventfd the peers have: one for all connections that shared it. */
-static struct doorbell *doorbell_again(int fd)
+static struct doorbell *doorbell_again(int *place)
 {
 	static struct {
 		int fd;
 		struct doorbell *doorbell;
 	} known[64];
 	static int len;
+	const int fd = *place;
 
 	for (int i = 0; i < len; i++)
 		if (known[i].fd == fd) {
 			atomic_fetch_add(&known[i].doorbell->refs, 1);
 			return known[i].doorbell;
 		}
-	struct doorbell *doorbell = doorbell_of_locked(copy_of(fd));
+	struct doorbell *doorbell = doorbell_of_locked(descriptor_take(place));
 	if (doorbell && len < 64) {
 		known[len].fd = fd;
 		known[len++].doorbell = doorbell;
@@ -332,7 +345,7 @@ static void threads_gone(struct conn *conn)
 	}
 }
 
-static bool take_up(const struct traveller *of, int fd)
+static bool take_up(struct traveller *of, int fd)
 {
 	struct conn_slot *slot = slot_known(of->slot, of->generation);
 	struct conn *conn = slot ? conn_of_slot(fd, slot) : NULL;
@@ -342,10 +355,12 @@ static bool take_up(const struct traveller *of, int fd)
 	struct channel_own own = channel_own_of(slot);
 	int failed = channel_map(&conn->channel, of->segment_fd, (int)of->side, &own);
 	conn_keep_segment(conn, of->segment_fd);
+	raw_close(of->segment_fd);
+	of->segment_fd = -1;
 	shim_lock_take();
-	conn->remote_doorbell =
-		remote_doorbell_get(of->remote_id, of->remote_index, copy_of(of->remote_fd), copy_of(of->remote_page_fd), -1);
-	conn->doorbell = doorbell_again(of->doorbell_fd);
+	conn->remote_doorbell = remote_doorbell_get(of->remote_id, of->remote_index, descriptor_take(&of->remote_fd),
+	                                            descriptor_take(&of->remote_page_fd), -1);
+	conn->doorbell = doorbell_again(&of->doorbell_fd);
 	shim_lock_drop();
 	if (failed || !conn->remote_doorbell || !conn->doorbell) {
 		shim_log("fd %d cannot be taken up: %d", fd, failed);
@@ -374,7 +389,7 @@ static bool take_up(const struct traveller *of, int fd)
 
 static bool number_seen(int dir, long number, void *argument)
 {
-	const struct travel *of = argument;
+	struct travel *of = argument;
 	uint64_t cookie = 0;
 	int fd = (int)number, first;
 
@@ -382,7 +397,7 @@ static bool number_seen(int dir, long number, void *argument)
 	if (file_get(fd) || !option_get(fd, SOL_SOCKET, SO_COOKIE, &cookie, sizeof(cookie)))
 		return true;
 	for (uint32_t i = 0; i < of->len; i++) {
-		const struct traveller *at = &of->list[i];
+		struct traveller *at = &of->list[i];
 		if (at->cookie != cookie)
 			continue;
 		HELD conn = arena_shared ? conn_find(at->slot, at->generation, &first) : NULL;
