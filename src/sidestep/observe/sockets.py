@@ -261,14 +261,15 @@ class Process:
 
         The shim carries its part of the environment where nothing is left of it: native/shim_carry.c.
         """
-        if (starter := self._under_sidestep()) is None:
+        if (found := self._under_sidestep()) is None:
             return None
+        starter, its_environ = found
         remedy = f"let {starter} pass LD_PRELOAD and {config.ENV_SOCKET} on to it"
         if "LD_PRELOAD" in environ:
             return f"{starter} has set LD_PRELOAD to something else", remedy
         if any(name.startswith(_OURS) for name in environ):
             return f"{starter} has taken LD_PRELOAD out of its environment", remedy
-        if dict(starter._environ()).get(config.ENV_CARRY) == "0":
+        if its_environ.get(config.ENV_CARRY) == "0":
             return f"{starter} has emptied its environment, under --no-carry", "start that without --no-carry"
         library = native_library()
         if not Path(f"/proc/{self.pid}/root{library}").exists():
@@ -279,13 +280,13 @@ class Process:
             )
         return f"{starter} has emptied its environment in a way that the shim did not see", remedy
 
-    def _under_sidestep(self) -> Process | None:
-        """The nearest of those that it descends from into which the shim was loaded."""
+    def _under_sidestep(self) -> tuple[Process, dict[str, str]] | None:
+        """The nearest of those that it descends from into which the shim was loaded, and what that was started with."""
         pid = self.pid
         with suppress(OSError, ValueError, KeyError):  # gone, or another user's
             while (pid := _parent(pid)) > 1:
                 if f"/{native_library().name}" in Path(f"/proc/{pid}/maps").read_text(errors="replace"):
-                    return Process(pid)
+                    return Process(pid), dict(Process(pid)._environ())
         return None
 
     def _is_secure(self) -> bool:
