@@ -149,7 +149,7 @@ def test_slots_of_what_exec_closes_are_free_again(sidestep: Sidestep) -> None:
 
 
 MANY = """
-import os, select, socket, sys
+import os, resource, select, socket, sys
 def echo(end):
     while data := end.recv(1):
         end.sendall(data)
@@ -172,17 +172,22 @@ if len(sys.argv) == 1:
     os.read(0, 3)
     for end in ends:
         end.set_inheritable(True)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (int(os.environ["LIMIT"]), 1024))
     os.execv(sys.executable, [sys.executable, "-c", os.environ["CODE"], *(str(end.fileno()) for end in ends)])
 ask([socket.socket(fileno=int(number)) for number in sys.argv[1:]], b"y")
 print("whole")
 """
 
 
-def test_many_do_not_need_twice_as_many_descriptors(sidestep: Sidestep) -> None:
-    """Each has a peer of its own, and with it the most descriptors: with 1,024 numbers there are 128 for the shim."""
+@pytest.mark.parametrize("limit", ["1024", "400"])
+def test_many_do_not_need_twice_as_many_descriptors(sidestep: Sidestep, limit: str) -> None:
+    """Each has a peer of its own, and with it the most descriptors: with 1,024 numbers there are 128 for the shim.
+
+    A program may lower that limit before it executes the next.
+    """
     argv = ["sh", "-c", 'ulimit -n 1024; exec "$@"', "sh", sys.executable, "-c", MANY]
     pipe = subprocess.PIPE
-    with sidestep.popen(argv, env=sidestep.env(CODE=MANY), stdin=pipe, stdout=pipe, text=True) as program:
+    with sidestep.popen(argv, env=sidestep.env(CODE=MANY, LIMIT=limit), stdin=pipe, stdout=pipe, text=True) as program:
         sidestep.wait_for(lambda found: len(found) == 56 and all(c.promoted for c in found))
         said, _ = program.communicate("go\n", timeout=120)
     assert said == "whole\n"
