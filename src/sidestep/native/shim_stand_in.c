@@ -6,7 +6,8 @@
  * kernel tells the outer set, and a wait in the inner one tells the member itself.
  *
  * The entries are the kernel's, and so are those of parent and child after a fork, who have copies of one stand-in. Each puts it
- * in, or takes it out, as it finds the rings, whatever the other did last. With its last copy it goes by itself.
+ * in, or takes it out, as it finds the rings, whatever the other did last. A child that has closed its copy of a member does not
+ * see that ring any more, and takes nothing out. With its last copy it goes by itself.
  */
 #include "shim_set.h"
 #include "shim_switch.h"
@@ -48,5 +49,6 @@ void set_stand_in(struct set *set)
 		if (set->stand_in < 0)
 			shim_log("set %d: what its members have unread is not told to the set that it is in: %d", set->epfd, errno);
 	}
-	stand_in_change(set, wanted ? EPOLL_CTL_ADD : EPOLL_CTL_DEL);
+	if (wanted || !set->partial)
+		stand_in_change(set, wanted ? EPOLL_CTL_ADD : EPOLL_CTL_DEL);
 }
