@@ -462,6 +462,8 @@ static int set_wait(struct set *set, int epfd, struct epoll_event *events, int m
 		rpc_poll();
 	for (;;) {
 		int n = set_first(&wait, timeout_ns == 0);
+		if (!n && timeout_ns == 0)
+			rpc_listen_passing();
 		if (n || timeout_ns == 0 || (wait.deadline != INT64_MAX && wait.now >= wait.deadline))
 			return n;
 		if (first && (n = set_spin(&wait)))
