@@ -675,7 +675,7 @@ bool set_is_managed(struct file *file);
 int set_doorbells(struct file *file, struct doorbell **out, int room);
 bool set_wants_pin(struct conn *conn);
 bool set_names(struct conn *conn, int fd);
-void set_conn_leaves(struct conn *conn, bool anew); /* its ring is empty by now or, with `anew`, holds more */
+void set_conn_leaves(struct conn *conn, bool anew); /* what the kernel tells may change; `anew`: its ring holds more */
 void sets_on_exec(bool before);
 
 /* ---- around every way to make a process with a memory of its own (shim_fork.c) ---- */

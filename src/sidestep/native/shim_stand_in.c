@@ -14,12 +14,14 @@
 
 #include <sys/eventfd.h>
 
-/* Whether its ring holds something that the kernel would tell now if it had come by TCP. */
+/* Whether it has something that the kernel would tell now: what its ring holds, if it had come by TCP, or sends that are done. */
 static bool stands_for(const struct member *member)
 {
 	struct conn *conn = member->conn;
 	uint32_t wanted = member->events & (EPOLLIN | EPOLLRDNORM);
 
+	if (unlikely(zerocopy_untold(conn->slot)) && !member->disabled && conn->managed)
+		return !(member->events & EPOLLET) || member->armed || !(member->reported & EPOLLERR);
 	if (!wanted || member->disabled || !conn->managed || rx_over(conn->slot) || !channel_rx_peek(&conn->channel) ||
 	    !(rx_by_ring(conn->slot) || conn_tcp_read(conn)))
 		return false;
