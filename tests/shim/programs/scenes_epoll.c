@@ -605,6 +605,24 @@ static void epoll_nested_forked(void)
 	say_wait("outer, idle", outer, 8, 0);
 }
 
+static void epoll_polled_edge(void)
+{
+	struct pair *pair = open_pair();
+	int set = set_new();
+	NEED(set_ctl(set, EPOLL_CTL_ADD, pair->fd, EPOLLIN | EPOLLET, 1) == 0);
+	peer_put(pair, 6);
+	arrived(pair, 6);
+	struct pollfd item = {.fd = set, .events = POLLIN};
+	int ready = poll(&item, 1, 0);
+	say_poll("poll", ready, item.revents);
+	say_wait("set", set, 8, 0);
+	if (!choice.shaken) { /* then an edge may be told once more */
+		ready = poll(&item, 1, 0);
+		say_poll("poll, told", ready, item.revents);
+	}
+	get(pair, 6);
+}
+
 /* Bytes of TCP are unread, and bytes of the ring behind them, when the inner set comes into another. */
 static void epoll_nested_both_ways(void)
 {
@@ -672,6 +690,23 @@ static void epoll_nested_low_water(void)
 	NEED(setsockopt(pair->fd, SOL_SOCKET, SO_RCVLOWAT, &low, sizeof low) == 0);
 	say_wait("outer, less is wanted", outer, 8, 5000);
 	get(pair, 5);
+}
+
+static void epoll_nested_zerocopy(void)
+{
+	struct pair *pair = open_pair();
+	int inner = set_new(), outer = set_new(), on = 1;
+	char control[200];
+	struct msghdr message = {.msg_control = control, .msg_controllen = sizeof control};
+	NEED(setsockopt(pair->fd, SOL_SOCKET, SO_ZEROCOPY, &on, sizeof on) == 0);
+	sent(pair, send(pair->fd, pattern_out(pair, 20000), 20000, MSG_ZEROCOPY));
+	peer_get(pair, 20000);
+	NEED(set_ctl(inner, EPOLL_CTL_ADD, pair->fd, EPOLLIN, 1) == 0);
+	NEED(set_ctl(outer, EPOLL_CTL_ADD, inner, EPOLLIN, 2) == 0);
+	say_wait("outer, it is done", outer, 8, 5000);
+	say_wait("inner, it is done", inner, 8, 0);
+	say_ret("told", recvmsg(pair->fd, &message, MSG_ERRQUEUE | MSG_DONTWAIT));
+	say_wait("outer, idle", outer, 8, 0);
 }
 
 /* A member's number was closed unseen, and is another file's. */
@@ -1066,9 +1101,11 @@ const struct scene scenes_epoll[] = {
 	SCENE(epoll_nested_unread_edges),
 	SCENE(epoll_nested_then_added),
 	SCENE(epoll_nested_forked),
+	SCENE(epoll_polled_edge),
 	SCENE(epoll_nested_both_ways),
 	SCENE(epoll_nested_pinned),
 	SCENE(epoll_nested_low_water),
+	SCENE(epoll_nested_zerocopy),
 	SCENE(epoll_nested_misnamed),
 	SCENE(epoll_nested_copy_closed),
 	SCENE(epoll_exclusive_before),
