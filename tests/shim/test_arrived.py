@@ -54,8 +54,8 @@ def _answered(sidestep: Sidestep, how: str, wait: str, *reader: Path) -> None:
     assert server.returncode == 0
 
 
-# The last two wait where they do not hear the data connection's doorbell: the provider tells them.
-WAITS = ["recv", "poll", "set", "thread"]
+# From the third on they do not hear the data connection's doorbell: the provider tells them.
+WAITS = ["recv", "poll", "set", "thread", "busy-recv", "busy-poll", "busy-set"]
 
 
 @pytest.mark.parametrize("wait", WAITS)

@@ -491,6 +491,7 @@ extern _Atomic uint32_t rpc_pending;
 void rpc_poll(void);
 extern _Atomic bool bells_due; /* a connection is rung always, or a child may execute a program: shim_bell.c */
 void rpc_listen(void); /* runs the provider's commands, and checks now and then that it is alive; no lock may be held */
+void rpc_listen_passing(void);
 void rpc_watch(int epfd, _Atomic uint32_t *watched, uint64_t data);
 void rpc_consider(struct conn *conn, int fd); /* offers or claims when the time has come */
 void rpc_reconsider(struct conn *conn, int fd);
@@ -674,7 +675,7 @@ bool set_is_managed(struct file *file);
 int set_doorbells(struct file *file, struct doorbell **out, int room);
 bool set_wants_pin(struct conn *conn);
 bool set_names(struct conn *conn, int fd);
-void set_conn_leaves(struct conn *conn, bool anew); /* its ring is empty by now or, with `anew`, holds more */
+void set_conn_leaves(struct conn *conn, bool anew); /* what the kernel tells may change; `anew`: its ring holds more */
 void sets_on_exec(bool before);
 
 /* ---- around every way to make a process with a memory of its own (shim_fork.c) ---- */

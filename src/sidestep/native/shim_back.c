@@ -258,13 +258,14 @@ static bool recall_rest(struct conn *conn)
 void conn_leave_dry(struct conn *conn, int fd)
 {
 	struct conn_slot *slot = conn->slot;
-	bool over = false, recalled = false, crossed = false;
+	bool recalled = false, crossed = false;
 	KEEP_ERRNO;
 
 	slot_lock(&slot->rx_lock);
-	if (conn->managed && slot_has(slot, SLOT_LEAVES)) {
+	const bool leaves = conn->managed && slot_has(slot, SLOT_LEAVES);
+	if (leaves) {
 		bool watches = rx_watches(slot);
-		over = !watches || channel_rx_avail(&conn->channel) <= 0;
+		bool over = !watches || channel_rx_avail(&conn->channel) <= 0;
 		recalled = over && watches && recall_rest(conn);
 		uint64_t tail = atomic_load(&conn->channel.rx_peer_line->tail);
 		crossed = !recalled && watches && tail != word_load(conn->leave_tail);
@@ -277,7 +278,7 @@ void conn_leave_dry(struct conn *conn, int fd)
 		recall_settle(conn, fd);
 	if (crossed)
 		signal_io(fd);
-	if (over || crossed)
+	if (leaves) /* the read may have taken TCP's last byte before the ring's first, too */
 		set_conn_leaves(conn, crossed);
 }
 
@@ -293,7 +294,8 @@ void conn_leave(struct conn *conn, int fd, enum reason_code reason)
 	conn_demote(conn, fd, reason, false);
 	if (!conn->managed || !rx_watches(slot))
 		return;
-	word_store(conn->leave_tail, atomic_load(&conn->channel.rx_peer_line->tail));
+	if (!slot_has(slot, SLOT_LEAVES))
+		word_store(conn->leave_tail, atomic_load(&conn->channel.rx_peer_line->tail));
 	slot_set(slot, SLOT_LEAVES); /* not before the request: see recall_rest() */
 	conn_leave_dry(conn, fd);
 }

@@ -15,6 +15,7 @@
 #include <sys/eventfd.h>
 #include <sys/mman.h>
 #include <sys/random.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
 
 #define REMOTES_KEPT_MAX 256
@@ -199,6 +200,7 @@ static struct remote_doorbell *remote_doorbell_new(const uint8_t id[16], uint32_
 	void *at = doorbell ? mmap(NULL, len, PROT_READ, MAP_SHARED, page_fd, 0) : MAP_FAILED;
 	int fd = own_fd(event_fd), own_liveness_fd = own_fd(liveness_fd);
 	int own_page_fd = -1;
+	struct rlimit limit;
 
 	if (at == MAP_FAILED || fd < 0 || (liveness_fd >= 0 && own_liveness_fd < 0)) {
 		own_fd_close(fd);
@@ -208,7 +210,9 @@ static struct remote_doorbell *remote_doorbell_new(const uint8_t id[16], uint32_
 		free(doorbell);
 		return NULL;
 	}
-	if (liveness_fd < 0 && remotes_kept < REMOTES_KEPT_MAX)
+	/* at most a quarter of the numbers that are ours, as conn_keep_segment() */
+	if (liveness_fd < 0 && remotes_kept < REMOTES_KEPT_MAX && getrlimit(RLIMIT_NOFILE, &limit) == 0 &&
+	    remotes_kept < limit.rlim_cur / 32)
 		own_page_fd = own_fd(real.fcntl64(page_fd, F_DUPFD_CLOEXEC, 0));
 	remotes_kept += own_page_fd >= 0;
 	*doorbell = (struct remote_doorbell){

@@ -159,13 +159,19 @@ static void secret_met(struct set *set)
 }
 
 /* The kernel alone waits on that set, or other processes do as well. */
-static int add_unheard(struct set *set, struct conn *conn, int epfd, int fd, struct epoll_event *event)
+static int add(struct set *set, struct conn *conn, int epfd, int fd, struct epoll_event *event)
 {
-	if (set->shared)
+	const bool shared = set->shared;
+
+	if (conn->managed && unlikely(shared))
 		conn_demote(conn, fd, REASON_EPOLL_UNSUPPORTED, true);
-	else
-		conn_leave(conn, fd, REASON_EPOLL_UNSUPPORTED);
 	int result = set_change(set, conn, epfd, EPOLL_CTL_ADD, fd, event);
+	/* Looked at behind it: set_nest() finds the member, or we find that the set is nested. */
+	if (result < 0 || likely(!set->nested) || !conn->managed)
+		return result;
+	KEEP_ERRNO;
+	if (!shared)
+		conn_leave(conn, fd, REASON_EPOLL_UNSUPPORTED);
 	set_stand_in_look(set);
 	return result;
 }
@@ -202,8 +208,8 @@ EXPORT int epoll_ctl(int epfd, int op, int fd, struct epoll_event *event)
 	    (event->events &
 	     ~(uint32_t)(EPOLLIN | EPOLLOUT | EPOLLERR | EPOLLHUP | EPOLLWAKEUP | EPOLLET | EPOLLEXCLUSIVE)))
 		return fail_with(EINVAL);
-	if (op == EPOLL_CTL_ADD && conn->managed && (set->nested || set->shared))
-		return add_unheard(set, conn, epfd, fd, event);
+	if (op == EPOLL_CTL_ADD)
+		return add(set, conn, epfd, fd, event);
 	return set_change(set, conn, epfd, op, fd, event);
 }
 
@@ -456,6 +462,8 @@ static int set_wait(struct set *set, int epfd, struct epoll_event *events, int m
 		rpc_poll();
 	for (;;) {
 		int n = set_first(&wait, timeout_ns == 0);
+		if (!n && timeout_ns == 0)
+			rpc_listen_passing();
 		if (n || timeout_ns == 0 || (wait.deadline != INT64_MAX && wait.now >= wait.deadline))
 			return n;
 		if (first && (n = set_spin(&wait)))

@@ -9,11 +9,18 @@ void set_stand_in_look(struct set *set)
 	set_unlock(set);
 }
 
+/* Whether it receives, or may yet, by a ring of which the kernel tells nothing, and has not been asked to leave it. */
+static bool stays_on_ring(const struct conn_slot *slot)
+{
+	return !slot_has(slot, SLOT_PIN) || (rx_watches(slot) && !slot_has(slot, SLOT_LEAVES));
+}
+
 /* From now on the set is in another one. */
 void set_nest(struct set *set)
 {
 	struct conn *conns[64];
 	int fds[64], n;
+	uint32_t at = 1;
 
 	set->nested = true;
 	set_sweep(set);
@@ -21,12 +28,14 @@ void set_nest(struct set *set)
 		n = 0;
 		shim_lock_take();
 		set_lock(set);
-		for (uint32_t i = 0; i < set->managed_len && n < 64; i++)
-			if (!slot_has(set->managed[i]->conn->slot, SLOT_PIN)) {
-				conns[n] = set->managed[i]->conn;
-				fds[n] = set->managed[i]->fd;
-				conn_ref(conns[n++]);
-			}
+		for (; at < set->members_len && n < 64; at++) {
+			const struct member *member = set->members[at];
+			if (!member || !member->managed || !stays_on_ring(member->conn->slot))
+				continue;
+			conns[n] = member->conn;
+			fds[n] = member->fd;
+			conn_ref(conns[n++]);
+		}
 		set_unlock(set);
 		shim_lock_drop();
 		for (int i = 0; i < n; i++) {

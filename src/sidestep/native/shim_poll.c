@@ -344,6 +344,8 @@ static int poll_managed(struct poller *poller, int64_t timeout_ns, uint64_t sign
 	int n = poll_look(poller, &wait, poller->others);
 	if (!poller->others && (n ? look_is_due(&wait) : timeout_ns == 0))
 		n = poll_look(poller, &wait, true);
+	if (!n && timeout_ns == 0)
+		rpc_listen_passing();
 	if (n || timeout_ns == 0 || (n = poll_spin(poller, &wait)))
 		return n;
 	while (self.signals == signals) {

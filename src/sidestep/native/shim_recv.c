@@ -358,6 +358,8 @@ static enum turn recv_short(struct call *call, size_t target, size_t seen)
 
 	if (conn_disown(call->conn, call->fd))
 		return call_elsewhere(call, WAIT_RX);
+	if (call->look && !has)
+		rpc_listen_passing();
 	if (call->look)
 		return call_over(call, has ? has : -1, has ? call->saved : EAGAIN);
 	conn_check(call->conn, call->fd);

@@ -180,6 +180,13 @@ void rpc_listen(void)
 			;
 }
 
+/* A call that does not wait finds nothing. Its program may come back for ever, and never sleep where it hears the provider. */
+void rpc_listen_passing(void)
+{
+	rpc_listen();
+	conns_serve(NULL, 0, 0, INT64_MAX);
+}
+
 /*
  * A sleep on managed connections hears the provider, too: its socket is in the set, edge-triggered, and wakes one sleeping
  * thread, which calls rpc_listen(). `watched` belongs to the set.

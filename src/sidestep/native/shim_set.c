@@ -291,6 +291,7 @@ static void member_unmanage(struct member *member)
 	set->managed[member->at]->at = member->at;
 	member->managed = false;
 	doorbell_exit(set, member->conn->doorbell);
+	set->partial |= set->owner_pid != shim_pid;
 	if (unlikely(set->nested))
 		set_stand_in(set);
 }

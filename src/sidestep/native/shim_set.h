@@ -66,6 +66,7 @@ struct set {
 	uint64_t secret; /* 32 bits */
 	uint8_t age;
 	bool nested, shared;
+	bool partial; /* a forked child has closed its copy of a member that others still have */
 	int stand_in; /* see set_stand_in(); 0: there is none yet */
 	uint32_t forks; /* fork_count of then: processes forked since may change what the kernel has */
 	uint32_t away_len; /* members that are away */

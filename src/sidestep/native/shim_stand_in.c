@@ -6,19 +6,22 @@
  * kernel tells the outer set, and a wait in the inner one tells the member itself.
  *
  * The entries are the kernel's, and so are those of parent and child after a fork, who have copies of one stand-in. Each puts it
- * in, or takes it out, as it finds the rings, whatever the other did last. With its last copy it goes by itself.
+ * in, or takes it out, as it finds the rings, whatever the other did last. A child that has closed its copy of a member does not
+ * see that ring any more, and takes nothing out. With its last copy it goes by itself.
  */
 #include "shim_set.h"
 #include "shim_switch.h"
 
 #include <sys/eventfd.h>
 
-/* Whether its ring holds something that the kernel would tell now if it had come by TCP. */
+/* Whether it has something that the kernel would tell now: what its ring holds, if it had come by TCP, or sends that are done. */
 static bool stands_for(const struct member *member)
 {
 	struct conn *conn = member->conn;
 	uint32_t wanted = member->events & (EPOLLIN | EPOLLRDNORM);
 
+	if (unlikely(zerocopy_untold(conn->slot)) && !member->disabled && conn->managed)
+		return !(member->events & EPOLLET) || member->armed || !(member->reported & EPOLLERR);
 	if (!wanted || member->disabled || !conn->managed || rx_over(conn->slot) || !channel_rx_peek(&conn->channel) ||
 	    !(rx_by_ring(conn->slot) || conn_tcp_read(conn)))
 		return false;
@@ -48,5 +51,6 @@ void set_stand_in(struct set *set)
 		if (set->stand_in < 0)
 			shim_log("set %d: what its members have unread is not told to the set that it is in: %d", set->epfd, errno);
 	}
-	stand_in_change(set, wanted ? EPOLL_CTL_ADD : EPOLL_CTL_DEL);
+	if (wanted || !set->partial)
+		stand_in_change(set, wanted ? EPOLL_CTL_ADD : EPOLL_CTL_DEL);
 }

@@ -4,14 +4,15 @@
  * connection before. Prints "whole", and "answered".
  *
  * two_connections HOW WAIT [READER]: popen, or execute READER with the number of the data connection; how the client waits: in
- * recv, in poll, or in recv while the data connection is in a set, or its thread is elsewhere. The two ends exchange small
- * messages until standard input has something.
+ * recv, in poll, or in recv while the data connection is in a set, or its thread is elsewhere; or it asks again and again, by calls
+ * that do not wait. The two ends exchange small messages until standard input has something.
  */
 #include <errno.h>
 #include <netinet/in.h>
 #include <poll.h>
 #include <pthread.h>
 #include <signal.h>
+#include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -69,6 +70,30 @@ static void *send_and_rest(void *sent)
 	return NULL;
 }
 
+/* Whether the control connection has something, by a call that does not wait. */
+static bool look(const char *wait, int set)
+{
+	struct pollfd item = {.fd = control_fd, .events = POLLIN};
+	struct epoll_event event;
+	char byte;
+
+	if (strcmp(wait, "busy-poll") == 0)
+		return poll(&item, 1, 0) == 1;
+	if (strcmp(wait, "busy-set") == 0)
+		return epoll_wait(set, &event, 1, 0) == 1;
+	return recv(control_fd, &byte, 1, MSG_DONTWAIT | MSG_PEEK) == 1;
+}
+
+static void look_until_there(const char *wait)
+{
+	struct epoll_event event = {.events = EPOLLIN};
+	int set = epoll_create1(0);
+
+	NEED(epoll_ctl(set, EPOLL_CTL_ADD, control_fd, &event) == 0);
+	while (!look(wait, set))
+		usleep(1000);
+}
+
 static void ask(const struct sockaddr_in *address, const char *wait)
 {
 	char answer[SMALL + 1];
@@ -89,6 +114,8 @@ static void ask(const struct sockaddr_in *address, const char *wait)
 	struct pollfd item = {.fd = control_fd, .events = POLLIN};
 	if (strcmp(wait, "poll") == 0)
 		NEED(poll(&item, 1, -1) == 1);
+	if (strncmp(wait, "busy", 4) == 0)
+		look_until_there(wait);
 	NEED(recv(control_fd, answer, SMALL + 1, MSG_WAITALL) == SMALL + 1);
 	printf("answered\n");
 	fflush(stdout);
