@@ -610,6 +610,8 @@ int env_carried(char *const env[], char *const **entries); /* how many to add */
 struct start;
 char *command_carrying(const struct start *start, const char *command); /* to be freed */
 
+bool program_calls(const char *file); /* whether it makes calls by code of its own, or may (shim_code.c) */
+
 /* ---- shim_loader.c: how a program that is executed comes to the shim ---- */
 #define START_SCRIPTS_MAX 4 /* as the kernel's own limit */
 enum start_how {
