@@ -86,6 +86,8 @@ struct conn {
 	uint64_t segment_inode;
 	bool taken_up;       /* from the program before: the peer does not look at our doorbell's word */
 	uint32_t bell_said;  /* serial of the provider connection by which the peer was told of it; 0: it was not */
+	uint32_t bell_waits;
+	int64_t bell_again_at; /* then it is named again */
 	uint32_t bells_len;
 	struct remote_doorbell *bells[BELLS_MAX]; /* that the peer had before; see shim_bell.c */
 	_Atomic uint64_t idle_tail;      /* of our ring when it was last looked at; see trim() */
@@ -490,6 +492,7 @@ bool conn_lingers(struct conn *conn);
 extern _Atomic uint32_t rpc_pending;
 void rpc_poll(void);
 extern _Atomic bool bells_due; /* a connection is rung always, or a child may execute a program: shim_bell.c */
+void bells_on_exec(int change); /* no lock held; 1: who holds a connection is not as it seems, until -1 */
 void rpc_listen(void); /* runs the provider's commands, and checks now and then that it is alive; no lock may be held */
 void rpc_watch(int epfd, _Atomic uint32_t *watched, uint64_t data);
 void rpc_consider(struct conn *conn, int fd); /* offers or claims when the time has come */

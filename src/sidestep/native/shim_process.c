@@ -121,10 +121,17 @@ static bool closes_on_exec(const struct conn *conn, int fd)
 	return true;
 }
 
-/* Connections that the kernel closes on exec lose this holder, or get it back. */
+/*
+ * Connections that the kernel closes on exec lose this holder, or get it back. A child that no call of ours has made, or that
+ * shares our memory, holds none.
+ */
 static void hold_on_exec(struct travel *travel, int change)
 {
+	if (shim_pid != (uint32_t)getpid())
+		return;
 	sets_on_exec(change < 0);
+	if (change < 0)
+		bells_on_exec(1);
 	for (uint32_t fd = 0; fd < atomic_load(&fd_end); fd++) {
 		struct conn *conn = conn_get((int)fd);
 		if (!conn || conn_fd(conn) != (int)fd)
@@ -137,6 +144,8 @@ static void hold_on_exec(struct travel *travel, int change)
 		atomic_fetch_add(&conn->slot->holders, (uint32_t)change);
 		holder_put(conn->slot, change < 0 ? shim_pid : 0, change < 0 ? 0 : shim_pid);
 	}
+	if (change > 0)
+		bells_on_exec(-1);
 }
 
 static bool executable(const char *path)
