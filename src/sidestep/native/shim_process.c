@@ -175,13 +175,14 @@ static const char *found_by_name(const char *file, char path[PATH_MAX])
 		at = "/bin:/usr/bin"; /* confstr(3), _CS_PATH */
 	if (!file || strchr(file, '/'))
 		return executable(file) ? file : NULL;
-	for (; *at; at += *at == ':') {
-		size_t len = strcspn(at, ":");
-		if (len && snprintf(path, PATH_MAX, "%.*s/%s", (int)len, at, file) < PATH_MAX && executable(path))
+	for (;; at++) {
+		int len = (int)strcspn(at, ":"); /* 0: the current directory */
+		if (snprintf(path, PATH_MAX, "%.*s%s%s", len, at, len ? "/" : "", file) < PATH_MAX && executable(path))
 			return path;
 		at += len;
+		if (!*at)
+			return NULL;
 	}
-	return NULL;
 }
 
 /* `argv` and `env` become those that the program can be started with; they live as long as the caller. */
@@ -211,7 +212,7 @@ static const char *file_at(int dir, const char *path, int flags, char found[PATH
 		int list; \
 		(void)found; \
 		START_FOR(start, dir, file, argv, env); \
-		struct travel *travel = travel_begin(&start, env, &list); \
+		struct travel *travel = travel_begin(&start, argv, env, &list); \
 		demote_inherited(travel, leaving); \
 		hold_on_exec(travel, -1); \
 		travel_go(travel, list, &env, alloca(travel_room(travel, env))); \
