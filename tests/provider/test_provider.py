@@ -756,7 +756,7 @@ def test_a_family_is_reached_by_its_name_whoever_has_it_too(sidestep: Sidestep) 
 
 
 def test_what_a_client_sent_before_it_closed_is_read(sidestep: Sidestep) -> None:
-    """A program that executes the next one closes with the provider's WELCOME unread: the kernel reports a reset first."""
+    """A program that executes the next one closes with WELCOME unread: the kernel reports a reset first."""
     with ShimClient(sidestep.socket) as one, ShimClient(sidestep.socket) as other:
         other.hello()
         arena = memory.reopen_read_only(one.arena)

@@ -46,9 +46,7 @@ def _chain(
 ) -> list[str]:
     """What the two ends print: all of a run in which every byte is compared."""
     pipe, env = subprocess.PIPE, sidestep.env(**environ)
-    with sidestep.popen(
-        [program or _program(), *argv], stdin=pipe, stdout=pipe, text=True, cwd=cwd, env=env
-    ) as server:
+    with sidestep.popen([program or _program(), *argv], stdin=pipe, stdout=pipe, text=True, cwd=cwd, env=env) as server:
         sidestep.wait_for(lambda found: len(found) == 2 and all(c.promoted for c in found))
         said, _ = server.communicate("go", timeout=120)
     return sorted(str(said).splitlines())

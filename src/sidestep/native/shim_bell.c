@@ -30,7 +30,8 @@ static void bell_say(struct conn *conn)
 
 	if (!(word_load(provider.wants) & WELCOME_BELLS) || !(atomic_load(&remote->knows) & KNOWS_BELL) || provider.fd < 0)
 		return;
-	if (!bell && (real.syscall(SYS_getrandom, (long)&bell, sizeof(bell), GRND_NONBLOCK, 0, 0, 0) != sizeof(bell) || !bell))
+	if (!bell &&
+	    (real.syscall(SYS_getrandom, (long)&bell, sizeof(bell), GRND_NONBLOCK, 0, 0, 0) != sizeof(bell) || !bell))
 		return;
 	atomic_store(&local->bell, bell);
 	record.cookie = bell;

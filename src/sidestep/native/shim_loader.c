@@ -305,7 +305,8 @@ static bool confined(void)
 		raw_close(fd);
 	text[n > 0 ? n : 0] = '\0';
 	text[strcspn(text, "\n")] = '\0';
-	return n > 0 && strcmp(text, "unconfined") != 0; /* AppArmor's word; SELinux' labels that begin with it are not free */
+	return n > 0 &&
+	       strcmp(text, "unconfined") != 0; /* AppArmor's word; SELinux' labels that begin with it are not free */
 }
 
 /* The file that this process runs, which has come so far by the calls that we see. */

@@ -122,7 +122,8 @@ static bool can_travel(struct conn *conn)
 {
 	struct conn_slot *slot = conn->slot;
 
-	if (asks_for_hints(conn) || conn->explicit || tx_is(slot, TX_RESEND) || /* this process alone knows to whom it owes */
+	if (asks_for_hints(conn) || conn->explicit ||
+	    tx_is(slot, TX_RESEND) || /* this process alone knows to whom it owes */
 	    slot_has(slot, SLOT_RELAYED | SLOT_RELAY_OVER | SLOT_RESET | SLOT_PIN | SLOT_LENT) ||
 	    !word_load(slot->cookie) || !(atomic_load(&conn->channel.remote->knows) & KNOWS_RING_ALWAYS) ||
 	    is_standard(conn) || !all_kept(conn) || !waiters_known(conn))

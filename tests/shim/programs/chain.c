@@ -219,8 +219,8 @@ static void execute(const char *how, int fd, int left, const char *word)
 	confine(how);
 	if (strcmp(how, "path") == 0)
 		execlp("chain", "chain", how, count, word ? word : "-", number, (char *)NULL);
-	execle(strcmp(how, "program") == 0 || strcmp(how, "memory") == 0 ? word : "/proc/self/exe", "chain", how, count, word ? word : "-", number, (char *)NULL,
-	       strcmp(how, "crowded") == 0 ? crowded() : environ);
+	execle(strcmp(how, "program") == 0 || strcmp(how, "memory") == 0 ? word : "/proc/self/exe", "chain", how, count,
+	       word ? word : "-", number, (char *)NULL, strcmp(how, "crowded") == 0 ? crowded() : environ);
 	NEED(!"exec");
 }
 
@@ -249,7 +249,8 @@ int main(int argc, char **argv)
 	socklen_t len = sizeof(address);
 	const char *how = argv[1], *word = argc > 3 ? argv[3] : NULL;
 	int left = atoi(argv[2]), fails = strcmp(how, "failing") == 0;
-	bool clones = strcmp(how, "clone") == 0, forks = clones || strcmp(how, "fork") == 0, stays = word && strcmp(word, "stays") == 0;
+	bool clones = strcmp(how, "clone") == 0, forks = clones || strcmp(how, "fork") == 0,
+		 stays = word && strcmp(word, "stays") == 0;
 
 	NEED(nothing_of_ours());
 	if (argc > 4) {
