@@ -17,7 +17,7 @@ FUNCTION_LINES_MAX: Final = 60
 
 # The shim's files, from the lowest: nobody calls who stands behind him here.
 SHIM: Final = (
-    "channel", "shim_real", "shim", "shim_proc", "shim_carry", "shim_loader", "shim_signal", "shim_address",
+    "channel", "shim_real", "shim", "shim_proc", "shim_carry", "shim_code", "shim_loader", "shim_signal", "shim_address",
     "shim_slot", "shim_doorbell", "shim_spin", "shim_arena", "shim_conn", "shim_slot_lock", "shim_count",
     "shim_relayed", "shim_end", "shim_room", "shim_switch", "shim_finish", "shim_lease", "shim_hold", "shim_events",
     "shim_hint", "shim_stand_in", "shim_set", "shim_provider", "shim_serve", "shim_back", "shim_lent", "shim_plain",

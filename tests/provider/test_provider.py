@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 import random
+import select
+import signal
 import socket
 import struct
 import time
@@ -704,6 +706,21 @@ def test_the_family_of_the_other_end_is_told_of_a_doorbell(sidestep: Sidestep, c
         assert sidestep.status()["shims"] == 2
 
 
+def test_who_does_not_read_gets_no_second_doorbell(sidestep: Sidestep, channel: Callable[..., Channel]) -> None:
+    """Descriptors on their way count against a user, all of whose programs may have few of them (RLIMIT_NOFILE)."""
+    made = channel(None)
+    with ShimClient(sidestep.socket) as one, ShimClient(sidestep.socket) as idle:
+        for client in (one, idle):
+            client.hello()
+        for kind in (Rpc.BELL, Rpc.BELL, Rpc.SERVE):
+            bells = [made.doorbell, made.doorbell_page] if kind is Rpc.BELL else []
+            rpc.send(one.sock, Message(type=kind, arena_id=idle.family_id), bells)
+        received = [idle.receive() for _ in range(2)]
+        for packet in received:
+            packet.descriptors.close()
+        assert [packet.message.type for packet in received] == [Rpc.BELL, Rpc.SERVE]
+
+
 @pytest.mark.parametrize("wrong", ["an eventfd", "a page", "an index"])
 def test_what_is_no_doorbell_is_not_passed_on(sidestep: Sidestep, channel: Callable[..., Channel], wrong: str) -> None:
     made = channel(None)
@@ -736,3 +753,20 @@ def test_a_family_is_reached_by_its_name_whoever_has_it_too(sidestep: Sidestep) 
         for client in (taker, other):
             packet = client.receive()
             assert (packet.message.type, packet.message.segment_id) == (Rpc.SERVE, bytes(range(16)))
+
+
+def test_what_a_client_sent_before_it_closed_is_read(sidestep: Sidestep) -> None:
+    """A program that executes the next one closes with WELCOME unread: the kernel reports a reset first."""
+    with ShimClient(sidestep.socket) as one, ShimClient(sidestep.socket) as other:
+        other.hello()
+        arena = memory.reopen_read_only(one.arena)
+        rpc.send(one.sock, Message(type=Rpc.HELLO, pid=os.getpid(), arena_id=one.arena_id), [arena])
+        os.close(arena)
+        assert select.select([one.sock], [], [], WAIT_TIMEOUT_S)[0]
+        os.kill(sidestep.provider_pid, signal.SIGSTOP)
+        try:
+            rpc.send(one.sock, Message(type=Rpc.SERVE, arena_id=other.family_id, segment_id=bytes(range(16))))
+            one.sock.close()
+        finally:
+            os.kill(sidestep.provider_pid, signal.SIGCONT)
+        assert other.receive().message.segment_id == bytes(range(16))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ctypes
+import os
 import random
 import shutil
 import subprocess
@@ -21,11 +23,17 @@ from sidestep.testing import Connection, Sidestep
 pytestmark = pytest.mark.slow
 
 TIMES = 20
+NOBODY = 65534
 WHOLE = ["server: 0, the end"]
 
 
-def _program() -> Path:
-    return toolchain.build("chain", [Path(__file__).parent / "programs/chain.c"], ["-D_GNU_SOURCE"])
+def _landlock() -> bool:
+    """Whether the kernel has it: landlock_create_ruleset(2) tells its version."""
+    return ctypes.CDLL(None).syscall(444, None, 0, 1) > 0
+
+
+def _program(*flags: str) -> Path:
+    return toolchain.build("chain", [Path(__file__).parent / "programs/chain.c"], ["-D_GNU_SOURCE", *flags])
 
 
 def _words(how: str) -> int:
@@ -33,10 +41,12 @@ def _words(how: str) -> int:
     return 50 * TIMES + (TIMES if how == "failing" else 0)
 
 
-def _chain(sidestep: Sidestep, *argv: str | Path, program: Path | None = None) -> list[str]:
+def _chain(
+    sidestep: Sidestep, *argv: str | Path, program: Path | None = None, cwd: Path | None = None, **environ: str
+) -> list[str]:
     """What the two ends print: all of a run in which every byte is compared."""
-    pipe = subprocess.PIPE
-    with sidestep.popen([program or _program(), *argv], stdin=pipe, stdout=pipe, text=True) as server:
+    pipe, env = subprocess.PIPE, sidestep.env(**environ)
+    with sidestep.popen([program or _program(), *argv], stdin=pipe, stdout=pipe, text=True, cwd=cwd, env=env) as server:
         sidestep.wait_for(lambda found: len(found) == 2 and all(c.promoted for c in found))
         said, _ = server.communicate("go", timeout=120)
     return sorted(str(said).splitlines())
@@ -89,6 +99,33 @@ def test_an_environment_of_very_many_entries_arrives_whole(sidestep: Sidestep) -
     assert _chain(sidestep, "crowded", "2") == ["client: 100 whole", *WHOLE]
 
 
+@pytest.mark.parametrize("how", ["numbers", "clone"])
+def test_where_the_next_program_may_not_take_it_up_it_goes_by_tcp(sidestep: Sidestep, how: str) -> None:
+    """It has fewer numbers than this one began with, or who executes it is not who holds the connection."""
+    assert _chain(sidestep, how, "2") == ["client: 100 whole", *WHOLE]
+
+
+def test_under_a_limit_of_memory_it_goes_by_tcp(sidestep: Sidestep) -> None:
+    """The next program may be larger, and have no room for what this one has mapped."""
+    assert _chain(sidestep, "memory", "1", _program("-DLARGE")) == ["client: 50 whole", *WHOLE]
+
+
+@pytest.mark.skipif(not _landlock(), reason="this kernel has no Landlock")
+def test_where_the_next_program_cannot_look_for_it_it_goes_by_tcp(sidestep: Sidestep) -> None:
+    assert _chain(sidestep, "landlock", "2") == ["client: 100 whole", *WHOLE]
+
+
+def test_into_a_program_with_system_calls_of_its_own_it_goes_by_tcp(sidestep: Sidestep) -> None:
+    bare = toolchain.build("bare", [Path(__file__).parent / "programs/bare.c"], ["-D_GNU_SOURCE"])
+    assert _chain(sidestep, "program", "1", bare) == ["client: 50 whole", *WHOLE]
+
+
+def test_into_another_program_it_goes_on_by_ring(sidestep: Sidestep, tmp_path: Path) -> None:
+    other = shutil.copy(_program(), tmp_path)
+    assert _chain(sidestep, "program", "1", other) == ["client: 50 whole", *WHOLE]
+    assert _server(sidestep).rx.ring_msgs > 40
+
+
 @pytest.fixture
 def place() -> Iterator[Path]:
     """A directory where set-id bits count, which pytest's own need not be."""
@@ -100,6 +137,16 @@ def test_into_a_program_with_more_rights_it_goes_by_tcp(sidestep: Sidestep, plac
     program = Path(shutil.copy(_program(), place))
     program.chmod(0o4755)
     assert _chain(sidestep, "exec", str(TIMES), program=program) == [f"client: {_words('exec')} whole", *WHOLE]
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root may make a program of another user's")
+def test_an_empty_name_in_path_is_the_current_directory(sidestep: Sidestep, place: Path, tmp_path: Path) -> None:
+    """The program is there, and has no shim; the next directory has one that would."""
+    program = Path(shutil.copy(_program(), place / "chain"))
+    os.chown(program, NOBODY, NOBODY)
+    program.chmod(0o4755)
+    shutil.copy(_program(), tmp_path / "chain")
+    assert _chain(sidestep, "path", "1", cwd=place, PATH=f":{tmp_path}") == ["client: 50 whole", *WHOLE]
 
 
 HOLDS = """

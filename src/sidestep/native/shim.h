@@ -86,6 +86,8 @@ struct conn {
 	uint64_t segment_inode;
 	bool taken_up;       /* from the program before: the peer does not look at our doorbell's word */
 	uint32_t bell_said;  /* serial of the provider connection by which the peer was told of it; 0: it was not */
+	uint32_t bell_waits;
+	int64_t bell_again_at; /* then it is named again */
 	uint32_t bells_len;
 	struct remote_doorbell *bells[BELLS_MAX]; /* that the peer had before; see shim_bell.c */
 	_Atomic uint64_t idle_tail;      /* of our ring when it was last looked at; see trim() */
@@ -490,6 +492,7 @@ bool conn_lingers(struct conn *conn);
 extern _Atomic uint32_t rpc_pending;
 void rpc_poll(void);
 extern _Atomic bool bells_due; /* a connection is rung always, or a child may execute a program: shim_bell.c */
+void bells_on_exec(int change); /* no lock held; 1: who holds a connection is not as it seems, until -1 */
 void rpc_listen(void); /* runs the provider's commands, and checks now and then that it is alive; no lock may be held */
 void rpc_listen_passing(void);
 void rpc_watch(int epfd, _Atomic uint32_t *watched, uint64_t data);
@@ -611,6 +614,8 @@ int env_carried(char *const env[], char *const **entries); /* how many to add */
 struct start;
 char *command_carrying(const struct start *start, const char *command); /* to be freed */
 
+bool program_calls(const char *file); /* whether it makes calls by code of its own, or may (shim_code.c) */
+
 /* ---- shim_loader.c: how a program that is executed comes to the shim ---- */
 #define START_SCRIPTS_MAX 4 /* as the kernel's own limit */
 enum start_how {
@@ -642,7 +647,7 @@ bool start_has_shim(const struct start *start, char *const env[]); /* for certai
 
 /* ---- shim_travel.c: connections that go on in the next program ---- */
 struct travel;
-struct travel *travel_begin(const struct start *start, char *const env[], int *file);
+struct travel *travel_begin(const struct start *start, char *const argv[], char *const env[], int *file);
 bool travel_takes(struct travel *travel, struct conn *conn);
 void travel_leaves(struct travel *travel, const struct conn *conn, bool held);
 size_t travel_room(const struct travel *travel, char *const env[]);

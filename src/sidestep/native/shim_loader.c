@@ -304,7 +304,18 @@ static bool confined(void)
 	if (fd >= 0)
 		raw_close(fd);
 	text[n > 0 ? n : 0] = '\0';
-	return n > 0 && strncmp(text, "unconfined", sizeof("unconfined") - 1) != 0;
+	text[strcspn(text, "\n")] = '\0';
+	return n > 0 &&
+	       strcmp(text, "unconfined") != 0; /* AppArmor's word; SELinux' labels that begin with it are not free */
+}
+
+/* The file that this process runs, which has come so far by the calls that we see. */
+static bool is_own(const char *file)
+{
+	struct stat theirs, our;
+
+	return stat(file, &theirs) == 0 && stat("/proc/self/exe", &our) == 0 && theirs.st_dev == our.st_dev &&
+	       theirs.st_ino == our.st_ino;
 }
 
 bool start_has_shim(const struct start *start, char *const env[])
@@ -319,7 +330,7 @@ bool start_has_shim(const struct start *start, char *const env[])
 			preloads = preload_names(*env, library) && !preloads ? 1 : 2;
 	}
 	return library && preloads == 1 && start->how == START_AS_IT_IS && start->dynamic && same_loader(start->resolved) &&
-	       !confined();
+	       !confined() && (is_own(start->resolved) || !program_calls(start->resolved));
 }
 
 /* As the kernel has it for a script: its interpreters with their arguments go before its name, which takes the place of argv[0]. */

@@ -121,10 +121,17 @@ static bool closes_on_exec(const struct conn *conn, int fd)
 	return true;
 }
 
-/* Connections that the kernel closes on exec lose this holder, or get it back. */
+/*
+ * Connections that the kernel closes on exec lose this holder, or get it back. A child that no call of ours has made, or that
+ * shares our memory, holds none.
+ */
 static void hold_on_exec(struct travel *travel, int change)
 {
+	if (shim_pid != (uint32_t)getpid())
+		return;
 	sets_on_exec(change < 0);
+	if (change < 0)
+		bells_on_exec(1);
 	for (uint32_t fd = 0; fd < atomic_load(&fd_end); fd++) {
 		struct conn *conn = conn_get((int)fd);
 		if (!conn || conn_fd(conn) != (int)fd)
@@ -137,6 +144,8 @@ static void hold_on_exec(struct travel *travel, int change)
 		atomic_fetch_add(&conn->slot->holders, (uint32_t)change);
 		holder_put(conn->slot, change < 0 ? shim_pid : 0, change < 0 ? 0 : shim_pid);
 	}
+	if (change > 0)
+		bells_on_exec(-1);
 }
 
 static bool executable(const char *path)
@@ -166,13 +175,14 @@ static const char *found_by_name(const char *file, char path[PATH_MAX])
 		at = "/bin:/usr/bin"; /* confstr(3), _CS_PATH */
 	if (!file || strchr(file, '/'))
 		return executable(file) ? file : NULL;
-	for (; *at; at += *at == ':') {
-		size_t len = strcspn(at, ":");
-		if (len && snprintf(path, PATH_MAX, "%.*s/%s", (int)len, at, file) < PATH_MAX && executable(path))
+	for (;; at++) {
+		int len = (int)strcspn(at, ":"); /* 0: the current directory */
+		if (snprintf(path, PATH_MAX, "%.*s%s%s", len, at, len ? "/" : "", file) < PATH_MAX && executable(path))
 			return path;
 		at += len;
+		if (!*at)
+			return NULL;
 	}
-	return NULL;
 }
 
 /* `argv` and `env` become those that the program can be started with; they live as long as the caller. */
@@ -202,7 +212,7 @@ static const char *file_at(int dir, const char *path, int flags, char found[PATH
 		int list; \
 		(void)found; \
 		START_FOR(start, dir, file, argv, env); \
-		struct travel *travel = travel_begin(&start, env, &list); \
+		struct travel *travel = travel_begin(&start, argv, env, &list); \
 		demote_inherited(travel, leaving); \
 		hold_on_exec(travel, -1); \
 		travel_go(travel, list, &env, alloca(travel_room(travel, env))); \

@@ -15,6 +15,7 @@
 
 #include <fcntl.h>
 #include <sys/mman.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
 
 #include "shim_proc.h"
@@ -25,6 +26,10 @@
 	4096 /* slots that lose this process as their holder; of more the family keeps the slots until it ends */
 #define TRAVEL_MAGIC 0x54524156u
 #define ENV_MAX 4096 /* entries of an environment that a list is named in: a copy of it lies on the stack */
+#define ARGUMENTS_SPARE 65536 /* names of files, what the kernel adds, and our own name */
+#define ARGUMENTS_MIN 131072  /* ARG_MAX of linux/limits.h */
+#define ARGUMENTS_MAX (6u << 20)
+#define NUMBERS_SPARE 4 /* what the next program needs besides: its arena, its page of doorbells */
 
 struct traveller {
 	uint64_t cookie;
@@ -118,6 +123,7 @@ static bool can_travel(struct conn *conn)
 	struct conn_slot *slot = conn->slot;
 
 	if (asks_for_hints(conn) || conn->explicit ||
+	    tx_is(slot, TX_RESEND) || /* this process alone knows to whom it owes */
 	    slot_has(slot, SLOT_RELAYED | SLOT_RELAY_OVER | SLOT_RESET | SLOT_PIN | SLOT_LENT) ||
 	    !word_load(slot->cookie) || !(atomic_load(&conn->channel.remote->knows) & KNOWS_RING_ALWAYS) ||
 	    is_standard(conn) || !all_kept(conn) || !waiters_known(conn))
@@ -137,14 +143,64 @@ static size_t env_len(char *const env[])
 	return count;
 }
 
-/* What goes on into the next program of this process, if it is certain to have the shim; NULL: nothing. */
-struct travel *travel_begin(const struct start *start, char *const env[], int *file)
+/* Our name more in the environment must not make a call fail (E2BIG) that would not have; see prepare_arg_pages in Linux. */
+static bool arguments_fit(char *const argv[], char *const env[])
+{
+	struct rlimit stack;
+	size_t len = ARGUMENTS_SPARE;
+
+	for (; argv && *argv; argv++)
+		len += strlen(*argv) + 1 + sizeof(char *);
+	for (; *env; env++)
+		len += strlen(*env) + 1 + sizeof(char *);
+	return getrlimit(RLIMIT_STACK, &stack) == 0 && (len <= ARGUMENTS_MIN || len <= stack.rlim_cur / 4) &&
+	       len <= ARGUMENTS_MAX;
+}
+
+static rlim_t numbers_first; /* RLIMIT_NOFILE as this program began */
+
+/*
+ * The next program has to map what this one has mapped, and to keep the numbers that it inherits above its own. Its size is not
+ * known: under a limit of its memory nothing is certain.
+ */
+static bool resources_suffice(void)
+{
+	struct rlimit numbers, size;
+	int spare[NUMBERS_SPARE];
+	bool enough = getrlimit(RLIMIT_NOFILE, &numbers) == 0 && numbers.rlim_cur >= numbers_first &&
+	              getrlimit(RLIMIT_AS, &size) == 0 && size.rlim_cur == RLIM_INFINITY;
+
+	for (int i = 0; i < NUMBERS_SPARE; i++) {
+		spare[i] = enough ? own_fd(real.fcntl64(arena_own_fd(), F_DUPFD_CLOEXEC, 0)) : -1;
+		enough = spare[i] >= 0;
+	}
+	for (int i = 0; i < NUMBERS_SPARE; i++)
+		own_fd_close(spare[i]);
+	return enough;
+}
+
+/* Where the next program looks for its sockets. Sandboxes forbid it by ways that access(2) does not ask. */
+static bool numbers_seen(void)
+{
+	int numbers = proc_open("/proc/self/fd", O_RDONLY | O_DIRECTORY);
+
+	if (numbers >= 0)
+		raw_close(numbers);
+	return numbers >= 0;
+}
+
+/*
+ * What goes on into the next program of this process, if it is certain to have the shim; NULL: nothing. A child that shares its
+ * parent's memory (CLONE_VM) is not the process that holds the connections.
+ */
+struct travel *travel_begin(const struct start *start, char *const argv[], char *const env[], int *file)
 {
 	KEEP_ERRNO;
 
 	*file = -1;
-	if (!fd_table_len || atomic_load(&plain_reason) || !any_inherited() || !arena_kept() || env_len(env) > ENV_MAX ||
-	    access("/proc/self/fd", R_OK | X_OK) < 0 || !start_has_shim(start, env_or_none(env)))
+	if (!fd_table_len || shim_pid != (uint32_t)getpid() || atomic_load(&plain_reason) || !any_inherited() ||
+	    !arena_kept() || env_len(env) > ENV_MAX || !arguments_fit(argv, env_or_none(env)) || !resources_suffice() ||
+	    !numbers_seen() || !start_has_shim(start, env_or_none(env)))
 		return NULL;
 	int fd = channel_memory("sidestep-travel", sizeof(struct travel));
 	if (fd < 0)
@@ -273,12 +329,15 @@ static struct travel *list_map(int fd)
 	return NULL;
 }
 
-/* False: this program begins with an arena of its own. */
+/* False: this program begins with an arena of its own, or with none at all: fd_table_len is 0 then. */
 bool travel_arrive(void)
 {
 	const char *text = getenv("SIDESTEP_TRAVEL");
 	int fd = text && *text ? atoi(text) : -1;
+	struct rlimit numbers;
 
+	if (getrlimit(RLIMIT_NOFILE, &numbers) == 0)
+		numbers_first = numbers.rlim_cur;
 	if (!text)
 		return false;
 	unsetenv("SIDESTEP_TRAVEL");
@@ -286,7 +345,7 @@ bool travel_arrive(void)
 	if (!arrived)
 		return false;
 	raw_close(fd);
-	return arena_continue(arrived->arena_fd, arrived->arena_id);
+	return fd_table_len && arena_continue(arrived->arena_fd, arrived->arena_id);
 }
 
 /*
@@ -366,7 +425,9 @@ static bool take_up(struct traveller *of, int fd)
 		shim_log("fd %d cannot be taken up: %d", fd, failed);
 		if (!failed)
 			channel_unmap(&conn->channel);
-		return false; /* the number stays a connection that is not managed, and has been reset by our caller */
+		file_put(fd, NULL);
+		conn_unref(conn);
+		return false;
 	}
 	threads_gone(conn);
 	conn->probe_countdown = PROBE_EVERY;
@@ -387,6 +448,16 @@ static bool take_up(struct traveller *of, int fd)
 	return true;
 }
 
+/* Whether this process alone holds it, as the file says: the arena may be one that cannot be mapped. */
+static bool only_here(const struct traveller *of)
+{
+	struct conn_slot slot;
+
+	return real.pread64(arrived->arena_fd, &slot, sizeof(slot),
+	                    (off_t)(ARENA_SLOTS_OFFSET + (size_t)of->slot * sizeof(slot))) != (ssize_t)sizeof(slot) ||
+	       slot.generation != of->generation || slot.holders <= 1;
+}
+
 static bool number_seen(int dir, long number, void *argument)
 {
 	struct travel *of = argument;
@@ -401,9 +472,10 @@ static bool number_seen(int dir, long number, void *argument)
 		if (at->cookie != cookie)
 			continue;
 		HELD conn = arena_shared ? conn_find(at->slot, at->generation, &first) : NULL;
+		bool only = only_here(at);
 		if (conn)
 			conn_dup(first, fd);
-		else if (!arena_shared || !take_up(at, fd))
+		else if ((!arena_shared || !take_up(at, fd)) && only)
 			tcp_reset(fd); /* nobody else can read what the ring holds */
 	}
 	return true;
@@ -420,7 +492,7 @@ static void all_close(void)
 	}
 }
 
-/* Takes up what has come; without the arena it is reset. */
+/* Takes up what has come; without the arena it is reset, if nobody else can read it. */
 void travel_settle(void)
 {
 	KEEP_ERRNO;
@@ -428,9 +500,15 @@ void travel_settle(void)
 	if (!arrived)
 		return;
 	int numbers = proc_open("/proc/self/fd", O_RDONLY | O_DIRECTORY);
-	if (numbers >= 0) {
-		proc_numbers(numbers, number_seen, arrived);
+	bool seen = numbers >= 0 && proc_numbers(numbers, number_seen, arrived);
+	if (numbers >= 0)
 		raw_close(numbers);
+	for (uint32_t fd = 0; !seen && fd < FD_TABLE_SIZE; fd++)
+		number_seen(-1, fd, arrived);
+	for (uint32_t i = 0; arena_shared && i < arrived->len; i++) {
+		struct conn_slot *slot = slot_known(arrived->list[i].slot, arrived->list[i].generation);
+		if (slot && arrived->list[i].segment_fd >= 0)
+			slot_release(slot); /* its socket has not come: no connection stands for it */
 	}
 	for (uint32_t i = 0; arena_shared && i < arrived->left_len; i++) {
 		struct conn_slot *slot = slot_known(arrived->left[i].slot, arrived->left[i].generation);

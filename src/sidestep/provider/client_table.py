@@ -100,13 +100,15 @@ class ClientTable:
                     self.on_message(client, packet)
             except BlockingIOError:
                 return
+            except ConnectionResetError:
+                continue  # it has closed without reading all; what it sent before follows, and then the end
             except PeerViolation as violation:
                 if violation.rule == "version":
                     self.send(client, Message(type=Rpc.LAYOUT))  # it keeps to TCP, and can say why
                 self._tell(f"client {client.pid} is dropped: {violation}", client.uid)
                 self.drop(client, violation.rule)
             except OSError as error:
-                self.drop(client, "closed" if error.errno in (errno.ECONNRESET, errno.EPIPE) else "broken")
+                self.drop(client, "closed" if error.errno == errno.EPIPE else "broken")
             except Exception:
                 # One client's message must not take the others down; the traceback goes to the log, and it is counted.
                 self._counters.add("internal_error", "message")

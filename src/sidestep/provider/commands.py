@@ -136,7 +136,7 @@ def pass_bell(
     """Tells the family of one end of a connection that the other has another doorbell.
 
     Whether the sender is that end is for the family to see. So that nobody fills the queues of strangers, a user's is
-    told by that user's and by root's only. An end that is not told goes on ringing always.
+    told by that user's and by root's only. An end that is not told goes on ringing always, and is told again later.
     """
     expect(packet, 2)
     message = packet.message
@@ -152,16 +152,23 @@ def pass_bell(
     registry.bump_commands()
     for client in members:
         with suppress(OSError):  # too many descriptors are on their way to it
+            if _unread(client):
+                continue  # it is idle: what it does not take counts against its user, who could start nothing more
             quota.count(client, len(packet.descriptors))
             _send(client, told, packet.descriptors.numbers)
     registry.bump_commands()
 
 
+def _unread(client: Client) -> int:
+    """Memory that holds what it was sent and has not received, in bytes. Raises OSError."""
+    (unread,) = _INT.unpack(fcntl.ioctl(client.sock, termios.TIOCOUTQ, bytes(_INT.size)))
+    return int(unread)
+
+
 def _send(client: Client, message: Message, fds: Sequence[int] = ()) -> bool:
     """False: there is no room. A connection that is broken is found out, and dropped, by the next read from it."""
     try:
-        (unread,) = _INT.unpack(fcntl.ioctl(client.sock, termios.TIOCOUTQ, bytes(_INT.size)))
-        if unread > client.sock.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF) * limits.ORDERS_SHARE:
+        if _unread(client) > client.sock.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF) * limits.ORDERS_SHARE:
             return False
         rpc.send(client.sock, client.worded(message), fds)
     except OSError as error:

@@ -1,25 +1,35 @@
 /*
  * usage: chain HOW TIMES [WORD]. The two ends exchange words until standard input has something. Then the client sends more, two of
  * them always under way, and compares each that comes back. The server executes itself, TIMES times, and echoes some in each program:
- * in its place, or (`fork`) in a child while it waits. Then it prints what it read last.
+ * in its place, or (`fork`, `clone`) in a child while it waits. Then it prints what it read last.
  * HOW: exec; fork; failing: each exec fails first; closefrom, close_range, closed: all other numbers are closed before, the last by a
  * system call that no hook sees; environment: WORD is added to that of the next program; crowded: so are very many others; two: the
- * socket has a second number.
+ * socket has a second number; numbers, memory: the next program, which is WORD for the last, gets less of them; landlock: it must not read directories; path: it is
+ * looked for by PATH; clone: a child executes it that shares its parent's memory, which waits; program: WORD is the next program.
  * WORD `stays`: the last program echoes until standard input ends. The client prints how many words came back whole.
  */
 #include <errno.h>
 #include <fcntl.h>
+#include <linux/landlock.h>
 #include <netinet/in.h>
 #include <poll.h>
+#include <sched.h>
+#include <signal.h>
 #include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/epoll.h>
+#include <sys/prctl.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
+
+#ifdef LARGE
+char large[60 << 20]; /* with it there is no room for the family's memory under a limit that the program before has */
+#endif
 
 enum { WORD = 64, EACH = 50, UNDER_WAY = 2, CROWD = 70000, ENTRY = 8 };
 #define NEED(condition) ((condition) ? (void)0 : need_failed(__LINE__, #condition))
@@ -138,16 +148,53 @@ static char **crowded(void)
 	return made;
 }
 
+static void limit(int resource, rlim_t to)
+{
+	struct rlimit now;
+
+	NEED(getrlimit(resource, &now) == 0);
+	now.rlim_cur = to;
+	NEED(setrlimit(resource, &now) == 0);
+}
+
+static rlim_t memory_now(void)
+{
+	unsigned long pages = 0;
+	FILE *statm = fopen("/proc/self/statm", "re");
+
+	NEED(statm && fscanf(statm, "%lu", &pages) == 1 && fclose(statm) == 0);
+	return pages * (rlim_t)sysconf(_SC_PAGESIZE);
+}
+
+static void restrict_directories(void)
+{
+	struct landlock_ruleset_attr rules = {.handled_access_fs = LANDLOCK_ACCESS_FS_READ_DIR};
+	int set = (int)syscall(SYS_landlock_create_ruleset, &rules, sizeof(rules), 0);
+
+	NEED(set >= 0 && prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) == 0);
+	NEED(syscall(SYS_landlock_restrict_self, set, 0) == 0 && close(set) == 0);
+}
+
+static void confine(const char *how)
+{
+	if (strcmp(how, "numbers") == 0)
+		limit(RLIMIT_NOFILE, 24);
+	if (strcmp(how, "memory") == 0)
+		limit(RLIMIT_AS, memory_now() + (16 << 20));
+	if (strcmp(how, "landlock") == 0)
+		restrict_directories();
+}
+
 static void execute(const char *how, int fd, int left, const char *word)
 {
-	char number[16], count[16], *large = malloc(1 << 20);
+	char number[16], count[16], *long_word = malloc(1 << 20);
 
 	snprintf(number, sizeof(number), "%d", fd);
 	snprintf(count, sizeof(count), "%d", left);
 	if (strcmp(how, "failing") == 0) {
-		memset(large, 'x', (1 << 20) - 1);
-		large[(1 << 20) - 1] = '\0';
-		NEED(execl("/proc/self/exe", "chain", large, (char *)NULL) < 0 && errno == E2BIG);
+		memset(long_word, 'x', (1 << 20) - 1);
+		long_word[(1 << 20) - 1] = '\0';
+		NEED(execl("/proc/self/exe", "chain", long_word, (char *)NULL) < 0 && errno == E2BIG);
 		echo(fd, 1);
 	}
 	if (strcmp(how, "closefrom") == 0)
@@ -169,9 +216,31 @@ static void execute(const char *how, int fd, int left, const char *word)
 		putenv((char *)word);
 	if (strcmp(how, "two") == 0)
 		NEED((left % 2 ? dup(fd) : fcntl(fd, F_DUPFD_CLOEXEC, 0)) >= 0);
-	execle("/proc/self/exe", "chain", how, count, word ? word : "-", number, (char *)NULL,
-	       strcmp(how, "crowded") == 0 ? crowded() : environ);
+	confine(how);
+	if (strcmp(how, "path") == 0)
+		execlp("chain", "chain", how, count, word ? word : "-", number, (char *)NULL);
+	execle(strcmp(how, "program") == 0 || strcmp(how, "memory") == 0 ? word : "/proc/self/exe", "chain", how, count,
+	       word ? word : "-", number, (char *)NULL, strcmp(how, "crowded") == 0 ? crowded() : environ);
 	NEED(!"exec");
+}
+
+struct next {
+	const char *how, *word;
+	int fd;
+};
+
+static int next_in_child(void *next)
+{
+	execute(((struct next *)next)->how, ((struct next *)next)->fd, 0, ((struct next *)next)->word);
+	return 1;
+}
+
+/* In the memory of its parent. */
+static pid_t cloned(struct next *next)
+{
+	static char stack[1 << 18];
+
+	return clone(next_in_child, stack + sizeof(stack), CLONE_VM | SIGCHLD, next);
 }
 
 int main(int argc, char **argv)
@@ -180,7 +249,8 @@ int main(int argc, char **argv)
 	socklen_t len = sizeof(address);
 	const char *how = argv[1], *word = argc > 3 ? argv[3] : NULL;
 	int left = atoi(argv[2]), fails = strcmp(how, "failing") == 0;
-	bool forks = strcmp(how, "fork") == 0, stays = word && strcmp(word, "stays") == 0;
+	bool clones = strcmp(how, "clone") == 0, forks = clones || strcmp(how, "fork") == 0,
+		 stays = word && strcmp(word, "stays") == 0;
 
 	NEED(nothing_of_ours());
 	if (argc > 4) {
@@ -207,7 +277,8 @@ int main(int argc, char **argv)
 		execute(how, fd, left - 1, word);
 	for (; left; left--) {
 		int status;
-		pid_t child = fork();
+		struct next next = {how, word, fd};
+		pid_t child = clones ? cloned(&next) : fork();
 		if (!child)
 			execute(how, fd, 0, word);
 		NEED(waitpid(child, &status, 0) == child && status == 0);
