@@ -14,7 +14,7 @@ from typing import Final
 import pytest
 import scenarios
 import simulator
-from selection import NOW, rotate
+from selection import NOW, at_least, rotate
 from simulator import Simulator
 
 STEPS: Final = int(os.environ.get("SIDESTEP_SIM_STEPS", "4000000"))
@@ -42,7 +42,7 @@ def _well(said: str) -> None:
 
 @pytest.mark.parametrize("chunk", rotate(range(-(-STEPS // CHUNK)), ci=2))
 def test_seeds(shim: Simulator, chunk: int) -> None:
-    _well(shim.seeds(FROM + chunk * SEEDS, CHUNK))
+    _well(shim.seeds(FROM + chunk * SEEDS, CHUNK if at_least("ci") else CHUNK // 4))
 
 
 # Of some 750 seeds, so many at least: what occurs seldom is soon not tried at all.
