@@ -58,6 +58,7 @@ class Relayed(Directions):
         self.in_round = 0  # the last that it has consented to
         self.recalled_at = 0  # the count from which all is wanted by TCP
         self.peer_switched_at = 0  # bytes that came by TCP before
+        self._switch_withheld = False  # our application does not know it
         self.peer_read_at_close = 0  # what the other application had read when it closed
         self.read_told = 0
         self.read_step = 0  # bytes read that are worth a word
