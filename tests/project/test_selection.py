@@ -88,7 +88,7 @@ def test_a_run_takes_what_its_set_says(tmp_path: Path) -> None:
 
     def said(*options: str) -> str:
         argv = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-p", "no:sidestep", str(tmp_path), *options]
-        return subprocess.run(argv, capture_output=True, text=True, timeout=60, cwd=tmp_path).stdout
+        return subprocess.run(argv, capture_output=True, text=True, timeout=240, cwd=tmp_path).stdout
 
     early = said("--set=test", "--row=7")
     assert "set test, row 7 (again: ROW=7)" in early
