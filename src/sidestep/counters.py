@@ -53,7 +53,7 @@ class Counters:
         self._values[name, reason] += 1
 
     def add_many(self, count: int, name: str, reason: str = "") -> None:
-        """Adds so many, of what somebody else has counted."""
+        """Adds `count`, of events that were counted elsewhere."""
         if name not in self._names:
             raise KeyError(name)
         if count:

@@ -1,15 +1,7 @@
 """The one definition of every record that C and Python share.
 
-Python reads these tables directly; from them the build writes ``layout.h`` (``header.py``) with the same structs, each
-field held in place by a ``static_assert``. Shared are the provider's RPC message, the registry page
-(provider writes, shims map it read-only), the arena of connection slots (a shim's process family writes, the provider
-maps it read-only for ``sidestep ss``), the header of a channel's segment (each end writes its own part), and what
-Python hands to the shim in its own process.
-
-All integers are native-endian: records never leave the host. Ports and addresses are kept as numbers and network-order
-bytes; IPv4 addresses are stored v4-mapped (``::ffff:a.b.c.d``) so that one comparison serves both families.
-
-This module imports nothing of sidestep, because the build loads it by itself.
+Python reads these tables directly. The build writes ``layout.h`` from them (``header.py``), with the same structs, each
+field held in place by a ``static_assert``. The records are:
 """
 
 from __future__ import annotations
@@ -88,7 +80,7 @@ class Rpc(IntEnum):
 
 
 class Welcome(IntFlag):
-    """What the provider wants beside the record (the `flags` of `Rpc.WELCOME`)."""
+    """Descriptors and messages that the provider wants beside the record (the `flags` of `Rpc.WELCOME`)."""
 
     POSSESSION = 1  # OFFER and CLAIM bring a duplicate of the TCP socket as their first descriptor
     PATH = 2  # and after it a UDP socket bound to the connection's local address, for the proof across namespaces
@@ -96,13 +88,13 @@ class Welcome(IntFlag):
 
 
 class Attach(IntFlag):
-    """What the other end of the channel is (the `flags` of `Rpc.ATTACH` and `Rpc.CLAIMED`)."""
+    """Kind of the channel's other end (the `flags` of `Rpc.ATTACH` and `Rpc.CLAIMED`)."""
 
     RELAYED = 1  # the provider itself; one more descriptor, the last: a pipe that hangs up when the provider dies
 
 
 class Ask(IntEnum):
-    """What an explicit socket asks for (the `flags` of `Rpc.ASK`)."""
+    """Request of an explicit socket (the `flags` of `Rpc.ASK`)."""
 
     BIND = 1  # local_addr:local_port for the protocols, too; fds: [the native socket, a pipe whose end gives it back]
     LISTEN = 2  # it listens there
@@ -114,7 +106,7 @@ class Ask(IntEnum):
 
 
 class Refusal(IntEnum):
-    """Why an offer or a claim was refused (the `reason` of `Rpc.REFUSED`)."""
+    """Reason for refusing an offer or a claim (the `reason` of `Rpc.REFUSED`)."""
 
     NO_OFFER = 1  # nobody offered that connection (a hash collision, or the offer expired)
     EXPIRED = 2  # no claim came in time: the other end is idle, or not under sidestep
@@ -143,7 +135,7 @@ class State(IntEnum):
 
 
 class Reason(IntEnum):
-    """Why a connection is where it is. One sentence each in `REASON_TEXT`."""
+    """Reason for a connection's state. One sentence each in `REASON_TEXT`."""
 
     NONE = 0
     YOUNG = 1
@@ -228,7 +220,7 @@ REASON_TEXT: Final[dict[Reason, str]] = {
 
 
 class Notice(IntFlag):
-    """What a side of a channel tells the other beside the stream (`notice`)."""
+    """Words from one side of a channel to the other beside the stream (`notice`)."""
 
     CLOSED = 1  # the last descriptor is being closed
     DEMOTE = 2  # send by TCP until I consent anew; I read the ring to its end first
@@ -239,24 +231,24 @@ class Notice(IntFlag):
 
 
 class Seen(IntFlag):
-    """What a shim's native socket has told it, for a provider between (`fin_seen`)."""
+    """End of the stream as a shim's native socket has shown it, for a provider between (`fin_seen`)."""
 
     END = 1  # nothing more comes by TCP
     RESET = 2  # and the socket is dead: reset, or timed out
 
 
 class Acked(IntFlag):
-    """Which of a shim's words have reached the peer, by way of a provider between (`acked`)."""
+    """Words of a shim that have reached the peer, by way of a provider between (`acked`)."""
 
     SWITCH = 1  # tx_switch_offset
     REQUEST = 2  # Notice.DEMOTE or Notice.RECALL
-    READY = 4  # rx_ready; set before the peer hears of it: without it nothing comes by ring
+    READY = 4  # rx_ready; set before the peer gets it: without it nothing comes by ring
     RECALL = 8  # Notice.RECALL, and all from rx_frozen on comes by TCP; what TCP brings before may be what follows that
     ROUNDS = 16  # a consent to another round would reach it; what SWITCH, REQUEST and READY say is of one round
 
 
 class Back(IntEnum):
-    """How a round of a direction ends (`tx_back`): the first of the two sides decides, by one compare-and-swap."""
+    """End of a round of a direction (`tx_back`): the first of the two sides decides, by one compare-and-swap."""
 
     NOT = 0
     BACK = 1  # by the sender: read the ring to tx_back_at, then TCP
@@ -265,7 +257,7 @@ class Back(IntEnum):
 
 
 class Tx(IntEnum):
-    """Where the sending direction of a connection is (`tx_state`). By the segment the peer's `Rx` follows it."""
+    """State of a connection's sending direction (`tx_state`). By the segment the peer's `Rx` follows it."""
 
     TCP = 0  # bytes go by TCP
     SWITCHING = 1  # bytes go by TCP, but no thread may enter the kernel with more: the counts are being compared
@@ -276,7 +268,7 @@ class Tx(IntEnum):
 
 
 class TxEvent(IntEnum):
-    """What moves a sending direction."""
+    """Event that moves a sending direction."""
 
     INVITED = 0  # the peer consents to the next round, and nothing here speaks against it
     SETTLED = 1  # no thread is in a kernel write, and the kernel has counted what we have
@@ -288,7 +280,7 @@ class TxEvent(IntEnum):
 
 
 class Rx(IntEnum):
-    """Where the receiving direction of a connection is (`rx_state`)."""
+    """State of a connection's receiving direction (`rx_state`)."""
 
     TCP = 0  # bytes are read from the kernel, by as many threads as like
     OPENING = 1  # no thread may enter the kernel unwatched: the counts are being compared
@@ -301,7 +293,7 @@ class Rx(IntEnum):
 
 
 class RxEvent(IntEnum):
-    """What moves a receiving direction."""
+    """Event that moves a receiving direction."""
 
     WILLING = 0  # the peer is there, and nothing here speaks against a round
     SETTLED = 1  # no thread is in an unwatched kernel read, and the kernel has counted what we have
@@ -365,12 +357,12 @@ class PeerState(NamedTuple):
     tail: int  # of its ring, and the only one that is no word of "channel_side"
 
     def back(self, round_number: int) -> int:
-        """How this round ends; the word of another one says nothing of it."""
+        """End of this round, as the peer's `tx_back` gives it; the word of another round says nothing of this one."""
         return self.tx_back & 3 if self.tx_back >> 2 == round_number else Back.NOT
 
 
 class Role(IntEnum):
-    """Which side of the TCP handshake this end was."""
+    """Side of the TCP handshake that this end was."""
 
     UNKNOWN = 0
     ACTIVE = 1  # connect(): makes the offer
@@ -487,8 +479,8 @@ RECORDS: Final[dict[str, tuple[Field, ...]]] = {
         ("tx_ring_from", "Q", 1),
         ("tx_spill_base", "Q", 1),
         ("tx_limit", "Q", 1),  # with tx_ring_to: up to this count it may go on while the reader stands still
-        ("tx_spilled", "Q", 1),  # bytes of the spill that may have been touched since its pages were given back
-        # MSG_ZEROCOPY: sends that the program hears of when they are done, and how many of these it has heard of
+        ("tx_spilled", "Q", 1),  # bytes of the spill that may have been touched since its pages were freed
+        # MSG_ZEROCOPY: sends whose completion the program is to read, and completions that it has read
         ("zerocopy_sent", "I", 1),
         ("zerocopy_told", "I", 1),
         ("option_level", "I", 1),  # of the socket option that gave the reason
@@ -506,8 +498,8 @@ RECORDS: Final[dict[str, tuple[Field, ...]]] = {
         ("spill_base", "Q", 1),  # the count that lies at the beginning of the spill
         ("want_space", "I", 1),  # the producer waits for room: ring its doorbell after making some
         ("cpu", "I", 1),  # where the producer last ran, + 1
-        # Another number each time that pages of the ring have been given back, and odd while they are being; 0: that is
-        # not told. Written before a tail beyond them, as all of this.
+        # Changes each time that pages of the ring have been freed, and is odd while they are being freed; 0: the
+        # producer does not count. Written before a tail beyond them, as all of this.
         ("pages", "I", 1),
         ("pad", "B", 84),
     ),
@@ -538,7 +530,7 @@ RECORDS: Final[dict[str, tuple[Field, ...]]] = {
         ("tx_fin", "I", 1),  # a provider: nothing follows; shut_wr and Notice.CLOSED say how it ended
         ("tx_fin_at", "Q", 1),  # a provider: with tx_fin, the count of the ring's bytes at which the stream ends
         ("acked", "I", 1),  # a provider: Acked, what of your words the other end has now
-        # After Back.BACK: who was first, our first byte by TCP (BACK) or the reader (RECALLED). As tx_back.
+        # After Back.BACK: which came first, our first byte by TCP (BACK) or the reader (RECALLED). As tx_back.
         ("tx_follows", "I", 1),
         ("pad", "B", 48),
     ),
@@ -553,7 +545,7 @@ RECORDS: Final[dict[str, tuple[Field, ...]]] = {
     ),
     # SDP (A4) BSDH, big-endian on the wire: 16 bytes.
     "sdp_bsdh": (*_same("B", "mid flags"), ("bufs", "H", 1), *_same("I", "len mseq mseq_ack")),
-    # A connection that is lent to the engine and given back, as Python's objects have it.
+    # A connection that Python lends to the engine and takes back, as Python's objects have it.
     "engine_record": (
         # whether each ring is in use; bytes of a private buffer of ours; whether larger ones may be asked for
         *_same("I", "sends receives local_size grows"),
@@ -573,7 +565,7 @@ RECORDS: Final[dict[str, tuple[Field, ...]]] = {
         *_same("I", "ipv6 source_port remote_port local_qp remote_qp mtu window"),
         # packets sent: number of the first not acknowledged, the next to be sent, the first never sent, the first free
         *_same("I", "acknowledged cursor reached next"),
-        # of packets received, and messages; then what the other end has been told of them, or has to be
+        # of packets received, and messages; then the gap that was reported to the other end, and whether it waits for an ACK
         *_same("I", "expected carried_out completed told_gap owes_ack"),
         ("timeout_ns", "Q", 1),
         # done meanwhile
@@ -582,7 +574,7 @@ RECORDS: Final[dict[str, tuple[Field, ...]]] = {
 }
 CHANNEL_RECORDS: Final = ("channel_producer", "channel_consumer", "channel_side")
 
-# What threads and processes touch while another changes it: `_Atomic` in C.
+# Fields that threads and processes read while another changes them: `_Atomic` in C.
 ATOMIC: Final[dict[str, set[str]]] = {
     "registry_header": {"closing", "commands", "asks_connect", "answers"},
     "arena_header": {"free_head", "slots_used"},

@@ -1,7 +1,7 @@
-"""What to do about a reason: one sentence each, beside the sentence of `layout.REASON_TEXT` that says what it is.
+"""Remedies for reasons: one sentence each, beside the sentence of `layout.REASON_TEXT` that gives the reason.
 
-A remedy names the one command, option or policy line that would change it, or says that nothing would, and why. It
-speaks of the end that carries the reason as "this program", of the other one as "the other end".
+A remedy names the one command, option or policy line that would change it, or says that nothing would, and why. The end
+that carries the reason is "this program", the other one "the other end".
 """
 
 from __future__ import annotations
