@@ -1,8 +1,8 @@
 """The standard library's `socket`, whose TCP connections go through shared memory where both ends can.
 
-`from sidestep import socket` stands in for `import socket`: everything that module has is here. TCP sockets made here
-are tracked by the shim as those of a program under `sidestep run` are, without LD_PRELOAD; all other sockets of the
-process stay as they are. A connection begins as a kernel TCP connection and remains one if its other end is not under
+`from sidestep import socket` stands in for `import socket`: everything that module has is here. The shim tracks
+TCP sockets made here as those of a program under `sidestep run`, without LD_PRELOAD. All other sockets of the process
+stay as they are. A connection begins as a kernel TCP connection and remains one if its other end is not under
 sidestep. So selectors, `ssl`, asyncio, `makefile` and `fork` work as with a `socket.socket`.
 
 Beyond the standard ones a socket has `peek` and `consume`, `reserve` and `commit`, which work on ring memory in place.

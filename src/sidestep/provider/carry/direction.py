@@ -1,35 +1,14 @@
-"""Where a connection is of which this provider has one end: its two directions, how each ends, and who leaves.
+"""State of a connection of which this provider has one end: its two directions, how each ends, which provider leaves.
 
-Theory of operation. What the two shims of a connection do is in `layout.Tx` and `layout.Rx`; a provider between follows
-them, each of its ends with five small machines. `Out` is the direction from our application to the link, `In` the one
-from the link to our application. Either may be called off while bytes are under way: for `Out` that is a state, as
-nothing more is sent then; for `In` it is a machine of its own (`Recall`), as the other end may say anything of the
-direction until it has heard of that. How an application ends its direction (`Ending`: once for ours, as far as the
-other provider has been told, and once for theirs, as far as we have been) goes on whatever its ring does, since it ends
-TCP as well. `Leaving` says which of the two providers goes.
+Theory of operation. `layout.Tx` and `layout.Rx` have the states of a connection's two shims. A provider between follows
+them, with five small machines for each of its ends. `Out` is the direction from our application to the link, `In` the
+one from the link to our application. Either may be called off while bytes are under way. For `Out` that is a state, as
+nothing more is sent then. For `In` it is a machine of its own (`Recall`), as the other end may send any word until it
+knows of that. The end of an application's direction (`Ending`) goes on in any state of its ring,
+since it ends TCP as well. There is one for ours, as far as the other provider knows, and one for theirs, as far as we
+know. `Leaving` says which of the two providers goes.
 
-What the two shims would tell each other in a segment is handed on, each word behind the bytes that it follows:
-
-- *Consent*: A's `rx_ready` is shown to B, whose `tx_switched` and offset are then shown to A before the first of B's
-  bytes. B is told so (`acked`), and does not go back to TCP before.
-- *The end*: A tells its own (`shut_wr`, CHANNEL_CLOSED) before its kernel sends the FIN, so when B hears the FIN it
-  says so (`fin_seen`), and what A had to tell is in A's segment by then; if it told nothing, it was killed. When A's
-  last byte is in B's ring, its provider publishes how A ended and then `tx_fin_at` and `tx_fin`: only then is the FIN
-  that B may have heard long ago the end of the stream.
-- *Going back to TCP* (`tx_back` BACK): A sends by TCP from a count of its ring on. What the ring held is carried to the
-  end, then B is told the count at which TCP goes on. A request to go back (CHANNEL_DEMOTE) is handed on at once.
-- *Another round*: once A has read all that B sent by ring, and reads TCP again, it may consent anew, if B's provider
-  takes that (ROUNDS). The link is ordered, and a word says something of the round whose READY came last: none carries
-  its number, as those of a segment do.
-- *A recall* (A's next reader has no shim, what it has not read is to come again by TCP) is handed on with its count: B
-  sends again what it wrote from there on. Only if B has ended or gone back meanwhile the connection is reset.
-- *A reset* (CHANNEL_RESET) is said to both: a broken rule, a link that failed, or bytes for an end that has closed
-  without reading them, which TCP answers with a reset as well.
-
-The same stream runs through both rings, so a count of the one is a count of the other.
-
-An event that a table does not have ends the connection: said by the other provider, or by our application, it is a
-violation. The pictures of the documentation site (`make docs`) and the test over all pairs are made from these.
+The provider passes on the words that the two shims would exchange in a segment, each behind the bytes that it follows:
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ has committed that and calls `end`. A passage does not pass data on: the protoco
 them to the other passage. All else is as between two hosts (`remote_relay`).
 
 Bytes stay in A's ring until B has read them, though the protocol has long consumed them. So a protocol that fails or is
-removed loses nothing: bytes that are not committed then go straight from ring to ring, and both ends leave.
+removed loses nothing. Bytes that are not committed then go straight from ring to ring, and both ends leave.
 
 If the provider dies, bytes that it held are lost. The shims notice by a pipe that it alone holds open, and reset.
 """
@@ -48,7 +48,7 @@ class _Way(Enum):
 
 
 class _End(RemoteRelay):
-    """One of two ends that are both here."""
+    """An end whose other end is here, too."""
 
     link: _Passage
     lends = False

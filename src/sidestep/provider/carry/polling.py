@@ -1,8 +1,8 @@
 """Spinning instead of sleeping, for a moment after something has come over a link.
 
 A wake-up takes tens of microseconds, and an answer often comes sooner. One budget serves all connections: it doubles
-when something came while it lasted, and halves when nothing came. So spinning in vain soon stops. On a machine where as
-many threads run as there are processors nothing spins: it would take a processor from the thread that makes the news.
+when something came while it lasted, and halves when nothing came. So spinning in vain soon stops. Where as many
+threads run as there are processors nothing spins: it would take a processor from the thread that makes the news.
 """
 
 from __future__ import annotations

@@ -53,7 +53,7 @@ class Relayed(Directions):
         self.sent = 0  # bytes given to the link
         self.window = 0  # bytes of the ring that the other application reads; 0: it has not attached
         self.unconfirmed = 0  # ends that were sent and that no ARRIVED has answered
-        self.arrived_told = -1  # of our application's bytes, as the other provider has confirmed behind the last end
+        self.arrived_told = -1  # bytes of our application that the other provider has confirmed behind the last end
         # The direction to it:
         self.in_round = 0  # the last that it has consented to
         self.recalled_at = 0  # the count from which all is wanted by TCP
@@ -66,8 +66,8 @@ class Relayed(Directions):
         # Both directions; none of these restricts later events, except as it says itself
         self.seen = 0  # `Seen` of our application's socket
         self.asking = False  # its wish to receive by TCP is sent
-        self.unanswered = 0  # how often that was, and no ACKED has come for it
-        self.asked = False  # the other one's stands, and is answered
+        self.unanswered = 0  # such words that no ACKED has answered yet
+        self.asked = False  # the other application's wish stands, and is answered
         self.failed = False  # reset, for a reason that the other end may not know
         self.settled_at: int | None = None  # bytes that we reported as arrived, when the link was broken
         self.calm = False  # nothing is passed on, so that it can be lent
@@ -111,7 +111,7 @@ class Relayed(Directions):
         return Back.NOT if self.lost else stands
 
     def _read_tcp(self, side: Side) -> int:
-        """Has our application read TCP behind the bytes that came by ring; returns whether BACK stands."""
+        """Has our application read TCP behind the bytes that came by ring; returns how the round ends, as `_decide`."""
         side.channel.publish("tx_back_at", side.channel.sent)
         stands = self._decide(Back.BACK)
         if stands:
