@@ -69,10 +69,10 @@ def _put(path: Path, data: bytes) -> Path:
 def _moved(program: bytes, interpreter: str) -> bytes:
     """A dynamic program that the kernel starts by another interpreter, and whose libraries' own are also beside it.
 
-    The name of the new interpreter comes at the end of the file, where only the kernel reads it, by its
-    offset. The loader of glibc reads the name where it is mapped, to know itself by it, and finds the old one. That does no harm, because it
-    also knows itself by its soname. Of a program's two search paths only DT_RPATH counts for the libraries of its
-    libraries (ld.so(8)).
+    The name of the new interpreter comes at the end of the file, where only the kernel reads it, by its offset. The
+    loader of glibc reads the name where it is mapped, to know itself by it, and finds the old one. That does no harm,
+    because it also knows itself by its soname. Of a program's two search paths only DT_RPATH counts for the libraries
+    of its libraries (ld.so(8)).
     """
     name = os.fsencode(interpreter) + b"\0"
     made = bytearray(program + name)

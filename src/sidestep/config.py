@@ -35,7 +35,7 @@ ENV_SPIN_US: Final = "SIDESTEP_SPIN_US"  # microseconds that a wait may spin bef
 ENV_STAY: Final = "SIDESTEP_STAY"  # `1`: no thread is moved off the CPU that it shares with its peer
 ENV_DISABLE: Final = "SIDESTEP_DISABLE"  # `1`: the shim does nothing
 ENV_POLICY: Final = "SIDESTEP_POLICY"  # policy file instead of the user's own, when a provider starts
-ENV_FROM_ROOT: Final = "SIDESTEP_FROM_ROOT"  # `1`: root ran `sidestep run`; gives no rights of root, see provider/users.py
+ENV_FROM_ROOT: Final = "SIDESTEP_FROM_ROOT"  # `1`: root ran `sidestep run`; gives no rights, see provider/users.py
 ENV_LOG: Final = "SIDESTEP_LOG"  # file to which the shim appends diagnostics
 
 SYSTEM_POLICY: Final = Path("/etc/sidestep/policy.conf")

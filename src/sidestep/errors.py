@@ -1,5 +1,4 @@
-"""The errors of sidestep, by the party that must act. Each carries what happened and, where there is one, the remedy.
-"""
+"""Errors of sidestep, by the party that must act. Each carries what happened and, where there is one, the remedy."""
 
 from __future__ import annotations
 

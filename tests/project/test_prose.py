@@ -83,7 +83,7 @@ def opens_badly(text: str) -> bool:
     words = re.findall(r"[\w`'<>*./:-]+|[,;:.]", re.sub(r"([,;:.])(?=\s|$)", r" \1", text.lower()))
     first, second = (*words, ".", ".")[:2]
     if first in _BEFORE_A_NOUN:
-        return second in ",;:." or (second in _NO_NOUN and not (first in _CONSTANTS and second in ("if", "when", "while", "unless")))
+        return second in ",;:." or (second in _NO_NOUN and not (first in _CONSTANTS and second in ("if", "when", "while", "once", "unless")))
     return first in _NEVER
 
 
@@ -91,7 +91,7 @@ def sentences(text: str) -> list[str]:
     """Sentences of a text; code is none, and blank lines, items of a list and sections end one, too."""
     paragraphs = re.split(r"\n\s*\n", text)
     prose = [one for one in paragraphs if not all(line.startswith(" ") for line in one.splitlines())]
-    parts = [part for one in prose for part in re.split(r"\n\s*(?=[-*] |\w+: )|(?<=:)\n\s{4}", one)]
+    parts = [part for one in prose for part in re.split(r"\n\s*(?=[-*] |[\w.]+: )|(?<=:)\n\s{4}", one)]
     return [one for part in parts for one in re.split(r"(?<=[.?!])[)`'\"]?\s+(?=[A-Z`(*\"])", part)]
 
 

@@ -61,7 +61,7 @@ selection_options = together(
 def matching(
     pid: tuple[int, ...], program: tuple[str, ...], port: tuple[int, ...], address: tuple[str, ...] = ()
 ) -> Callable[[Connection], bool]:
-    """Whether a connection is one of those that were chosen; what is empty leaves nothing out."""
+    """Test for connections that were chosen; an empty choice leaves nothing out."""
     ports = {str(number) for number in port}
 
     def wanted(found: Connection) -> bool:

@@ -136,7 +136,7 @@ def test(
         found["route"] = _route_from_here(where, uid)
     found["device"] = device_of(found["route"]["interface"]) if found["route"] else None
     found["note"] = None
-    within = found.pop("within_namespace", False)  # without a provider nobody knows which one there will be
+    within = found.pop("within_namespace", False)  # without a provider it is not known which one there will be
     leaves = bool(found["route"]) and not found["route"]["local"]
     if leaves and within:
         found["why"] = (
@@ -162,7 +162,7 @@ def parse_endpoint(text: str) -> Endpoint:
 
 
 def _identity(user: str | None) -> tuple[int, frozenset[int]]:
-    """The uid and groups of a user; None: of whoever asks."""
+    """The uid and groups of a user; None: of the caller."""
     if user is None:
         return os.geteuid(), frozenset({os.getegid(), *os.getgroups()})
     try:
@@ -183,7 +183,7 @@ def _decide_here(places: Places, role: Role, subject: Subject, where: Endpoint) 
 
 
 def _route_from_here(where: Endpoint, uid: int) -> dict[str, Any] | None:
-    """The kernel's way there; None if there is none, or this kernel does not tell."""
+    """The kernel's way there; None if there is none, or this kernel does not show it."""
     try:
         with closing(Network(lambda _: None)) as network:
             return network.route(where.address, uid=uid).as_json()
@@ -193,7 +193,7 @@ def _route_from_here(where: Endpoint, uid: int) -> dict[str, Any] | None:
 
 
 def verdict_lines(found: dict[str, Any]) -> list[str]:
-    """What would become of a connection, in words."""
+    """Decision about a connection, in words."""
     verb = "connecting to" if found["role"] == "connect" else "accepting at"
     who = f"{printable(found['program'])} of uid {found['uid']}"
     lines = [

@@ -128,7 +128,7 @@ def _link(one: Connection) -> str:
 
 
 def _queue_pair(link: dict[str, Any]) -> str:
-    """Of devices whose queue pairs have numbers that the other end knows."""
+    """Queue pair of a link, if its device has numbers that the other end knows."""
     found = link.get("queue_pair", {})
     return f", queue pair {found['number']} to {found['remote_number']}" if "remote_number" in found else ""
 

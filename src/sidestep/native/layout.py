@@ -565,7 +565,7 @@ RECORDS: Final[dict[str, tuple[Field, ...]]] = {
         *_same("I", "ipv6 source_port remote_port local_qp remote_qp mtu window"),
         # packets sent: number of the first not acknowledged, the next to be sent, the first never sent, the first free
         *_same("I", "acknowledged cursor reached next"),
-        # of packets received, and messages; then the gap that was reported to the other end, and whether it waits for an ACK
+        # of packets received, and messages; then the gap that was reported to the other end, and whether an ACK is due
         *_same("I", "expected carried_out completed told_gap owes_ack"),
         ("timeout_ns", "Q", 1),
         # done meanwhile

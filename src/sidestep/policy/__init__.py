@@ -1,5 +1,4 @@
-"""Policy: connections that are offloaded, the protocols for them, and users that may be paired. Only `disk` does I/O.
-"""
+"""Policy: connections that are offloaded, protocols for them, and users that may be paired. Only `disk` does I/O."""
 
 from __future__ import annotations
 

@@ -39,8 +39,7 @@ class Loaded:
 
 
 def load(place: Path, files: DiskFiles, names: DiskNames, *, required: bool = True) -> Loaded:
-    """Loads the file `place` and all that it includes, and collects the problems; unless `required` it may be missing.
-    """
+    """Loads the file `place` and all that it includes, and collects problems; unless `required` it may be missing."""
     loading = _Loading(files, names)
     loading.take_file(place, None if required else _MAY_BE_MISSING, ())
     return loading.loaded

@@ -85,7 +85,7 @@ class Decisions:
     _policy: Callable[[], Policy]  # gives the one in force
     _route: Callable[..., Route]  # the kernel's way: see `Network.route`
     _wall_clock: Callable[[], float]
-    _remote: RemoteSettings | None = None  # hosts with which connections are carried; others are of programs of this host
+    _remote: RemoteSettings | None = None  # other hosts with which connections are carried
     _trace: deque[Remembered] = field(default_factory=lambda: deque(maxlen=limits.TRACE_DECISIONS_MAX))
     _sequence: int = 0
 
@@ -204,8 +204,7 @@ class Decisions:
         return self._refused(ruling, Refusal.NO_PROTOCOL, f"no offload protocol can carry it: {wanted}")
 
     def _meant(self, ip_protocol: int) -> set[int]:
-        """Numbers of protocols for a socket that insists on one, on this host: any, if that one is only for other hosts
-        """
+        """Numbers of protocols for a socket that insists on one, on this host: any, if that is for other hosts only."""
         named = [each for each in self._protocols.each() if ip_protocol and each.ip_protocol == ip_protocol]
         far = bool(self._remote and named) and not any(each.capabilities.local for each in named)
         return {0, ip_protocol} if far else {ip_protocol}

@@ -1,7 +1,7 @@
 """The policy in force: read from its files, and anew whenever one of them changes.
 
-Each place (the user's file, the system's) keeps its last content without a fault. So a bad line in one neither opens nor
-closes what another says. A place that is bad at the start says nothing.
+Each place (the user's file, the system's) keeps its last content without a fault. So a bad line in one neither opens
+nor closes what another says. A place that is bad at the start says nothing.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class PolicyFiles:
         self._read()
 
     def fileno(self) -> int | None:
-        """What becomes readable when a file may have changed; None: changes are not noticed, as `blind` says."""
+        """Descriptor that becomes readable when a file may have changed; None: there is none, as `blind` explains."""
         return None if self._watch is None else self._watch.fileno()
 
     def close(self) -> None:

@@ -59,8 +59,7 @@ class Provider:
     # ---- the loop ----
 
     def run(self) -> None:
-        """Serves until a signal, a command or idleness ends it; main thread only, since it handles SIGTERM and SIGINT.
-        """
+        """Serves until a signal, a command or idleness ends it; main thread only, as it handles SIGTERM and SIGINT."""
         signal.set_wakeup_fd(self._wake_writer.fileno(), warn_on_full_buffer=False)
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda *_: self._stop())
@@ -109,7 +108,7 @@ class Provider:
         ready = self.parts.waiting.wait(timeout_s)
         if ready == [(self._wake_reader.fileno(), READ)] and self._signals_told() == _TIMER_ONLY:
             return  # that would set it anew, for ever
-        now = self.parts.loop.now  # messages that came before are taken in first, however long this process waits for a CPU then
+        now = self.parts.loop.now  # earlier messages are taken in first, however long this process waits for a CPU then
         with self._watchdog:
             self.parts.loop.run(ready)
             self.parts.hub.handle_turn()

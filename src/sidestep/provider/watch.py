@@ -80,8 +80,7 @@ class FileWatch:
         return any(fresh)
 
     def handle_readable(self) -> bool:
-        """Takes in the kernel's events; returns whether one of the paths may lead elsewhere, or its file has changed.
-        """
+        """Takes in the kernel's events; returns whether a path may lead elsewhere, or its file has changed."""
         found = False
         for event in self._inotify.events():
             if event.mask & Mask.Q_OVERFLOW:

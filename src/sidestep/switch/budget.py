@@ -37,8 +37,7 @@ class ChannelBudget:
 
     @property
     def used_bytes(self) -> int:
-        """Bytes in use. A user counts for at most the user's share, because users report their own spills and may lie.
-        """
+        """Bytes in use. A user counts for at most its share, because users report their own spills and may lie."""
         return sum(min(used, self._owner_max(owner)) for owner, used in self._of_owner.items())
 
     def reserve(self, segment_id: bytes, segment_len: int, *, now: float, owner: int = 0) -> bool:

@@ -40,7 +40,7 @@ class Capabilities:
     rdma: bool = False  # places bytes into the peer's memory by itself
     local: bool = True  # can carry a connection both of whose ends are on this host
     remote: bool = False  # and one that leaves it
-    opens: bool = False  # opens a connection by itself, in the place of TCP, for a program that names it: see `PendingConnect`
+    opens: bool = False  # opens a connection by itself, in the place of TCP, if a program names it: `PendingConnect`
 
 
 Row: TypeAlias = tuple[int, dict[str, Any]]  # the user of a connection, and how it is, as `ss` shows it
@@ -243,11 +243,11 @@ class Services:
     Unavailable if no program listens there, if the policy keeps the listener on TCP, or if neither can be found out.
     """
 
-    loop: Loop  # calls the module when a descriptor is ready or a time has come; closed once the module has been stopped
+    loop: Loop  # calls the module when a descriptor is ready or a time has come; closed after the module's stop
     log: Callable[[str], None]  # takes a line for the provider's log
     remote: RemoteSettings | None  # with which other hosts connections may be carried; None: with none
     share: Callable[[int, int], int] = lambda whole, _uid: whole  # how much of a bounded thing a user may have
-    port_mapper: PortMapper | None = None  # answers a worker; None: this is no worker, and a protocol that needs one has its own
+    port_mapper: PortMapper | None = None  # a worker's; None: this is no worker, and a protocol has its own
     start_workers: Callable[[OffloadProtocol, PortMapper], Workers | None] = lambda _carrier, _mapper: None
     """Workers that run this protocol, too, and ask that port mapper; None: it carries everything itself."""
     await_end: EndFinder = field(init=False)
@@ -311,8 +311,7 @@ class OffloadProtocol(OffloadModule):
         return None
 
     def profile(self, request: Request) -> Profile | None:
-        """Figures by which a connection that is not refused must gain over TCP to be carried; None: it need not gain.
-        """
+        """Figures by which a connection that is not refused must gain over TCP to be carried; None: it need not."""
         return None
 
     def bind(self, endpoint: Endpoint) -> None:

@@ -216,7 +216,7 @@ class Directions:
 
     @property
     def promised(self) -> bool:
-        """On our ATTACHED the other provider opens it, and its application consents, whatever we have heard yet."""
+        """True once our ATTACHED is sent: the other provider opens the connection, and its application consents."""
         return self.into is not In.APART
 
     @property

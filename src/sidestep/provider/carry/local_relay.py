@@ -123,8 +123,7 @@ class _Passage(Stream):
             self._deliver_later()
 
     def finish(self, on_gone: Callable[[], object]) -> None:
-        """Ends this passage, whose end is lost: the other end gets all queued words, and the protocol loses its stream.
-        """
+        """Ends this passage, whose end is lost: the other end gets all queued words, the protocol loses its stream."""
         self._out += self._held
         self._held.clear()
         self._way, self._on_gone = _Way.OVER, on_gone

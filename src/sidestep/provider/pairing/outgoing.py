@@ -89,8 +89,7 @@ class RemoteOffer:
         )  # fmt: skip
 
     def tell(self, doorbell_id: bytes, doorbell: Sequence[int]) -> bool:
-        """Answers the offer: its channel has another end, rung by that doorbell. False: the offer or its maker is gone.
-        """
+        """Answers the offer: its channel has another end, rung by that doorbell. False: offer or maker is gone."""
         if not self.wanted:
             return False
         counted = ("remote_joined", "connect")

@@ -114,8 +114,7 @@ class Pairing:
             RemoteOffer(shared, offer, profile).reach_out(verdict.protocol)
 
     def _loss(self, client: Client, message: Message, verdict: Verdict, profile: Profile | None) -> Refusal | None:
-        """Returns LATENCY if TCP is faster for what the connection does, and its program names no protocol; else None.
-        """
+        """LATENCY if TCP is faster for the connection's traffic and its program names no protocol, else None."""
         traffic = Traffic(message.promote_after_calls, message.promote_after_bytes, message.turns)
         if profile is None or message.protocol or not traffic.messages:
             return None

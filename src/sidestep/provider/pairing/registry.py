@@ -1,8 +1,8 @@
 """The registry: the page on which shims see, with one load, that an offer may be waiting for them.
 
 A bucket word has two parts. Bits 0-7 are the number of pending offers whose connection hashes there, saturating. Bits
-8-31 are a generation that grows with every offer. It is only a hint: the truth is the offer table, asked by a CLAIM. So words
-need no ordering among each other; each is one aligned 32-bit store.
+8-31 are a generation that grows with every offer. It is only a hint: the truth is the offer table, asked by a CLAIM. So
+words need no ordering among each other; each is one aligned 32-bit store.
 """
 
 from __future__ import annotations

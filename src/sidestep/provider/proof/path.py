@@ -5,8 +5,8 @@ So each end brings, beside the duplicate of its TCP socket, a UDP socket of the 
 the connection. The provider sends a nonce from each to the other. If both arrive from the right address, the two
 namespaces are each other's way to these addresses. A process on that way could take the connection itself.
 
-Not covered: a process in one true end's namespace that may bind UDP ports there, and has a namespace of its own with
-the same addresses. The page docs/internals/security.md says what keeps it out.
+Not covered: a process in one true end's namespace that may bind UDP ports there and owns a namespace with the same
+addresses. The page docs/internals/security.md says what keeps it out.
 
 Nothing is waited for: arrivals come through the provider's loop, and a proof that is not there in time has failed.
 """
@@ -163,7 +163,7 @@ class PathProofs:
         self._of_user[uid] += 1
         for nonce, (source, target) in list(started.missing.items()):
             target.expect(nonce, started, self._loop)
-            with suppress(OSError):  # the deadline ends it, as it does silence: the client must learn nothing of the network
+            with suppress(OSError):  # the deadline ends it, as silence: the client must learn nothing of the network
                 source.sock.sendto(nonce, socket.MSG_DONTWAIT, (target.host, target.port))
         return started
 

@@ -93,7 +93,7 @@ class _Process:
     delegated: dict[int, Delegated] = field(default_factory=dict)
     sought: dict[int, Callable[[], object]] = field(default_factory=dict)  # the call that ends each, by its own numbers
     ports: dict[bytes, int | None] = field(default_factory=dict)  # by address; None: asked for
-    tickets: deque[float] = field(default_factory=deque)  # times until which a port that was given away counts as a connection
+    tickets: deque[float] = field(default_factory=deque)  # until then a port that was given away counts as a connection
     asked: dict[int, ShowAnswer] = field(default_factory=dict)
     leaving: bool = False
 

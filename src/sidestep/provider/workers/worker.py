@@ -262,7 +262,7 @@ class DelegatedHere:
             endpoint_of(record.local_addr, record.local_port), endpoint_of(record.remote_addr, record.remote_port), None
         )
 
-    def carry(self, link: Link, profile: Profile | None = None) -> RemoteRelay:  # the provider has answered the client already
+    def carry(self, link: Link, profile: Profile | None = None) -> RemoteRelay:  # the provider has answered already
         if not self.wanted:
             raise Unavailable("the connection does not wait any more")
         worker, record = self._worker, self.record
