@@ -4,8 +4,8 @@
 programs under sidestep, but can give them no address. A program that must use it takes the socket over as one of the
 kernel's families:
 
-raw = socket.socket(AF_INET_OFFLOAD, socket.SOCK_STREAM, IPPROTO_OFFLOAD_ANY) sock = socket.socket(fileno=raw.detach())
-# family AF_INET; still an explicit socket
+    raw = socket.socket(AF_INET_OFFLOAD, socket.SOCK_STREAM, IPPROTO_OFFLOAD_ANY)
+    sock = socket.socket(fileno=raw.detach())  # family AF_INET; still an explicit socket
 """
 
 from __future__ import annotations

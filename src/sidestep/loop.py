@@ -1,7 +1,9 @@
 """The event loop of everything here that waits: descriptors, timers, and the calls to users of a device.
 
-loop = Loop() while wanted: loop.turn() # a program of its own asyncio_loop.add_reader(loop.fileno(), lambda:
-loop.turn(0)) # inside another loop; ask `next_in_s` for timers loop.nest(inner) # one of these inside another
+    loop = Loop()
+    while wanted: loop.turn()                                       # a program of its own
+    asyncio_loop.add_reader(loop.fileno(), lambda: loop.turn(0))    # inside another loop; ask `next_in_s` for timers
+    loop.nest(inner)                                                # one of these inside another
 
 A turn takes what is ready, then timers that are due, then makes the calls to users (`notices`). At its end it calls
 those that asked for it (`soon`), so that they send together what has gathered. No user is called from inside a call of

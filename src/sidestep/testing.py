@@ -1,10 +1,12 @@
-"""Tests of programs under sidestep: a private provider, and programs that run with it.
+"""Tools for tests of programs under sidestep: a private provider, and programs that run with it.
 
-with testing.Sidestep() as s:
-server = s.popen(["my-server", str(port := testing.free_port())])
-...  # until it listens
-client = s.popen(["my-client", str(port)])
-s.wait_for(lambda found: any(c.promoted for c in found))  # while they talk: ended connections are not listed
+    with testing.Sidestep() as s:
+        server = s.popen(["my-server", str(port := testing.free_port())])
+        ...  # until it listens
+        client = s.popen(["my-client", str(port)])
+        s.wait_for(lambda found: any(c.promoted for c in found))
+
+Ended connections are not listed, so look while the programs talk.
 """
 
 from __future__ import annotations

@@ -1,17 +1,17 @@
 """Software RNICs of a program: one for each local address that it uses, with SDP on top, all in one loop.
 
-The owner of a `Rnics` drives its loop from one thread at a time. `service` does so from a thread of its own, `engine` from
-an asyncio event loop.
+The owner of a `Rnics` drives its loop from one thread at a time. `service` does so from a thread of its own, `engine`
+from an asyncio event loop.
 
 Finding a service. A listener takes RDMA at the TCP port of the service's own number. A connecting end asks the port
 mapper of the other host for the service (docs/wire/sdp.md §23.4). If the answer is an RDMA port, it connects to that.
 If the answer is that there is none, the connection is refused. Without an answer it takes the service's own number, at
 which a program of this API listens. With `rdma_port` it does not ask.
 
-While this process listens it answers the port mapper's question (UDP 3935) for its services, in all event loops and
-threads, unless another program has that port. If that is another one of this API, it names the service's own number for
-services it does not know, which is right. A provider with `--remote` knows TCP's listeners only. Then a peer finds the
-services of this process by their RDMA port, which is that number, too.
+While this process listens it answers the port mapper's question (UDP 3935), unless another program has that port. It
+answers for the services of all its event loops and threads. If the other program is one of this API, it names the
+service's own number for services it does not know, which is right. A provider with `--remote` knows TCP's listeners
+only. Then a peer finds the services of this process by their RDMA port, which is that number, too.
 """
 
 from __future__ import annotations

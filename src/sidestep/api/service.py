@@ -1,9 +1,9 @@
 """The thread that serves the RDMA devices of a process, for programs whose calls block.
 
 Theory of operation. One daemon thread drives the loop of all devices; it begins with the first socket. A call of a
-socket holds the lock meanwhile. It does its work and lets the loop have a turn, so that the request goes out at once. If
-the call has to wait, it releases the lock and registers its condition. The service thread checks after each turn whose
-wait is over. So the other end's RDMA Reads, credits and closes are answered while the program does other work.
+socket holds the lock meanwhile. It does its work and lets the loop have a turn, so that the request goes out at once.
+If the call has to wait, it releases the lock and registers its condition. The service thread checks after each turn
+whose wait is over. So the other end's RDMA Reads, credits and closes are answered while the program does other work.
 
 The main thread is where signal handlers run, and where KeyboardInterrupt can be raised between any two steps. Nothing
 of the protocol may be left half done. So a companion thread makes the calls of the main thread, which waits for it. If

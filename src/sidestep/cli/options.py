@@ -50,7 +50,7 @@ def ring_size_option(default: str | None, text: str) -> Callable[[CommandT], Com
     )  # fmt: skip
 
 
-# Which connections; see `matching`.
+# Choice of connections; see `matching`.
 selection_options = together(
     click.option("--pid", type=int, multiple=True, help="Only connections of this process. May be repeated."),
     click.option("--program", multiple=True, help="Only connections of programs of this name. May be repeated."),
@@ -82,9 +82,8 @@ socket_option = click.option(
     type=click.Path(path_type=Path),
     callback=lambda _ctx, _param, value: config.socket_path(value),
     help=(
-        "Socket of the provider, in a directory of mode 0700, which is made if missing (default: "
-        f"${config.ENV_SOCKET}, else {config.SYSTEM_SOCKET} if it answers, else one in the user's runtime "
-        "directory)."
+        f"Socket of the provider (default: ${config.ENV_SOCKET}, else {config.SYSTEM_SOCKET} if it answers, else one "
+        "in the user's runtime directory). Its own directory has mode 0700, and is made if missing."
     ),
 )
 

@@ -51,7 +51,7 @@ def _installed() -> list[str]:
 
 @click.group()
 def policy() -> None:
-    """Which connections are offloaded: check the rules, try a connection, watch decisions.
+    """Rules about offloading: check them, try a connection, watch decisions.
 
     Rules are read from $SIDESTEP_POLICY, else ~/.config/sidestep/policy.conf, and then from /etc/sidestep/policy.conf.
     The first that matches decides.
@@ -106,7 +106,7 @@ def _count(number: int, what: str) -> str:
 @click.argument("role", type=click.Choice([*ROLE_WORDS]))
 @click.argument("program")
 @click.argument("endpoint", metavar="ADDRESS:PORT")
-@click.option("--user", metavar="NAME|UID", help="As a program of this user (default: yours).")
+@click.option("--user", metavar="NAME|UID", help="User of PROGRAM (default: you).")
 @click.option("--file", "files", type=click.Path(path_type=Path), multiple=True,
               help="Ask these rules, not those in force. May be repeated.")  # fmt: skip
 @socket_option

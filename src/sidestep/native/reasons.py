@@ -75,12 +75,12 @@ def why(reason: Reason, option: tuple[int, int] = (0, 0)) -> str:
 
 
 REFUSAL_TEXT: Final[dict[Refusal, str]] = {
-    Refusal.NO_OFFER: "nobody had offered that connection, or the offer had expired",
+    Refusal.NO_OFFER: "no program had offered that connection, or the offer had expired",
     Refusal.EXPIRED: "no claim came in time: the other end is not under sidestep, or idle",
     Refusal.NOT_PROVEN: "the kernel knows no such socket of that process",
     Refusal.FOREIGN_NETNS: "the program is in a network namespace that the provider cannot look into",
     Refusal.TOO_MANY: "too many offers were pending",
-    Refusal.NO_BUDGET: "what channels, or connections over RDMA devices, may take up was used up",
+    Refusal.NO_BUDGET: "the budget for channels, or for connections over RDMA devices, was used up",
     Refusal.POLICY: "the policy keeps the connection on TCP, or with a protocol that cannot carry it",
     Refusal.DUPLICATE: "the same connection had been offered or claimed already",
     Refusal.FOREIGN_USER: "the other end is another user's, and the policy does not pair the two",

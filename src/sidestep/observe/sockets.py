@@ -134,7 +134,7 @@ class Outside(Enum):
     DISABLED = "was started with SIDESTEP_DISABLE=1, with which the shim does nothing", "start it without: {}"
     NOT_LOADED = (
         "was started under sidestep, but its loader did not bring the shim in",
-        "start it again; if that does not help, 'sidestep doctor' tells whether the shim loads",
+        "start it again; if that does not help, 'sidestep doctor' shows whether the shim loads",
     )
     OTHER_PROVIDER = "is under sidestep, but with the provider at {}", "start both ends with the same --socket"
     OTHER_USER = "runs as {}, and a user's own provider leaves out the programs of others", "{}"
@@ -151,7 +151,7 @@ class Outside(Enum):
     )
     OTHER_LAYOUT = "is under sidestep of layout {}", "{}"
     NO_PROVIDER = (
-        "is under sidestep; what carries the connection cannot be told without a provider, and stays as it is",
+        "is under sidestep; the connection stays as it is, and its carrier is not known without a provider",
         "sidestep provider start",
     )
 

@@ -1,7 +1,7 @@
-"""True addresses of connections between a provider and programs.
+"""Real addresses of connections between a provider and programs.
 
 Such a connection stands for one with another host: it leads from the program to the provider. Programs under the shim
-ask for its true addresses by showing the socket.
+ask for its real addresses by showing the socket.
 """
 
 from __future__ import annotations
