@@ -41,9 +41,9 @@ ENV_LOG: Final = "SIDESTEP_LOG"  # file to which the shim appends diagnostics
 SYSTEM_POLICY: Final = Path("/etc/sidestep/policy.conf")
 SYSTEM_SOCKET: Final = Path(layout.SYSTEM_SOCKET)  # of the system-wide provider
 SYSTEM_USER: Final = "sidestep"  # as which it runs
-SYSTEM_RUNTIME: Final = Path("/run/sidestep-provider")  # its XDG_RUNTIME_DIR: its /tmp is its own
+SYSTEM_RUNTIME: Final = Path("/run/sidestep-provider")  # XDG_RUNTIME_DIR of that provider, whose /tmp is its own
 
-# Where all users can make things. In a container whose root is read-only the second can still be written.
+# Directories in which all users can make files. In a container whose root is read-only the second is still writable.
 SHARED_PLACES: Final = (Path("/tmp"), Path("/dev/shm"))  # noqa: S108 - see shared_place
 
 _UCRED: Final = struct.Struct("iII")  # struct ucred: pid, uid, gid
@@ -53,7 +53,7 @@ _SUN_PATH_MAX: Final = 107  # bytes of a socket's path that fit struct sockaddr_
 class Proof(Enum):
     """Way for the provider to make sure that a client holds the connection it names."""
 
-    LOOKUP = "lookup"  # it asks the kernel; clients in another network namespace bring a duplicate of the socket
+    LOOKUP = "lookup"  # the kernel answers; clients in another network namespace bring a duplicate of the socket
     POSSESSION = "possession"  # all clients bring one: both ends in one namespace, whichever
     PATH = "path"  # and a UDP socket: the ends may be in different namespaces
 
@@ -298,7 +298,7 @@ class PolicyPlace(NamedTuple):
     """A file that rules are read from."""
 
     path: Path
-    required: bool = False  # whether it is wrong if there is none
+    required: bool = False  # a missing file is an error
 
     @classmethod
     def parse(cls, text: str) -> Self:
@@ -379,11 +379,11 @@ class RemoteSettings(NamedTuple):
     engine: bool = True  # ordinary messages pass in compiled code
     engine_cpus: tuple[int, ...] = ()  # where that runs; none: anywhere
     promote: str | Profile = (
-        ALWAYS  # whether connections have to gain: BY_GAIN, by figures of their transport; by these
+        ALWAYS  # BY_GAIN: connections have to gain by figures of their transport; a profile: by these
     )
     transports: tuple[str, ...] = TRANSPORTS  # the kinds of device that carry them, the first one first
     pinned_max: int = limits.REMOTE_PINNED_BYTES  # bytes that devices of the kernel pin for them
-    connections_max: int = limits.RELAYS_MAX  # over one device; then those that rest go back to TCP
+    connections_max: int = limits.RELAYS_MAX  # over one device; then idle ones go back to TCP
 
     def trusts(self, host: IPv4Address | IPv6Address) -> bool:
         """True if a host is among them."""

@@ -14,7 +14,7 @@ from typing import Final
 
 from sidestep.native import layout
 
-AF_INET_OFFLOAD: Final = layout.AF_INET_OFFLOAD  # TCP by whatever offload protocol there is
+AF_INET_OFFLOAD: Final = layout.AF_INET_OFFLOAD  # TCP by any offload protocol
 AF_INET6_OFFLOAD: Final = layout.AF_INET6_OFFLOAD
 AF_INET_DIRECT: Final = layout.AF_INET_DIRECT  # TCP of the kernel, never offered
 AF_INET6_DIRECT: Final = layout.AF_INET6_DIRECT

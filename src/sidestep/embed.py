@@ -158,7 +158,7 @@ def _adopt_running_loop(shim: ctypes.CDLL) -> None:
         loop = asyncio.get_running_loop()
     except RuntimeError:
         return
-    # A loop of another kind, such as uvloop's, does not tell; it waits in the kernel, and its connections stay on TCP.
+    # A loop of another kind, such as uvloop's, waits in the kernel unseen, and its connections stay on TCP.
     selector = getattr(loop, "_selector", None)
     if selector is not None:
         shim.sidestep_adopt_set(selector.fileno())

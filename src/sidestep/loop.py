@@ -196,7 +196,7 @@ class Loop:
         self._soon[callback] = None
 
     def _run_soon(self) -> None:
-        for _ in range(len(self._soon)):  # those that ask meanwhile come the next time
+        for _ in range(len(self._soon)):  # calls that are added meanwhile come in the next turn
             if not self._soon:  # closed
                 break
             callback = next(iter(self._soon))

@@ -154,7 +154,7 @@ class Window:
             if not shim.sidestep_commit(sock.fileno(), ctypes.byref(self._room), ctypes.c_size_t(size)):
                 self._room = None
                 return
-            # It does not go by ring any more. The bytes are ours until the room is released.
+            # The connection left the ring. The bytes are ours until the room is released.
             view = _piece_of(self._sending, self._room, size)
             data = bytearray(view or b"")
             self.give_back(sock)

@@ -87,4 +87,4 @@ class Hosts(ABC):
         """A connection or server of an event loop begins."""
 
     def let_go(self) -> None:  # noqa: B027
-        """Takes note that the listener or connection has ended."""
+        """The connection or server has ended."""

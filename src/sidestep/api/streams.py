@@ -338,7 +338,7 @@ class SdpServer:
         self._tasks: set[asyncio.Task[None]] = set()
         self._loop = asyncio.get_running_loop()
         self._over: asyncio.Future[None] = self._loop.create_future()
-        self.announced = False  # whether other hosts find it by the port mapper
+        self.announced = False  # other hosts find it by the port mapper
         hosts.hold()
 
     def listen(self, local: Endpoint, backlog: int) -> None:

@@ -14,7 +14,7 @@ import sys
 
 from sidestep.errors import SidestepError
 
-# Name -> what the help page says of it, and the module that defines a click command of that name. In the page's order.
+# Name -> its line of the help page, and the module that defines a click command of that name. In the page's order.
 SECTIONS = {
     "Programs and their connections": {
         "run": ("Run a program under sidestep.", "sidestep.cli.run"),

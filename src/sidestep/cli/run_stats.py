@@ -20,7 +20,7 @@ from sidestep.errors import Unavailable
 from sidestep.observe.connections import Connection, connections, ended
 from sidestep.observe.explain import saved
 
-# What says something of this process itself, or cannot be held.
+# Signals about this process itself, and those that it cannot catch.
 _OWN: Final = {
     signal.SIGKILL, signal.SIGSTOP, signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGTRAP,
     signal.SIGSYS, signal.SIGABRT,

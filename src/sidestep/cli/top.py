@@ -49,7 +49,7 @@ def top(interval: float, sort: str, wanted: str, once: bool, socket: Path, as_js
         return
     if not (sys.stdin.isatty() and sys.stdout.isatty()):
         raise click.UsageError("the live screen needs a terminal; use --once or --json")
-    from sidestep.cli.top_app import TopApp  # the screen library takes a third of a second to load
+    from sidestep.cli.top_app import TopApp  # the screen library takes 0.3 s to load
 
     TopApp(socket, interval_s=interval, sort=sort, wanted=wanted).run()
 

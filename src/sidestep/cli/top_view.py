@@ -14,7 +14,7 @@ from sidestep.observe.traffic import Activity, Rate, View
 
 _STATES: Final = ("promoted", "attached", "offered", "native", "pinned")  # in the order in which they are shown
 
-# How rows may be ordered: the busiest first, or by what they are.
+# Orders of the rows: the busiest first, or by name.
 SORTS: Final[Mapping[str, Callable[[Activity], tuple[object, ...]]]] = {
     "messages": lambda one: (-one.rate.messages, -one.rate.payload_len),
     "bytes": lambda one: (-one.rate.payload_len, -one.rate.messages),

@@ -29,7 +29,7 @@ DOORBELLS_PER_PAGE: Final = 64  # one 64-byte line each
 CHANNEL_SPILL: Final = 16 << 20
 GAIN_MIN_NS: Final = 1_000_000  # less is not worth the way to another host
 
-# How much life a connection shows before it is promoted: reads and writes, so that short ones cost nothing; or bytes.
+# Bounds for promotion, of which a connection reaches one: reads and writes, so that short ones cost nothing; bytes.
 PROMOTE_AFTER_CALLS: Final = 8
 PROMOTE_AFTER_BYTES: Final = 64 << 10
 PROMOTE_AFTER_CALLS_MAX: Final = (1 << 22) - 1  # 32 bits hold 2^BACKOFF_MAX times as many
@@ -48,7 +48,7 @@ EXPLICIT_NUMBERS: Final = (
     "AF_INET_OFFLOAD", "AF_INET6_OFFLOAD", "AF_INET_DIRECT", "AF_INET6_DIRECT", "IPPROTO_SDP", "IPPROTO_OFFLOAD_ANY",
 )  # fmt: skip
 
-# What the engine knows of the wire: one SDP message, with the base header below, and two words of a link.
+# The engine's part of the wire: one SDP message, with the base header below, and two words of a link.
 SDP_DATA: Final = 0xFF
 LINK_DATA: Final = 4
 LINK_READ: Final = 5
@@ -76,7 +76,7 @@ class Rpc(IntEnum):
     PROMOTE = 12  # provider -> shim: it may be promoted again, unless something keeps it on TCP for good
     ASK = 13  # shim -> provider, which answers at once: what an explicit socket wants to do; `flags` is an Ask
     ANSWER = 14  # provider -> shim; `error`: errno that the call fails with; `reason`: a Refusal, so go on natively
-    LAYOUT = 15  # provider -> shim, whatever the record's version: it does not serve the shim's layout
+    LAYOUT = 15  # provider -> shim, of any version of the record: it does not serve the shim's layout
 
 
 class Welcome(IntFlag):
@@ -96,10 +96,10 @@ class Attach(IntFlag):
 class Ask(IntEnum):
     """Request of an explicit socket (the `flags` of `Rpc.ASK`)."""
 
-    BIND = 1  # local_addr:local_port for the protocols, too; fds: [the native socket, a pipe whose end gives it back]
+    BIND = 1  # local_addr:local_port for the protocols, too; fds: [the native socket, a pipe whose end releases it]
     LISTEN = 2  # it listens there
     # To remote_addr:remote_port; fds: none, or [the native socket], so that a protocol can open the connection in TCP's
-    # place: an ANSWER with a remote_port says where the native socket is to connect to instead.
+    # place: an ANSWER with a remote_port gives the place to which the native socket is to connect instead.
     CONNECT = 3
     OPEN = 4  # is there a protocol of that number, for this family? local_addr is the unspecified address
     ADDRESSES = 5  # the true addresses of a connection with the provider; fds: [the native socket]
@@ -108,12 +108,12 @@ class Ask(IntEnum):
 class Refusal(IntEnum):
     """Reason for refusing an offer or a claim (the `reason` of `Rpc.REFUSED`)."""
 
-    NO_OFFER = 1  # nobody offered that connection (a hash collision, or the offer expired)
+    NO_OFFER = 1  # no program offered that connection (a hash collision, or the offer expired)
     EXPIRED = 2  # no claim came in time: the other end is idle, or not under sidestep
     NOT_PROVEN = 3  # the kernel knows no such socket of that cookie and addresses
     FOREIGN_NETNS = 4  # the caller is in a network namespace the provider cannot look into
     TOO_MANY = 5  # this client has too many offers pending
-    NO_BUDGET = 6  # what channels, or connections over RDMA devices, may take up is used up
+    NO_BUDGET = 6  # the budget for channels, or for connections over RDMA devices, is used up
     POLICY = 7  # the policy keeps the connection on TCP, or with a protocol that cannot carry it
     DUPLICATE = 8  # the same connection has been offered or claimed already
     FOREIGN_USER = 9  # the other end is another user's, and the policy does not pair the two
@@ -306,7 +306,7 @@ class RxEvent(IntEnum):
 
 
 # The switch-over of one direction, at either end. A pair that is not here cannot happen: a direction is moved under its
-# lock, after a look at its state. Ends and resets that have been heard are flags beside the state.
+# lock, after a look at its state. Ends and resets that have come are flags beside the state.
 TX_TRANSITIONS: Final[dict[tuple[Tx, TxEvent], Tx]] = {
     (Tx.TCP, TxEvent.INVITED): Tx.SWITCHING,
     (Tx.TCP, TxEvent.LEAVE): Tx.LEFT,
@@ -439,7 +439,7 @@ RECORDS: Final[dict[str, tuple[Field, ...]]] = {
         ("remote_addr", "B", 16),
         *_same("H", "local_port remote_port"),
         ("fd", "I", 1),
-        *_same("I", "pid holders"),  # who made or accepted it, may be gone; processes that hold it, a hint
+        *_same("I", "pid holders"),  # the process that made or accepted it, may be gone; processes that hold it, a hint
         # line 1: switch-over and shared flags
         *_same("I", "flags error"),  # SLOT_* bits, private to the shim; pending errno, delivered once
         ("cookie", "Q", 1),
@@ -453,7 +453,7 @@ RECORDS: Final[dict[str, tuple[Field, ...]]] = {
         ("tx_tail", "Q", 1),  # ring: bytes written (authoritative; the segment holds a copy)
         *_same("Q", "tx_switch_offset tx_tcp_bytes tx_tcp_msgs tx_ring_bytes tx_ring_msgs"),
         *_same("Q", "doorbells_sent tx_head_seen tx_sleeps"),
-        ("tx_round", "I", 1),  # how often this direction has gone to the ring
+        ("tx_round", "I", 1),  # rounds of this direction so far
         ("tx_pad", "I", 1),
         ("tx_retry_ns", "Q", 1),  # CLOCK_MONOTONIC; it may go there again from then on; 0: nothing to wait for
         ("tx_resend", "Q", 1),  # with Tx.RESEND: the ring's count from which on it goes out by TCP
@@ -547,7 +547,7 @@ RECORDS: Final[dict[str, tuple[Field, ...]]] = {
     "sdp_bsdh": (*_same("B", "mid flags"), ("bufs", "H", 1), *_same("I", "len mseq mseq_ack")),
     # A connection that Python lends to the engine and takes back, as Python's objects have it.
     "engine_record": (
-        # whether each ring is in use; bytes of a private buffer of ours; whether larger ones may be asked for
+        # flags: each ring is in use; bytes of a private buffer of ours; flag: larger ones may be asked for
         *_same("I", "sends receives local_size grows"),
         # sdp/flow.py, carry/hub.py (asking), and rdma/iwarp: sender.py and receiver.py (msn)
         *_same("I", "tx_mseq rx_mseq peer_ack credit posted last_bufs_sent last_ack_sent remote_size owes asking"),
@@ -608,7 +608,7 @@ _FORMATS: Final = {
     for name, fields in RECORDS.items()
 }
 
-# How a record is packed: name -> (value if none is given, whether it is one of several values)
+# Plan for packing a record: name -> (value if none is given, True for an array of values)
 _PLANS: Final[dict[str, dict[str, tuple[Any, bool]]]] = {
     record: {
         name: (0, False) if count == 1 else (bytes(count), False) if code == "B" else ((0,) * count, True)

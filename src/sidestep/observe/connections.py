@@ -77,7 +77,7 @@ class Connection:
     promoted_s: float | None  # seconds since it was promoted
     born_ns: int  # CLOCK_MONOTONIC; no other connection of its process has it
     container: str | None = None  # id or name of its process's container, if known
-    promotions: int = 0  # how often its sending has gone to the ring
+    promotions: int = 0  # rounds of its sending direction on the ring
     ended_s: float | None = None  # seconds since its program ended; None: that lives
     key: Key | None = None
     link: dict[str, Any] | None = None  # to another host: protocol, device, modes, credit; see `RemoteRelay.details`

@@ -36,11 +36,11 @@ class Result(StrEnum):
 
     TCP = "tcp"  # both directions are on TCP, and stay there
     PROMOTED = "promoted"  # both directions use the rings
-    ALLOWED = "allowed"  # it was never promoted; it may be, when it has shown that it lives
+    ALLOWED = "allowed"  # never promoted; it may be once it has shown that it lives
     ENDED = "ended"  # the connection has ended meanwhile
     STAYS = "stays"  # on TCP: the reason does not go away
     PENDING = "pending"  # not yet, when the time was up
-    GONE = "gone"  # its process does not listen to this provider
+    GONE = "gone"  # the process is not connected to this provider
     FOREIGN = "foreign"  # another user's
 
 

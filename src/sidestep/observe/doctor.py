@@ -299,7 +299,7 @@ def provider(socket_path: Path) -> Finding:
         return Finding("provider", Level.OK, f"{found['pid']} at {socket_path}, {found['shims']} programs")
     directory = socket_path.parent
     if directory.is_dir():
-        make_private_dir(directory)  # it is there: nothing is made, only checked
+        make_private_dir(directory)  # the directory exists: nothing is made, only checked
     elif not os.access(directory.parent, os.W_OK):
         raise Unavailable(f"{directory} cannot be made", remedy="give another place with --socket")
     return Finding("provider", Level.OK, f"none runs at {socket_path}; 'sidestep run' starts one")

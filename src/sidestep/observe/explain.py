@@ -39,7 +39,7 @@ from sidestep.provider.control import RESTART, ControlConnection, layouts
 from sidestep.routing import Address
 from sidestep.switch.protocol import Endpoint
 
-# Where the other end decides: what it is, and what keeps it, says more than the reason of this end.
+# Reasons where the other end decides: its state and its reason explain more than the reason of this end.
 _ABOUT_THE_PEER: Final = frozenset(
     {"YOUNG", "WAITING_FOR_PEER", "PEER_ABSENT", "PEER_LEFT", "REFUSED_BY_PROVIDER", None}
 )
@@ -95,7 +95,7 @@ class Query:
 
     pid: int | None = None
     fd: int | None = None
-    addresses: frozenset[Address] = frozenset()  # those of a name; empty: any
+    addresses: frozenset[Address] = frozenset()  # addresses of a name; empty: any
     port: int | None = None
     program: str | None = None
 
@@ -236,12 +236,12 @@ class Explainer:
         about_the_peer = one.reason in _ABOUT_THE_PEER
         if not about_the_peer and one.reason not in _DECIDED:
             return one.reason, cause, hint
-        # A shim pins what leads elsewhere once it has heard the provider; the addresses are known at once.
+        # A shim pins connections to other hosts once the provider has answered; the addresses are known at once.
         if about_the_peer and (peer is None or not self._pairs_namespaces) and not is_here(ends[1].address, one.pid):
             if any(told["protocol"] not in (None, _LOCAL) for told in self._told_of(one, ends)):
                 return one.reason, cause, hint  # the connection is on its way to that host
             return Reason.REMOTE.name, REASON_TEXT[Reason.REMOTE], REMEDY[Reason.REMOTE]
-        # Both ends wait for one another while they are young; anything else that the other end says is news.
+        # Both ends wait for one another while they are young; any other reason of the other end is news.
         if peer is not None and peer.reason is not None and peer.reason not in _ABOUT_THE_PEER | _DECIDED:
             return peer.reason, f"at the other end, {peer.why}", self._remedy(peer)
         if decided := self._decided(one, ends, peer):  # a refused offer is made again, and looks as if it waited

@@ -298,7 +298,7 @@ class MetricsServer(WSGIServer):
         """Closes connections whose time is over: a byte now and then would keep a thread for ever."""
         for request, since in tuple(self._serving.items()):
             if time.monotonic() - since > limits.METRICS_REQUEST_TIMEOUT_S:
-                with suppress(OSError):  # it has just been closed
+                with suppress(OSError):  # the request has just been closed
                     request.shutdown(socket.SHUT_RDWR)
 
     def _serve(self, request: Any, client_address: Any) -> None:

@@ -11,7 +11,7 @@ from typing import Final
 from sidestep.provider.arena import pid_namespace_of
 
 _PROC: Final = Path("/proc")
-# How Docker, containerd, CRI-O, podman, LXC and systemd-nspawn name the cgroup of a container. That of a
+# Names that Docker, containerd, CRI-O, podman, LXC and systemd-nspawn give the cgroup of a container. That of a
 # pod of podman is around those of its containers.
 _CONTAINER: Final = re.compile(
     r"(?:^|[/:-])(?<!/libpod_parent/)([0-9a-f]{64})(?:\.scope)?(?:/|$)|/lxc(?:\.payload\.|/)([\w.-]+)|/machine-([\w.-]+)\.scope(?:/|$)",

@@ -94,7 +94,7 @@ def _held(pid: int) -> dict[str, int]:
     found = dict[str, int]()
     with suppress(OSError), os.scandir(f"/proc/{pid}/fd") as entries:
         for entry in entries:
-            with suppress(FileNotFoundError):  # it has just been closed
+            with suppress(FileNotFoundError):  # the descriptor has just been closed
                 kind, _, inode = os.readlink(entry.path).partition(":")  # noqa: PTH115 - no path, a name
                 if kind == "socket":
                     found.setdefault(inode[1:-1], int(entry.name))
@@ -119,7 +119,7 @@ def is_here(address: Address, pid: int) -> bool:
             routes = Path(f"/proc/{pid}/net/fib_trie").read_text(encoding="ascii")
             return re.search(rf"\|-- {re.escape(str(address))}\n\s+/32 host LOCAL", routes) is not None
         return address.packed.hex() in Path(f"/proc/{pid}/net/if_inet6").read_text(encoding="ascii")
-    except OSError:  # it has gone; or there is no IPv6 here
+    except OSError:  # the process has gone; or there is no IPv6 here
         return False
 
 
@@ -229,7 +229,7 @@ class Process:
             uid = Path(f"/proc/{self.pid}").stat().st_uid
         except PermissionError:
             return Judgement.of(Outside.HIDDEN)
-        except OSError:  # it ended while it was looked at
+        except OSError:  # the process ended meanwhile
             return Judgement.of(Outside.GONE)
         if mapped and environ.get(config.ENV_DISABLE) == "1":
             return Judgement.of(Outside.DISABLED, remedy=self.command)

@@ -33,7 +33,7 @@ class Decision:
     """The policy's decision about a connection."""
 
     target: str  # `both`, `tcp`, or the name of an offload protocol
-    rule: Rule | None  # the rule that says so; None: no rule matched
+    rule: Rule | None  # the rule that decides; None: no rule matched
 
     @property
     def over(self) -> str:

@@ -9,7 +9,7 @@ from typing import Final
 
 from sidestep import limits
 
-_FDS_PER_CLIENT: Final = 2  # its connection and its arena
+_FDS_PER_CLIENT: Final = 2  # the connection and the arena
 _FDS_PER_OFFER: Final = 4  # segment, doorbell, doorbell page, UDP socket
 _FDS_PER_CLAIM: Final = 3  # while its path is proven: doorbell, doorbell page, UDP socket
 

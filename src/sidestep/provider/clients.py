@@ -58,7 +58,7 @@ class Client:
     uid: int
     accepted_at: float  # monotonic seconds
     at_home: bool = (
-        False  # it has shown that it is in no container: by a socket of our network namespace, and its number
+        False  # the client is in no container: a socket of our network namespace, and its number, have shown it
     )
     subject: Subject = NOBODY  # as policies see it; known from its HELLO on
     kind: Kind = Kind.NEW

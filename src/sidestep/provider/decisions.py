@@ -213,7 +213,7 @@ class Decisions:
         named = ruling.target != BOTH
         for protocol in self._named(ruling.target) if named else self._protocols.each():
             if not (named or protocol.capabilities.local or self._remote):
-                continue  # it is for other hosts, of which there are none
+                continue  # for other hosts, of which there are none
             if 0 in numbers or protocol.ip_protocol in numbers:
                 yield protocol
 
@@ -294,7 +294,7 @@ def names_of(pid: int, *, near: bool) -> tuple[str, ...]:
     for read in (_command_name, _comm, _executable) if near else (_comm, _executable):
         try:
             name = read(process)
-        except OSError:  # it has gone, or its user hides it from us
+        except OSError:  # the process has gone, or its user hides it from us
             continue
         if name and name not in names:
             names.append(name)

@@ -55,7 +55,7 @@ class PolicyFiles:
         self._globs: list[Glob] = []
         self.policy = Policy()
         self.errors: tuple[Problem, ...] = ()  # of the files as they are now
-        self.generation = 0  # how often they were read
+        self.generation = 0  # number of times they were read
         self.blind: str | None = None  # why a change might not be noticed
         try:
             self._watch = FileWatch()

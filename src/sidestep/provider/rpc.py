@@ -70,7 +70,7 @@ class Message:
         return layout.pack("rpc_msg", magic=layout.RPC_MAGIC, **fields)
 
 
-_FD: Final = array("i")  # how the kernel lists descriptors
+_FD: Final = array("i")  # form in which the kernel lists descriptors
 _FIELDS: Final = tuple(Message.__dataclass_fields__)
 
 

@@ -16,7 +16,7 @@ from typing import Final
 from sidestep.config import check_public_dir, make_private_dir
 from sidestep.errors import Unavailable
 
-READY: Final = b"ready"  # it listens
+READY: Final = b"ready"  # the provider listens
 BUSY: Final = b"busy"  # another provider has the lock
 _BACKLOG: Final = 1024  # shims connect without waiting; beyond it they try again later
 

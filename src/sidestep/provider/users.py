@@ -104,7 +104,7 @@ class Lineage:
         if client.pid <= 0 or client in self or (pidfd := _process(client)) is None:
             return  # 0: in a pid namespace that we do not see
         if client.pid in self._pidfds:
-            self._forget(client.pid)  # it has ended, and its number is another's
+            self._forget(client.pid)  # that process has ended, and its number is another's
         if len(self._pidfds) >= self._processes_max:
             self._forget(next(iter(self._pidfds)))
         self._pidfds[client.pid] = pidfd

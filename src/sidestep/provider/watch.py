@@ -119,7 +119,7 @@ class FileWatch:
         try:
             interest.number = self._inotify.add_watch(directory, interest.mask)
         except OSError as error:
-            if error.errno in (errno.ENOENT, errno.ENOTDIR):  # it has just gone; look again where the way leads
+            if error.errno in (errno.ENOENT, errno.ENOTDIR):  # the directory has just gone; follow the path again
                 return True
             if interest.names:
                 self.blind = f"{directory} cannot be watched: {error.strerror}"

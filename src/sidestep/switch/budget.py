@@ -27,7 +27,7 @@ class ChannelBudget:
         self.limit_bytes = limit_bytes
         self._owner_max = owner_max or (lambda _: limit_bytes)
         self._of_owner: Counter[int] = Counter()
-        self._granted: dict[bytes, tuple[int, float, int]] = {}  # segment id -> bytes, when, to whom
+        self._granted: dict[bytes, tuple[int, float, int]] = {}  # segment id -> bytes, time, owner
         self._spilled: Counter[bytes] = Counter()  # segment id -> bytes beside those
         self._swept_at = float("-inf")
         self._long = GRANTS_UNSWEPT  # entries at which a sweep is worth its while

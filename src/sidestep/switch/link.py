@@ -62,7 +62,7 @@ class Link(Protocol):
         `on_gone` is called once, when the other end has all of it or will never have it, within seconds.
         """
 
-    buffered: bool  # its data is copied into messages: advertised memory would keep it from being lent
+    buffered: bool  # data is copied into messages: advertised memory would keep the link from being lent
 
     @property
     def under_way(self) -> int:
@@ -129,7 +129,7 @@ class Carried(Protocol):
         """Takes note that the other side has finished; `break_off` is next, unless it is over by that."""
 
     def break_off(self) -> int | None:
-        """Breaks the link off: returns the bytes that count as arrived over it, always the same; None: it is over."""
+        """Handles a broken link: returns the bytes that count as arrived over it, always the same; None: it is over."""
 
     def handle_arrived(self, count: int | None) -> bool:
         """Takes the number of bytes that arrived at the other side; None: unknown. Returns False if it is over now."""

@@ -40,7 +40,7 @@ class Status:
     state: str  # installed, started, broken, removed
     provided_by: str  # `module:object`
     capabilities: Capabilities | None  # None: not loaded
-    why: str  # it is broken; else empty
+    why: str  # reason if it is broken; else empty
 
     def as_json(self, kind: str) -> dict[str, object]:
         """JSON object for `sidestep provider modules`; `kind` is protocol or transport."""

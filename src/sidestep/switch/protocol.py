@@ -38,7 +38,7 @@ class Capabilities:
     accept: bool = True  # and from the end that accepted it
     self_routing: bool = False  # finds its own way: requests reach it untouched, without a route
     rdma: bool = False  # places bytes into the peer's memory by itself
-    local: bool = True  # can carry a connection both of whose ends are on this host
+    local: bool = True  # can carry a connection with both ends on this host
     remote: bool = False  # and one that leaves it
     opens: bool = False  # opens a connection by itself, in the place of TCP, if a program names it: `PendingConnect`
 
@@ -115,13 +115,13 @@ class Outgoing(Protocol):
     def carry(self, link: Link, profile: Profile | None = None) -> Carried:
         """Carries the connection's bytes over `link` from now on; raises Unavailable.
 
-        `profile`: figures of TCP and the transport; the connection goes back to TCP once these favour TCP. None: never.
+        `profile`: figures of the transport; the connection goes back to TCP once it would gain by that. None: never.
         """
 
     def refuse(self, why: str, *, full: bool = False) -> None:
         """Leaves the connection on TCP; `why` is a half sentence. Does nothing if the connection no longer waits.
 
-        `full`: the protocol has no room now; the connection may be tried again.
+        `full`: only for now, as there is no room for one more.
         """
 
 
@@ -246,7 +246,7 @@ class Services:
     loop: Loop  # calls the module when a descriptor is ready or a time has come; closed after the module's stop
     log: Callable[[str], None]  # takes a line for the provider's log
     remote: RemoteSettings | None  # with which other hosts connections may be carried; None: with none
-    share: Callable[[int, int], int] = lambda whole, _uid: whole  # how much of a bounded thing a user may have
+    share: Callable[[int, int], int] = lambda whole, _uid: whole  # a user's share of a bounded thing
     port_mapper: PortMapper | None = None  # a worker's; None: this is no worker, and a protocol has its own
     start_workers: Callable[[OffloadProtocol, PortMapper], Workers | None] = lambda _carrier, _mapper: None
     """Workers that run this protocol, too, and ask that port mapper; None: it carries everything itself."""

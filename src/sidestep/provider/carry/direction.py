@@ -179,7 +179,7 @@ MACHINES: Final[dict[str, tuple[type[Enum], type[Enum], Mapping[tuple[Any, Any],
 }
 
 BEFORE: Final = frozenset({Out.TCP, Out.INVITED})  # our application has not gone to its ring
-USED: Final = frozenset({Out.INVITED, Out.RING})  # it may send by ring
+USED: Final = frozenset({Out.INVITED, Out.RING})  # the application may send by ring
 AWAITED: Final = frozenset({In.CONSENTED, In.RING})  # bytes may come over the link
 AGAIN: Final = frozenset({Recall.TAKEN, Recall.GRANTED})  # they come by TCP instead
 BY_APPLICATION: Final = frozenset({Recall.WANTED, Recall.GRANTED})  # because it has asked for that

@@ -203,7 +203,7 @@ class _Passage(Stream):
             return
         for one in both:
             try:
-                one.relay.turn(one.relay.side)  # it may have sent more by now
+                one.relay.turn(one.relay.side)  # the application may have sent more by now
             except Exception:
                 one.relay.reset("fault")
                 raise

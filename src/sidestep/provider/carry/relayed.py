@@ -21,7 +21,7 @@ class Relayed(Directions):
     """One connection."""
 
     side: Side
-    lends: ClassVar[bool] = True  # whether the engine may have it
+    lends: ClassVar[bool] = True  # the engine may have it
 
     def __init__(
         self,
@@ -41,9 +41,9 @@ class Relayed(Directions):
         self.ends_here = ends_here  # that count as its own; of two that are joined one counts for both
         self.open = False  # both applications have attached
         self.lost = False  # reset, or over
-        self.checking = False  # whether the kernel is to be asked about its end
+        self.checking = False  # the kernel is to be asked about its end
         self.segment_id = segment_id  # by which a shim's slot names it
-        self.uid = uid  # whose it is
+        self.uid = uid  # the application's user
         self.link = link
         self.on_over: Callable[[], None] = nothing  # called once it is lost: its link has no more to do with it
         self.rounds = False  # our application may consent anew: the other provider has sent ROUNDS
@@ -65,7 +65,7 @@ class Relayed(Directions):
         self._keeping: bytearray | None = None  # where the next of it goes
         # Both directions; none of these restricts later events, except as it says itself
         self.seen = 0  # `Seen` of our application's socket
-        self.asking = False  # its wish to receive by TCP is sent
+        self.asking = False  # the wish of our application to receive by TCP is sent
         self.unanswered = 0  # such words that no ACKED has answered yet
         self.asked = False  # the other application's wish stands, and is answered
         self.failed = False  # reset, for a reason that the other end may not know
@@ -88,7 +88,7 @@ class Relayed(Directions):
         channel = self.side.channel
         try:
             return channel.sent + channel.received + channel.avail
-        except ConnectionResetError:  # its application's count is impossible: its next turn finds out
+        except ConnectionResetError:  # the application's count is impossible: the next turn finds that
             return 0
 
     @abstractmethod
@@ -134,7 +134,7 @@ class Relayed(Directions):
         side = self.side
         self.recall = moved(self.recall, RecallEvent.REFUSED)
         kept, self._kept = memoryview(bytes(self._kept)), bytearray()
-        for piece in side.channel.writable():  # it was seen that there is room
+        for piece in side.channel.writable():  # there is room, as checked before
             part = kept[: len(piece)]
             piece[: len(part)] = part
             kept = kept[len(part) :]

@@ -265,7 +265,7 @@ def _route(frame: Frame) -> Record | None:
     if head.flags & RTM_F_CLONED:
         return None  # the memory of a path, not a route
     if head.flags & RTNH_F_DEAD and not removed:
-        return None  # its interface is down; it goes, or it comes back, with that
+        return None  # a hop whose interface is down goes, or comes back, with that
     attributes = _attributes(frame.data, _ROUTE_LEN)
     return RouteChange(
         Change.REMOVED if removed else Change.ADDED,
@@ -356,7 +356,7 @@ def _hops(head: _RouteHead, attributes: dict[int, bytes], *, with_dead: bool) ->
         length, flags, _, index = _NEXT_HOP.unpack_from(several, offset)
         if not _NEXT_HOP.size <= length <= len(several) - offset:
             raise Malformed(f"a next hop of {length} bytes with {len(several) - offset} left")
-        if with_dead or not flags & RTNH_F_DEAD:  # its interface is down; it comes back with it
+        if with_dead or not flags & RTNH_F_DEAD:  # a hop whose interface is down comes back with it
             own = _attributes(several[offset : offset + length], _NEXT_HOP.size)
             yield Hop(kind, _first_hop(head.family, own), index)
         offset += length + (-length % 4)

@@ -164,7 +164,7 @@ class Network:
         return known.answer
 
     def _remember(self, question: RouteQuestion, answer: _Cached) -> None:
-        self._cache.pop(question, None)  # it goes to the end
+        self._cache.pop(question, None)  # the answer moves to the end
         if len(self._cache) >= limits.ROUTES_CACHED_MAX:
             del self._cache[next(iter(self._cache))]
         self._cache[question] = answer

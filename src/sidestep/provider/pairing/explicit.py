@@ -191,7 +191,7 @@ class ExplicitSockets:
         """The protocols that an explicit socket of this number and family is for."""
         for protocol in self.protocols.each():
             if not (protocol.capabilities.local or self.services.remote):
-                continue  # it is for other hosts, of which there are none
+                continue  # for other hosts, of which there are none
             fits = endpoint.address.version in protocol.capabilities.families
             if fits and number in (IPPROTO_OFFLOAD_ANY, protocol.ip_protocol):
                 yield protocol

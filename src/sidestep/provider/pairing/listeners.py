@@ -122,7 +122,7 @@ def _processes() -> Iterator[int]:
 def _holds(pid: int, wanted: str) -> bool:
     try:
         return any(_link(entry) == wanted for entry in (_PROC / str(pid) / "fd").iterdir())
-    except OSError:  # it has gone, or may not be looked into
+    except OSError:  # the process has gone, or may not be looked into
         return False
 
 

@@ -27,7 +27,7 @@ class RemoteOffer:
 
     shared: Shared
     offer: Offer[Brought]
-    profile: Profile | None  # by whose figures it has to gain
+    profile: Profile | None  # figures by which it has to gain
 
     def reach_out(self, carrier: OffloadProtocol) -> None:
         """Has the protocol find the other end."""

@@ -47,7 +47,7 @@ class Shared:
     services: Services
     send: Callable[..., bool]
     hub: Hub
-    prover: SocketProver  # whether the ends of connections through the provider are still held
+    prover: SocketProver  # proves that the ends of connections through the provider are still held
     closing: bool = False  # no more offers are taken in
 
     def need_home(self, *netns_cookies: int) -> None:

@@ -35,7 +35,7 @@ class Record:
 
     LAYOUT: ClassVar[Struct]
     FDS: ClassVar[int] = 0  # descriptors beside it
-    TEXT: ClassVar[bool]  # whether its last field is one
+    TEXT: ClassVar[bool]  # the last field is one
 
     def __init_subclass__(cls) -> None:
         dataclass(frozen=True)(cls)
@@ -206,7 +206,7 @@ class Counted(Record):
     """A counter has grown by one."""
 
     name_len: U8
-    text: Text  # its name, and behind it the reason
+    text: Text  # a counter's name, and behind it the reason
 
 
 class Tell(Record):

@@ -69,8 +69,8 @@ class Delegated:
     uid: int  # the client's user
     fds: tuple[int, ...]  # the application's segment, doorbell and its page, until `taken` or `refuse` was called
     taken: Callable[[bytes, Sequence[int]], bool]  # gives the doorbell to ring from now on; False: it is not wanted
-    refuse: Callable[[], object]  # it stays on TCP; does nothing once it has been `taken`
-    over: Callable[[], object]  # it was carried and is not any more, or was not `taken`
+    refuse: Callable[[], object]  # leaves it on TCP; does nothing once it has been `taken`
+    over: Callable[[], object]  # the end was carried and is not any more, or was not `taken`
 
 
 class Delegable(Protocol):
@@ -246,7 +246,7 @@ class WorkerSlot:
 
         self._pool.services.loop.call_later(limits.WORKER_ASKED_S, give_up)
 
-    # ---- what it says ----
+    # ---- messages of the worker ----
 
     def _heard(self, record: Record, descriptors: Descriptors) -> None:
         running = self.running

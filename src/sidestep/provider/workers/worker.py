@@ -161,7 +161,7 @@ class Worker:
         if self._delegated.pop(number, None) is not None:
             self.ipc.send(messages.Refused(number))
 
-    # ---- what the provider says ----
+    # ---- messages of the provider ----
 
     def _heard(self, record: Record, descriptors: Descriptors) -> None:
         handler = self._HANDLERS.get(type(record))
