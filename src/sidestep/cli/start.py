@@ -115,7 +115,7 @@ def _log_file() -> Path | None:
 
 
 def _note(text: str, log: Path | None) -> None:
-    """Says what is so by the program's nature: to a terminal and the log, but not into the output of a script."""
+    """Reports a lasting cause: to a terminal and the log, but not into the output of a program."""
     if sys.stderr.isatty():
         _warn(text)
     if log is not None:

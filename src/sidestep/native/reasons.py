@@ -45,7 +45,7 @@ REMEDY: Final[dict[Reason, str]] = {
     Reason.PEER_VIOLATION: "look at the other end: it wrote into shared memory what no shim writes",
     Reason.REFUSED_BY_PROVIDER: "sidestep provider status: its offer_refused counters name the reason",
     Reason.WAITER_IN_KERNEL: _NO_NEED + "it is promoted when that call returns",
-    Reason.UNUSUAL_OPTION: "do without the socket option, or read what MSG_ERRQUEUE has to tell of SO_ZEROCOPY",
+    Reason.UNUSUAL_OPTION: "do without the socket option, or read the notifications of SO_ZEROCOPY by MSG_ERRQUEUE",
     Reason.ASYNC_SIGNAL_IO: "let the program wait by poll or epoll instead of SIGIO",
     Reason.ASYNC_IO: "let the program use recv() and send() instead of aio_read(), aio_write() or io_submit()",
     Reason.UNCOVERED: _NO_NEED + "TCP is what is safe then",

@@ -136,7 +136,7 @@ class Explainer:
     """One look at this host; all its explanations are of about the same moment."""
 
     def __init__(self, socket_path: Path) -> None:
-        """Asks the provider; without one, `provider_missing` says so and the kernel's view is left."""
+        """Asks the provider; without one, `provider_missing` has the error and the kernel's view is left."""
         self._socket_path = socket_path
         self.provider_missing: Unavailable | None = None
         try:

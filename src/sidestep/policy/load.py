@@ -46,7 +46,7 @@ def load(place: Path, files: DiskFiles, names: DiskNames, *, required: bool = Tr
 
 
 def compile_all(places: Iterable[Loaded]) -> Policy:
-    """One policy of several places; what an earlier one says comes first. Raises PolicyError if anything is wrong."""
+    """One policy of several places; rules of an earlier one come first. Raises PolicyError if anything is wrong."""
     found = list(places)
     problems = [problem for one in found for problem in one.problems]
     if problems:

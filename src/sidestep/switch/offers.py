@@ -110,7 +110,7 @@ class OfferTable(Generic[BroughtT]):
         return None
 
     def handle_offer(self, offer: Offer[BroughtT], *, now: float) -> Refusal | None:
-        """Takes an offer in, or says why not. `now`: monotonic seconds, never less than before."""
+        """Takes an offer in, or returns the refusal. `now`: monotonic seconds, never less than before."""
         if refusal := self.check(offer.client, offer.token, offer.key, offer.owner):
             return refusal
         self._by_key[offer.key] = (now + self._expiry_s, offer)

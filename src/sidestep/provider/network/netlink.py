@@ -98,7 +98,7 @@ _KIND_ERRORS: Final = {
 
 
 class Malformed(Exception):
-    """A netlink message that cannot be what it says it is."""
+    """A netlink message that breaks its own format."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -265,7 +265,7 @@ def _route(frame: Frame) -> Record | None:
     if head.flags & RTM_F_CLONED:
         return None  # the memory of a path, not a route
     if head.flags & RTNH_F_DEAD and not removed:
-        return None  # a hop whose interface is down goes, or comes back, with that
+        return None  # a route whose interface is down goes, or comes back, with it
     attributes = _attributes(frame.data, _ROUTE_LEN)
     return RouteChange(
         Change.REMOVED if removed else Change.ADDED,

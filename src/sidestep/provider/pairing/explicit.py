@@ -254,7 +254,7 @@ class ExplicitSockets:
             self.protocols.fail(protocol.name, error)
 
     def _end(self, lease: Lease) -> None:
-        """The pipe says something, which can only be its end; or the provider stops."""
+        """Ends a lease: its pipe has shown its end, or the provider stops."""
         if lease not in self._leases:
             return  # `_end_left` was first; its descriptor's number may be another's by now
         self._leases.discard(lease)
@@ -267,7 +267,7 @@ class ExplicitSockets:
             self._let_go(protocol, lease.endpoint)
 
     def _end_left(self, port: int) -> None:
-        """Ends what has been let go of at this port and not been looked at yet: its successor may be asking."""
+        """Ends leases of this port whose pipes have ended unnoticed: the next socket there may be asking."""
         of_port = {lease.fd: lease for lease in self._leases if lease.endpoint.port == port}
         poller = select.poll()
         for fd in of_port:

@@ -66,7 +66,7 @@ class Segments:
 
     @contextmanager
     def made(self, segment_id: bytes, ring_size: tuple[int, int], uid: int) -> Iterator[int]:
-        """Makes a segment for the time of the block; an exception in the block frees its memory. Raises Unavailable."""
+        """Makes a segment, open within the block; an exception there frees its memory. Raises Unavailable."""
         segment = self.make(segment_id, ring_size, uid)
         try:
             yield segment

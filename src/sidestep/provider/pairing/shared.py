@@ -90,7 +90,7 @@ class Shared:
         )  # fmt: skip
 
     def claimed(self, offer: Offer[Brought], doorbell: Sequence[int], counted: tuple[str, ...], **told: Any) -> bool:
-        """Answers an offer that has been served, and closes its descriptors, passed on by now. False: no maker."""
+        """Answers an offer that has been served, and closes its descriptors. False: its maker is gone."""
         self.offers.handle_claimed(offer)
         self.registry.handle_removed(offer.brought.bucket)
         offer.brought.close()
