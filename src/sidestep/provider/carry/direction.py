@@ -4,9 +4,9 @@ Theory of operation. `layout.Tx` and `layout.Rx` have the states of a connection
 them, with five small machines for each of its ends. `Out` is the direction from our application to the link, `In` the
 one from the link to our application. Either may be called off while bytes are under way. For `Out` that is a state, as
 nothing more is sent then. For `In` it is a machine of its own (`Recall`), as the other end may send any word until it
-knows of that. The end of an application's direction (`Ending`) goes on in any state of its ring, since it ends TCP as well.
-There is one for ours, as far as the other provider knows, and one for theirs, as far as we know. `Leaving` says which
-of the two providers goes.
+knows of that. The end of an application's direction (`Ending`) goes on in any state of its ring, since it ends TCP as
+well. There is one for ours, as far as the other provider knows, and one for theirs, as far as we know. `Leaving` says
+which of the two providers goes.
 
 The provider passes on the words that the two shims would exchange in a segment, each behind the bytes that it follows:
 """
