@@ -138,6 +138,7 @@ def counts() -> Counter[tuple[Rule, bool]]:
     return Counter((rule, text.between) for rule, text in offenders())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("between", [False, True], ids=["one_host", "between_hosts"])
 @pytest.mark.parametrize("rule", Rule, ids=lambda rule: rule.name.lower())
 def test_prose_gets_plainer(rule: Rule, between: bool, counts: Counter[tuple[Rule, bool]]) -> None:
