@@ -92,8 +92,9 @@ def docstrings() -> Iterator[Text]:
     for path in sorted(SOURCE.rglob("*.py")):
         name = str(path.relative_to(SOURCE))
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-            described = isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef)
-            if described and (text := ast.get_docstring(node)):
+            if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef) and (
+                text := ast.get_docstring(node)
+            ):
                 yield Text(f"{name} {getattr(node, 'name', '')}", text, name.startswith(BETWEEN))
 
 
