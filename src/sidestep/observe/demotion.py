@@ -66,7 +66,7 @@ class Outcome:
 
     @property
     def done(self) -> bool:
-        """True if the order was followed."""
+        """True if the connection is as it was asked to be."""
         return self.result in _DONE
 
     def as_json(self) -> dict[str, Any]:
