@@ -1,4 +1,4 @@
-"""The errors of sidestep, by who must act. Each carries what happened and, where there is one, the remedy."""
+"""Errors of sidestep, by the party that must act. Each carries what happened and, where there is one, the remedy."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class LimitReached(SidestepError):
 
 
 class Unavailable(SidestepError):
-    """Something needed is not there; the next way, at worst plain TCP, may be tried."""
+    """The error of a missing part; the next way, at worst plain TCP, may be tried."""
 
 
 class InternalError(SidestepError):

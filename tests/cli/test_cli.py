@@ -376,7 +376,7 @@ def test_ss_prints_one_json_document(listed: Callable[..., Any]) -> None:
     found = json.loads(listed("--json").stdout)["connections"]
     assert [one["state"] for one in found] == ["promoted", "pinned", "native"]
     assert [one["reason"] for one in found] == [None, "URGENT_DATA", "YOUNG"]
-    assert found[1]["why"] == "it uses urgent (out-of-band) data"
+    assert found[1]["why"] == "the program uses urgent (out-of-band) data"
     assert found[2]["local"] == "[::1]:3000"
     assert set(found[0]) == {
         "pid", "program", "fd", "local", "remote", "role", "state", "reason", "why", "segment", "tx", "rx", "doorbells",
@@ -393,7 +393,7 @@ def test_ss_prints_a_table_with_the_reason_in_words(listed: Callable[..., Any]) 
     assert "promoted" in lines[1]
     assert "100/4 ring" in lines[1]
     assert "1.2M/12 tcp" in lines[2]
-    assert "it uses urgent (out-of-band) data" in lines[2]
+    assert "the program uses urgent (out-of-band) data" in lines[2]
     assert "\x1b" not in "".join(lines)
 
 

@@ -14,7 +14,7 @@ import sys
 
 from sidestep.errors import SidestepError
 
-# Name -> what the help page says of it, and the module that defines a click command of that name. In the page's order.
+# Name -> its line of the help page, and the module that defines a click command of that name. In the page's order.
 SECTIONS = {
     "Programs and their connections": {
         "run": ("Run a program under sidestep.", "sidestep.cli.run"),
@@ -42,7 +42,7 @@ SECTIONS = {
     },
 }
 COMMANDS = {name: known for section in SECTIONS.values() for name, known in section.items()}
-# Of the libraries that are not installed with every sidestep: what pip brings them by.
+# Libraries that are not installed with every sidestep, and the extras by which pip brings them.
 EXTRAS = {"pcapng": "capture", "prometheus_client": "metrics", "rich": "top", "textual": "top"}
 
 DEBIAN_MODULES = "/usr/lib/python3/"  # where Debian's packages are, and pip may not install

@@ -46,7 +46,7 @@ _SNAPLEN_MIN = 14  # a header of Ethernet
     "--as",
     "form",
     type=click.Choice(("sdp", "iwarp")),
-    help="As what it is written. [default: sdp with -i HOST:PORT, else iwarp]",
+    help="Form of the file. [default: sdp with -i HOST:PORT, else iwarp]",
 )
 @click.option("-s", "--snaplen", type=click.IntRange(_SNAPLEN_MIN), metavar="BYTES", help="Keep so much of each frame.")
 @click.option(
@@ -107,9 +107,9 @@ def capture(
                 for _ in _turns(remote, writer, stopped, frames_max, until):
                     stream.flush()
             writer.close()
-    except BrokenPipeError:  # whoever read it has seen enough
+    except BrokenPipeError:  # the reader has seen enough
         if file == "-":
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what is buffered goes nowhere at exit
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # buffered output goes nowhere at exit
         sys.exit(0)
     except OSError as error:
         raise Unavailable(f"{file} cannot be written: {error.strerror}") from error
@@ -117,7 +117,7 @@ def capture(
 
 
 def _is_end(text: str) -> bool:
-    """Whether it is HOST:PORT, and no device: the names of a provider's have an @."""
+    """True if `text` is HOST:PORT, and no device: the names of a provider's have an @."""
     return ":" in text and "@" not in text
 
 

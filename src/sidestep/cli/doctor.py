@@ -43,7 +43,7 @@ def doctor(programs: tuple[str, ...], socket: Path, as_json: bool) -> None:
 def check(command: tuple[str, ...], socket: Path, as_json: bool) -> None:
     """Predict, before it is deployed, whether PROGRAM's connections can be promoted here; ARGs are not looked at.
 
-    Looks at the program's file and libraries, and tries in this place what the shim would do: run it in the container,
+    Looks at the program's file and libraries, and tries in this place what the shim would do. Run it in the container,
     as the user and with the limits that PROGRAM will have. PROGRAM is not run. Options stand before PROGRAM.
 
     Exit code 1 if its connections would stay on TCP, else 0.

@@ -21,10 +21,10 @@ _MARGIN = 2  # between a heading's colon and its text
 def explain(what: Query | None, socket: Path, as_json: bool) -> None:
     """Explain connections: what carries them, since which byte and at what saving; or what keeps them on TCP.
 
-    WHAT is a process (PID), one of its descriptors (PID/FD), HOST:PORT, :PORT, or the name of a program; connections
+    WHAT is a process (PID), one of its descriptors (PID/FD), HOST:PORT, :PORT, or the name of a program. Connections
     that are not under sidestep, and listening sockets, are then explained as well. Left out: every connection under
-    sidestep. "saved" counts system calls that were not made: one for each message by ring, less those that sidestep
-    makes by itself: to sleep, to wake the other end, to ask the kernel while it spins, to yield, to change epoll sets.
+    sidestep. "saved" counts system calls that were not made: one for each message by ring, less the shim's own. Its own
+    are calls to sleep, to wake the other end, to ask the kernel while it spins, to yield, to change epoll sets.
 
     Exit code 1 if nothing such is found, or no provider answers and WHAT is left out.
     """

@@ -50,7 +50,7 @@ def ring_size_option(default: str | None, text: str) -> Callable[[CommandT], Com
     )  # fmt: skip
 
 
-# Which connections; see `matching`.
+# Choice of connections; see `matching`.
 selection_options = together(
     click.option("--pid", type=int, multiple=True, help="Only connections of this process. May be repeated."),
     click.option("--program", multiple=True, help="Only connections of programs of this name. May be repeated."),
@@ -61,7 +61,7 @@ selection_options = together(
 def matching(
     pid: tuple[int, ...], program: tuple[str, ...], port: tuple[int, ...], address: tuple[str, ...] = ()
 ) -> Callable[[Connection], bool]:
-    """Whether a connection is one of those that were chosen; what is empty leaves nothing out."""
+    """Test for connections that were chosen; an empty choice leaves nothing out."""
     ports = {str(number) for number in port}
 
     def wanted(found: Connection) -> bool:
@@ -82,9 +82,8 @@ socket_option = click.option(
     type=click.Path(path_type=Path),
     callback=lambda _ctx, _param, value: config.socket_path(value),
     help=(
-        "Socket of the provider, in a directory of mode 0700, which is made if missing (default: "
-        f"${config.ENV_SOCKET}, else {config.SYSTEM_SOCKET} if it answers, else one in the user's runtime "
-        "directory)."
+        f"Socket of the provider (default: ${config.ENV_SOCKET}, else {config.SYSTEM_SOCKET} if it answers, else one "
+        "in the user's runtime directory). Its own directory has mode 0700, and is made if missing."
     ),
 )
 

@@ -51,7 +51,7 @@ def _installed() -> list[str]:
 
 @click.group()
 def policy() -> None:
-    """Which connections are offloaded: check the rules, try a connection, watch decisions.
+    """Rules about offloading: check them, try a connection, watch decisions.
 
     Rules are read from $SIDESTEP_POLICY, else ~/.config/sidestep/policy.conf, and then from /etc/sidestep/policy.conf.
     The first that matches decides.
@@ -106,7 +106,7 @@ def _count(number: int, what: str) -> str:
 @click.argument("role", type=click.Choice([*ROLE_WORDS]))
 @click.argument("program")
 @click.argument("endpoint", metavar="ADDRESS:PORT")
-@click.option("--user", metavar="NAME|UID", help="As a program of this user (default: yours).")
+@click.option("--user", metavar="NAME|UID", help="User of PROGRAM (default: you).")
 @click.option("--file", "files", type=click.Path(path_type=Path), multiple=True,
               help="Ask these rules, not those in force. May be repeated.")  # fmt: skip
 @socket_option
@@ -136,7 +136,7 @@ def test(
         found["route"] = _route_from_here(where, uid)
     found["device"] = device_of(found["route"]["interface"]) if found["route"] else None
     found["note"] = None
-    within = found.pop("within_namespace", False)  # without a provider nobody knows which one there will be
+    within = found.pop("within_namespace", False)  # without a provider it is not known which one there will be
     leaves = bool(found["route"]) and not found["route"]["local"]
     if leaves and within:
         found["why"] = (
@@ -162,7 +162,7 @@ def parse_endpoint(text: str) -> Endpoint:
 
 
 def _identity(user: str | None) -> tuple[int, frozenset[int]]:
-    """The uid and groups of a user; None: of whoever asks."""
+    """The uid and groups of a user; None: of the caller."""
     if user is None:
         return os.geteuid(), frozenset({os.getegid(), *os.getgroups()})
     try:
@@ -183,7 +183,7 @@ def _decide_here(places: Places, role: Role, subject: Subject, where: Endpoint) 
 
 
 def _route_from_here(where: Endpoint, uid: int) -> dict[str, Any] | None:
-    """The kernel's way there; None if there is none, or this kernel does not tell."""
+    """The kernel's way there; None if there is none, or this kernel does not show it."""
     try:
         with closing(Network(lambda _: None)) as network:
             return network.route(where.address, uid=uid).as_json()
@@ -193,7 +193,7 @@ def _route_from_here(where: Endpoint, uid: int) -> dict[str, Any] | None:
 
 
 def verdict_lines(found: dict[str, Any]) -> list[str]:
-    """What would become of a connection, in words."""
+    """Decision about a connection, in words."""
     verb = "connecting to" if found["role"] == "connect" else "accepting at"
     who = f"{printable(found['program'])} of uid {found['uid']}"
     lines = [

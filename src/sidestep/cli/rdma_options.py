@@ -1,4 +1,4 @@
-"""What the tools of `sidestep rdma` have in common: options, opening devices, finding the server, sizes."""
+"""Common parts of the tools of `sidestep rdma`: options, opening devices, finding the server, sizes."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ class ToolClient:
     def connect(
         self, server: HostPort, make: Callable[[ToolDevice, Callable[[str], object]], TalkT], timeout_s: float
     ) -> TalkT:
-        """Tries each address of the server; raises what stood against the last one."""
+        """Tries each address of the server; raises the error of the last one."""
         problem: Unavailable | None = None
         for address in resolve(server.host):
             place = HostPort(address, server.port)
@@ -122,7 +122,7 @@ class ToolClient:
         return found[0] if found else {}
 
     def stop(self) -> None:
-        """The user does not want to wait any more."""
+        """Stops the session, as the user does not want to wait any more."""
         self.session.stopped = True
 
     def _close_device(self) -> None:
@@ -135,6 +135,6 @@ class ToolClient:
 
 
 def flush() -> None:
-    """Lines are seen as they come, also in a pipe; whoever read them may have gone."""
+    """Flushes stdout, so that lines are seen as they come, also in a pipe; its reader may have gone."""
     with suppress(BrokenPipeError):
         sys.stdout.flush()

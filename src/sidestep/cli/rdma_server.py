@@ -16,7 +16,7 @@ from sidestep.rdma.tools.terms import DEFAULT_PORT
 
 
 @click.command()
-@click.option("--address", metavar="HOST", help="Where to listen (default: all addresses of this host).")
+@click.option("--address", metavar="HOST", help="Address to listen at (default: all addresses of this host).")
 @click.option("--port", type=click.IntRange(0, 65535), default=DEFAULT_PORT, show_default=True,
               help="TCP port; 0: any that is free.")  # fmt: skip
 @device_options

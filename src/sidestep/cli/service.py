@@ -51,7 +51,7 @@ def _units(user: bool, root: Path | None) -> Units:
 @click.option("--restart", is_flag=True, help="Restart the service, so that it is under sidestep at once.")
 @_units_options
 def enable(unit: str, dry_run: bool, restart: bool, user: bool, root: Path | None) -> None:
-    """Write the drop-in of UNIT. What the service's sandbox denies to sidestep is allowed there, and told."""
+    """Write the drop-in of UNIT. It allows what the service's sandbox denies to sidestep; each such line is shown."""
     units = _units(user, root)
     found = units.find(unit)
     socket = config.socket_path() if user else config.SYSTEM_SOCKET

@@ -1,4 +1,4 @@
-"""How results are shown: as JSON or as lines, numbers in few characters, foreign text that cannot move the cursor."""
+"""Output of results: as JSON or as lines, numbers in few characters, foreign text that cannot move the cursor."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def show(
 
 
 def schema() -> str:
-    """Of what the running command prints by --json; docs/reference/schemas has a file for each command."""
+    """Schema of the running command's --json; docs/reference/schemas has a file for each command."""
     names: list[str] = []
     context = click.get_current_context()
     while context.parent is not None:

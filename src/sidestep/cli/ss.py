@@ -33,9 +33,7 @@ _TERMINAL_COLUMNS: Final = ("PROGRAM", "PID", "FD", "CONNECTION", *COLUMNS[COLUM
 @click.command()
 @selection_options
 @click.option("--state", type=click.Choice(STATES), multiple=True, help="Only this state. May be repeated.")
-@click.option(
-    "--ended", "over", is_flag=True, help="Those that have ended, as far as they are known; the oldest first."
-)
+@click.option("--ended", "over", is_flag=True, help="Ended connections, as far as they are known; the oldest first.")
 @socket_option
 @json_option
 def ss(
@@ -52,9 +50,9 @@ def ss(
     Bytes and messages are counted by path, ring or TCP. BELLS: wake-ups sent to the other end, SLEEPS and SPINS: how
     waits ended, each per message. On a terminal an arrow leads from the end that connected.
 
-    A place in a program's memory is used again, so of those that have ended there is the last one of each place: of
-    programs that run, and of those that ended while this provider ran, of which it remembers 1000 connections. Their
-    STATE is promoted if they ever were.
+    Each place in a program's memory is used again, so --ended shows only the last connection of each place. The
+    provider remembers 1000 connections of programs that ended while it ran. STATE is promoted if the connection ever
+    was.
 
     Exit code 1 if no provider answers.
     """
@@ -128,7 +126,7 @@ def _link(one: Connection) -> str:
 
 
 def _queue_pair(link: dict[str, Any]) -> str:
-    """Of devices whose queue pairs have numbers that the other end knows."""
+    """Queue pair of a link, if its device has numbers that the other end knows."""
     found = link.get("queue_pair", {})
     return f", queue pair {found['number']} to {found['remote_number']}" if "remote_number" in found else ""
 

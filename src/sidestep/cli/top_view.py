@@ -1,4 +1,4 @@
-"""What `sidestep top` shows, as text: the same lines for the live screen and for `--once`."""
+"""Text of `sidestep top`: the same lines for the live screen and for `--once`."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from sidestep.observe.device_totals import DeviceActivity
 from sidestep.observe.links import line, summary
 from sidestep.observe.traffic import Activity, Rate, View
 
-_STATES: Final = ("promoted", "attached", "offered", "native", "pinned")  # in the order in which they are told
+_STATES: Final = ("promoted", "attached", "offered", "native", "pinned")  # in the order in which they are shown
 
-# How rows may be ordered: the busiest first, or by what they are.
+# Orders of the rows: the busiest first, or by name.
 SORTS: Final[Mapping[str, Callable[[Activity], tuple[object, ...]]]] = {
     "messages": lambda one: (-one.rate.messages, -one.rate.payload_len),
     "bytes": lambda one: (-one.rate.payload_len, -one.rate.messages),
@@ -173,7 +173,7 @@ def _ends(one: Connection) -> str:
     """Both ends; no host where it is the loopback address, and that of the remote end only where it is another."""
     (host, _, port), (other_host, _, other_port) = one.local.rpartition(":"), one.remote.rpartition(":")
     if port == "0":
-        return "(not offered)"  # nobody has needed its addresses yet
+        return "(not offered)"  # no program has needed its addresses yet
     shown = "" if host in _LOOPBACK else host
     return f"{shown}:{port} {one.arrow} {'' if other_host == host else other_host}:{other_port}"
 

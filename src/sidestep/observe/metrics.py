@@ -1,14 +1,14 @@
-"""Metrics for Prometheus: what the connections, the programs and the provider are about, when they are asked for.
+"""Metrics for Prometheus: the state of connections, programs and the provider at the time of the scrape.
 
-A process of its own serves them, so the provider keeps its one thread and no HTTP; looking costs it a few short
+A process of its own serves them, so the provider keeps its one thread and no HTTP. Looking costs it a few short
 requests a scrape, and nothing between scrapes. The exporter keeps the totals, as a Prometheus counter must not go down.
-An ended connection is there to be counted until its place in the program's memory is used again, or the provider
-forgets it: where many come and go between two scrapes, some are not counted; scrape more often to lose less. Both ends
-of a connection are counted where both are under sidestep.
+An ended connection is counted if a scrape finds it before its place in the program's memory is used again, or the
+provider forgets it. Where many come and go between two scrapes, some are not counted; scrape more often to lose less.
+Both ends of a connection are counted where both are under sidestep.
 
 No label has an unbounded set of values: there are no series of single connections or programs; `sidestep top` has them.
-Links to other hosts are summed up by protocol, device and host (`sidestep.observe.links`), what RDMA devices count by
-device (`sidestep.observe.device_totals`).
+Links to other hosts are summed up by protocol, device and host (`sidestep.observe.links`), the counters of RDMA devices
+by device (`sidestep.observe.device_totals`).
 """
 
 from __future__ import annotations
@@ -77,14 +77,14 @@ class Exporter(Collector):
         self.registry.register(self)
 
     def describe(self) -> Iterable[Metric]:
-        """Nothing: names are not needed before the first scrape."""
+        """Always empty: names are not needed before the first scrape."""
         return ()
 
     def text(self) -> bytes:
         return generate_latest(self.registry)
 
     def collect(self) -> Iterator[Metric]:
-        """Looks, and tells everything; without a provider only that, and the totals so far."""
+        """Looks, and yields all metrics; without a provider only that there is none, and the totals so far."""
         with self._lock:
             try:
                 sample = take_sample(self._socket_path)
@@ -295,10 +295,10 @@ class MetricsServer(WSGIServer):
         threading.Thread(target=self._serve, args=(request, client_address), daemon=True).start()
 
     def service_actions(self) -> None:
-        """Cuts who has had his time: a byte now and then would keep a thread for ever."""
+        """Closes connections whose time is over: a byte now and then would keep a thread for ever."""
         for request, since in tuple(self._serving.items()):
             if time.monotonic() - since > limits.METRICS_REQUEST_TIMEOUT_S:
-                with suppress(OSError):  # it has just been closed
+                with suppress(OSError):  # the request has just been closed
                     request.shutdown(socket.SHUT_RDWR)
 
     def _serve(self, request: Any, client_address: Any) -> None:

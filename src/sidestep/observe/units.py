@@ -29,7 +29,7 @@ _SYSTEM: Final = tuple(map(Path, (
     "/usr/lib/systemd/system", "/lib/systemd/system",
 )))  # fmt: skip
 _USER: Final = tuple(map(Path, ("/etc/systemd/user", "/run/systemd/user", "/usr/lib/systemd/user")))
-_HOMES: Final = (Path("/home"), Path("/root"), Path("/run/user"))  # what ProtectHome= is about
+_HOMES: Final = (Path("/home"), Path("/root"), Path("/run/user"))  # the directories of ProtectHome=
 _TEMPORARY: Final = (Path("/tmp"), Path("/var/tmp"))  # noqa: S108 - what PrivateTmp= is about
 _PREFIXES: Final = "@-:+!|"  # of a command line in ExecStart=
 _YES: Final = frozenset({"1", "yes", "true", "on"})
@@ -66,7 +66,7 @@ class Units(NamedTuple):
 
     @property
     def places(self) -> tuple[Path, ...]:
-        """Where their files are; what stands in the first goes before the others."""
+        """Directories of their files; a file in an earlier one goes before the same in a later one."""
         if not self.user:
             return tuple(self._inside(place) for place in _SYSTEM)
         home = Path(os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config")
@@ -74,7 +74,7 @@ class Units(NamedTuple):
 
     @property
     def running(self) -> bool:
-        """Whether there is a systemd that has read them."""
+        """True if there is a systemd that has read them."""
         manager = Path(os.environ.get("XDG_RUNTIME_DIR", "/nowhere"), "systemd/private") if self.user else _BOOTED
         return self.root == Path("/") and manager.exists()
 
@@ -200,7 +200,7 @@ def wanted(units: Units, unit: Unit, socket: Path) -> Wanted:
 
 
 def _starts(units: Units, unit: Unit) -> list[str]:
-    """Its ExecStart= lines, with the loader where that starts the program; Unavailable if the shim does not get in."""
+    """Lines of ExecStart=, with the loader where that starts the program; Unavailable if the shim is kept out."""
     root = units.root / unit.last("RootDirectory").lstrip("/")
     lines = []
     for line in unit.settings.get("ExecStart", ()):
@@ -224,7 +224,7 @@ def _starts(units: Units, unit: Unit) -> list[str]:
 
 
 def _check_reached(unit: Unit, library: Path) -> None:
-    """Raises Unavailable if the shim would not get into it, whatever a drop-in says."""
+    """Raises Unavailable if the shim would not get into it with any drop-in."""
     if "LD_PRELOAD" in unit.words("UnsetEnvironment"):
         raise Unavailable(
             f"{unit.name} has UnsetEnvironment=LD_PRELOAD", remedy=f"take it out: systemctl edit {unit.name}"
@@ -268,7 +268,7 @@ def _allowed(unit: Unit, library: Path, socket: Path) -> Iterator[tuple[str, str
 
 
 def _denies_unix(unit: Unit) -> bool:
-    """Whether the service may have no UNIX sockets. Its first value says if those listed are allowed, or denied."""
+    """True if the service may have no UNIX sockets. Its first value says if those listed are allowed, or denied."""
     values = unit.settings.get("RestrictAddressFamilies", [])
     allow, listed = not values or not values[0].startswith("~"), not values
     for value in values:
@@ -294,7 +294,7 @@ def _notes(unit: Unit, preloaded: list[str], allowed: list[str]) -> Iterator[str
 
 
 def _preloaded(unit: Unit) -> list[str]:
-    """What the unit preloads by itself."""
+    """Libraries that the unit preloads by itself."""
     variables = dict(word.partition("=")[::2] for word in unit.words("Environment"))
     return variables.get("LD_PRELOAD", "").replace(":", " ").split()
 
@@ -312,6 +312,6 @@ def _for_everybody(path: Path) -> bool:
 
 
 def _quoted(text: str) -> str:
-    """As systemd.syntax(7) has it; a per cent sign begins a specifier."""
+    """Text quoted as for systemd.syntax(7); a per cent sign begins a specifier."""
     escaped = text.replace("\\", "\\\\").replace('"', '\\"').replace("%", "%%")
     return f'"{escaped}"'
