@@ -43,7 +43,7 @@ class Status:
     why: str  # it is broken; else empty
 
     def as_json(self, kind: str) -> dict[str, object]:
-        """For `sidestep modules`; `kind` is protocol or transport."""
+        """For `sidestep provider modules`; `kind` is protocol or transport."""
         able = self.capabilities
         found = asdict(able) | {"families": sorted(able.families)} if able else None
         return asdict(self) | {"kind": kind, "capabilities": found, "why": self.why[: limits.WHY_MAX]}
@@ -113,6 +113,12 @@ class Modules(Generic[ModuleT]):
             except BrokenModule:
                 return None
         return found
+
+    def absence(self, name: str) -> str:
+        """Why `get` has none of that name, as a half sentence."""
+        if name in self._removed:
+            return "it was removed by 'sidestep provider remove'"
+        return f"it does not work: {self._broken[name]}" if name in self._broken else "it is not installed"
 
     def each(self) -> Iterator[ModuleT]:
         """All modules that work, in order of preference; loads one only when it is reached."""
