@@ -194,6 +194,11 @@ def connect(path: Path) -> socket.socket:
         raise
     except OSError as error:
         sock.close()
+        if isinstance(error, FileNotFoundError):
+            raise Unavailable(
+                f"no provider answers at {path}: none has been started",
+                remedy="'sidestep run -- PROGRAM' starts one with the program, 'sidestep provider start' one alone",
+            ) from error
         raise Unavailable(
             f"no provider answers at {path}: {error.strerror}", remedy="start one with 'sidestep provider start'"
         ) from error
