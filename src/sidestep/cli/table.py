@@ -31,7 +31,7 @@ def table(
         widths[-1] = max(width - sum(widths[:-1]) - len(GAP) * (len(widths) - 1), 1)
         for row in cells:
             row[-1] = [piece for line in row[-1] for piece in textwrap.wrap(line, widths[-1])]
-    for row, note in zip_longest(cells, notes, fillvalue=""):
+    for row, note in zip(cells, notes or [""] * len(cells), strict=True):
         for parts in zip_longest(*row, fillvalue=""):
             spaces = [" " * (room - len(unstyle(part))) for part, room in zip(parts, widths, strict=True)]
             yield GAP.join(
