@@ -194,13 +194,10 @@ def connect(path: Path) -> socket.socket:
         raise
     except OSError as error:
         sock.close()
-        if isinstance(error, FileNotFoundError):
-            raise Unavailable(
-                f"no provider answers at {path}: none has been started",
-                remedy="'sidestep run -- PROGRAM' starts one with the program, 'sidestep provider start' one alone",
-            ) from error
+        why = "none runs there" if isinstance(error, FileNotFoundError) else error.strerror
         raise Unavailable(
-            f"no provider answers at {path}: {error.strerror}", remedy="start one with 'sidestep provider start'"
+            f"no provider answers at {path}: {why}",
+            remedy="start one with 'sidestep provider start'; 'sidestep run -- PROGRAM' does that as well",
         ) from error
     return sock
 

@@ -107,8 +107,8 @@ def test_a_program_that_is_not_there_is_not_judged(tmp_path: Path, monkeypatch: 
 def test_before_the_first_run_the_hint_begins_it(command: str, tmp_path: Path) -> None:
     more = {"top": ["--once"], "demote": ["--all"]}.get(command, [])
     message, hint = said(command, *more, f"--socket={tmp_path / 'provider'}")
-    assert message == f"no provider answers at {tmp_path / 'provider'}: none has been started"
-    assert hint.startswith("'sidestep run -- PROGRAM' starts one")
+    assert message == f"no provider answers at {tmp_path / 'provider'}: none runs there"
+    assert "'sidestep run -- PROGRAM'" in hint
 
 
 @pytest.fixture

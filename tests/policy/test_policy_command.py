@@ -12,8 +12,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 from common import eventually, run_command
 
+from sidestep.cli.group import cli
 from sidestep.cli.policy import parse_endpoint, trace_line, verdict_lines
 from sidestep.errors import Misuse
 from sidestep.policy import Problem
@@ -50,13 +52,13 @@ def test_check_tells_bad_lines_and_fails(command: Run, tmp_path: Path) -> None:
     assert (document["errors"], document["warnings"], document["files"]) == (1, 1, [str(path)])
 
 
-def test_check_tells_problems_in_the_order_of_their_lines(command: Run, tmp_path: Path) -> None:
+def test_check_tells_problems_in_the_order_of_their_lines(tmp_path: Path) -> None:
     path, other = tmp_path / "p.conf", tmp_path / "other.conf"
     path.write_text(
         "use tcp connect * *:* user nobody-of-that-name\nlog\nnonsense\ninclude other.conf\ninclude gone.conf\noh\n"
     )
     other.write_text("pair nobody-of-that-name *\nbad\n")
-    document = json.loads(command("check", "--json", path).stdout)
+    document = json.loads(CliRunner().invoke(cli, ["policy", "check", "--json", str(path)]).stdout)
     places = [(Path(one["file"]).name, one["line"]) for one in document["problems"]]
     assert places == [("p.conf", line) for line in (1, 2, 3, 5, 6)] + [("other.conf", 1), ("other.conf", 2)]
 
@@ -170,7 +172,7 @@ def test_a_running_provider_is_asked(command: Run, tmp_path: Path) -> None:
         assert "other is not installed" in found["why"]
 
 
-def test_the_answer_is_the_same_without_a_provider(command: Run, tmp_path: Path) -> None:
+def test_the_answer_is_the_same_without_a_provider(tmp_path: Path) -> None:
     path = tmp_path / "p.conf"
     path.write_text("use tcp connect a *:* user 12345\nuse other connect b *:*\nuse sdp connect c *:*\n")
     asked = [
@@ -180,8 +182,10 @@ def test_the_answer_is_the_same_without_a_provider(command: Run, tmp_path: Path)
     ]  # fmt: skip
     with Sidestep(policy=path) as private:
         for words in asked:
-            running = command("test", "--json", f"--socket={private.socket}", *words).stdout
-            alone = command("test", "--json", "--file", path, *words).stdout
+            running, alone = (
+                CliRunner().invoke(cli, ["policy", "test", "--json", given, *words]).stdout
+                for given in (f"--socket={private.socket}", f"--file={path}")
+            )
             assert json.loads(alone) == json.loads(running)
 
 

@@ -51,7 +51,8 @@ def test_what_is_not_there_is_found(text: str, wrong: str) -> None:
 
 
 def _of_code(path: Path) -> Iterator[str]:
-    for text in _strings(ast.parse(path.read_text())):
+    source = path.read_text()
+    for text in _strings(ast.parse(source)) if re.search(r"sidestep\s+[a-z]", source) else ():
         flat = " ".join(text.split())
         yield from (found for _, found in QUOTED.findall(flat))
         for found in BARE.findall(flat):
@@ -61,8 +62,9 @@ def _of_code(path: Path) -> Iterator[str]:
 
 def _strings(tree: ast.AST) -> Iterator[str]:
     """The string constants; of those with places to fill in, the whole with a hole at each."""
-    parts = {id(part) for node in ast.walk(tree) if isinstance(node, ast.JoinedStr) for part in node.values}
-    for node in ast.walk(tree):
+    nodes = [*ast.walk(tree)]
+    parts = {id(part) for node in nodes if isinstance(node, ast.JoinedStr) for part in node.values}
+    for node in nodes:
         if isinstance(node, ast.JoinedStr):
             yield "".join(str(one.value) if isinstance(one, ast.Constant) else HOLE for one in node.values)
         elif isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in parts:

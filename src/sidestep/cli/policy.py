@@ -183,7 +183,8 @@ def _identity(user: str | None) -> tuple[int, frozenset[int]]:
 def _decide_here(places: Places, role: Role, subject: Subject, where: Endpoint) -> dict[str, Any]:
     """The answer of a provider as `sidestep run` would start it, with the rules of these files; raises PolicyError."""
     policy = compile_all(read_places(places))
-    services = Services(loop=Loop(), log=lambda _text: None, remote=None)
+    loop = Loop()
+    services = Services(loop=loop, log=lambda _text: None, remote=None)
     protocols: Protocols = Modules(
         OffloadProtocol,  # type: ignore[type-abstract]  # what must be derived from it, not made
         partial(installed, PROTOCOLS_GROUP), services, lambda _name, _error: None,
@@ -198,6 +199,7 @@ def _decide_here(places: Places, role: Role, subject: Subject, where: Endpoint) 
         verdict = decisions.would_listen(subject, where)
     within = verdict.protocol is not None and not verdict.protocol.capabilities.remote
     protocols.stop()
+    loop.close()
     return verdict.as_json() | {"within_namespace": within}
 
 

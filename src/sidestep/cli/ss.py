@@ -114,7 +114,7 @@ def _print_table(found: Iterator[Connection]) -> None:
             click.echo(line)
         count += len(piece)
     if not count:
-        click.echo("no connections: start both programs with 'sidestep run -- CMD'", err=True)
+        click.echo("no connections; 'sidestep run -- CMD' brings those of a program under sidestep", err=True)
 
 
 class _Screen:
