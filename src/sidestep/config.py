@@ -195,8 +195,10 @@ def connect(path: Path) -> socket.socket:
         raise
     except OSError as error:
         sock.close()
+        why = "none runs there" if isinstance(error, FileNotFoundError) else error.strerror
         raise Unavailable(
-            f"no provider answers at {path}: {error.strerror}", remedy="start one with 'sidestep provider start'"
+            f"no provider answers at {path}: {why}",
+            remedy="start one with 'sidestep provider start'; 'sidestep run -- PROGRAM' does that as well",
         ) from error
     return sock
 

@@ -2,6 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
+
+def did_you_mean(word: str, known: Iterable[str]) -> str:
+    """A question that names the known words that are close to `word`; empty if none is."""
+    import difflib  # an error is where it is needed
+
+    close = difflib.get_close_matches(word, sorted(set(known)))
+    return f"did you mean {' or '.join(close)}?" if close else ""
+
 
 class SidestepError(Exception):
     """Base of all errors of sidestep; `remedy` says what to do, or is empty."""

@@ -61,16 +61,20 @@ selection_options = together(
 def matching(
     pid: tuple[int, ...], program: tuple[str, ...], port: tuple[int, ...], address: tuple[str, ...] = ()
 ) -> Callable[[Connection], bool]:
-    """Test for connections that were chosen; an empty choice leaves nothing out."""
-    ports = {str(number) for number in port}
+    """Test for connections that were chosen; an empty choice leaves nothing out.
+
+    An address is ADDRESS:PORT as `sidestep ss` shows it, or :PORT.
+    """
+    ports = {f":{number}" for number in port}
 
     def wanted(found: Connection) -> bool:
         ends = (found.local, found.remote)
+        their_ports = {f":{end.rpartition(':')[2]}" for end in ends}
         return (
             (not pid or found.pid in pid)
             and (not program or found.program in program)
-            and (not ports or not ports.isdisjoint(end.rpartition(":")[2] for end in ends))
-            and (not address or not set(address).isdisjoint(ends))
+            and (not ports or not ports.isdisjoint(their_ports))
+            and (not address or not their_ports.union(ends).isdisjoint(address))
         )
 
     return wanted

@@ -11,6 +11,7 @@ import click
 from click.core import ParameterSource
 
 from sidestep import config, gain, limits
+from sidestep.cli.group import Group
 from sidestep.cli.options import json_option, parsed, promote_after_option, ring_size_option, socket_option, together
 from sidestep.cli.shown import show
 from sidestep.config import PromoteAfter, Proof, ProviderSettings, RemoteSettings, parse_cpus
@@ -18,7 +19,7 @@ from sidestep.errors import Misuse
 from sidestep.provider import control, daemon
 
 
-@click.group()
+@click.group(cls=Group)
 def provider() -> None:
     """Start, stop or look at the provider, which pairs the two ends of a connection.
 
@@ -96,7 +97,7 @@ def provider() -> None:
     metavar="NAME[,NAME...]",
     show_default=True,
     help="The kinds of device that connections with other hosts go over, the first one that is there for both ends; "
-    "'sidestep modules' lists them. A rule of the policy may name one: use sdp over NAME ...",
+    "'sidestep provider modules' lists them. A rule of the policy may name one: use sdp over NAME ...",
 )
 @click.option(
     "--remote-pinned",

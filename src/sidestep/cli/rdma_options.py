@@ -16,7 +16,7 @@ from sidestep.rdma.cm import CmState
 from sidestep.rdma.control import Control
 from sidestep.rdma.tools import client
 from sidestep.rdma.tools.client import Session
-from sidestep.rdma.tools.devices import DEVICES, HostPort, ToolDevice, open_device, resolve, source_for
+from sidestep.rdma.tools.devices import DEVICES, HostPort, ToolDevice, open_device, resolve, sources_for
 from sidestep.rdma.tools.talk import Talk
 from sidestep.rdma.tools.terms import DEFAULT_PORT
 
@@ -100,8 +100,7 @@ class ToolClient:
         for address in resolve(server.host):
             place = HostPort(address, server.port)
             try:
-                device = open_device(self._kind, source_for(address), self.loop, crc=self._crc, markers=self._markers)
-                self._device = device
+                device = self._device = self._opened(address)
                 self._control = offered(self.loop, [device], self._title)
                 talk = make(device, self.session.failed)
                 client.connect(self.loop, talk, place, self.session, timeout_s)
@@ -114,6 +113,17 @@ class ToolClient:
             else:
                 self._talk, self.place = talk, place
                 return talk
+        assert problem is not None
+        raise problem
+
+    def _opened(self, address: str) -> ToolDevice:
+        """A device that reaches the address; raises Unavailable."""
+        problem: Unavailable | None = None
+        for source in sources_for(self._kind, address):
+            try:
+                return open_device(self._kind, source, self.loop, crc=self._crc, markers=self._markers)
+            except Unavailable as error:
+                problem = error
         assert problem is not None
         raise problem
 

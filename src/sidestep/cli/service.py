@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 import click
 
 from sidestep import config
+from sidestep.cli.group import Group
 from sidestep.cli.options import json_option, together
 from sidestep.cli.shown import show
 from sidestep.errors import Misuse, Unavailable
@@ -19,7 +20,7 @@ from sidestep.observe.units import Units, wanted
 CommandT = TypeVar("CommandT", bound=Callable[..., Any])
 
 
-@click.group()
+@click.group(cls=Group)
 def service() -> None:
     """Run services of systemd under sidestep, by a drop-in beside their units.
 

@@ -10,6 +10,7 @@ import click
 
 # Of the documents of which something was taken away or has changed its meaning: the version, by command. Others have 1.
 _VERSIONS: Final[Mapping[str, int]] = {}
+_ELLIPSIS: Final = "\N{HORIZONTAL ELLIPSIS}"
 
 
 def show(
@@ -67,6 +68,12 @@ def percent(share: float | None) -> str:
 def per_message(number: float | None) -> str:
     """A count for each message; empty if there were none."""
     return "" if number is None else f"{number:.2f}" if number < 10 else short(number)
+
+
+def cut(text: str, room: int) -> str:
+    """One line of text that can be printed, of so many characters at most."""
+    shown = printable(text)
+    return shown if len(shown) <= room else shown[: max(0, room - 1)] + _ELLIPSIS
 
 
 def printable(text: str) -> str:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from sidestep.cli.shown import per_message, percent, printable, short
+from sidestep.cli.shown import cut, per_message, percent, short
 from sidestep.observe.connections import Connection
 from sidestep.observe.device_totals import DeviceActivity
 from sidestep.observe.links import line, summary
@@ -33,7 +33,6 @@ _DEVICE_RATES: Final = {
     "bytes": {"stream_bytes_sent": "sent", "stream_bytes_received": "received"},
 }  # fmt: skip
 _ENDS_MIN: Final = 15  # columns; as ":6379 <- :54321" takes
-_ELLIPSIS: Final = "\N{HORIZONTAL ELLIPSIS}"
 _LOOPBACK: Final = frozenset({"127.0.0.1", "[::1]", "[::ffff:127.0.0.1]"})
 
 
@@ -103,7 +102,7 @@ def head(view: View, path: str, width: int) -> list[str]:
         *([summary(links)] if (links := view.after.links) else []),
         *_device_lines(view.devices),
     )
-    return [_cut(line, width) for line in lines]
+    return [cut(line, width) for line in lines]
 
 
 def _device_lines(devices: Sequence[DeviceActivity]) -> list[str]:
@@ -150,7 +149,7 @@ def _row(width: int, cell: Callable[[_Column], str]) -> str:
     cells = []
     for column in columns:
         room = column.width or _left(columns, width)
-        text = _cut(cell(column), room)
+        text = cut(cell(column), room)
         cells.append(text.rjust(room) if column.number else text.ljust(room))
     return " ".join(cells)[:width].rstrip()
 
@@ -190,11 +189,6 @@ def _searched(one: Connection) -> str:
 
 def _carried(one: Connection) -> int:
     return one.tx.ring_bytes + one.tx.tcp_bytes + one.rx.ring_bytes + one.rx.tcp_bytes
-
-
-def _cut(text: str, room: int) -> str:
-    shown = printable(text)
-    return shown if len(shown) <= room else shown[: max(0, room - 1)] + _ELLIPSIS
 
 
 def _duration(seconds: float) -> str:

@@ -44,6 +44,7 @@ _ABOUT_THE_PEER: Final = frozenset(
     {"YOUNG", "WAITING_FOR_PEER", "PEER_ABSENT", "PEER_LEFT", "REFUSED_BY_PROVIDER", None}
 )
 _DECIDED: Final = frozenset({"POLICY", "NO_PROTOCOL", "REFUSED_BY_PROVIDER"})  # the provider can say more than the shim
+_PORT_DIGITS_MAX: Final = 5
 _MADE_S: Final = 0.3  # seconds that a program may take from a socket to its slot
 _Ends: TypeAlias = tuple[Endpoint, Endpoint | None]  # None: it listens
 _LOCAL: Final = "local"  # the protocol by which two programs of one host share a channel
@@ -72,6 +73,8 @@ class Explanation:
     facts: tuple[tuple[str, str], ...]  # heading and text
     calls_saved: int  # system calls that were not made
     connection: Connection | None  # None: not under sidestep
+    local: str = ""  # ADDRESS:PORT
+    remote: str | None = None  # None: it listens
 
     @property
     def headline(self) -> str:
@@ -110,8 +113,10 @@ class Query:
         host, colon, port = text.rpartition(":")
         if not colon:
             return cls(program=text)
-        if not (port.isascii() and port.isdigit()) or int(port) > 65535:
+        if not (port.isascii() and port.isdigit()):
             raise Misuse(f"{text!r} has no port after its colon", remedy="for example 127.0.0.1:6379, [::1]:80 or :80")
+        if len(port) > _PORT_DIGITS_MAX or int(port) > 65535:
+            raise Misuse(f"{port} is no port", remedy="the largest is 65535; a process is named by its number alone")
         if not host:
             return cls(port=int(port))
         return cls(addresses=frozenset(addresses(host.removeprefix("[").removesuffix("]"))), port=int(port))
@@ -169,7 +174,7 @@ class Explainer:
             ends = self._ends(one)
             if ends is not None and wanted.matches(one.pid, one.fd, one.program, ends):
                 explained.add(ends)
-                found = self._tracked_connection(one, ends)
+                found = replace(self._tracked_connection(one, ends), local=str(ends[0]), remote=str(ends[1]))
                 other = self._other_end(ends) if found.reason == Outside.UNKNOWN_SOCKET.name else None
                 yield ends, other.pid if other is not None else None, found
         if wanted.everything:
@@ -178,7 +183,8 @@ class Explainer:
             program = self._process(held.pid).name if held.pid is not None else None
             seen = (held.local, held.remote)
             if seen not in explained and wanted.matches(held.pid, held.fd, program, seen):
-                found = self._untracked(held)
+                remote = str(held.remote) if held.remote is not None else None
+                found = replace(self._untracked(held), local=str(held.local), remote=remote)
                 yield seen, held.pid if found.reason == Outside.UNKNOWN_SOCKET.name else None, found
 
     def _look_again(self, wanted: Query, doubtful: dict[_Ends, int]) -> Iterator[Explanation]:
@@ -238,6 +244,8 @@ class Explainer:
             return one.reason, cause, hint
         # A shim pins connections to other hosts once the provider has answered; the addresses are known at once.
         if about_the_peer and (peer is None or not self._pairs_namespaces) and not is_here(ends[1].address, one.pid):
+            if one.reason == Reason.PEER_LEFT.name:
+                return one.reason, *self._sent_back(ends)
             if any(told["protocol"] not in (None, _LOCAL) for told in self._told_of(one, ends)):
                 return one.reason, cause, hint  # the connection is on its way to that host
             return Reason.REMOTE.name, REASON_TEXT[Reason.REMOTE], REMEDY[Reason.REMOTE]
@@ -268,6 +276,20 @@ class Explainer:
                 if judgement is not None and judgement.code is Outside.OTHER_USER:
                     return judgement.code.name, f"{name} {process}, {judgement.text}", judgement.remedy
         return None
+
+    def _sent_back(self, ends: tuple[Endpoint, Endpoint]) -> tuple[str, str]:
+        """Why a connection that was carried to another host is on TCP again: the cause, and what would change it.
+
+        The provider does not remember over which transport a connection went.
+        """
+        local, remote = ends
+        there = f"'sidestep explain {remote}' on {remote.address} says more"
+        if not (gone := self._transports_gone):
+            return f"it was promoted; then its program or the provider on {remote.address} sent it back to TCP", there
+        names = " and ".join(gone)
+        add = "; ".join(f"'sidestep provider add --transport {name}'" for name in gone)
+        cause = f"it was promoted, and sent back to TCP; on this host the provider has lost the transport {names}"
+        return cause, f"{add}, then 'sidestep promote {local}'; if it went over another transport, {there}"
 
     @staticmethod
     def _remedy(one: Connection) -> str:
@@ -428,6 +450,16 @@ class Explainer:
         except Unavailable:
             pass  # there is nothing to be had then
         return found
+
+    @cached_property
+    def _transports_gone(self) -> list[str]:
+        """The transports that were removed or have failed."""
+        try:
+            with ControlConnection(self._socket_path) as control:
+                found = control.document("modules")["modules"]
+        except Unavailable:
+            return []
+        return [one["name"] for one in found if one["kind"] == "transport" and one["state"] in ("removed", "broken")]
 
     @property
     def _pairs_namespaces(self) -> bool:

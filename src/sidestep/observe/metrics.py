@@ -52,6 +52,14 @@ _GAUGES: Final = {
 }
 
 
+_START_PAGE: Final = """<!DOCTYPE html>
+<html lang="en">
+<title>sidestep metrics</title>
+<h1>sidestep metrics</h1>
+<p><a href="/metrics">/metrics</a> has the metrics of this host's provider, for Prometheus.
+<p>In a terminal, <code>sidestep top</code> shows rates, and <code>sidestep explain</code> what carries each connection.
+</html>
+"""
 _WAY: Final = ("protocol", "device", "peer")
 _LINK_GAUGES: Final[tuple[tuple[str, str, Callable[[Sum], int]], ...]] = (
     ("s", "Links to other hosts, one for each connection that is carried there", lambda one: one.links),
@@ -221,6 +229,11 @@ def _provider(status: Any) -> Iterator[Metric]:
     yield from families.values()
 
 
+def _start_page(_environ: Any, start_response: Any) -> list[bytes]:
+    start_response("200 OK", [("Content-Type", "text/html; charset=utf-8")])
+    return [_START_PAGE.encode()]
+
+
 class _Handler(WSGIRequestHandler):
     def log_message(self, *_: object) -> None:  # a scraper comes every few seconds
         pass
@@ -254,7 +267,8 @@ class MetricsServer(WSGIServer):
             raise Unavailable(
                 f"cannot listen at {shown}: {error.strerror or error}", remedy="give another place with --listen"
             ) from error
-        self.set_app(make_wsgi_app(exporter.registry))
+        metrics = make_wsgi_app(exporter.registry)
+        self.set_app(lambda environ, start: (_start_page if environ["PATH_INFO"] == "/" else metrics)(environ, start))
 
     @property
     def url(self) -> str:

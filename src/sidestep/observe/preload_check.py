@@ -16,7 +16,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import BinaryIO, Final, NamedTuple
 
-from sidestep.errors import Unavailable
+from sidestep.errors import Unavailable, did_you_mean
 from sidestep.installation import loader
 
 _ELF_MAGIC: Final = b"\x7fELF"
@@ -113,9 +113,28 @@ _UNREADABLE = ("unreadable", "it cannot be read ({})", "run as a user who may re
 def find(name: str) -> Path:
     """The file that `name` would run, through PATH; raises Unavailable."""
     found = which(name)
-    if found is None:
-        raise Unavailable(f"{name} is not found, or not executable", remedy="give its path")
-    return found
+    if found is not None:
+        return found
+    path = Path(name)
+    here = os.access(path, os.F_OK)
+    if here and path.is_dir():
+        raise Unavailable(f"{name} is a directory", remedy="name the program in it")
+    if path.name == name:
+        known = (entry for place in os.get_exec_path() for entry in _listed(Path(place)))
+        remedy = f"give its path: ./{name}" if here else did_you_mean(name, known) or "install it, or give its path"
+        raise Unavailable(f"{name} is in no directory of PATH", remedy=remedy)
+    if here:
+        raise Unavailable(f"{name} is not executable", remedy=f"make it so: chmod +x {name}")
+    raise Unavailable(
+        f"{name} does not exist", remedy=did_you_mean(path.name, _listed(path.parent)) or "look at the path"
+    )
+
+
+def _listed(directory: Path) -> list[str]:
+    try:
+        return os.listdir(directory)  # noqa: PTH208 - names, not paths
+    except OSError:  # PATH may name what is not there
+        return []
 
 
 def which(name: str) -> Path | None:

@@ -111,6 +111,11 @@ def program_name(pid: int) -> str | None:
     return _read(_PROC / str(pid) / "comm").rstrip("\n") or None
 
 
+def program_names() -> set[str]:
+    """The names of the programs that run here."""
+    return {name for process in _processes() if (name := program_name(int(process.name)))}
+
+
 def container_of(cgroups: str) -> str | None:
     """Container that /proc/PID/cgroup names: its id, shortened, or its name."""
     if found := _CONTAINER.search(cgroups.replace("\n", "/\n")):

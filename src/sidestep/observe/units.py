@@ -6,7 +6,6 @@ sandbox of a service denies to the shim is allowed in the drop-in, line by line;
 
 from __future__ import annotations
 
-import difflib
 import os
 import re
 import shlex
@@ -17,7 +16,7 @@ from typing import Final, NamedTuple
 
 from sidestep import config
 from sidestep.config import ENV_FROM_ROOT, ShimSettings
-from sidestep.errors import Misuse, Unavailable
+from sidestep.errors import Misuse, Unavailable, did_you_mean
 from sidestep.installation import native_library
 from sidestep.observe import preload_check
 
@@ -85,6 +84,14 @@ class Units(NamedTuple):
         """The names of those that have ours."""
         return sorted(path.parent.name.removesuffix(".d") for path in self.places[0].glob(f"*{SUFFIX}.d/{DROP_IN}"))
 
+    def instances(self, stem: str) -> list[str]:
+        """The instances of STEM@.service that STEM.service starts; of PostgreSQL, its clusters as Debian has them."""
+        found = {path.name for place in self.places for path in place.glob(f"{stem}{SUFFIX}.wants/{stem}@*{SUFFIX}")}
+        if any((place / f"{stem}@{SUFFIX}").exists() for place in self.places):
+            clusters = self._inside(Path("/etc") / stem).glob("*/*/start.conf")
+            found |= {f"{stem}@{path.parts[-3]}-{path.parts[-2]}{SUFFIX}" for path in clusters}
+        return sorted(found)
+
     def systemctl(self, *words: str) -> subprocess.CompletedProcess[str]:
         """Runs it; raises Unavailable if there is none."""
         command = ["systemctl", *(["--user"] if self.user else []), *words]
@@ -109,10 +116,10 @@ class Units(NamedTuple):
             if any((place / full).is_symlink() for place in self.places):
                 raise Unavailable(f"{full} is masked", remedy=f"systemctl unmask {full}")
             known = {path.name.removesuffix(SUFFIX) for place in self.places for path in place.glob(f"*{SUFFIX}")}
-            close = difflib.get_close_matches(full.removesuffix(SUFFIX), sorted(known))
             looked = f"there is no service {full}" + (f" below {self.root}" if self.root != Path("/") else "")
             named = f"systemctl {'--user ' if self.user else ''}list-unit-files"
-            raise Unavailable(looked, remedy=f"did you mean {', '.join(close)}?" if close else f"{named} shows all")
+            close = did_you_mean(full.removesuffix(SUFFIX), known)
+            raise Unavailable(looked, remedy=close or f"'{named}' shows all")
         real = files[0][0].name  # of an alias; an instance's file is its template's
         name = full if real.endswith(f"@{SUFFIX}") else real
         return Unit(name, _settings([text for path, text in files if path != self.drop_in(name)]))
@@ -182,6 +189,7 @@ class Wanted(NamedTuple):
 def wanted(units: Units, unit: Unit, socket: Path) -> Wanted:
     """The drop-in that brings the shim into a service, for the provider at `socket`; raises Unavailable if none can."""
     library = native_library()
+    _check_serves(units, unit)
     starts = _starts(units, unit)
     _check_reached(unit, library)
     mine = {"LD_PRELOAD": " ".join(preloaded)} if (preloaded := _preloaded(unit)) else {}
@@ -221,6 +229,22 @@ def _starts(units: Units, unit: Unit) -> list[str]:
         else:
             lines.append(line)
     return lines
+
+
+def _check_serves(units: Units, unit: Unit) -> None:
+    """Raises Unavailable if the unit only stands for others, as Debian's postgresql.service does."""
+    programs = {Path((_split(line.lstrip(_PREFIXES)) or [""])[0]).name for line in unit.settings.get("ExecStart", ())}
+    if programs != {"true"} or unit.last("Type") != "oneshot":
+        return
+    stem = unit.name.removesuffix(SUFFIX)
+    others = units.instances(stem)
+    text = f"{unit.name} runs no program but 'true': it stands for other units"
+    if others:
+        raise Unavailable(
+            f"{text}: {', '.join(others)}",
+            remedy="; ".join(f"sidestep service enable {other.removesuffix(SUFFIX)}" for other in others),
+        )
+    raise Unavailable(text, remedy=f"name one of them: 'systemctl list-dependencies {unit.name}' shows which")
 
 
 def _check_reached(unit: Unit, library: Path) -> None:

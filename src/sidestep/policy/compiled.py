@@ -20,7 +20,7 @@ from heapq import heappop, heappush
 from typing import Any, Final, NamedTuple
 
 from sidestep import limits
-from sidestep.policy.model import BOTH, TCP, Identity, Pair, Role, Rule, Side, Statement, Subject, is_glob
+from sidestep.policy.model import BOTH, Identity, Pair, Role, Rule, Side, Statement, Subject, is_glob
 from sidestep.routing import Address, plain_address
 
 _WILDCARD: Final = re.compile(r"[*?\[]")
@@ -39,17 +39,6 @@ class Decision:
     def over(self) -> str:
         """The transport that the rule names; empty: any."""
         return self.rule.over if self.rule is not None else ""
-
-    def candidates(self, installed: Iterable[str]) -> list[str]:
-        """Offload protocols among `installed`, in that order, that may be tried; none: TCP."""
-        if self.target == TCP:
-            return []
-        return [name for name in installed if self.target in (BOTH, name)]
-
-    def why(self) -> str:
-        if self.rule is None:
-            return "no rule of the policy matches, so any protocol may carry it"
-        return f"{self.rule.origin} says: {self.rule.text}"
 
     def as_json(self) -> dict[str, Any]:
         return {"target": self.target, "over": self.over or None, "rule": rule_as_json(self.rule)}

@@ -114,6 +114,12 @@ class Modules(Generic[ModuleT]):
                 return None
         return found
 
+    def absence(self, name: str) -> str:
+        """Why `get` has none of that name, as a half sentence."""
+        if name in self._removed:
+            return "it was removed by 'sidestep provider remove'"
+        return f"it does not work: {self._broken[name]}" if name in self._broken else "it is not installed"
+
     def each(self) -> Iterator[ModuleT]:
         """All modules that work, in order of preference; loads one only when it is reached."""
         for name in self.names():

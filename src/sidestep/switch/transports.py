@@ -59,7 +59,7 @@ class Transports(Modules[OffloadTransport]):
         for name in wanted:
             transport = self.get(name)
             if transport is None:
-                why = "it is not installed, or does not work"
+                why = self.absence(name)
             elif wire and transport.wire != wire:
                 why = f"it does not speak {wire}"
             else:
@@ -67,13 +67,15 @@ class Transports(Modules[OffloadTransport]):
             if transport is not None and why is None:
                 return transport
             reasons.append(f"{name}: {why}")
-        raise Unavailable("; ".join(reasons) or "no transport is left", remedy="'sidestep modules' shows what there is")
+        raise Unavailable(
+            "; ".join(reasons) or "no transport is left", remedy="'sidestep provider modules' shows what there is"
+        )
 
     def __getitem__(self, name: str) -> OffloadTransport:
         """Raises Unavailable."""
         transport = self.get(name)
         if transport is None:
-            raise Unavailable(f"{name} is not installed, or does not work", remedy="'sidestep modules' says why")
+            raise Unavailable(f"{name}: {self.absence(name)}", remedy="'sidestep provider modules' lists what there is")
         return transport
 
     def device(self, name: str, local: Address, loop: Loop) -> Device:
