@@ -37,7 +37,7 @@ _SNAPLEN_MIN = 14  # a header of Ethernet
 @click.argument(
     "place", required=False, metavar="[HOST[:PORT]]", callback=parsed(lambda text: HostPort.parse(text, _ANY_PORT))
 )
-@click.option("-w", "--write", "file", required=True, metavar="FILE", help="Where to write pcapng; -: stdout.")
+@click.option("-w", "--write", "file", required=True, metavar="FILE", help="File for pcapng; -: stdout.")
 @click.option(
     "-i",
     "--interface",

@@ -115,7 +115,7 @@ class Modules(Generic[ModuleT]):
         return found
 
     def absence(self, name: str) -> str:
-        """Why `get` has none of that name, as a half sentence."""
+        """Reason why `get` finds no module of that name, as a half sentence."""
         if name in self._removed:
             return "it was removed by 'sidestep provider remove'"
         return f"it does not work: {self._broken[name]}" if name in self._broken else "it is not installed"
