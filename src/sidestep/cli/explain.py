@@ -60,7 +60,7 @@ def explanation_text(one: Explanation, *, alike: str = "") -> str:
 
 
 def _summary(found: Sequence[Explanation]) -> Iterator[str]:
-    """How many connections there are and where; nothing for a single end."""
+    """Number of connections by place; nothing for a single end."""
     if len(found) < 2:
         return
     verdicts = dict[frozenset[str | None], set[Verdict]]()

@@ -204,7 +204,7 @@ def _decide_here(places: Places, role: Role, subject: Subject, where: Endpoint) 
 
 
 def _route(*to: Any, **how: Any) -> Route:
-    """As `Network.route`, by a look at this moment."""
+    """Result of `Network.route` at this moment."""
     with closing(Network(lambda _: None)) as network:
         return network.route(*to, **how)
 

@@ -83,7 +83,7 @@ def _print_json(found: Iterable[Connection]) -> None:
 
 
 def _print_summary(found: Iterable[Connection]) -> None:
-    """How many there are, and a line for each program, state and reason, the most first."""
+    """Prints the number of connections, then a line for each program, state and reason, the most first."""
     groups = Counter((printable(one.who), one.state, _way(one) or one.why) for one in found)
     states = Counter[str]()
     for (_, state, _), count in groups.items():
@@ -149,7 +149,7 @@ class _Screen:
 
 
 def _fitting(columns: Sequence[str], found: Sequence[Mapping[str, str]], width: int) -> list[str]:
-    """Those of the columns that fit; WHY among them only if there is room for sentences."""
+    """Columns that fit; WHY is one of them only if there is room for sentences."""
     taken = {name: width_of([cells[name] for cells in found]) + len(GAP) for name in columns}
     why = taken.pop("WHY", None)
     for name in _LEAVE:
@@ -193,7 +193,7 @@ def _link(one: Connection) -> str:
 
 
 def _way(one: Connection) -> str:
-    """By what it goes to another host; empty if it does not."""
+    """Protocol and device by which it goes to another host; empty if it does not."""
     if (link := one.link) is None:
         return ""
     return f"{link['protocol']} over {link['device']}{' by the engine' if link.get('engine') else ''}"

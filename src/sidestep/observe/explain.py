@@ -278,7 +278,7 @@ class Explainer:
         return None
 
     def _sent_back(self, ends: tuple[Endpoint, Endpoint]) -> tuple[str, str]:
-        """Why a connection that was carried to another host is on TCP again: the cause, and what would change it.
+        """Cause why a connection that was carried to another host is on TCP again, and what would change it.
 
         The provider does not remember over which transport a connection went.
         """
