@@ -23,6 +23,7 @@ QUOTED = re.compile(r"(['`])(?:[A-Z_]+=\S+ )?sidestep ([a-z].*?)\1", re.DOTALL)
 BARE = re.compile(r"(?:^|: |; |, as root: )sidestep ([a-z][^'`;,]*)")
 
 
+@pytest.mark.least("ci")
 def test_commands_in_texts_of_the_code_exist() -> None:
     shown = [(f"{path.relative_to(ROOT)}: {text}", text) for path in SOURCES for text in _of_code(path)]
     assert len(shown) > 100
