@@ -59,11 +59,11 @@ def test_a_sentence_stands_below_its_connection_where_there_is_no_room_beside(sh
     lines = list(_Screen(80, coloured=False).lines([shown[1]], with_head=True))
     assert lines[0].split()[-1] != "WHY"
     assert lines[3:] == [
-        "    it is in a nested or shared epoll set, or in one as exclusive or by a closed",
-        "    number",
+        "    the epoll set is nested or shared, uses EPOLLEXCLUSIVE, or holds a closed",
+        "    descriptor",
     ]
     (wide,) = (line for line in _Screen(200, coloured=False).lines([shown[1]], with_head=True) if "nested" in line)
-    assert wide.index("it is in") > 60
+    assert wide.index("the epoll set") > 60
 
 
 def test_later_pieces_stand_below_the_headings_of_the_first(shown: list[Connection]) -> None:
