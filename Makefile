@@ -143,7 +143,7 @@ demo: needs
 	@$(BIN)/sidestep demo --picture build/demo.svg
 
 demo-programs:
-	@tests/setup --demo $(PYTHON) > build/setup.log 2>&1 || tail -n 3 build/setup.log >&2
+	@.ci/step build/setup.log "looking for redis and nginx, which the demo runs" tests/setup --demo $(PYTHON) || true
 
 # A run takes a set of tests (tests/sets.toml) and a row of conditions: `make ci ROW=7` repeats a row, else the commit
 # decides it. Tests that others may stand beside come first, then those that want the machine for themselves; both

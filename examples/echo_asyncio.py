@@ -48,4 +48,8 @@ async def talk_at_once(port: int) -> None:
 
 
 if __name__ == "__main__":
-    asyncio.run({"server": serve, "client": talk_at_once}[sys.argv[1]](int(sys.argv[2])))
+    match sys.argv[1:]:
+        case ["server" | "client" as role, port] if port.isdecimal():
+            asyncio.run({"server": serve, "client": talk_at_once}[role](int(port)))
+        case _:
+            sys.exit("usage: echo_asyncio.py server PORT | client PORT")

@@ -42,4 +42,8 @@ def talk(port: int) -> None:
 
 
 if __name__ == "__main__":
-    {"server": serve, "client": talk}[sys.argv[1]](int(sys.argv[2]))
+    match sys.argv[1:]:
+        case ["server" | "client" as role, port] if port.isdecimal():
+            {"server": serve, "client": talk}[role](int(port))
+        case _:
+            sys.exit("usage: echo_blocking.py server PORT | client PORT")

@@ -51,9 +51,9 @@ def talk(port: int, rounds: int) -> None:
 
 if __name__ == "__main__":
     match sys.argv[1:]:
-        case ["serve", port]:
+        case ["serve", port] if port.isdecimal():
             serve(int(port))
-        case ["talk", port, rounds]:
+        case ["talk", port, rounds] if port.isdecimal() and rounds.isdecimal():
             talk(int(port), int(rounds))
         case _:
             sys.exit("usage: explicit.py serve PORT | talk PORT ROUNDS")

@@ -52,7 +52,10 @@ async def talk(host: str, port: int) -> None:
 
 
 if __name__ == "__main__":
-    if sys.argv[1] == "server":
-        asyncio.run(serve(int(sys.argv[2])))
-    else:
-        asyncio.run(talk(sys.argv[3] if len(sys.argv) > 3 else "127.0.0.1", int(sys.argv[2])))
+    match sys.argv[1:]:
+        case ["server", port] if port.isdecimal():
+            asyncio.run(serve(int(port)))
+        case ["client", port, *host] if port.isdecimal() and len(host) < 2:
+            asyncio.run(talk(host[0] if host else "127.0.0.1", int(port)))
+        case _:
+            sys.exit("usage: sdp_asyncio.py server PORT | client PORT [HOST]")

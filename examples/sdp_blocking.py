@@ -43,7 +43,10 @@ def talk(host: str, port: int) -> None:
 
 
 if __name__ == "__main__":
-    if sys.argv[1] == "server":
-        serve(int(sys.argv[2]))
-    else:
-        talk(sys.argv[3] if len(sys.argv) > 3 else "127.0.0.1", int(sys.argv[2]))
+    match sys.argv[1:]:
+        case ["server", port] if port.isdecimal():
+            serve(int(port))
+        case ["client", port, *host] if port.isdecimal() and len(host) < 2:
+            talk(host[0] if host else "127.0.0.1", int(port))
+        case _:
+            sys.exit("usage: sdp_blocking.py server PORT | client PORT [HOST]")

@@ -53,4 +53,8 @@ def talk(port: int) -> None:
 
 
 if __name__ == "__main__":
-    {"server": serve, "client": talk}[sys.argv[1]](int(sys.argv[2]))
+    match sys.argv[1:]:
+        case ["server" | "client" as role, port] if port.isdecimal():
+            {"server": serve, "client": talk}[role](int(port))
+        case _:
+            sys.exit("usage: zero_copy.py server PORT | client PORT")

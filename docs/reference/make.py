@@ -154,7 +154,7 @@ STATES = {
     State.OFFERED: "plain TCP; an offer or a claim is with the provider",
     State.ATTACHED: "both ends hold the channel; the directions are switching",
     State.PROMOTED: "both directions go through shared memory",
-    State.PINNED: "plain TCP for good; the reason says why",
+    State.PINNED: "plain TCP, for as long as the reason holds",
 }
 
 

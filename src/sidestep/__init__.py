@@ -1,11 +1,11 @@
 """sidestep runs any TCP program over shared memory, unchanged.
 
-Two processes on one host that talk TCP, both started by ``sidestep run``, exchange their bytes through shared memory
-once the connection has shown that it lives; everything else stays kernel TCP. The work is done by ``libsidestep.so``
-inside the programs and by a small provider that pairs the two ends.
+Two processes on one host that talk TCP, both started by ``sidestep run``, exchange their bytes through shared memory. A
+connection begins on TCP, and moves once it has shown that it lives. Everything else stays kernel TCP.
+``libsidestep.so`` inside the programs does the work, with a small provider that pairs the two ends.
 
-A Python program can also do without ``sidestep run``: `socket` stands in for the standard module of that name,
-`open_connection` and `start_server` for those of asyncio, `EventLoop` for its loop, and `install()` takes over every
+A Python program can also do without ``sidestep run``. `socket` stands in for the standard module of that name,
+`open_connection` and `start_server` for those of asyncio, and `EventLoop` for its loop. `install()` takes over every
 TCP socket that the process makes. These names are imported when they are first used.
 """
 

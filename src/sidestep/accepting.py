@@ -41,10 +41,10 @@ def listening(local: tuple[str, int], backlog: int) -> socket.socket:
 
 
 class Acceptor:
-    """One listening socket's, while it is `wanted`. Those that come when it is not wait.
+    """Acceptor of one listening socket, while it is `wanted`; other connections wait.
 
-    When the kernel has no descriptor or no memory for another connection it pauses: the listener would be ready all the
-    time. `on_exhausted` hears of that.
+    When the kernel has no descriptor or no memory for another connection it pauses, since the listener would be ready
+    all the time. `on_exhausted` gets the reason.
     """
 
     def __init__(

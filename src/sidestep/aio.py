@@ -1,7 +1,7 @@
 """`open_connection` and `start_server` of asyncio, whose connections go through shared memory where both ends can.
 
-Without `sidestep.install()` only connections made by these two are taken over. They work with asyncio's own loop at
-any time, and with others, such as uvloop's, if the loop was made after the shim was loaded: call `install()` first.
+Without `sidestep.install()` only connections made by these two are taken over. They work with asyncio's own loop at any
+time. Other loops, such as uvloop's, must be made after the shim was loaded: call `install()` first.
 
 `EventLoop` is asyncio's own loop, of which every TCP connection is taken over, also those that libraries make on it.
 
@@ -43,17 +43,17 @@ class EventLoop(asyncio.SelectorEventLoop):
         super().__init__(selector)
 
     async def sock_connect(self, sock: StandardSocket, address: Any) -> None:
-        """As asyncio's; `create_connection` connects by it as well."""
+        """Connects as asyncio's loop does; `create_connection` connects by it as well."""
         embed.adopt(sock.fileno())
         await super().sock_connect(sock, address)
 
     async def sock_accept(self, sock: StandardSocket) -> tuple[StandardSocket, Any]:
-        """As asyncio's."""
+        """Accepts as asyncio's loop does."""
         embed.adopt(sock.fileno())
         return await super().sock_accept(sock)
 
     async def create_server(self, *args: Any, start_serving: bool = True, **options: Any) -> asyncio.Server:
-        """As asyncio's."""
+        """Makes a server as asyncio's loop does."""
         server: asyncio.Server = await super().create_server(*args, start_serving=False, **options)
         await _serve(server, start_serving)
         return server

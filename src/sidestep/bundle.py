@@ -16,7 +16,7 @@ from typing import Final
 from sidestep.errors import Misuse, Unavailable
 
 PLACE: Final = PurePosixPath("/opt/sidestep")
-ENTRY: Final = "run"  # what is executed there: the loader, which looks for a program as a shell does
+ENTRY: Final = "run"  # the program to execute there: the loader, which looks for a program as a shell does
 
 _PATH_LEN_MAX: Final = 4095  # bytes, of the kernel's PATH_MAX without the final zero
 _HEADER: Final = struct.Struct("=32xQ14xHH")  # Elf64_Ehdr: e_phoff, e_phentsize, e_phnum
@@ -28,7 +28,7 @@ _DT_NULL, _DT_RPATH, _DT_RUNPATH = 0, 15, 29
 
 
 def write(directory: Path, place: PurePosixPath, loader: Path, libraries: Sequence[Path]) -> list[Path]:
-    """Writes a bundle to `directory`, to be found at `place` by those who use it; returns its files.
+    """Writes a bundle to `directory`, for use at `place`; returns its files.
 
     `libraries` are those of `loader`, and among them the loader of glibc.
 
@@ -44,7 +44,7 @@ def write(directory: Path, place: PurePosixPath, loader: Path, libraries: Sequen
         directory.mkdir(parents=True, exist_ok=True)
         if any(directory.iterdir()):
             raise Misuse(f"{directory} is not empty", remedy="name a new one: programs may be using what is there")
-        directory.chmod(0o755)  # of whatever user a container is
+        directory.chmod(0o755)  # for any user of a container
         made = [_put(directory / loader.name, _moved(loader.read_bytes(), interpreter))]
         made += [_put(directory / library.name, library.read_bytes()) for library in libraries]
         (entry := directory / ENTRY).symlink_to(loader.name)
@@ -69,9 +69,10 @@ def _put(path: Path, data: bytes) -> Path:
 def _moved(program: bytes, interpreter: str) -> bytes:
     """A dynamic program that the kernel starts by another interpreter, and whose libraries' own are also beside it.
 
-    The name of the interpreter comes behind all that is there, and only the kernel reads it by its offset in the file.
-    glibc's loader reads it where it is mapped, to know itself by it, and finds the old one: it also knows itself by its
-    soname. Of a program's two search paths only DT_RPATH counts for what its libraries need (ld.so(8)).
+    The name of the new interpreter comes at the end of the file, where only the kernel reads it, by its offset. The
+    loader of glibc reads the name where it is mapped, to know itself by it, and finds the old one. That does no harm,
+    because it also knows itself by its soname. Of a program's two search paths only DT_RPATH counts for the libraries
+    of its libraries (ld.so(8)).
     """
     name = os.fsencode(interpreter) + b"\0"
     made = bytearray(program + name)

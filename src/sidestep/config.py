@@ -1,8 +1,8 @@
-"""What a user can set, and where things are: values checked once, at the edge.
+"""Settings of a user, and places of files: values checked once, at the edge.
 
 The environment of the shim is written here and nowhere else, so that `sidestep run` and the tests agree.
 
-`sidestep run` reads this before each program, so it imports at the top only what is quick to load: no dataclasses.
+`sidestep run` reads this before each program, so it imports at the top only modules that load quickly: no dataclasses.
 """
 
 from __future__ import annotations
@@ -36,15 +36,15 @@ ENV_STAY: Final = "SIDESTEP_STAY"  # `1`: no thread is moved off the CPU that it
 ENV_DISABLE: Final = "SIDESTEP_DISABLE"  # `1`: the shim does nothing
 ENV_CARRY: Final = "SIDESTEP_CARRY"  # `0`: a program that is given an environment without these names is left out
 ENV_POLICY: Final = "SIDESTEP_POLICY"  # policy file instead of the user's own, when a provider starts
-ENV_FROM_ROOT: Final = "SIDESTEP_FROM_ROOT"  # `1`: root said `sidestep run`; makes nobody root's, see provider/users.py
+ENV_FROM_ROOT: Final = "SIDESTEP_FROM_ROOT"  # `1`: root ran `sidestep run`; gives no rights, see provider/users.py
 ENV_LOG: Final = "SIDESTEP_LOG"  # file to which the shim appends diagnostics
 
 SYSTEM_POLICY: Final = Path("/etc/sidestep/policy.conf")
 SYSTEM_SOCKET: Final = Path(layout.SYSTEM_SOCKET)  # of the system-wide provider
 SYSTEM_USER: Final = "sidestep"  # as which it runs
-SYSTEM_RUNTIME: Final = Path("/run/sidestep-provider")  # its XDG_RUNTIME_DIR: its /tmp is its own
+SYSTEM_RUNTIME: Final = Path("/run/sidestep-provider")  # XDG_RUNTIME_DIR of that provider, whose /tmp is its own
 
-# Where all users can make things. In a container whose root is read-only the second can still be written.
+# Directories in which all users can make files. In a container whose root is read-only the second is still writable.
 SHARED_PLACES: Final = (Path("/tmp"), Path("/dev/shm"))  # noqa: S108 - see shared_place
 
 _UCRED: Final = struct.Struct("iII")  # struct ucred: pid, uid, gid
@@ -52,15 +52,15 @@ _SUN_PATH_MAX: Final = 107  # bytes of a socket's path that fit struct sockaddr_
 
 
 class Proof(Enum):
-    """How the provider makes sure that a client holds the connection it names."""
+    """Way for the provider to make sure that a client holds the connection it names."""
 
-    LOOKUP = "lookup"  # it asks the kernel; clients in another network namespace bring a duplicate of the socket
+    LOOKUP = "lookup"  # the kernel answers; clients in another network namespace bring a duplicate of the socket
     POSSESSION = "possession"  # all clients bring one: both ends in one namespace, whichever
     PATH = "path"  # and a UDP socket: the ends may be in different namespaces
 
 
 class PromoteAfter(NamedTuple):
-    """How much life a connection must show before it is promoted: either bound is enough; 0 calls: at once."""
+    """Bounds of which a connection reaches one before it is promoted; 0 calls: at once."""
 
     calls: int = layout.PROMOTE_AFTER_CALLS  # reads and writes
     payload_len: int = layout.PROMOTE_AFTER_BYTES  # bytes
@@ -100,7 +100,7 @@ def parse_ring_size(text: str) -> int:
 
 
 def parse_workers(text: str) -> int:
-    """How many processes carry connections with other hosts; `auto`: one for each usable CPU; raises Misuse."""
+    """Number of processes that carry connections with other hosts; `auto`: one for each usable CPU; raises Misuse."""
     if text == "auto":
         return min(len(os.sched_getaffinity(0)), limits.WORKERS_MAX)
     if not (text.isascii() and text.isdigit()) or int(text) > limits.WORKERS_MAX:
@@ -113,8 +113,8 @@ def parse_workers(text: str) -> int:
 def runtime_dir() -> Path:
     """The per-user directory of the provider's socket, not yet made: in the first place that nobody else can change.
 
-    That is the rule, and this its one source: shims are told the path, and check what they find there. None of the
-    places takes a session, a home, or a root file system that can be written.
+    That is the rule, and this its one source: shims get the path, and check what is there. None of the places needs a
+    login session, a home, or a writable root file system.
     """
     given = os.environ.get("XDG_RUNTIME_DIR")
     for place in (*([Path(given)] if given else []), Path(f"/run/user/{os.getuid()}")):
@@ -124,9 +124,9 @@ def runtime_dir() -> Path:
 
 
 def shared_place(shared: Path) -> Path:
-    """A place in a directory where all users can make things: the usual one, or if that is taken, another of ours.
+    """A place in a directory where all users can make files: the usual one, or if that is taken, another of ours.
 
-    Nobody else can make a private directory of ours, nor take a name that cannot be guessed.
+    Other users can neither make a private directory of ours nor take a name that cannot be guessed.
     """
     usual = shared / f"sidestep-{os.getuid()}"
     if not os.path.lexists(usual) or _is_mine(usual):
@@ -138,7 +138,7 @@ def shared_place(shared: Path) -> Path:
 
 
 def _is_mine(path: Path, *, but_for: int = 0o077) -> bool:
-    """Whether it is a directory of this user, with no such rights for others. A link to one is not."""
+    """True if `path` is a directory of this user, with no such rights for others. A link to one is not."""
     try:
         found = path.lstat()
     except OSError:
@@ -147,7 +147,7 @@ def _is_mine(path: Path, *, but_for: int = 0o077) -> bool:
 
 
 def rdma_dir() -> Path:
-    """Where this user's processes with RDMA devices can be asked about them, not yet made."""
+    """Directory of the sockets at which this user's processes with RDMA devices answer questions, not yet made."""
     return runtime_dir() / "rdma"
 
 
@@ -158,18 +158,19 @@ def peer(sock: socket.socket) -> tuple[int, int]:
 
 
 class NotBelieved(Unavailable):
-    """Somebody listens where a provider should, who could be anybody."""
+    """A program that may belong to another user listens in the place of a provider."""
 
 
 def check_listener(sock: socket.socket, path: Path) -> None:
-    """Makes sure that whoever listens at `path`, to which `sock` is connected, may pair connections of ours.
+    """Makes sure that the program that listens at `path`, to which `sock` is connected, may pair our connections.
 
-    Who pairs them can read and change what they carry. So only our own user and root are believed, in a directory that
-    nobody else can change. At SYSTEM_SOCKET it may be another: only root can make a directory in /run, and to whom it
-    has given that one is the system-wide provider's user. The shim does the same: believed() in shim_rpc.c.
+    A program that pairs them can read and change their bytes. So only our own user and root are believed, in a
+    directory that nobody else can change. At SYSTEM_SOCKET another user may be believed. Only root can make a directory
+    in /run, so the owner of that directory is the system-wide provider's user. The shim does the same: believed() in
+    shim_rpc.c.
 
     Raises:
-        NotBelieved: It is somebody else, or could have been.
+        NotBelieved: The listener belongs to another user, or may have.
     """
     believed = {0, os.geteuid()}
     _, listener = peer(sock)
@@ -195,14 +196,16 @@ def connect(path: Path) -> socket.socket:
         raise
     except OSError as error:
         sock.close()
+        why = "none runs there" if isinstance(error, FileNotFoundError) else error.strerror
         raise Unavailable(
-            f"no provider answers at {path}: {error.strerror}", remedy="start one with 'sidestep provider start'"
+            f"no provider answers at {path}: {why}",
+            remedy="start one with 'sidestep provider start'; 'sidestep run -- PROGRAM' does that as well",
         ) from error
     return sock
 
 
 def answers(path: Path) -> bool:
-    """Whether a provider listens at `path`; raises NotBelieved if that could be anybody's."""
+    """True if a provider listens at `path`; raises NotBelieved if that could be anybody's."""
     try:
         connect(path).close()
     except NotBelieved:
@@ -213,7 +216,7 @@ def answers(path: Path) -> bool:
 
 
 def system_socket() -> Path | None:
-    """The socket of the system-wide provider; None if nobody listens, or nobody who is believed."""
+    """The socket of the system-wide provider; None if no program listens there, or only one that is not believed."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as probe:
         probe.setblocking(False)
         try:
@@ -241,7 +244,7 @@ def make_private_dir(path: Path) -> None:
     """Makes `path` a directory that only this user can enter.
 
     Raises:
-        Unavailable: It cannot be made, or is somebody else's, or open to others.
+        Unavailable: It cannot be made, belongs to another user, or is open to others.
     """
     try:
         path.mkdir(mode=0o700, exist_ok=True)
@@ -298,11 +301,11 @@ class PolicyPlace(NamedTuple):
     """A file that rules are read from."""
 
     path: Path
-    required: bool = False  # whether it is wrong if there is none
+    required: bool = False  # a missing file is an error
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """What `str` gives; raises Misuse."""
+        """Reads the form that `str` gives; raises Misuse."""
         kind, colon, path = text.partition(":")
         if not colon or kind not in ("must", "may"):
             raise Misuse(f"{text!r} is not a place", remedy="give must:FILE, or may:FILE for one that may be missing")
@@ -313,7 +316,7 @@ class PolicyPlace(NamedTuple):
 
 
 def policy_places(environment: Mapping[str, str]) -> tuple[PolicyPlace, ...]:
-    """Where a user's policy comes from: what is asked for, else the user's own, and behind it the system's."""
+    """Files of a user's policy: the one that is asked for, else the user's own, and behind it the system's."""
     if chosen := environment.get(ENV_POLICY):
         mine = [PolicyPlace(Path(chosen).absolute(), required=True)]
     elif directory := environment.get("XDG_CONFIG_HOME") or _home(environment):
@@ -329,7 +332,7 @@ def _home(environment: Mapping[str, str]) -> str | None:
 
 
 class ShimSettings(NamedTuple):
-    """What `sidestep run` tells the shim; None leaves the provider's default."""
+    """Settings that `sidestep run` gives the shim; None leaves the provider's default."""
 
     socket: Path
     promote_after: PromoteAfter | None = None
@@ -338,7 +341,7 @@ class ShimSettings(NamedTuple):
     carry: bool = True  # programs that are given an environment of their caller's making are under the shim, too
 
     def environment(self, base: Mapping[str, str]) -> dict[str, str]:
-        """`base` with the shim preloaded and told its settings; other preloaded libraries come before it."""
+        """`base` with the shim preloaded, and its settings; other preloaded libraries come before it."""
         library = str(native_library())
         preloaded = [entry for entry in base.get("LD_PRELOAD", "").replace(":", " ").split() if entry != library]
         env = dict(base) | {"LD_PRELOAD": " ".join([*preloaded, library]), ENV_SOCKET: str(self.socket)}
@@ -371,25 +374,25 @@ TRANSPORTS: Final = ("iwarp",)  # that connections go over unless others are nam
 
 
 class RemoteSettings(NamedTuple):
-    """With which other hosts connections are carried, and why they are believed.
+    """Hosts with which connections are carried, and the terms of that.
 
-    Whoever may send from the address of a trusted host can take over connections between the two: all its users are
-    trusted, unless there is a key.
+    A machine that may send from the address of a trusted host can take over connections between the two. So all its
+    users are trusted, unless there is a key.
     """
 
     hosts: tuple[IPv4Network | IPv6Network, ...]
-    key_file: Path | None = None  # what both providers know, and nobody else
+    key_file: Path | None = None  # a secret of the two providers
     engine: bool = True  # ordinary messages pass in compiled code
     engine_cpus: tuple[int, ...] = ()  # where that runs; none: anywhere
     promote: str | Profile = (
-        ALWAYS  # whether connections have to gain: BY_GAIN, by figures of their transport; by these
+        ALWAYS  # BY_GAIN: connections have to gain by figures of their transport; a profile: by these
     )
     transports: tuple[str, ...] = TRANSPORTS  # the kinds of device that carry them, the first one first
     pinned_max: int = limits.REMOTE_PINNED_BYTES  # bytes that devices of the kernel pin for them
-    connections_max: int = limits.RELAYS_MAX  # over one device; then those that rest go back to TCP
+    connections_max: int = limits.RELAYS_MAX  # over one device; then idle ones go back to TCP
 
     def trusts(self, host: IPv4Address | IPv6Address) -> bool:
-        """Whether a host is among them."""
+        """True if a host is among them."""
         return any(host in network for network in self.hosts if network.version == host.version)
 
     @classmethod
@@ -417,7 +420,7 @@ class RemoteSettings(NamedTuple):
         return cls(networks, key, engine, engine_cpus, figures, order, pinned_max, connections_max)
 
     def profile(self, profiles: Profiles) -> Profile | None:
-        """By whose figures connections have to gain over a transport that has these; None: they need not."""
+        """Figures by which connections must gain over a transport that has these; None: they need not."""
         if isinstance(self.promote, Profile):
             return self.promote
         if self.promote == ALWAYS:
@@ -425,7 +428,7 @@ class RemoteSettings(NamedTuple):
         return profiles.engine if self.engine else profiles.python
 
     def arguments(self) -> list[str]:
-        """What tells a provider, or a worker of one, the same."""
+        """Arguments that give a provider, or a worker of one, the same settings."""
         key = [f"--remote-key={self.key_file}"] if self.key_file else []
         cpus = [f"--engine-cpu={','.join(map(str, self.engine_cpus))}"] if self.engine_cpus else []
         engine = [] if self.engine else ["--engine=off"]
@@ -440,7 +443,7 @@ class RemoteSettings(NamedTuple):
 
 
 class ProviderSettings(NamedTuple):
-    """How a provider runs."""
+    """Settings of a provider."""
 
     socket: Path
     promote_after: PromoteAfter = PromoteAfter()
@@ -448,7 +451,7 @@ class ProviderSettings(NamedTuple):
     offer_expiry_s: float = limits.OFFER_EXPIRY_S
     idle_exit_s: float = limits.IDLE_EXIT_S  # 0: never
     budget_bytes: int = 0  # of all channels together; 0: the machine's memory
-    policy: tuple[PolicyPlace, ...] = ()  # what an earlier one says comes first
+    policy: tuple[PolicyPlace, ...] = ()  # rules of an earlier one come first
     system: bool = False  # serves all users
     proof: Proof = Proof.LOOKUP  # more in a system-wide one, see `wants`
     remote: RemoteSettings | None = None  # None: connections with other hosts stay on TCP
@@ -456,12 +459,12 @@ class ProviderSettings(NamedTuple):
 
     @property
     def remote_ring_size(self) -> int:
-        """That of connections with other hosts."""
+        """Ring size of connections with other hosts."""
         return limits.RING_SIZE_REMOTE if self.ring_size == limits.RING_SIZE_DEFAULT else self.ring_size
 
     @property
     def wants(self) -> Welcome:
-        """What shims are asked to bring along."""
+        """Messages and descriptors that shims are asked to bring along."""
         proof, wants = Proof.PATH if self.system else self.proof, Welcome(0)
         if proof is not Proof.LOOKUP:
             wants |= Welcome.POSSESSION

@@ -1,8 +1,8 @@
 """The numbers of explicit sockets, for Python programs; `include/sidestep/sidestep.h` has them for C.
 
 `sidestep.socket` has them, and its class opens such sockets in any program. CPython's own `socket.socket` does so in
-programs under sidestep, but can give them no address; one that must use it takes the socket over as what the kernel
-knows it for:
+programs under sidestep, but can give them no address. A program that must use it takes the socket over as one of the
+kernel's families:
 
     raw = socket.socket(AF_INET_OFFLOAD, socket.SOCK_STREAM, IPPROTO_OFFLOAD_ANY)
     sock = socket.socket(fileno=raw.detach())  # family AF_INET; still an explicit socket
@@ -14,7 +14,7 @@ from typing import Final
 
 from sidestep.native import layout
 
-AF_INET_OFFLOAD: Final = layout.AF_INET_OFFLOAD  # TCP by whatever offload protocol there is
+AF_INET_OFFLOAD: Final = layout.AF_INET_OFFLOAD  # TCP by any offload protocol
 AF_INET6_OFFLOAD: Final = layout.AF_INET6_OFFLOAD
 AF_INET_DIRECT: Final = layout.AF_INET_DIRECT  # TCP of the kernel, never offered
 AF_INET6_DIRECT: Final = layout.AF_INET6_DIRECT

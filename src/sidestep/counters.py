@@ -12,29 +12,29 @@ NAMES: Final = {
     "offer_accepted": "offers taken in",
     "offer_refused": "offers refused, by reason",
     "offer_withdrawn": "offers taken back by their client, or lost with it",
-    "claim_matched": "claims that found their offer; both ends were told",
+    "claim_matched": "claims that found their offer; both ends got an answer",
     "claim_refused": "claims refused, by reason",
     "order_passed": "requests of 'sidestep demote' and 'promote' passed on, by how far they got",
     "order_refused": "requests of 'sidestep demote' and 'promote' that reached no process, by reason",
     "relay_opened": "connections that began to go through the provider",
-    "relay_dropped": "of them, those that stayed on TCP, by reason",
-    "relay_left": "of them, those that their protocol left or was taken from: they went back to TCP",
-    "relay_reset": "of them, those that were reset, by reason",
+    "relay_dropped": "relayed connections that stayed on TCP, by reason",
+    "relay_left": "relayed connections that their protocol left, or that were taken from it: they went back to TCP",
+    "relay_reset": "relayed connections that were reset, by reason",
     "engine_lent": "times that a connection with another host was lent to the engine",
-    "engine_given_back": "times that it was given back, by reason",
+    "engine_given_back": "times that the engine returned a connection, by reason",
     "remote_joined": "connections with another host whose two providers have a link, by what this end did",
     "pooled_queue_pair": "queue pairs joined with another host's in advance, by what became of them, or `missed`",
     "worker_started": "processes that carry connections with other hosts",
-    "worker_ended": "of them, those that ended without having been told to, by how",
+    "worker_ended": "processes that carry connections and ended without an order, by how",
     "visit_accepted": "connections of other hosts that may go to a listener of this one by TCP",
-    "visit_refused": "of those that asked, those that may not, by reason",
+    "visit_refused": "connections of other hosts that may not, by reason",
     "reach_opened": "connections of programs here that begin with an offload protocol",
-    "reach_refused": "of those that a protocol was to open, those that it did not, by errno",
+    "reach_refused": "connections of programs here that a protocol was to open and did not, by errno",
     "module_failed": "faults of an offload protocol or transport, by its name; it is stopped until it is added again",
     "network_resync": "snapshots of the network taken because changes may have been missed, by cause",
     "network_ignored": "netlink messages that were not understood, by what was wrong",
     "explicit_asked": "calls of explicit sockets that asked the provider, by call",
-    "explicit_refused": "of these, those that failed, by call and errno, or went on natively, by call and reason",
+    "explicit_refused": "calls of explicit sockets that failed, by call and errno, or went on natively, by reason",
     "internal_error": "faults of the provider itself, by place; see its log",
 }
 
@@ -53,7 +53,7 @@ class Counters:
         self._values[name, reason] += 1
 
     def add_many(self, count: int, name: str, reason: str = "") -> None:
-        """Adds so many, of what somebody else has counted."""
+        """Adds `count`, of events that were counted elsewhere."""
         if name not in self._names:
             raise KeyError(name)
         if count:

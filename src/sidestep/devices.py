@@ -1,7 +1,7 @@
 """The RDMA device of an interface: the route names the interface, the interface names the device.
 
-The kernel tells in sysfs: every entry of a port's GID table names the interface it belongs to (a VLAN's as well), and
-an adapter's own directory lists its RDMA devices.
+The kernel's sysfs has both. Every entry of a port's GID table names its interface (a VLAN's as well). An adapter's own
+directory lists its RDMA devices.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def device_of(interface: str, root: Path = _SYS) -> str | None:
 
 
 def _entries(directory: Path) -> Iterator[Path]:
-    """What a directory holds, in order; nothing if it is not there."""
+    """Entries of a directory, in order; none if it is not there."""
     try:
         found = list(islice(directory.iterdir(), limits.SYSFS_ENTRIES_MAX))
     except OSError:  # no such class of devices here, or the device has just gone

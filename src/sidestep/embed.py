@@ -1,9 +1,9 @@
 """The shim in this process, where `sidestep run` did not start it.
 
-`libsidestep.so` is loaded, and the calls that the interpreter and its libraries make into the C library are redirected
-to it, as the dynamic linker would have bound them had it been preloaded (`native/shim_embed.c`). Then either every TCP
-socket made from now on is tracked (`install`), or only those that were adopted: the sockets of `sidestep.socket`. All
-others are left alone. Under `sidestep run` there is nothing to do.
+`libsidestep.so` is loaded. Calls of the interpreter and its libraries into the C library are redirected to it, as the
+dynamic linker does in a preloaded program (`native/shim_embed.c`). Then either every TCP socket made from now on is
+tracked (`install`), or only those that were adopted: the sockets of `sidestep.socket`. All others are left alone. Under
+`sidestep run` there is nothing to do.
 
 Loading cannot be undone: other code may be inside a redirected call at any time.
 """
@@ -39,7 +39,7 @@ class _Settings(ctypes.Structure):
     )
 
 
-_REFUSALS: Final = {  # of sidestep_embed(): what is wrong, and the remedy
+_REFUSALS: Final = {  # result of sidestep_embed(): the fault, and the remedy
     errno.ENOENT: (
         "this interpreter makes no call that could be redirected: it is linked statically",
         "use one that is linked with the shared C library, such as the distribution's",
@@ -65,8 +65,8 @@ def install(
     """Takes over the TCP sockets that this process makes from now on, as if `sidestep run` had started it.
 
     Sockets that exist stay on TCP; connections that an existing listener accepts are taken over. Call it before an
-    event loop is made, or in a coroutine of asyncio's own loop: waits of other loops that exist already are not seen,
-    and their connections stay on TCP. Child processes are not affected.
+    event loop is made, or in a coroutine of asyncio's own loop. Waits of other existing loops are not seen, and their
+    connections stay on TCP. Child processes are not affected.
 
     Under `sidestep run` this does nothing, and the settings given there hold. A provider is started if none runs.
 
@@ -78,7 +78,7 @@ def install(
         spin_us: Microseconds that a wait may spin before it sleeps; 0: never.
 
     Returns:
-        Whether sockets are taken over; False where SIDESTEP_DISABLE says that they are not to be.
+        True if sockets are taken over; False where SIDESTEP_DISABLE keeps them on TCP.
 
     Raises:
         Misuse: A setting is wrong, or comes after the first sidestep socket of the process was made.
@@ -116,7 +116,7 @@ def uninstall() -> None:
 
 
 def installed() -> bool:
-    """Whether every TCP socket that this process makes is taken over, by `install` or by `sidestep run`."""
+    """True if every TCP socket that this process makes is taken over, by `install` or by `sidestep run`."""
     with _lock:
         return _everything or (_preload() is not None and not _disabled())
 
@@ -158,7 +158,7 @@ def _adopt_running_loop(shim: ctypes.CDLL) -> None:
         loop = asyncio.get_running_loop()
     except RuntimeError:
         return
-    # A loop of another kind, such as uvloop's, does not tell; it waits in the kernel, and its connections stay on TCP.
+    # A loop of another kind, such as uvloop's, waits in the kernel unseen, and its connections stay on TCP.
     selector = getattr(loop, "_selector", None)
     if selector is not None:
         shim.sidestep_adopt_set(selector.fileno())

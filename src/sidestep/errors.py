@@ -1,6 +1,16 @@
-"""The errors of sidestep, by who must act. Each carries what happened and, where there is one, the remedy."""
+"""Errors of sidestep, by the party that must act. Each carries what happened and, where there is one, the remedy."""
 
 from __future__ import annotations
+
+from collections.abc import Iterable
+
+
+def did_you_mean(word: str, known: Iterable[str]) -> str:
+    """A question that names the known words that are close to `word`; empty if none is."""
+    import difflib  # an error is where it is needed
+
+    close = difflib.get_close_matches(word, sorted(set(known)))
+    return f"did you mean {' or '.join(close)}?" if close else ""
 
 
 class SidestepError(Exception):
@@ -42,7 +52,7 @@ class LimitReached(SidestepError):
 
 
 class Unavailable(SidestepError):
-    """Something needed is not there; the next way, at worst plain TCP, may be tried."""
+    """The error of a missing part; the next way, at worst plain TCP, may be tried."""
 
 
 class InternalError(SidestepError):

@@ -1,8 +1,8 @@
-"""What it brings to carry a connection to another host, rather than leave it on TCP: time, by a transport's profile.
+"""The gain of carrying a connection to another host, rather than leaving it on TCP: time, by a transport's profile.
 
-On a device in software a message costs less than a system call on TCP does, since messages are gathered in a ring; each
-byte is copied more often; and whenever an application waits for the other one's answer (a *turn*), the bytes pass
-through more hands. So streams of small messages gain, and conversations lose.
+On a device in software a message costs less than a system call on TCP, since a ring gathers messages. But each byte is
+copied more often, and whenever an application waits for the other one's answer (a *turn*), the bytes pass through more
+hands. So streams of small messages gain, and conversations lose.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _FIGURE_MAX: Final = 1e6
 
 
 class Traffic(NamedTuple):
-    """Of a connection over some time, as one of its ends has seen it."""
+    """Traffic of a connection over some time, as one of its ends has seen it."""
 
     messages: int  # calls that sent or received some
     bytes: int  # both ways
@@ -41,7 +41,7 @@ class Profile(NamedTuple):
 
     @property
     def nanoseconds(self) -> tuple[int, int, int]:
-        """As shims get it, for which nothing gained with a message is no profile."""
+        """Figures in the form for shims, for which nothing gained with a message is no profile."""
         return max(1, round(self.message_us * 1000)), round(self.mib_us * 1000), round(self.turn_us * 1000)
 
     @classmethod
@@ -63,7 +63,7 @@ class Profile(NamedTuple):
 
 
 class Profiles(NamedTuple):
-    """Of a transport, by what carries ordinary messages; None: whatever goes over it gains."""
+    """Profiles of a transport, by the code that carries ordinary messages; None: all that goes over it gains."""
 
     engine: Profile | None
     python: Profile | None

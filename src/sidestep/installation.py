@@ -1,4 +1,4 @@
-"""Where the parts of this installation are that are not Python."""
+"""Places of the parts of this installation that are not Python."""
 
 from __future__ import annotations
 

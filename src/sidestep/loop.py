@@ -5,10 +5,10 @@
     asyncio_loop.add_reader(loop.fileno(), lambda: loop.turn(0))    # inside another loop; ask `next_in_s` for timers
     loop.nest(inner)                                                # one of these inside another
 
-A turn takes what is ready, then timers that are due, then makes the calls to users (`notices`), then lets those who
-asked for it (`soon`) send what came together meanwhile. Nobody is called from inside a call of his own. Once closed,
-also in the midst of a turn, it calls nobody. Not thread-safe: whoever drives it does so from one thread, or holds a
-lock.
+A turn takes what is ready, then timers that are due, then makes the calls to users (`notices`). At its end it calls
+those that asked for it (`soon`), so that they send together what has gathered. No user is called from inside a call of
+its own. Once closed, also in the midst of a turn, the loop calls nobody. It is not thread-safe: one thread drives it,
+or its callers hold a lock.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from typing import Final
 
 READ: Final = select.EPOLLIN
 WRITE: Final = select.EPOLLOUT
-_NOTICES_MAX: Final = 10_000  # calls of one turn: a user who makes more and more of them must not stop the sockets
+_NOTICES_MAX: Final = 10_000  # calls of one turn: a user that makes more and more of them must not stop the sockets
 _EVENTS_MAX: Final = 256  # of one turn
-_CANCELLED_MAX: Final = 64  # timers that stay in the heap though nobody wants them, or half of the heap
+_CANCELLED_MAX: Final = 64  # cancelled timers that stay in the heap, or half of the heap
 
 
 def nothing() -> None:
-    """What is called where nobody wants to know."""
+    """Does nothing, as a callback that is not wanted."""
 
 
 class Timer:
@@ -47,7 +47,7 @@ class Timer:
 
 
 class Loop:
-    """Its descriptors and timers; `on_error` hears what a call raised; None: the turn raises it."""
+    """Descriptors and timers, and their calls; `on_error` gets an exception of a call; None: the turn raises it."""
 
     def __init__(
         self, on_error: Callable[[Exception], object] | None = None, *, clock: Callable[[], float] = time.monotonic
@@ -64,10 +64,10 @@ class Loop:
         self.notices: deque[Callable[[], object]] = deque()
         self.closed = False
 
-    # --- who drives it ---
+    # --- for the driver ---
 
     def fileno(self) -> int:
-        """Readable when a socket is ready; not for timers and calls that wait, which `next_in_s` tells of."""
+        """Descriptor that is readable when a socket is ready; timers and pending calls show in `next_in_s` only."""
         return self._epoll.fileno()
 
     @property
@@ -85,12 +85,12 @@ class Loop:
 
     @property
     def idle(self) -> bool:
-        """Whether it has nothing left to wait for: no descriptor, no timer, no call."""
+        """True if it has nothing left to wait for: no descriptor, no timer, no call."""
         return not self._handlers and self.next_in_s is None
 
     @property
     def timers_held(self) -> int:
-        """Those that memory is held for, cancelled ones included."""
+        """Timers that memory is held for, cancelled ones included."""
         return len(self._timers)
 
     @property
@@ -143,11 +143,11 @@ class Loop:
             for waiting in (self._handlers, self._timers, self._soon, self.notices, self._nested):
                 waiting.clear()
 
-    # --- who waits ---
+    # --- for users ---
 
     @property
     def nests(self) -> bool:
-        """Whether another loop takes its turns in this one."""
+        """True if another loop takes its turns in this one."""
         return bool(self._nested)
 
     def nest(self, inner: Loop) -> None:
@@ -184,7 +184,7 @@ class Loop:
         return timer
 
     def timer_cancelled(self) -> None:
-        """One that is still in the heap; when they are too many they are taken out."""
+        """Counts a cancelled timer that is still in the heap; when they are too many it takes them out."""
         self._cancelled += 1
         if self._cancelled > max(_CANCELLED_MAX, len(self._timers) // 2):
             self._timers = [each for each in self._timers if each[2].callback is not None]
@@ -196,7 +196,7 @@ class Loop:
         self._soon[callback] = None
 
     def _run_soon(self) -> None:
-        for _ in range(len(self._soon)):  # those that ask meanwhile come the next time
+        for _ in range(len(self._soon)):  # calls that are added meanwhile come in the next turn
             if not self._soon:  # closed
                 break
             callback = next(iter(self._soon))

@@ -1,9 +1,9 @@
 """Views of ring memory, behind `peek`, `consume`, `reserve` and `commit` of `sidestep.socket.socket`.
 
-A `Window` maps the rings of one connection a second time, each twice in a row, so that a view is contiguous wherever
-it lies; the mapping stays for as long as there is a view of it, whatever becomes of the socket. `consume` and `commit`
-refuse while there is a view of what they would give up, and while room is reserved no other send goes by that ring: it
-waits, as if the ring were full.
+A `Window` maps the rings of one connection a second time, each twice in a row, so that a view is contiguous wherever it
+lies. The mapping stays for as long as there is a view of it, also after the socket is closed. `consume` and `commit`
+refuse while there is a view of the bytes that they would release. While room is reserved, any other send by that ring
+waits as if the ring were full.
 
 While a connection is on TCP, or goes back to it, the same calls work on copies.
 """
@@ -30,7 +30,7 @@ _WORD: Final = {"I": ctypes.c_uint32, "Q": ctypes.c_uint64}
 
 
 class _Piece(ctypes.Structure):
-    """A piece of a ring, as the shim tells it."""
+    """A piece of a ring, as the shim returns it."""
 
     _fields_ = tuple((name, _WORD[code]) for name, code, _ in layout.RECORDS["sidestep_piece"])
     serial: int
@@ -41,15 +41,15 @@ class _Piece(ctypes.Structure):
 
 
 class Window:
-    """What is looked at and written in place on one socket; for one reading and one writing thread."""
+    """Views and reserved room of one socket; for one reading and one writing thread."""
 
     def __init__(self) -> None:
         self._receiving: tuple[int, Ring] | None = None  # serial of the connection, and its mapping
         self._sending: tuple[int, Ring] | None = None
-        self._front = _Piece()  # of what was peeked at
+        self._front = _Piece()  # of the bytes peeked at
         self._peeked_len = 0
-        self._room: _Piece | None = None  # what is reserved on the ring
-        self._copy: bytearray | None = None  # what is reserved beside it
+        self._room: _Piece | None = None  # reserved on the ring
+        self._copy: bytearray | None = None  # reserved beside it
 
     # ---- receiving ----
     def peek(self, sock: socket.socket, size: int) -> memoryview:
@@ -131,7 +131,7 @@ class Window:
                 raise OSError(errno.EDEADLK, os.strerror(errno.EDEADLK))
             else:
                 break
-        if deadline is not None:  # whoever must not wait long does it here, not in commit()
+        if deadline is not None:  # a caller that must not wait long waits here, not in commit()
             _wait_for_room(sock, deadline)
         self._copy = bytearray(min(size, limits.RESERVE_COPY_MAX))
         return memoryview(self._copy)
@@ -154,7 +154,7 @@ class Window:
             if not shim.sidestep_commit(sock.fileno(), ctypes.byref(self._room), ctypes.c_size_t(size)):
                 self._room = None
                 return
-            # It does not go by ring any more. The bytes are ours until the room is given back.
+            # The connection left the ring. The bytes are ours until the room is released.
             view = _piece_of(self._sending, self._room, size)
             data = bytearray(view or b"")
             self.give_back(sock)
@@ -196,7 +196,7 @@ def _piece_of(mapped: tuple[int, Ring] | None, piece: _Piece, size: int) -> memo
 
 
 def _wait(sock: socket.socket, events: int, deadline: float | None) -> None:
-    """Until the socket is ready; TimeoutError at the deadline."""
+    """Waits until the socket is ready; TimeoutError at the deadline."""
     poller = select.poll()
     poller.register(sock, events)
     left_ms = None if deadline is None else max(0.0, deadline - time.monotonic()) * 1000
@@ -205,7 +205,7 @@ def _wait(sock: socket.socket, events: int, deadline: float | None) -> None:
 
 
 def _wait_for_room(sock: socket.socket, deadline: float | None) -> None:
-    """As `send` would wait for it: BlockingIOError where the socket does not block, TimeoutError at the deadline."""
+    """Waits for room as `send` would: BlockingIOError where the socket does not block, TimeoutError at the deadline."""
     try:
         _wait(sock, select.POLLOUT, deadline)
     except TimeoutError:
@@ -215,7 +215,7 @@ def _wait_for_room(sock: socket.socket, deadline: float | None) -> None:
 
 
 def _send_all(sock: socket.socket, data: memoryview) -> None:
-    """Sends all, also by a socket that does not block: a part of a commit could not be told."""
+    """Sends all, also by a socket that does not block: `commit` has no way to report a part."""
     while data:
         try:
             data = data[sock.send(data) :]

@@ -1,6 +1,6 @@
 """Routes, interfaces and addresses as the switch knows them: plain records, no I/O.
 
-The kernel decides; `sidestep.provider.network.routes` asks it by netlink and tells of every change.
+The kernel decides; `sidestep.provider.network.routes` asks it by netlink and reports every change.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Route:
 
 
 class Obstacle(Enum):
-    """Why the kernel has no way to a destination."""
+    """Reason why the kernel has no way to a destination."""
 
     UNREACHABLE = "no route leads there"  # none matches, or one of the type `unreachable` does
     PROHIBITED = "a route or rule prohibits it"
@@ -63,7 +63,7 @@ class NoRoute(Unavailable):
 
 
 class Change(Enum):
-    """What happened."""
+    """Kind of a change."""
 
     ADDED = "added"  # or changed: the new state follows
     REMOVED = "removed"
@@ -90,7 +90,7 @@ class AddressEvent:
 
 
 class RouteKind(IntEnum):
-    """What a route does with a packet; the kernel's numbers (RTN_*)."""
+    """Effect of a route on a packet; the kernel's numbers (RTN_*)."""
 
     UNICAST = 1  # sends it on
     LOCAL = 2  # takes it for this host
@@ -105,9 +105,9 @@ class RouteKind(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class RouteEvent:
-    """A route came or went; one with several first hops is told as several.
+    """A route came or went; one with several first hops makes several events.
 
-    What the kernel keeps for each address in its table `local` is not told: the address is.
+    The entries that the kernel keeps for each address in its table `local` make none: the address does.
     """
 
     change: Change
@@ -121,9 +121,9 @@ class RouteEvent:
 
 @dataclass(frozen=True, slots=True)
 class ChangesLost:
-    """More changed than can be told one by one: forget what was told, what is there comes next.
+    """Single events cannot report all that has changed: forget all earlier events, the present state follows.
 
-    Only with more interfaces, addresses or routes than `limits.NETWORK_FOLLOWED_MAX`, or when they never rest.
+    Only with more interfaces, addresses or routes than `limits.NETWORK_FOLLOWED_MAX`, or when they change without end.
     """
 
 

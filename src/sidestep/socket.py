@@ -1,9 +1,9 @@
 """The standard library's `socket`, whose TCP connections go through shared memory where both ends can.
 
-`from sidestep import socket` stands in for `import socket`: everything that module has is here. TCP sockets made here
-are tracked by the shim as those of a program under `sidestep run` are, without LD_PRELOAD; all other sockets of the
-process stay as they are. A connection begins as a kernel TCP connection and remains one if its other end is not under
-sidestep, so what works with a `socket.socket` works with these: selectors, `ssl`, asyncio, `makefile`, `fork`.
+`from sidestep import socket` stands in for `import socket`: everything that module has is here. The shim tracks
+TCP sockets made here as those of a program under `sidestep run`, without LD_PRELOAD. All other sockets of the process
+stay as they are. A connection begins as a kernel TCP connection and remains one if its other end is not under
+sidestep. So selectors, `ssl`, asyncio, `makefile` and `fork` work as with a `socket.socket`.
 
 Beyond the standard ones a socket has `peek` and `consume`, `reserve` and `commit`, which work on ring memory in place.
 
@@ -45,7 +45,7 @@ _EXPLICIT: Final = (AF_INET_OFFLOAD, AF_INET6_OFFLOAD, AF_INET_DIRECT, AF_INET6_
 
 
 def __getattr__(name: str) -> Any:
-    """Whatever else the standard module has, and what is imported when it is first used."""
+    """Returns any other name of the standard module, or a name that is imported when first used."""
     return _sdp_socket() if name == "SdpSocket" else getattr(_stdlib, name)
 
 
@@ -100,11 +100,12 @@ class socket(_stdlib.socket):  # noqa: N801 - the name of the class it stands in
         Of a promoted connection it is the ring itself, and of one on TCP a copy of at most PEEK_COPY_MAX bytes. Waits
         for the first byte as `recv` would. The view is empty at the end of the stream.
 
-        What `recv` takes while there is a view is not protected: the other end may overwrite it. And it can write to
-        the ring at any time, if it breaks the rules: of one that is not trusted, copy what is checked before use.
+        Bytes that `recv` takes while there is a view are not protected: the other end may overwrite them. It can also
+        write to the ring at any time, if it breaks the rules. If you do not trust it, copy the bytes before you check
+        and use them.
 
         Raises:
-            OSError: What `recv` raises: BlockingIOError, TimeoutError, ConnectionResetError.
+            OSError: An error of `recv`: BlockingIOError, TimeoutError, ConnectionResetError.
         """
         if self._window is None:
             self._window = Window()
@@ -126,10 +127,10 @@ class socket(_stdlib.socket):  # noqa: N801 - the name of the class it stands in
 
         Of a promoted connection it is the room in the ring, and of one on TCP a buffer of at most RESERVE_COPY_MAX
         bytes. Waits for room as `send` would. Until `commit` all other sends of this connection wait as if the ring
-        were full; in the same thread, where the socket blocks, they are OSError (EDEADLK).
+        were full. In the same thread, where the socket blocks, they are OSError (EDEADLK).
 
         Raises:
-            OSError: BlockingIOError or TimeoutError: there is no room. Other errors are told by `commit`.
+            OSError: BlockingIOError or TimeoutError: there is no room. `commit` raises other errors.
             Misuse: Room is reserved already.
         """
         if self._window is None:
@@ -137,13 +138,13 @@ class socket(_stdlib.socket):  # noqa: N801 - the name of the class it stands in
         return self._window.reserve(self, size)
 
     def commit(self, size: int) -> None:
-        """Sends the first `size` bytes of what was reserved, and gives back the rest; 0 gives it all back.
+        """Sends the first `size` bytes of the reserved room, and releases the others; 0 releases it all.
 
         By ring it never waits. On TCP it waits until all is sent, also by a socket that does not block.
 
         Raises:
             BufferError: A view of `reserve` is still in use.
-            OSError: What `sendall` raises.
+            OSError: An error of `sendall`.
             Misuse: They are more than were reserved.
         """
         if self._window is None:
@@ -151,13 +152,13 @@ class socket(_stdlib.socket):  # noqa: N801 - the name of the class it stands in
         self._window.commit(self, size)
 
     def detach(self) -> int:
-        """As of `socket.socket`; room that is reserved is given back."""
+        """Detaches the descriptor as `socket.socket` does; reserved room is released."""
         if self._window is not None:
             self._window.give_back(self)
         return super().detach()
 
     def _real_close(self, *closer: Any) -> None:
-        """What close() comes to when no file of makefile() is left."""
+        """Closes for good: close() comes here when no file of makefile() is left."""
         if self._window is not None:
             self._window.give_back(self)
         super()._real_close(*closer)  # type: ignore[misc]
@@ -222,7 +223,7 @@ def _connect_each(
     protocol: str,
     rdma_port: int | None,
 ) -> tuple[socket | SdpSocket | None, list[OSError]]:
-    """What is connected, or what came of each address."""
+    """Connects to the addresses in turn; returns the socket, or the error of each address."""
     if protocol not in ("tcp", "sdp") or (protocol == "tcp" and rdma_port is not None):
         raise Misuse(f"protocol {protocol!r}, RDMA port {rdma_port}", remedy='"tcp", or "sdp" with or without a port')
     host, port = address

@@ -1,10 +1,12 @@
-"""For tests of programs under sidestep: a private provider, and programs that run with it.
+"""Tools for tests of programs under sidestep: a private provider, and programs that run with it.
 
-with testing.Sidestep() as s:
-server = s.popen(["my-server", str(port := testing.free_port())])
-...  # until it listens
-client = s.popen(["my-client", str(port)])
-s.wait_for(lambda found: any(c.promoted for c in found))  # while they talk: ended connections are not listed
+    with testing.Sidestep() as s:
+        server = s.popen(["my-server", str(port := testing.free_port())])
+        ...  # until it listens
+        client = s.popen(["my-client", str(port)])
+        s.wait_for(lambda found: any(c.promoted for c in found))
+
+Ended connections are not listed, so look while the programs talk.
 """
 
 from __future__ import annotations
@@ -36,19 +38,19 @@ __all__ = ["Connection", "Outcome", "Sidestep", "free_port"]
 RUN_TIMEOUT_S: Final = 60.0
 WAIT_TIMEOUT_S: Final = 60.0  # a busy machine promotes late
 _POLL_S: Final = 0.01
-_PORT_FIRST: Final = 10_000  # of those that `free_port` tries; services of the machine are below
+_PORT_FIRST: Final = 10_000  # `free_port` tries ports from here; services of the machine are below
 _PORT_TRIES: Final = 1000
 
 
 def argv_under_shim(argv: Sequence[str | os.PathLike[str]]) -> list[str]:
-    """What is to be executed in `Sidestep.env`: programs without this C library are started by sidestep's loader."""
+    """Command to be executed in `Sidestep.env`: sidestep's loader starts programs without this C library."""
     command = [os.fspath(word) for word in argv]
     path = preload_check.which(command[0])
     return preload_check.inspect(path).argv(command) if path else command
 
 
 def free_port() -> int:
-    """A TCP port nobody uses, below those that the kernel gives to clients: none of them takes it before its server.
+    """A free TCP port below those that the kernel gives to clients: none of them takes it before its server.
 
     Raises:
         Unavailable: None was found.

@@ -92,6 +92,30 @@ def test_no_such_service(service: Run) -> None:
         assert "did you mean it?" in found.stderr
 
 
+def test_a_unit_that_stands_for_others_is_not_enabled_but_they_are_named(service: Run, root: Path) -> None:
+    """As Debian has PostgreSQL: a unit that runs nothing, a template, and an instance for each cluster."""
+    place = root / "usr/lib/systemd/system"
+    (place / "postgresql.service").write_text(
+        "[Service]\nType=oneshot\nExecStart=/bin/true\nExecReload=/bin/true\nRemainAfterExit=on\n"
+    )
+    found = service("enable", "postgresql")
+    assert (found.returncode, found.stdout) == (1, "")
+    assert "runs no program but 'true': it stands for other units\nhint: name one of them: " in found.stderr
+    (place / "postgresql@.service").write_text("[Service]\nExecStart=/usr/bin/true %i\n")
+    (cluster := root / "etc/postgresql/15/main").mkdir(parents=True)
+    (cluster / "start.conf").touch()
+    (wants := root / "run/systemd/generator/postgresql.service.wants").mkdir(parents=True)
+    for name in ("postgresql@15-main.service", "postgresql@13-old.service"):
+        (wants / name).symlink_to("/usr/lib/systemd/system/postgresql@.service")
+    found = service("enable", "postgresql")
+    assert found.returncode == 1
+    assert "it stands for other units: postgresql@13-old.service, postgresql@15-main.service" in found.stderr
+    assert "sidestep service enable postgresql@15-main\n" in found.stderr
+    assert not (root / "etc/systemd/system").exists()
+    assert service("enable", "postgresql@15-main").returncode == 0
+    assert (root / "etc/systemd/system/postgresql@15-main.service.d/sidestep.conf").exists()
+
+
 def test_services_of_ones_own(tmp_path: Path) -> None:
     """The user's place, which takes no root; no provider and no systemd there: both are told."""
     config, runtime = tmp_path / "config", tmp_path / "runtime"

@@ -90,8 +90,10 @@ def debian(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 def test_the_package_is_installed_used_upgraded_removed_and_purged(debian: Path) -> None:
     assert run_in(debian, INSTALLED).splitlines() == [
         "--state",
-        "sidestep: prometheus_client is not installed: apt install python3-prometheus-client",
-        "sidestep: pcapng is not installed: pip install 'sidestep[capture]' in a virtual environment",
+        "sidestep: prometheus_client is not installed for /usr/bin/python3",
+        "hint: apt install python3-prometheus-client",
+        "sidestep: pcapng is not installed for /usr/bin/python3",
+        "hint: install sidestep's wheel in a virtual environment, and there: pip install 'python-pcapng>=2.1.1,<3'",
     ]
     before, after = map(json.loads, run_in(debian, IN_USE).splitlines())  # and nothing is left behind
     assert [one["state"] for one in after["connections"]] == ["promoted"] * 2

@@ -178,12 +178,6 @@ def test_a_library_for_io_uring_is_seen(check: Check, build: Build) -> None:
     assert "liburing.so.2" in str(found["findings"])
 
 
-def test_a_program_that_is_not_found_is_told(check: Check) -> None:
-    found = check("no-such-program")
-    assert found["verdict"] == "fail"
-    assert found["findings"][0]["text"].startswith("no-such-program is not found")
-
-
 # ---- places ----
 
 # A program that is run with one system call forbidden: load its number; is it that one; then so; else let it pass.

@@ -159,6 +159,7 @@ def test_scraped_over_tcp_on_this_host_only(sidestep: Sidestep, listen: str) -> 
         for _ in range(2):
             assert values(curl(url))["sidestep_provider_up", ()] == 1
         assert values(curl("--compressed", url))["sidestep_provider_up", ()] == 1
+        assert '<a href="/metrics">' in curl(url.removesuffix("metrics"))
         sidestep.kill_provider()
         assert values(curl(url))["sidestep_provider_up", ()] == 0
         process.send_signal(signal.SIGTERM)

@@ -144,21 +144,12 @@ def test_a_rule_about_somebody_unknown_matches_nobody() -> None:
     assert policy.may_pair(1, (), 2, ()) is None
 
 
-@pytest.mark.parametrize(("said", "expected"), [
-    ("both", ["local", "sdp"]), ("sdp", ["sdp"]), ("tcp", []), ("other", []),
-])  # fmt: skip
-def test_what_may_be_tried(said: str, expected: list[str]) -> None:
-    assert Decision(said, None).candidates(["local", "sdp"]) == expected
-
-
 def test_a_decision_tells_its_line() -> None:
     (statement,) = parse(b"\n  use  tcp client  ssh *:22  # by hand", "/etc/p.conf").statements
     found = Policy([statement]).decide(Role.CONNECT, Subject(("ssh",), 0, frozenset()), ip_address("::1"), 22)
     assert found.as_json() == {
         "target": "tcp", "over": None, "rule": {"file": "/etc/p.conf", "line": 2, "text": "use  tcp client  ssh *:22"},
     }  # fmt: skip
-    assert found.why() == "/etc/p.conf:2 says: use  tcp client  ssh *:22"
-    assert "no rule" in Decision(BOTH, None).why()
 
 
 def test_ports_that_overlap_go_to_the_first_rule() -> None:

@@ -12,8 +12,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 from common import eventually, run_command
 
+from sidestep.cli.group import cli
 from sidestep.cli.policy import parse_endpoint, trace_line, verdict_lines
 from sidestep.errors import Misuse
 from sidestep.policy import Problem
@@ -48,6 +50,17 @@ def test_check_tells_bad_lines_and_fails(command: Run, tmp_path: Path) -> None:
         ("error", 1, "conect"), ("warning", 3, "use"),
     ]  # fmt: skip
     assert (document["errors"], document["warnings"], document["files"]) == (1, 1, [str(path)])
+
+
+def test_check_tells_problems_in_the_order_of_their_lines(tmp_path: Path) -> None:
+    path, other = tmp_path / "p.conf", tmp_path / "other.conf"
+    path.write_text(
+        "use tcp connect * *:* user nobody-of-that-name\nlog\nnonsense\ninclude other.conf\ninclude gone.conf\noh\n"
+    )
+    other.write_text("pair nobody-of-that-name *\nbad\n")
+    document = json.loads(CliRunner().invoke(cli, ["policy", "check", "--json", str(path)]).stdout)
+    places = [(Path(one["file"]).name, one["line"]) for one in document["problems"]]
+    assert places == [("p.conf", line) for line in (1, 2, 3, 5, 6)] + [("other.conf", 1), ("other.conf", 2)]
 
 
 def test_check_takes_warnings_for_errors_when_strict(command: Run, tmp_path: Path) -> None:
@@ -120,7 +133,7 @@ def test_a_connection_is_tried_without_a_provider(command: Run, tmp_path: Path) 
     assert "no provider runs" in found.stderr
     assert found.stdout.splitlines() == [
         f"redis-cli of uid {os.geteuid()}, connecting to 127.0.0.5:6379: tcp",
-        f"  why    it stays on TCP: {path}:1 says: use tcp connect redis-* 127.0.0.0/8:*",
+        f"  why    it stays on TCP: {path}, line 1 says so: use tcp connect redis-* 127.0.0.0/8:*",
         f"  rule   {path}:1: use tcp connect redis-* 127.0.0.0/8:*",
         "  route  this host, by lo, from 127.0.0.1",
     ]
@@ -157,6 +170,23 @@ def test_a_running_provider_is_asked(command: Run, tmp_path: Path) -> None:
         found = ask("connect", "b", "127.0.0.1:80")
         assert (found["target"], found["protocol"]) == ("other", None)
         assert "other is not installed" in found["why"]
+
+
+def test_the_answer_is_the_same_without_a_provider(tmp_path: Path) -> None:
+    path = tmp_path / "p.conf"
+    path.write_text("use tcp connect a *:* user 12345\nuse other connect b *:*\nuse sdp connect c *:*\n")
+    asked = [
+        ("connect", "x", "127.0.0.1:80"), ("connect", "x", "198.51.100.7:80"), ("listen", "x", "0.0.0.0:80"),
+        ("connect", "b", "127.0.0.1:80"), ("connect", "c", "198.51.100.7:80"),
+        ("connect", "a", "127.0.0.1:80", "--user=12345"),
+    ]  # fmt: skip
+    with Sidestep(policy=path) as private:
+        for words in asked:
+            running, alone = (
+                CliRunner().invoke(cli, ["policy", "test", "--json", given, *words]).stdout
+                for given in (f"--socket={private.socket}", f"--file={path}")
+            )
+            assert json.loads(alone) == json.loads(running)
 
 
 def test_what_leaves_this_host_is_told_to() -> None:

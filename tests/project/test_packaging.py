@@ -60,8 +60,9 @@ def test_the_wheel_holds_all_modules_and_the_shim_and_runs_with_little_else(tmp_
     asked = env | {"_SIDESTEP_COMPLETE": "bash_complete", "COMP_WORDS": "sidestep ", "COMP_CWORD": "1"}
     offered = subprocess.run(argv, env=asked, capture_output=True, text=True, check=True)  # loads every command
     assert offered.stdout.splitlines()[1:] == [f"plain,{name}" for name in COMMANDS]
-    for args, extra in (
-        (["top"], "top"), (["metrics"], "metrics"), (["capture", "-w", os.devnull], "capture"),
+    for args, library in (
+        (["top"], "textual>=1"), (["metrics"], "prometheus-client>=0.20"),
+        (["capture", "-w", os.devnull], "python-pcapng>=2.1.1,<3"),
     ):  # fmt: skip
         master, terminal = os.openpty()
         lacking = subprocess.run(
@@ -69,8 +70,8 @@ def test_the_wheel_holds_all_modules_and_the_shim_and_runs_with_little_else(tmp_
         )
         os.close(terminal)
         os.close(master)
-        assert (lacking.returncode, lacking.stderr.count("\n")) == (2, 1)
-        assert lacking.stderr.endswith(f"is not installed: pip install 'sidestep[{extra}]'\n")
+        assert (lacking.returncode, lacking.stderr.count("\n")) == (2, 2)
+        assert lacking.stderr.endswith(f"\nhint: {sys.executable} -m pip install '{library}'\n")
 
 
 def test_modules_of_tests_have_names_of_their_own() -> None:

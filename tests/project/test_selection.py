@@ -44,7 +44,9 @@ def test_all_values_are_taken_in_full(now: Selection) -> None:
 
 def test_the_table_names_files_and_folders_that_exist() -> None:
     table = Table.read()
-    assert [place for place in (*table.first, *table.alone) if not (TESTS / place).exists()] == []
+    assert [
+        place for place in (*table.first, *table.alone, *table.long, *table.halved) if not (TESTS / place).exists()
+    ] == []
 
 
 def test_every_file_stands_in_a_set() -> None:
@@ -69,9 +71,10 @@ def test_a_run_takes_what_its_set_says(tmp_path: Path) -> None:
     )
     for name in ("late", "lonely"):
         (tmp_path / f"test_{name}.py").write_text("def test_c(): pass\n")
+    (tmp_path / "test_half.py").write_text("def test_d(): pass\ndef test_e(): pass\ndef test_f(): pass\n")
     (tmp_path / "sets.toml").write_text(
-        'check = []\ntest = ["test_early.py", "test_lonely.py"]\nci = ["test_late.py"]\nfull = []\n'
-        'alone = ["test_lonely.py"]\n'
+        'check = []\ntest = ["test_early.py", "test_lonely.py"]\nci = ["test_half.py", "test_late.py"]\nfull = []\n'
+        'alone = ["test_lonely.py"]\nhalved = ["test_half.py"]\n'
     )
     (tmp_path / "conftest.py").write_text(
         "import sys\nfrom pathlib import Path\n"
@@ -85,14 +88,16 @@ def test_a_run_takes_what_its_set_says(tmp_path: Path) -> None:
 
     def said(*options: str) -> str:
         argv = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-p", "no:sidestep", str(tmp_path), *options]
-        return subprocess.run(argv, capture_output=True, text=True, timeout=60, cwd=tmp_path).stdout
+        return subprocess.run(argv, capture_output=True, text=True, timeout=240, cwd=tmp_path).stdout
 
     early = said("--set=test", "--row=7")
     assert "set test, row 7 (again: ROW=7)" in early
     assert "1 failed, 1 passed, 1 deselected" in early
     assert "again: .venv/bin/pytest 'test_early.py::test_a'" in early
-    assert "1 failed, 3 passed" in said("--set=ci")
-    assert "1 failed, 2 passed" in said("--set=ci", f"--part={Part.BESIDE.name.lower()}")
+    assert "1 failed, 5 passed, 1 deselected" in said("--set=ci", "--row=1")
+    assert "1 failed, 4 passed, 2 deselected" in said("--set=ci", f"--row={ROWS - 1}")
+    assert "1 failed, 6 passed" in said("--set=full")
+    assert "1 failed, 4 passed" in said("--set=ci", "--row=1", f"--part={Part.BESIDE.name.lower()}")
     assert "1 passed" in said("--set=test", f"--part={Part.ALONE.name.lower()}")
 
 

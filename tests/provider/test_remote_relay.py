@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from remote_world import (
     RINGS,
     WORD,
+    Stranger,
     World,
     all_of,
     close,
@@ -722,6 +723,41 @@ def test_what_is_kept_is_dropped_when_it_comes_again_by_tcp(world: World) -> Non
     assert app.end.avail == 0
     assert app.word("tx_back_at") == 0
     assert app.word("tx_back") == 1 << 2 | Back.BACK
+    assert not reset(app)
+
+
+def _leaving_as_a_round_begins(world: World) -> tuple[App, RemoteRelay, Stranger]:
+    """A provider leaves; the other end's first word of its ring, and three bytes by it, cross that."""
+    app, far, stranger = world.stranger(promoted=False)
+    stranger.send_control(Control.ATTACHED, RINGS)
+    world.rest()
+    app.send_control(rx_ready=1)
+    world.rest()
+    world.one.hub.leave()
+    stranger.send_control(Control.SWITCHED, 7)
+    stranger.send_control(Control.DATA, 3, b"one")
+    world.rest()
+    assert not app.word("tx_switched")
+    return app, far, stranger
+
+
+def test_a_ring_whose_bytes_come_by_tcp_is_never_shown(world: World) -> None:
+    """They may be there before the word: its application would find that the ring begins in what it has read."""
+    app, far, stranger = _leaving_as_a_round_begins(world)
+    stranger.send_control(Control.RESENDS)
+    world.rest()
+    assert (app.word("tx_switched"), app.word("tx_back"), app.word("tx_back_at")) == (0, 1 << 2 | Back.BACK, 0)
+    assert far.taken
+    assert not reset(app)
+
+
+@pytest.mark.parametrize("end", [Control.BACK, Control.SHUT])
+def test_a_ring_whose_bytes_do_not_come_again_is_shown(world: World, end: Control) -> None:
+    app, _, stranger = _leaving_as_a_round_begins(world)
+    stranger.send_control(end, 3)
+    world.rest()
+    assert (app.word("tx_switched"), app.word("tx_switch_offset")) == (1, 7)
+    assert app.receive() == b"one"
     assert not reset(app)
 
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import socket
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
-from hosts import ENGINE, NETWORK, Host, Make
+from hosts import ENGINE, NETWORK, Host, Make, command
 from installed_examples import on_the_path
 from talking import PORT, ends_well, on_tcp, promoted, serving, talking
 
@@ -174,6 +176,14 @@ def test_a_listener_can_insist_on_a_transport(make_hosts: Make, tmp_path: Path) 
     assert not one.counter("relay_opened") + other.counter("relay_opened")
 
 
+def explained(host: Host) -> dict[str, Any]:
+    """What `sidestep explain` says of the one connection of a host."""
+    found = json.loads(command(host, "explain", f":{PORT}", "--json"))["explanations"]
+    (one,) = (one for one in found if one["remote"] is not None)
+    assert isinstance(one, dict)
+    return one
+
+
 @pytest.mark.parametrize("whose", ["connecting", "accepting"])
 def test_what_a_transport_carries_goes_back_to_tcp_when_it_is_removed(two: tuple[Host, Host], whose: str) -> None:
     one, other = two
@@ -184,6 +194,14 @@ def test_what_a_transport_carries_goes_back_to_tcp_when_it_is_removed(two: tuple
     with host.namespace.inside(), ControlConnection(host.sidestep.socket) as connection:
         connection.document("module_remove", name="iwarp", kind="transport")
     host.wait_for(lambda: not devices(host))
+    on_tcp(one, other)
+    far = other if host is one else one
+    here, there = explained(host), explained(far)
+    assert here["reason"] == there["reason"] == "PEER_LEFT"
+    assert here["cause"].endswith("on this host the provider has lost the transport iwarp")
+    assert "'sidestep provider add --transport iwarp', then 'sidestep promote " in here["hint"]
+    assert there["cause"].endswith(f"its program or the provider on {host.address} sent it back to TCP")
+    assert there["hint"].endswith(f"on {host.address} says more")
     ends_well(client)
     assert not one.counter("relay_reset") + other.counter("relay_reset")
     assert server.poll() is None

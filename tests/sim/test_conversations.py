@@ -22,7 +22,7 @@ from sidestep.sdp.wire import Mid
 
 COUNT = int(os.environ.get("SIDESTEP_SIMULATIONS", "10000"))
 FIRST = int(os.environ.get("SIDESTEP_SIMULATIONS_FROM", "0"))
-CHUNK = 500
+CHUNK = 250
 LIMIT_S = 300
 
 
@@ -38,7 +38,7 @@ def faults(seeds: range) -> list[str]:
 
 @pytest.mark.slow
 @pytest.mark.timeout(LIMIT_S)
-@pytest.mark.parametrize("begin", rotate(range(FIRST, FIRST + COUNT, CHUNK), ci=4))
+@pytest.mark.parametrize("begin", rotate(range(FIRST, FIRST + COUNT, CHUNK), ci=6))
 def test_conversations(begin: int) -> None:
     assert faults(range(begin, min(begin + CHUNK, FIRST + COUNT))) == []
 

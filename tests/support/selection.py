@@ -47,13 +47,15 @@ class Table:
 
     first: dict[str, Set]
     alone: frozenset[str]
+    long: tuple[str, ...] = ()  # begins first
+    halved: tuple[str, ...] = ()  # in the set ci
 
     @classmethod
     def read(cls) -> Table:
         """Raises KeyError where a set has another name."""
         found = tomllib.loads((TESTS / "sets.toml").read_text(encoding="utf-8"))
         first = {place: Set[name.upper()] for name in ("check", "test", "ci", "full") for place in found[name]}
-        return cls(first, frozenset(found["alone"]))
+        return cls(first, frozenset(found["alone"]), *(tuple(found.get(name, ())) for name in ("long", "halved")))
 
     def set_of(self, file: str) -> Set:
         """The set from which on a file takes part; `full` where nothing is said of it."""
@@ -62,7 +64,11 @@ class Table:
 
     def is_alone(self, file: str) -> bool:
         """Whether a file's tests want no others beside them."""
-        return any(file == place or file.startswith(place) for place in self.alone)
+        return file.startswith(tuple(self.alone))
+
+    def is_halved(self, file: str) -> bool:
+        """Whether a row of the set ci takes every other of a file's tests."""
+        return file.startswith(self.halved)
 
 
 @dataclass(slots=True)
@@ -103,6 +109,11 @@ def rotate(values: Sequence[_T], group: int = 0, *, test: int = 1, ci: int | Non
 def at_least(name: str) -> bool:
     """Whether this run takes the tests of the set `name`."""
     return NOW.set >= Set[name.upper()]
+
+
+def _file_of(item: pytest.Item) -> str:
+    """Below tests/."""
+    return item.path.relative_to(TESTS).as_posix() if item.path.is_relative_to(TESTS) else ""
 
 
 def _first_of(item: pytest.Item) -> Set:
@@ -149,10 +160,13 @@ class Selecting:
 
     def pytest_collection_modifyitems(self, config: pytest.Config, items: list[pytest.Item]) -> None:
         """Leaves out single tests of later sets; those that take seconds are none of the smallest."""
-        later = [item for item in items if _first_of(item) > NOW.set]
+        later = {item for item in items if _first_of(item) > NOW.set}
+        if NOW.set is Set.CI:
+            of_halves = [item for item in items if item not in later and self._table.is_halved(_file_of(item))]
+            later.update(of_halves[NOW.row < ROWS // 2 :: 2])  # not by odd and even, as what rotates would go with it
         if later:
-            config.hook.pytest_deselected(items=later)
-            items[:] = [item for item in items if item not in set(later)]
+            config.hook.pytest_deselected(items=list(later))
+            items[:] = [item for item in items if item not in later]
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
         """The command that repeats each failure alone, last, where it is seen; kept for the end of several runs."""

@@ -23,17 +23,18 @@ from typing import Any, Final
 import pytest
 
 GRACE_S: Final = 60.0  # beyond the timeout: what the clean-up may take
+LONGEST_S: Final = 1800.0  # of an item without a timeout
 LOOK_S: Final = 5.0
 
 
 def _limit_s(item: pytest.Item) -> float:
-    """The seconds that an item may take, with its clean-up; 0 where it has no timeout."""
+    """The seconds that an item may take, with its clean-up."""
     mark = item.get_closest_marker("timeout")
     if mark:
         limit = float(mark.args[0] if mark.args else mark.kwargs["timeout"])
     else:
         limit = float(item.config.getini("timeout") or 0)
-    return limit and limit + GRACE_S
+    return (limit or LONGEST_S) + GRACE_S
 
 
 class Running:
@@ -45,8 +46,7 @@ class Running:
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_runtest_protocol(self, item: pytest.Item) -> Generator[None, Any, Any]:
         """From set-up to tear-down, fixtures included."""
-        if limit := _limit_s(item):
-            self._file.write_text(json.dumps([item.nodeid, time.time() + limit]), encoding="utf-8")
+        self._file.write_text(json.dumps([item.nodeid, time.time() + _limit_s(item)]), encoding="utf-8")
         try:
             return (yield)
         finally:

@@ -109,7 +109,7 @@ def test_what_is_installed_while_the_provider_runs(tmp_path: Path, monkeypatch: 
             ("transport", "wire"): "started",
         }
         connection.document("module_remove", name="wire", kind="transport")
-        assert "wire: it is not installed, or does not work" in asked()
+        assert "wire: it was removed by 'sidestep provider remove'" in asked()
         with pytest.raises(Unavailable, match="unknown kind of module"):
             connection.document("module_add", name="wire", kind="wagon")
         assert json.dumps(sidestep.status()["counters"]).count("module_failed{broken}") == 1

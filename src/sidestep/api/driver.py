@@ -1,8 +1,8 @@
-"""What SDP of a program stands on: its hosts, and who gives their devices and timers a turn while a call waits.
+"""The base of a program's SDP: its hosts, and the driver of their devices and timers while a call waits.
 
 There is one of each for the program's own software RNICs (`rnic`, `service`, `engine`), and one for tests, over the
-loopback fabric. A device with a thread or a selector of its own needs a driver of some ten lines: `wait` waits on a
-condition, which whoever serves the device notifies after each turn.
+loopback fabric. A device with a thread or a selector of its own needs a driver of some ten lines. Its `wait` waits on a
+condition, which the thread that serves the device notifies after each turn.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Driver(ABC):
 
     @abstractmethod
     def wait(self, ready: Callable[[], bool], timeout_s: float | None = None) -> bool:
-        """Lets things happen until `ready` is true, or for so many seconds; tells whether it is.
+        """Lets things happen until `ready` is true, or for so many seconds; returns whether it is.
 
         To be called while the stacks are held. A timeout of 0 lets what is due happen.
         """
@@ -47,7 +47,7 @@ class Driver(ABC):
             return function()
 
     def later(self, function: Callable[[], object]) -> None:
-        """As `call`, for a finalizer, which may run in the midst of another call."""
+        """Calls as `call` does, for a finalizer, which may run in the midst of another call."""
         self.call(function)
 
 
@@ -68,11 +68,11 @@ class Hosts(ABC):
 
     @abstractmethod
     def free_port(self, address: IpAddress) -> int:
-        """A port at which nobody listens at the moment."""
+        """A port at which no socket listens at the moment."""
 
     @abstractmethod
     def find(self, host: Host, remote: Endpoint, found: Found) -> None:
-        """Tells, now or soon, at which RDMA port a service is; None: its host says that it is not."""
+        """Calls `found`, now or soon, with the RDMA port of a service; None: its host has no such service."""
 
     def announce(self, local: Endpoint) -> bool:
         """Lets other hosts find a service of this process; False: they cannot, or ask another program."""
@@ -80,11 +80,11 @@ class Hosts(ABC):
         return False
 
     def withdraw(self, local: Endpoint) -> None:
-        """The service is no more."""
+        """Ends the service."""
         del local
 
     def hold(self) -> None:  # noqa: B027 - devices that outlive their users do not care
         """A connection or server of an event loop begins."""
 
     def let_go(self) -> None:  # noqa: B027
-        """It has ended."""
+        """The connection or server has ended."""

@@ -1,4 +1,4 @@
-"""What blocking sockets and asyncio streams share: listeners, ends of connections, and what calls fail with."""
+"""Common parts of blocking sockets and asyncio streams: listeners, ends of connections, and the errors of calls."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ SocketAddress: TypeAlias = tuple[Any, ...]  # (host, port), or (host, port, 0, 0
 
 
 class SdpListener:
-    """Where connections come to, at one address; other hosts find it until it is closed.
+    """Listener at one address; other hosts find it until it is closed.
 
     Raises:
         OSError: EADDRINUSE and others.
@@ -56,11 +56,11 @@ class SdpListener:
             raise os_error(errno.EADDRINUSE, str(why)) if isinstance(why, Misuse) else error_of(why) from why
 
     def getsockname(self) -> SocketAddress:
-        """Its address."""
+        """Address of the listener."""
         return socket_address(self.local.address, self.local.port)
 
     def close(self) -> None:
-        """Takes no more connections; those that nobody has accepted are reset."""
+        """Takes no more connections, and resets those that were not accepted."""
         self._hosts.withdraw(self.local)
         self.queue.close()
         self.host.give_port(self.local.port)
@@ -68,11 +68,11 @@ class SdpListener:
 
 
 class SdpEnd:
-    """One end of a connection, whoever waits for what it does."""
+    """One end of a connection, for blocking calls and asyncio alike."""
 
     def __init__(self) -> None:
         self._host: Host | None = None
-        self._port: int | None = None  # of the host's, until it is given back
+        self._port: int | None = None  # of the host's, until it is released
         self._stream: SdpStream | None = None
         self._reports: Reports | None = None
         self._write_shut = False
@@ -124,7 +124,7 @@ class SdpEnd:
         return self._told
 
     def _told(self, stream: SdpStream, event: Told) -> None:
-        """Something has happened to the connection."""
+        """Handles an event of the connection."""
         if isinstance(event, SdpEvent) and event.kind is SdpEventKind.CLOSED:
             self._give_port_back()
 
@@ -150,7 +150,7 @@ class SdpEnd:
         return send
 
     def _begin_receive(self, view: memoryview, *, waitall: bool) -> StreamReceive | None:
-        """None: at the end of the stream."""
+        """Begins a receive; None: at the end of the stream."""
         connection = self.stream.connection
         assert self._reports is not None
         if connection.error is not None and not connection.available:
@@ -187,5 +187,5 @@ def room_of(buffer: Buffer) -> memoryview:
 
 
 def socket_address(address: IpAddress, port: int) -> SocketAddress:
-    """As sockets have it."""
+    """Address in the form of sockets."""
     return (str(address), port) if address.version == 4 else (str(address), port, 0, 0)

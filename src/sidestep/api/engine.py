@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 class Engine(Rnics):
-    """The devices of one event loop; closed when nobody uses them."""
+    """The devices of one event loop; closed with their last user."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._asyncio = loop
@@ -80,7 +80,7 @@ class Engine(Rnics):
 
     @property
     def orphaned(self) -> bool:
-        """Whether its event loop is no more."""
+        """True if its event loop is closed."""
         return self._asyncio.is_closed()
 
 
@@ -88,7 +88,7 @@ _engines: Final[dict[asyncio.AbstractEventLoop, Engine]] = {}  # one each, while
 
 
 def engine() -> Engine:
-    """That of the running event loop."""
+    """Engine of the running event loop."""
     loop = asyncio.get_running_loop()
     for each in [each for each in _engines.values() if each.orphaned]:  # asyncio.run() ended with connections open
         each.close()

@@ -1,17 +1,17 @@
 """Software RNICs of a program: one for each local address that it uses, with SDP on top, all in one loop.
 
-Whoever owns a `Rnics` drives its loop from one thread at a time: `service` from a thread of its own, `engine` from an
-asyncio event loop.
+The owner of a `Rnics` drives its loop from one thread at a time. `service` does so from a thread of its own, `engine`
+from an asyncio event loop.
 
-Where a service is. A listener takes RDMA at the TCP port of the service's own number. Who connects asks the port mapper
-of the other host for the service (docs/wire/sdp.md §23.4). It names an RDMA port: that one. It says no: refused. Nobody
-answers: the service's own number, which is where a program of this API listens. `rdma_port` says it at once, and nobody
-is asked.
+Finding a service. A listener takes RDMA at the TCP port of the service's own number. A connecting end asks the port
+mapper of the other host for the service (docs/wire/sdp.md §23.4). If the answer is an RDMA port, it connects to that.
+If the answer is that there is none, the connection is refused. Without an answer it takes the service's own number, at
+which a program of this API listens. With `rdma_port` it does not ask.
 
-While this process listens it answers the port mapper's question (UDP 3935) for its services, whatever event loop or
-thread serves them, unless another program has that port. If that is another one of this API, it names the service's own
-number for what it does not know, which is right. A provider with `--remote` knows TCP's listeners only: then the
-services of this process are found by who names their RDMA port, which is that number, too.
+While this process listens it answers the port mapper's question (UDP 3935), unless another program has that port. It
+answers for the services of all its event loops and threads. If the other program is one of this API, it names the
+service's own number for services it does not know, which is right. A provider with `--remote` knows TCP's listeners
+only. Then a peer finds the services of this process by their RDMA port, which is that number, too.
 """
 
 from __future__ import annotations
@@ -58,9 +58,9 @@ class Rnics(Hosts):
         self.loop = Loop()
         self._kick = kick
         self._at: dict[Address, _Rnic] = {}
-        self._peers: Peers | None = None  # whom services of other hosts are asked of
-        self._services: set[Endpoint] = set()  # where somebody listens
-        self._answers: Peers | None = None  # while somebody does: this process's part in the port mapper
+        self._peers: Peers | None = None  # port mappers of other hosts
+        self._services: set[Endpoint] = set()  # with a listener
+        self._answers: Peers | None = None  # while there is one: this process's part in the port mapper
         self._forsaken = False
 
     def at(self, address: Address) -> Host:
@@ -78,7 +78,7 @@ class Rnics(Hosts):
         return self.at(local)
 
     def free_port(self, address: Address) -> int:
-        """A TCP port that nobody has at the moment."""
+        """A TCP port that no socket has at the moment."""
         family = AF_INET if address.version == 4 else AF_INET6
         with socket(family, SOCK_STREAM) as probe:
             probe.bind((str(address), 0))
@@ -109,14 +109,14 @@ class Rnics(Hosts):
             self._answers = None
 
     def _port_for(self, local: Address, host: Address, port: int) -> tuple[int, float] | None:
-        del host  # whoever may connect may ask
+        del host  # a host that may connect may ask
         known = {Endpoint(local, port), Endpoint(_ANY[local.version], port)}
         if known & self._services:
             return port, limits.SERVICE_TOLD_S
         return (port, 0.0) if port else None  # another program of this host may listen there, of which nothing is known
 
     def hide(self) -> None:
-        """Nobody looks on any more: the process ends."""
+        """Removes all devices from `sidestep rdma list` and `capture`, as the process ends."""
         for at in self._at.values():
             at.hide()
 
@@ -125,7 +125,7 @@ class Rnics(Hosts):
         return [stream for at in self._at.values() for stream in at.stack.streams.values()]
 
     def turn(self) -> bool:
-        """Lets what is due happen; whether anything did. By a fault of ours all connections break: nobody waits."""
+        """Lets what is due happen; returns whether anything did. A fault of ours breaks all connections."""
         try:
             return self.loop.turn(0)
         except Exception as fault:
@@ -136,7 +136,7 @@ class Rnics(Hosts):
             return True
 
     def counters(self) -> dict[str, int]:
-        """Those of all devices, added up; see `sidestep rdma list`."""
+        """Counters of all devices, added up; see `sidestep rdma list`."""
         whole: dict[str, int] = {}
         for at in self._at.values():
             for name, value in at.device.counters().items():
@@ -144,7 +144,7 @@ class Rnics(Hosts):
         return whole
 
     def forsake(self) -> None:
-        """Those whom anything could be told are no more."""
+        """Drops the callbacks of all streams: their event loop is closed."""
         self._forsaken = True
         for stream in self.streams():
             stream.tell = unheard
@@ -190,5 +190,5 @@ def details(stream: SdpStream) -> dict[str, object]:
 
 
 def not_there(remote: Endpoint) -> OSError:
-    """What a connection fails with if the other host knows no such service."""
+    """Error of a connection if the other host knows no such service."""
     return os_error(errno.ECONNREFUSED, f"the port mapper of {remote.address} knows no RDMA port for {remote.port}")

@@ -1,16 +1,16 @@
 """The thread that serves the RDMA devices of a process, for programs whose calls block.
 
-Theory of operation. One daemon thread drives the loop of all devices; it begins with the first socket. Whoever calls
-a socket holds the lock meanwhile, does what is asked, and lets the loop have a turn, so that what was asked goes out
-at once. If the call has to wait, it gives the lock back and says what for; the service thread looks after each turn
-whose wait is over. So the other end's RDMA Reads, credits and closes are answered whatever the program does.
+Theory of operation. One daemon thread drives the loop of all devices; it begins with the first socket. A call of a
+socket holds the lock meanwhile. It does its work and lets the loop have a turn, so that the request goes out at once.
+If the call has to wait, it releases the lock and registers its condition. The service thread checks after each turn
+whose wait is over. So the other end's RDMA Reads, credits and closes are answered while the program does other work.
 
 The main thread is where signal handlers run, and where KeyboardInterrupt can be raised between any two steps. Nothing
-of the protocol may be left half done, so calls of the main thread are made by a companion thread, and the main thread
-waits for it. If a signal handler raises meanwhile, the companion's wait ends: it takes the request back, as for a
-timeout, and only then the exception goes on. No device writes into the caller's buffer after that.
+of the protocol may be left half done. So a companion thread makes the calls of the main thread, which waits for it. If
+a signal handler raises meanwhile, the companion's wait ends: it takes the request back, as for a timeout. Only then the
+exception goes on. No device writes into the caller's buffer after that.
 
-After `fork` the child has no use of it: its calls fail.
+After `fork` the child cannot use it: its calls fail.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class Service(Driver):
     """Serves all devices of this process; see `service`."""
 
     def __init__(self) -> None:
-        self.rnics = Rnics(lambda: None)  # who holds the lock lets the loop have its turn
+        self.rnics = Rnics(lambda: None)  # the holder of the lock lets the loop have its turn
         self._pid = os.getpid()
         self._lock = threading.RLock()
         self._entering: deque[None] = deque()  # one for each thread that wants the lock
@@ -179,7 +179,7 @@ class Service(Driver):
     def _check_interrupt(self) -> None:
         made: _Call | None = getattr(self._calls, "made", None)
         if made is not None and made.interrupted:
-            made.interrupted = False  # what takes the request back may wait
+            made.interrupted = False  # taking the request back may wait
             raise _Interrupted
 
     # --- the thread ---
@@ -205,7 +205,7 @@ class Service(Driver):
             for _ in range(_YIELDS_MAX):
                 if not self._entering:
                     break
-                os.sched_yield()  # a lock that was just given back is ours again before anybody has woken up
+                os.sched_yield()  # else this thread has the lock again before any other has woken up
 
     def _turn(self) -> None:
         """One turn, and what finalizers have asked for."""
@@ -280,7 +280,7 @@ _making: Final = threading.Lock()
 
 
 def service() -> Service:
-    """That of this process."""
+    """Service of this process."""
     global _service
     with _making:
         if _service is None or _service._pid != os.getpid():

@@ -1,12 +1,6 @@
 """SDP sockets that block, with the methods of `socket.socket`: see `SdpSocket`.
 
-What differs from a TCP socket, and why:
-
-- A send returns when its memory is free again. For a large one that is when the other end has *read* it (Read Zcopy),
-  not when it was taken for sending. One whose time is over is taken back, and the call ends once that is agreed upon.
-- With a timeout of 0 a send goes by Bcopy, as much as there is credit for, and waits until the device is done with it,
-  which does not take the other end's program. A receive that finds bytes on offer waits until they are fetched.
-- There is no descriptor; `select` here waits for several sockets of this module.
+Differences from a TCP socket, and their causes:
 """
 
 from __future__ import annotations
@@ -67,10 +61,10 @@ def _call(method: Callable[Concatenate[SdpSocket, _P], _T]) -> Callable[Concaten
 
 
 class SdpSocket(SdpEnd):
-    """A TCP socket's look, and SDP over a software RNIC of this process beneath.
+    """A TCP socket's methods, and SDP over a software RNIC of this process beneath.
 
-    A send of a large buffer shows it to the other end's device, which reads it (Read Zcopy), or writes it into the
-    buffers that the other end has shown (Write Zcopy); `recv_into` of a large buffer has it filled so. SDP copies
+    A send of a large buffer shows it to the other end's device. That reads it (Read Zcopy), or writes it into the
+    buffers that the other end has shown (Write Zcopy). `recv_into` of a large buffer has it filled so. SDP copies
     nothing on the way, and the call ends when the buffer is free again. Small ones go through private buffers.
 
     Threads may use one socket at the same time, one call each way and more. A signal handler that raises ends a call
@@ -78,8 +72,8 @@ class SdpSocket(SdpEnd):
 
     Args:
         family: AF_INET or AF_INET6.
-        driver: What runs while a call waits; unless given, the thread that serves this process's software RNICs.
-        hosts: Whose connection it becomes; unless given, that of such an RNIC. Both go together.
+        driver: Runs while a call waits; by default, the thread that serves this process's software RNICs.
+        hosts: Hosts of the connection; by default, such an RNIC. Both go together.
     """
 
     def __init__(
@@ -99,9 +93,9 @@ class SdpSocket(SdpEnd):
         self._linger: float | None = None
         self._bound: Endpoint | None = None
         self._listener: SdpListener | None = None
-        self._peer: Endpoint | None = None  # as `connect` was told
+        self._peer: Endpoint | None = None  # the argument of `connect`
         self._established = False
-        self._over = False  # CLOSED was told: nothing of the stream's is outstanding
+        self._over = False  # CLOSED has come: nothing of the stream's is outstanding
         self._read_shut = False
         self._io_refs = 0  # files of makefile() that are open
         self._close_asked = False
@@ -121,7 +115,7 @@ class SdpSocket(SdpEnd):
 
         Raises:
             OSError: As `socket.connect`; ConnectionRefusedError also if the port mapper there knows no such service.
-                With a timeout of 0 BlockingIOError, when `select` tells that it is done and `error` how.
+                With a timeout of 0 BlockingIOError: `select` shows that it is done, and `error` how.
         """
         self._connect(Endpoint(self._resolved(address[0], address[1]), address[1]), rdma_port)
 
@@ -208,7 +202,7 @@ class SdpSocket(SdpEnd):
 
     @property
     def announced(self) -> bool:
-        """Whether other hosts find this listener by the port mapper."""
+        """True if other hosts find this listener by the port mapper."""
         return self._listener is not None and self._listener.announced
 
     @_call
@@ -233,7 +227,7 @@ class SdpSocket(SdpEnd):
 
     @_call
     def send(self, data: Buffer, flags: int = 0) -> int:
-        """Sends bytes; with MSG_OOB the last one is urgent. Tells how many: all of them, unless time was too short."""
+        """Sends bytes; with MSG_OOB the last one is urgent. Returns how many: all of them, unless time ran out."""
         timeout = self._timeout_of(flags)
         sent = self._send(memoryview(data).cast("B"), flags, timeout)
         if sent is None:
@@ -281,7 +275,7 @@ class SdpSocket(SdpEnd):
 
     @_call
     def recv_into(self, buffer: Buffer, nbytes: int = 0, flags: int = 0) -> int:
-        """Receives into the buffer and tells how many bytes; 0 at the end. MSG_WAITALL, MSG_PEEK, MSG_OOB as usual.
+        """Receives into the buffer; returns how many bytes, 0 at the end. MSG_WAITALL, MSG_PEEK, MSG_OOB as usual.
 
         With MSG_WAITALL all of it is filled, unless the stream ends, an urgent byte is ahead, or time is over. MSG_OOB
         gives the urgent byte, and never waits for it.
@@ -341,7 +335,7 @@ class SdpSocket(SdpEnd):
 
     @_call
     def at_mark(self) -> bool:
-        """Whether the urgent byte is the next one: SIOCATMARK."""
+        """True if the urgent byte is the next one: SIOCATMARK."""
         return self._connected().at_mark
 
     def makefile(
@@ -376,7 +370,7 @@ class SdpSocket(SdpEnd):
         self._kick()
 
     def set_linger(self, seconds: float | None) -> None:
-        """What close() does: None returns at once, 0 resets, else it waits so long for what was sent to arrive."""
+        """Sets how close() ends: None returns at once, 0 resets, else it waits so long for sent bytes to arrive."""
         self._linger = seconds
 
     def close(self) -> None:
@@ -405,7 +399,7 @@ class SdpSocket(SdpEnd):
         if self._listener is not None:
             self._listener.close()
         if self._stream is not None:
-            self._stream.tell = self._told  # keeps this until all is over, whoever forgets it
+            self._stream.tell = self._told  # keeps this until all is over, without other references
             self._stream.close(self._linger)
             self._kick()
             if self._linger:
@@ -432,13 +426,13 @@ class SdpSocket(SdpEnd):
     # --- what it is ---
 
     def settimeout(self, value: float | None) -> None:
-        """How long a call waits; None for ever, 0 not at all."""
+        """Sets how long a call waits; None for ever, 0 not at all."""
         if value is not None and value < 0:
             raise ValueError("Timeout value out of range")
         self._timeout = value
 
     def gettimeout(self) -> float | None:
-        """What `settimeout` has set."""
+        """Timeout that `settimeout` has set."""
         return self._timeout
 
     @property
@@ -461,7 +455,7 @@ class SdpSocket(SdpEnd):
         self.settimeout(None if flag else 0.0)
 
     def getblocking(self) -> bool:
-        """Whether calls wait at all."""
+        """True if calls wait at all."""
         return self._timeout != 0
 
     def getsockname(self) -> SocketAddress:
@@ -478,7 +472,7 @@ class SdpSocket(SdpEnd):
         return address if self._peer is None else (address[0], self._peer.port, *address[2:])
 
     def fileno(self) -> int:
-        """There is none.
+        """Always fails, as there is no descriptor.
 
         Raises:
             io.UnsupportedOperation: Always; but -1 of a socket that is closed.
@@ -501,7 +495,7 @@ class SdpSocket(SdpEnd):
 
     @property
     def readable(self) -> bool:
-        """Whether a call to read, or to accept, would not wait."""
+        """True if a call to read, or to accept, would not wait."""
         if self._listener is not None:
             return self._listener.queue.waiting > 0 or self._closed
         if self._stream is None:
@@ -511,20 +505,20 @@ class SdpSocket(SdpEnd):
 
     @property
     def writable(self) -> bool:
-        """Whether a call to write would not wait; of a connection being made: whether it is."""
+        """True if a call to write would not wait; of a connection being made: if it is made."""
         if self._stream is None or self._stream.connection.state in OPENING:
             return False
         return self._closed or self._write_shut or self._failed() or self._stream.connection.writable
 
     @property
     def urgent(self) -> bool:
-        """Whether an urgent byte is ahead, or can be had."""
+        """True if an urgent byte is ahead, or can be had."""
         return self._stream is not None and self._stream.connection.urgent
 
     # --- within ---
 
     def _teller(self) -> Teller:
-        """Does not keep the socket: one that nobody has any more is closed by its finalizer."""
+        """Callback that does not keep the socket: without other references its finalizer closes it."""
         own = weakref.WeakMethod(self._told)
 
         def tell(stream: SdpStream, event: Told) -> None:
@@ -540,7 +534,7 @@ class SdpSocket(SdpEnd):
             self._over |= event.kind is SdpEventKind.CLOSED
 
     def _await(self, request: StreamSend | StreamReceive, timeout: float | None) -> bool:
-        """Waits until the request has ended, or takes it back; tells whether it ended in time."""
+        """Waits until the request has ended, or takes it back; returns whether it ended in time."""
         try:
             if self._driver.wait(lambda: request.done, timeout):
                 return True

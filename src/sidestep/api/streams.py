@@ -6,9 +6,9 @@
 
 `sendall` and `recv_into` lend their buffer to the device until they end. Any number may be outstanding: they are
 served in the order in which they were begun. With two large sends waiting, or if the other end asks for it, the
-half-connection changes to Pipelined mode: many advertisements at a time, RDMA Reads, and RDMA Writes into buffers that
-wait in `recv_into` (docs/wire/sdp.md §11). A task that is cancelled ends when its buffer is free; bytes that a
-cancelled `recv_into` had got are received again.
+half-connection changes to Pipelined mode. That is many advertisements at a time, RDMA Reads, and RDMA Writes into
+buffers that wait in `recv_into` (docs/wire/sdp.md §11). A task that is cancelled ends when its buffer is free. Bytes
+that a cancelled `recv_into` had got are received again.
 
 `write` and `read` are as in asyncio: `bytes` that are written are referred to, everything else is copied at once.
 
@@ -49,7 +49,7 @@ _CHUNK: Final = 64 << 10  # bytes that are read ahead for lines, and that small 
 
 
 class SdpReader:
-    """What comes from the other end."""
+    """Reader of the bytes from the other end."""
 
     def __init__(self, transport: SdpTransport) -> None:
         self._transport = transport
@@ -57,10 +57,10 @@ class SdpReader:
         self._ended = False
 
     async def recv_into(self, buffer: Buffer, *, waitall: bool = False) -> int:
-        """Receives into the buffer's own memory and tells how many bytes; 0 at the end of the stream.
+        """Receives into the buffer's own memory; returns how many bytes, 0 at the end of the stream.
 
         With `waitall` all of it is filled, unless the stream ends or an urgent byte is ahead. Cancelled, it ends when
-        nobody can write to the buffer any more, and what it had got is received again.
+        the device cannot write to the buffer any more, and the bytes that it had got are received again.
         """
         if not self._ahead:
             count = await self._transport.recv_into(buffer, waitall=waitall)
@@ -82,7 +82,7 @@ class SdpReader:
         return len(taken) + count
 
     async def read(self, n: int = -1) -> bytes:
-        """Up to `n` bytes, as many as there are; all up to the end of the stream if it is negative."""
+        """Returns up to `n` bytes, as many as there are; all up to the end of the stream if it is negative."""
         if n < 0:
             parts: list[bytes] = []
             while part := await self.read(_CHUNK):
@@ -107,10 +107,10 @@ class SdpReader:
         return bytes(room)
 
     async def readuntil(self, separator: bytes = b"\n") -> bytes:
-        """Up to the separator, which is part of it.
+        """Returns the bytes up to the separator, which is part of them.
 
         Raises:
-            asyncio.IncompleteReadError: The stream ended before it came; it has what had come.
+            asyncio.IncompleteReadError: The stream ended before it came; it has the bytes that had come.
             asyncio.LimitOverrunError: It did not come in STREAM_LIMIT bytes, which are still to be read.
         """
         if not separator:
@@ -125,7 +125,7 @@ class SdpReader:
         return self._take(found + len(separator))
 
     async def readline(self) -> bytes:
-        """A line; the rest, without a newline, at the end of the stream."""
+        """Returns a line; at the end of the stream the remaining bytes, without a newline."""
         try:
             return await self.readuntil()
         except asyncio.IncompleteReadError as short:
@@ -135,7 +135,7 @@ class SdpReader:
             raise ValueError(str(long)) from long
 
     def at_eof(self) -> bool:
-        """Whether a read has met the end of the stream, and nothing is left."""
+        """True if a read has met the end of the stream, and no byte is left."""
         return self._ended and not self._ahead
 
     def __aiter__(self) -> Self:
@@ -152,7 +152,7 @@ class SdpReader:
         return self._transport.stream.connection.take_urgent()
 
     def at_mark(self) -> bool:
-        """Whether the urgent byte is the next one."""
+        """True if the urgent byte is the next one."""
         return not self._ahead and self._transport.stream.connection.at_mark
 
     def _take(self, size: int) -> bytes:
@@ -170,7 +170,7 @@ class SdpReader:
 
 
 class SdpWriter:
-    """What goes to the other end."""
+    """Writer of bytes to the other end."""
 
     def __init__(self, transport: SdpTransport) -> None:
         self._transport = transport
@@ -179,14 +179,14 @@ class SdpWriter:
         self._begun = 0  # sends that have not ended
         self._begun_len = 0
         self._flushing = False
-        self._moved: set[asyncio.Future[None]] = set()  # of those who wait for some to end
+        self._moved: set[asyncio.Future[None]] = set()  # of writers that wait for some to end
         self._error: OSError | None = None
         self._eof = self._closing = False
 
     async def sendall(self, data: Buffer, *, urgent: bool = False) -> None:
         """Sends all from the buffer's own memory, and ends when it is free; `urgent`: the last byte is out of band.
 
-        Cancelled, it ends when nobody can read the buffer any more; an unknown part of it was sent.
+        Cancelled, it ends when the device cannot read the buffer any more; an unknown part of it was sent.
         """
         self._flush()
         while self._held:
@@ -199,14 +199,14 @@ class SdpWriter:
         if self._eof or self._closing:
             raise os_error(errno.EPIPE, "written after the end")
         whole = data if isinstance(data, bytes) else bytes(memoryview(data))
-        if whole and self._error is None:  # after an error it goes nowhere, as in asyncio; `drain` tells
+        if whole and self._error is None:  # after an error it goes nowhere, as in asyncio; `drain` raises it
             self._held.append(whole)
             if not self._flushing:
                 self._flushing = True
                 self._loop.call_soon(self._flush)
 
     def writelines(self, data: list[Buffer]) -> None:
-        """Several of them."""
+        """Writes each of them."""
         for each in data:
             self.write(each)
 
@@ -224,7 +224,7 @@ class SdpWriter:
         await asyncio.sleep(0)  # a writer in a loop must not keep all others from their turn
 
     def can_write_eof(self) -> bool:
-        """It can."""
+        """Always true."""
         return True
 
     def write_eof(self) -> None:
@@ -238,7 +238,7 @@ class SdpWriter:
         self._flush()
 
     def is_closing(self) -> bool:
-        """Whether it was closed, or broke."""
+        """True if it was closed, or broke."""
         return self._closing or self._error is not None or self._transport.stream.connection.error is not None
 
     async def wait_closed(self) -> None:
@@ -329,7 +329,7 @@ class SdpWriter:
 
 
 class SdpServer:
-    """What `start_server` gives; as `asyncio.Server`."""
+    """Server that `start_server` returns; as `asyncio.Server`."""
 
     def __init__(self, hosts: Hosts, connected: Connected) -> None:
         self._hosts = hosts
@@ -338,22 +338,22 @@ class SdpServer:
         self._tasks: set[asyncio.Task[None]] = set()
         self._loop = asyncio.get_running_loop()
         self._over: asyncio.Future[None] = self._loop.create_future()
-        self.announced = False  # whether other hosts find it by the port mapper
+        self.announced = False  # other hosts find it by the port mapper
         hosts.hold()
 
     def listen(self, local: Endpoint, backlog: int) -> None:
-        """At one address; for `start_server`."""
+        """Listens at one address; for `start_server`."""
         listener = SdpListener(self._hosts, local, backlog, self._ready)
         self._listeners.append(listener)
         self.announced = listener.announced
 
     @property
     def sockets(self) -> tuple[SdpListener, ...]:
-        """Where it listens; none once it is closed."""
+        """Listeners of the server; none once it is closed."""
         return tuple(self._listeners)
 
     def is_serving(self) -> bool:
-        """Whether it takes connections."""
+        """True if it takes connections."""
         return bool(self._listeners)
 
     async def serve_forever(self) -> None:
@@ -405,7 +405,7 @@ class SdpServer:
             if wanted is not None:
                 await wanted
         except BaseException:
-            transport.abort()  # nobody else will end it, and the other end would wait
+            transport.abort()  # no other code will end it, and the other end would wait
             raise
 
 

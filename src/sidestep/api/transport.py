@@ -1,8 +1,8 @@
 """One end of an SDP connection in an asyncio event loop: what a reader and a writer share.
 
-A call that is awaited has the memory it was given until it ends. Any number may be outstanding, of both kinds: they are
-served in the order in which they were begun, and several are what makes Pipelined mode (Read Zcopy with many
-advertisements, Write Zcopy) worthwhile.
+An awaited call keeps its buffer until it ends. Any number may be outstanding, of both kinds: they are served in the
+order in which they were begun. Only several make Pipelined mode (Read Zcopy with many advertisements, Write Zcopy)
+worthwhile.
 
 Cancelling a task takes its request back, and the task ends once the memory is free, which may take the other end's
 consent. Bytes that a cancelled `recv_into` had got go back to the stream. That cannot be done if a later one has got
@@ -38,7 +38,7 @@ class SdpTransport(SdpEnd):
         super().__init__()
         self._loop = asyncio.get_running_loop()
         self._waiters: dict[StreamSend | StreamReceive, asyncio.Future[None]] = {}
-        self._receives: deque[StreamReceive] = deque()  # whose callers have not got them yet, in order
+        self._receives: deque[StreamReceive] = deque()  # not returned to their callers yet, in order
         self._opened: asyncio.Future[None] = self._loop.create_future()
         self._over: asyncio.Future[None] = self._loop.create_future()  # nothing of it is outstanding
 
@@ -102,7 +102,7 @@ class SdpTransport(SdpEnd):
         waiter.add_done_callback(over)
 
     async def recv_into(self, buffer: Buffer, *, waitall: bool = False) -> int:
-        """Receives into the buffer and tells how many bytes; 0 at the end of the stream.
+        """Receives into the buffer; returns how many bytes, 0 at the end of the stream.
 
         With `waitall` all of it is filled, unless the stream ends or an urgent byte is ahead.
 
@@ -157,7 +157,7 @@ class SdpTransport(SdpEnd):
 
     @property
     def broken(self) -> bool:
-        """Whether the connection ended by an error, or was closed here."""
+        """True if the connection ended by an error, or was closed here."""
         return self._closed or self.stream.connection.error is not None
 
     # --- within ---
@@ -199,7 +199,7 @@ class SdpTransport(SdpEnd):
             raise
 
     def _take_back(self, receive: StreamReceive) -> None:
-        """What a cancelled receive had got goes back to the stream."""
+        """Returns the bytes of a cancelled receive to the stream."""
         if not receive.filled or self._closed:
             return
         receives = list(self._receives)

@@ -14,7 +14,7 @@ import sys
 
 from sidestep.errors import SidestepError
 
-# Name -> what the help page says of it, and the module that defines a click command of that name. In the page's order.
+# Name -> its line of the help page, and the module that defines a click command of that name. In the page's order.
 SECTIONS = {
     "Programs and their connections": {
         "run": ("Run a program under sidestep.", "sidestep.cli.run"),
@@ -42,14 +42,17 @@ SECTIONS = {
     },
 }
 COMMANDS = {name: known for section in SECTIONS.values() for name, known in section.items()}
-# Of the libraries that are not installed with every sidestep: what pip brings them by.
-EXTRAS = {"pcapng": "capture", "prometheus_client": "metrics", "rich": "top", "textual": "top"}
+# Libraries that are not installed with every sidestep, and the packages that bring them, as in pyproject.toml.
+EXTRAS = {
+    "pcapng": "python-pcapng>=2.1.1,<3", "prometheus_client": "prometheus-client>=0.20", "rich": "textual>=1",
+    "textual": "textual>=1",
+}  # fmt: skip
 
 DEBIAN_MODULES = "/usr/lib/python3/"  # where Debian's packages are, and pip may not install
 
 
 def main() -> None:
-    """The entry point: errors of ours become two lines on stderr and exit code 1, a missing extra one and 2."""
+    """The entry point: errors of ours become two lines on stderr and exit code 1, a missing extra the same and 2."""
     try:
         if command := plain_run(sys.argv[1:]):
             from sidestep.cli.start import start
@@ -65,7 +68,7 @@ def main() -> None:
         if (library := (error.name or "").partition(".")[0]) not in EXTRAS:
             raise
         lacking = "not installed" if isinstance(error, ModuleNotFoundError) else "too old"
-        _fail(f"{library} is {lacking}: {_remedy(library, lacking)}", code=2)
+        _fail(f"{library} is {lacking} for {sys.executable}", _remedy(library, lacking), code=2)
     except OSError as error:
         if error.errno != errno.ENOSPC:
             raise
@@ -73,11 +76,10 @@ def main() -> None:
 
 
 def _remedy(library: str, lacking: str) -> str:
-    pip = f"pip install 'sidestep[{EXTRAS[library]}]'"
     if not __file__.startswith(DEBIAN_MODULES):
-        return pip
+        return f"{sys.executable} -m pip install '{EXTRAS[library]}'"
     if lacking == "too old" or library == "pcapng":  # Debian has no newer one, or none
-        return f"{pip} in a virtual environment"
+        return f"install sidestep's wheel in a virtual environment, and there: pip install '{EXTRAS[library]}'"
     return f"apt install python3-{library.replace('_', '-')}"
 
 

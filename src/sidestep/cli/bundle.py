@@ -23,7 +23,7 @@ from sidestep.observe import preload_check
     default=str(bundles.PLACE),
     show_default=True,
     metavar="PATH",
-    help="Where it will be in the other root; it works nowhere else.",
+    help="Place of the bundle in the other root; it works nowhere else.",
 )
 @json_option
 def bundle(directory: Path, place: PurePosixPath, as_json: bool) -> None:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
+import stat
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from types import FrameType
 from typing import Any, BinaryIO, cast
 
@@ -34,7 +37,7 @@ _SNAPLEN_MIN = 14  # a header of Ethernet
 @click.argument(
     "place", required=False, metavar="[HOST[:PORT]]", callback=parsed(lambda text: HostPort.parse(text, _ANY_PORT))
 )
-@click.option("-w", "--write", "file", required=True, metavar="FILE", help="Where to write pcapng; -: stdout.")
+@click.option("-w", "--write", "file", required=True, metavar="FILE", help="File for pcapng; -: stdout.")
 @click.option(
     "-i",
     "--interface",
@@ -46,7 +49,7 @@ _SNAPLEN_MIN = 14  # a header of Ethernet
     "--as",
     "form",
     type=click.Choice(("sdp", "iwarp")),
-    help="As what it is written. [default: sdp with -i HOST:PORT, else iwarp]",
+    help="Form of the file. [default: sdp with -i HOST:PORT, else iwarp]",
 )
 @click.option("-s", "--snaplen", type=click.IntRange(_SNAPLEN_MIN), metavar="BYTES", help="Keep so much of each frame.")
 @click.option(
@@ -78,7 +81,7 @@ def capture(
     Ends at Ctrl-C, and says on stderr what there was (with --json on stdout, unless that has the capture). A reader
     that is too slow stops nobody: what is dropped is counted, in the file as well.
 
-    Exit code 1 if the file cannot be written.
+    A FILE that is there is replaced once the capture has begun. Exit code 1 if the file cannot be written.
     """
     if as_json and file == "-":
         raise click.UsageError("stdout cannot have the capture and the summary: leave --json out, or name a file")
@@ -92,8 +95,7 @@ def capture(
     until = time.monotonic() + duration if duration is not None else float("inf")
     frames_max = count if count is not None else sys.maxsize
     try:
-        with click.open_file(file, "wb") as opened, _stopped() as stopped:
-            stream = cast(BinaryIO, opened)
+        with _output(file) as (stream, begun), _stopped() as stopped:
             writer: DeviceWriter[Any]
             if as_sdp:
                 writer = ConversationWriter(
@@ -102,22 +104,43 @@ def capture(
             else:
                 writer = SegmentWriter(stream, places=ends, snaplen=snaplen or 0)
             stream.flush()
+            begun()
             # The port of a program is not one of the device's: only what is said there tells it.
             with RemoteCapture(writer, device, _hosts(ends)) as remote:
                 for _ in _turns(remote, writer, stopped, frames_max, until):
                     stream.flush()
             writer.close()
-    except BrokenPipeError:  # whoever read it has seen enough
+    except BrokenPipeError:  # the reader has seen enough
         if file == "-":
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what is buffered goes nowhere at exit
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # buffered output goes nowhere at exit
         sys.exit(0)
     except OSError as error:
         raise Unavailable(f"{file} cannot be written: {error.strerror}") from error
     _tell(writer, remote, as_json=as_json)
 
 
+@contextmanager
+def _output(file: str) -> Iterator[tuple[BinaryIO, Callable[[], object]]]:
+    """Where to write, and what is called once the file has begun: until then one of that name stays as it is."""
+    path = Path(file).resolve()
+    if file == "-" or (path.exists() and not path.is_file()):  # stdout, a pipe, a device
+        with click.open_file(file, "wb") as opened:
+            yield cast("BinaryIO", opened), lambda: None
+        return
+    if path.exists() and not os.access(path, os.W_OK):
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+    new = path.with_name(f"{path.name}.{os.getpid()}.new")
+    with open(new, "xb") as stream:
+        try:
+            if path.exists():
+                os.fchmod(stream.fileno(), stat.S_IMODE(path.stat().st_mode))
+            yield stream, lambda: new.rename(path)
+        finally:
+            new.unlink(missing_ok=True)
+
+
 def _is_end(text: str) -> bool:
-    """Whether it is HOST:PORT, and no device: the names of a provider's have an @."""
+    """True if `text` is HOST:PORT, and no device: the names of a provider's have an @."""
     return ":" in text and "@" not in text
 
 

@@ -114,7 +114,7 @@ def _become_root() -> None:
     type=click.Path(dir_okay=False, path_type=Path),
     default="sidestep-demo.svg",
     show_default=True,
-    help="Where to write the picture.",
+    help="File for the picture.",
 )
 @json_option
 def demo(rounds: int, seconds: float, two_hosts: bool, picture: Path, as_json: bool) -> None:
@@ -122,11 +122,12 @@ def demo(rounds: int, seconds: float, two_hosts: bool, picture: Path, as_json: b
 
     redis-server with redis-benchmark, an echo ping-pong, a bulk transfer and nginx run over kernel TCP and under
     sidestep in turn. One table shows medians and their ratio, against kernel TCP in its better placement (programs
-    spread by the kernel, or all on one CPU), whether the connections really were promoted, and whether the bytes were
-    equal. A picture shows the same as bars; it is an SVG, which any browser opens. What is slower than TCP is said to
-    be, and so is a machine too busy to judge. Takes half a minute. Without redis and nginx the rest runs.
+    spread by the kernel, or all on one CPU). It shows whether the connections really were promoted, and whether the
+    bytes were equal. A picture shows the same as bars; it is an SVG, which any browser opens. The command says so if a
+    work is slower than TCP, or if the machine is too busy to judge. Takes half a minute. Without redis and nginx the
+    others run.
 
-    With --two-hosts servers and clients are on two hosts, made of network namespaces for the time, and sidestep carries
+    With --two-hosts servers and clients are on two hosts, made of network namespaces for the time. sidestep carries
     their connections by SDP over its software RDMA device: promoted from TCP in flight, and, by a policy, from the
     first byte. That device rides on TCP: expect ratios below 1. Needs root, or a kernel that lets users make
     namespaces.

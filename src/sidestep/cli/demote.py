@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import click
 
@@ -14,8 +14,9 @@ from sidestep.cli.shown import show
 from sidestep.errors import Misuse, Unavailable
 from sidestep.observe.demotion import TEXT, Order, Outcome, Result, order
 
+_PORT_MAX: Final = 65535
 _options = together(
-    click.argument("address", nargs=-1, metavar="[ADDRESS:PORT]..."),
+    click.argument("address", nargs=-1, metavar="[[ADDRESS]:PORT]..."),
     selection_options,
     click.option("--all", "everything", is_flag=True, help="All connections at this provider."),
     click.option("--timeout", type=click.FloatRange(min=0), default=limits.ORDER_TIMEOUT_S, show_default=True,
@@ -30,8 +31,8 @@ _options = together(
 def demote(**arguments: Any) -> None:
     """Send live connections back to TCP, losing nothing; they stay there until `sidestep promote`.
 
-    Chosen by the ADDRESS:PORT of either end as `sidestep ss` shows it, or by options, all of which must fit; --all for
-    all. Demoting one end is enough. Waits until both directions are on TCP.
+    Chosen by the ADDRESS:PORT of either end as `sidestep ss` shows it, by :PORT, or by options, all of which must fit;
+    --all for all. Demoting one end is enough. Waits until both directions are on TCP.
 
     Exit codes: 0 all are on TCP, 1 some are not, none fits, or no provider answers.
     """
@@ -57,13 +58,17 @@ def _run(
     everything: bool, timeout: float, socket: Path, as_json: bool,
 ) -> None:  # fmt: skip
     if everything == bool(address or pid or program or port):
-        raise click.UsageError("name connections by ADDRESS:PORT, --pid, --program or --port, or give --all alone")
+        raise click.UsageError("name connections by [ADDRESS]:PORT, --pid, --program or --port, or give --all alone")
     for one in address:
-        if not one.rpartition(":")[2].isdecimal():
-            raise Misuse(f"{one!r} is not ADDRESS:PORT", remedy="copy one from 'sidestep ss'")
+        _, colon, number = one.rpartition(":")
+        if not (colon and number.isdecimal() and int(number) <= _PORT_MAX):
+            raise Misuse(
+                f"{one!r} is not ADDRESS:PORT or :PORT",
+                remedy="copy one from 'sidestep ss'; a process is named by --pid, a program by --program",
+            )
     outcomes = order(socket, what, matching(pid, program, port, address), timeout)
     if not outcomes and not everything:
-        raise Unavailable("no connection fits", remedy="see 'sidestep ss'")
+        raise Unavailable("no connection under sidestep fits", remedy="'sidestep ss' lists all")
     show({"connections": [outcome.as_json() for outcome in outcomes]}, map(_line, outcomes), as_json=as_json)
     if not all(outcome.done for outcome in outcomes):
         sys.exit(1)

@@ -10,6 +10,7 @@ import click
 
 from sidestep.cli.options import json_option, socket_option
 from sidestep.cli.shown import show
+from sidestep.observe import preload_check
 from sidestep.observe.check import check_place, check_program
 from sidestep.observe.doctor import Finding, Level, check_machine, run_checks
 from sidestep.observe.doctor_rdma import rdma_checks
@@ -43,11 +44,12 @@ def doctor(programs: tuple[str, ...], socket: Path, as_json: bool) -> None:
 def check(command: tuple[str, ...], socket: Path, as_json: bool) -> None:
     """Predict, before it is deployed, whether PROGRAM's connections can be promoted here; ARGs are not looked at.
 
-    Looks at the program's file and libraries, and tries in this place what the shim would do: run it in the container,
+    Looks at the program's file and libraries, and tries in this place what the shim would do. Run it in the container,
     as the user and with the limits that PROGRAM will have. PROGRAM is not run. Options stand before PROGRAM.
 
     Exit code 1 if its connections would stay on TCP, else 0.
     """
+    preload_check.find(command[0])  # one that is not there has no connections to judge
     findings = [*check_program(command[0]), *check_place(socket)]
     level = _worst(findings)
     document = {"program": command[0], "verdict": level.value, "findings": [one.as_json() for one in findings]}

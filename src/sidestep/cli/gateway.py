@@ -73,7 +73,7 @@ def gateway(rules: list[Rule], files: tuple[Path, ...], drain: float, quiet: boo
 
 
 def _run(made: Gateway, drain_s: float, show: Callable[[], None], reload: Callable[[], None]) -> int:
-    """Until it is told to end and has; how many connections had to be cut."""
+    """Runs the gateway until a signal ends it; returns how many connections had to be reset."""
     over = False
 
     def end() -> None:

@@ -10,9 +10,27 @@ import click
 
 from sidestep import __version__
 from sidestep.cli import SECTIONS
+from sidestep.errors import did_you_mean
 
 
-class LazyGroup(click.Group):
+class Group(click.Group):
+    """A group that names the commands that are close to one that it does not have."""
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        if args and not ctx.resilient_parsing and self.get_command(ctx, args[0]) is None:
+            nested = [f"{name} {args[0]}" for name in self.list_commands(ctx) if args[0] in self._below(ctx, name)]
+            close = f"did you mean {' or '.join(nested)}?" if nested else did_you_mean(args[0], self.list_commands(ctx))
+            ctx.fail(f"there is no command {args[0]!r}: {close or f'{ctx.command_path} --help lists all'}")
+        return super().resolve_command(ctx, args)
+
+    def _below(self, ctx: click.Context, name: str) -> list[str]:
+        command = self.get_command(ctx, name)
+        return command.list_commands(ctx) if isinstance(command, click.Group) else []
+
+
+class LazyGroup(Group):
     """A group that imports a subcommand only when it is asked for.
 
     Args:

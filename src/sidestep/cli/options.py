@@ -50,7 +50,7 @@ def ring_size_option(default: str | None, text: str) -> Callable[[CommandT], Com
     )  # fmt: skip
 
 
-# Which connections; see `matching`.
+# Choice of connections; see `matching`.
 selection_options = together(
     click.option("--pid", type=int, multiple=True, help="Only connections of this process. May be repeated."),
     click.option("--program", multiple=True, help="Only connections of programs of this name. May be repeated."),
@@ -61,16 +61,20 @@ selection_options = together(
 def matching(
     pid: tuple[int, ...], program: tuple[str, ...], port: tuple[int, ...], address: tuple[str, ...] = ()
 ) -> Callable[[Connection], bool]:
-    """Whether a connection is one of those that were chosen; what is empty leaves nothing out."""
-    ports = {str(number) for number in port}
+    """Test for connections that were chosen; an empty choice leaves nothing out.
+
+    An address is ADDRESS:PORT as `sidestep ss` shows it, or :PORT.
+    """
+    ports = {f":{number}" for number in port}
 
     def wanted(found: Connection) -> bool:
         ends = (found.local, found.remote)
+        their_ports = {f":{end.rpartition(':')[2]}" for end in ends}
         return (
             (not pid or found.pid in pid)
             and (not program or found.program in program)
-            and (not ports or not ports.isdisjoint(end.rpartition(":")[2] for end in ends))
-            and (not address or not set(address).isdisjoint(ends))
+            and (not ports or not ports.isdisjoint(their_ports))
+            and (not address or not their_ports.union(ends).isdisjoint(address))
         )
 
     return wanted
@@ -82,9 +86,8 @@ socket_option = click.option(
     type=click.Path(path_type=Path),
     callback=lambda _ctx, _param, value: config.socket_path(value),
     help=(
-        "Socket of the provider, in a directory of mode 0700, which is made if missing (default: "
-        f"${config.ENV_SOCKET}, else {config.SYSTEM_SOCKET} if it answers, else one in the user's runtime "
-        "directory)."
+        f"Socket of the provider (default: ${config.ENV_SOCKET}, else {config.SYSTEM_SOCKET} if it answers, else one "
+        "in the user's runtime directory). Its own directory has mode 0700, and is made if missing."
     ),
 )
 

@@ -10,28 +10,33 @@ from collections import Counter
 from collections.abc import Sequence
 from contextlib import closing
 from datetime import datetime
-from importlib.metadata import entry_points
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
 import click
 
 from sidestep import config, limits
+from sidestep.cli.group import Group
 from sidestep.cli.options import json_option, socket_option
 from sidestep.cli.shown import show
 from sidestep.config import PolicyPlace
 from sidestep.devices import device_of
 from sidestep.errors import Misuse, Unavailable
+from sidestep.loop import Loop
 from sidestep.observe.sockets import addresses
 from sidestep.policy.grammar import printable
 from sidestep.policy.load import compile_all
 from sidestep.policy.model import ROLE_WORDS, Level, Pair, Role, Rule, Subject
 from sidestep.policy.review import review
 from sidestep.provider.control import ControlConnection
+from sidestep.provider.decisions import Decisions
 from sidestep.provider.network.routes import Network
 from sidestep.provider.policy_files import read_places
-from sidestep.switch.modules import FIRST, PROTOCOLS_GROUP
-from sidestep.switch.protocol import Endpoint
+from sidestep.routing import Route
+from sidestep.switch.modules import FIRST, PROTOCOLS_GROUP, Modules, Protocols, installed
+from sidestep.switch.protocol import Endpoint, OffloadProtocol, Request, Services
+from sidestep.switch.transports import TRANSPORTS_GROUP, Transports
 
 Places = Sequence[PolicyPlace]
 
@@ -46,12 +51,12 @@ def _places(files: Sequence[Path]) -> Places:
 
 def _installed() -> list[str]:
     """The offload protocols that are installed here, in order of preference."""
-    return sorted((point.name for point in entry_points(group=PROTOCOLS_GROUP)), key=lambda name: (name != FIRST, name))
+    return sorted(installed(PROTOCOLS_GROUP), key=lambda name: (name != FIRST, name))
 
 
-@click.group()
+@click.group(cls=Group)
 def policy() -> None:
-    """Which connections are offloaded: check the rules, try a connection, watch decisions.
+    """Rules about offloading: check them, try a connection, watch decisions.
 
     Rules are read from $SIDESTEP_POLICY, else ~/.config/sidestep/policy.conf, and then from /etc/sidestep/policy.conf.
     The first that matches decides.
@@ -76,10 +81,11 @@ def check(files: tuple[Path, ...], strict: bool, as_json: bool) -> None:
     statements = [statement for one in found for statement in one.statements]
     problems = [problem for one in found for problem in one.problems]
     problems += review(statements, _installed())
+    read = [str(path) for one in found for path in one.files]
+    problems.sort(key=lambda one: (read.index(one.file), one.line, one.column))
     counts = Counter(problem.level for problem in problems)
     rules = sum(isinstance(statement, Rule) for statement in statements)
     pairs = sum(isinstance(statement, Pair) for statement in statements)
-    read = [str(path) for one in found for path in one.files]
     document = {
         "files": read, "rules": rules, "pairs": pairs, "errors": counts[Level.ERROR],
         "warnings": counts[Level.WARNING], "problems": [problem.as_json() for problem in problems],
@@ -106,7 +112,7 @@ def _count(number: int, what: str) -> str:
 @click.argument("role", type=click.Choice([*ROLE_WORDS]))
 @click.argument("program")
 @click.argument("endpoint", metavar="ADDRESS:PORT")
-@click.option("--user", metavar="NAME|UID", help="As a program of this user (default: yours).")
+@click.option("--user", metavar="NAME|UID", help="User of PROGRAM (default: you).")
 @click.option("--file", "files", type=click.Path(path_type=Path), multiple=True,
               help="Ask these rules, not those in force. May be repeated.")  # fmt: skip
 @socket_option
@@ -136,7 +142,7 @@ def test(
         found["route"] = _route_from_here(where, uid)
     found["device"] = device_of(found["route"]["interface"]) if found["route"] else None
     found["note"] = None
-    within = found.pop("within_namespace", False)  # without a provider nobody knows which one there will be
+    within = found.pop("within_namespace", False)
     leaves = bool(found["route"]) and not found["route"]["local"]
     if leaves and within:
         found["why"] = (
@@ -162,7 +168,7 @@ def parse_endpoint(text: str) -> Endpoint:
 
 
 def _identity(user: str | None) -> tuple[int, frozenset[int]]:
-    """The uid and groups of a user; None: of whoever asks."""
+    """The uid and groups of a user; None: of the caller."""
     if user is None:
         return os.geteuid(), frozenset({os.getegid(), *os.getgroups()})
     try:
@@ -175,25 +181,45 @@ def _identity(user: str | None) -> tuple[int, frozenset[int]]:
 
 
 def _decide_here(places: Places, role: Role, subject: Subject, where: Endpoint) -> dict[str, Any]:
-    """The answer of the files themselves, in the form of the provider's; raises PolicyError."""
-    decision = compile_all(read_places(places)).decide(role, subject, where.address, where.port)
-    protocol = next(iter(decision.candidates(_installed())), None)
-    why = f"{protocol} may carry it" if protocol else f"it stays on TCP: {decision.why()}"
-    return decision.as_json() | {"route": None, "protocol": protocol, "why": why}
+    """The answer of a provider as `sidestep run` would start it, with the rules of these files; raises PolicyError."""
+    policy = compile_all(read_places(places))
+    loop = Loop()
+    services = Services(loop=loop, log=lambda _text: None, remote=None)
+    protocols: Protocols = Modules(
+        OffloadProtocol,  # type: ignore[type-abstract]  # what must be derived from it, not made
+        partial(installed, PROTOCOLS_GROUP), services, lambda _name, _error: None,
+    )  # fmt: skip
+    services.transports = Transports(
+        partial(installed, TRANSPORTS_GROUP), services, lambda _name, _error: None, order=(), route=_route
+    )
+    decisions = Decisions(protocols, lambda: policy, _route, time.time)
+    if role is Role.CONNECT:
+        verdict = decisions.connect(subject, Request(None, where, None), dry=True)
+    else:
+        verdict = decisions.would_listen(subject, where)
+    within = verdict.protocol is not None and not verdict.protocol.capabilities.remote
+    protocols.stop()
+    loop.close()
+    return verdict.as_json() | {"within_namespace": within}
+
+
+def _route(*to: Any, **how: Any) -> Route:
+    """Result of `Network.route` at this moment."""
+    with closing(Network(lambda _: None)) as network:
+        return network.route(*to, **how)
 
 
 def _route_from_here(where: Endpoint, uid: int) -> dict[str, Any] | None:
-    """The kernel's way there; None if there is none, or this kernel does not tell."""
+    """The kernel's way there; None if there is none, or this kernel does not show it."""
     try:
-        with closing(Network(lambda _: None)) as network:
-            return network.route(where.address, uid=uid).as_json()
+        return _route(where.address, uid=uid).as_json()
     except Unavailable as error:
         click.echo(error.message, err=True)
         return None
 
 
 def verdict_lines(found: dict[str, Any]) -> list[str]:
-    """What would become of a connection, in words."""
+    """Decision about a connection, in words."""
     verb = "connecting to" if found["role"] == "connect" else "accepting at"
     who = f"{printable(found['program'])} of uid {found['uid']}"
     lines = [

@@ -11,6 +11,7 @@ import click
 from click.core import ParameterSource
 
 from sidestep import config, gain, limits
+from sidestep.cli.group import Group
 from sidestep.cli.options import json_option, parsed, promote_after_option, ring_size_option, socket_option, together
 from sidestep.cli.shown import show
 from sidestep.config import PromoteAfter, Proof, ProviderSettings, RemoteSettings, parse_cpus
@@ -18,7 +19,7 @@ from sidestep.errors import Misuse
 from sidestep.provider import control, daemon
 
 
-@click.group()
+@click.group(cls=Group)
 def provider() -> None:
     """Start, stop or look at the provider, which pairs the two ends of a connection.
 
@@ -40,9 +41,9 @@ def provider() -> None:
 @click.option("--budget", type=click.IntRange(0), default=0,
               help="Bytes of all channels together (default: the machine's memory).")  # fmt: skip
 @click.option("--proof", type=click.Choice([one.value for one in Proof]), default=Proof.LOOKUP.value,
-              show_default=True, help="How it makes sure that a program holds the connection it names: by asking the "
-              "kernel, and only in other network namespaces by a duplicate of its socket; always by that; or by that "
-              "and datagrams between network namespaces.")  # fmt: skip
+              show_default=True, help="Proof that a program holds the connection it names. lookup: the kernel's "
+              "answer, and from other network namespaces a duplicate of the socket; possession: always a duplicate; "
+              "path: also datagrams between network namespaces.")  # fmt: skip
 @click.option("--system", is_flag=True,
               help=f"Serve all users, at {config.SYSTEM_SOCKET} or at the socket that the service manager hands over, "
               "with --proof path and --idle-exit 0. Whose ends are paired: docs/internals/security.md.")  # fmt: skip
@@ -50,7 +51,7 @@ def provider() -> None:
     "--remote",
     metavar="NETWORKS",
     multiple=True,
-    help="Carry connections with these hosts by SDP, where their provider does the same: addresses or "
+    help="Hosts with which connections are carried by SDP, where their provider does the same. Give addresses or "
     "networks, with commas or each with a --remote of its own. All their users are trusted with each other's "
     "connections, unless there is a key.",
 )
@@ -58,7 +59,7 @@ def provider() -> None:
     "--remote-key",
     type=click.Path(exists=True, dir_okay=False),
     metavar="FILE",
-    help="What the providers of these hosts know and nobody else: at least 32 bytes, readable by you only.",
+    help="Secret of the providers of these hosts: at least 32 bytes, readable by you only.",
 )
 @click.option(
     "--workers",
@@ -73,23 +74,22 @@ def provider() -> None:
     type=click.Choice(["on", "off"]),
     default="on",
     show_default=True,
-    help="Whether ordinary messages of connections with other hosts pass in compiled code, beside the provider's own; "
-    "off: all of them in Python, which is slower, and the reference.",
+    help="Compiled code for ordinary messages of connections with other hosts, beside the provider's own code; "
+    "off: all messages pass in Python, which is slower.",
 )
 @click.option(
     "--engine-cpu",
     metavar="CPU[,CPU...]",
     callback=parsed(parse_cpus),
-    help="Where that code runs; with workers, each one's own runs on any of these. [default: anywhere]",
+    help="CPUs for that code; with workers, each one's own runs on any of these. [default: all]",
 )
 @click.option(
     "--remote-promote",
     default=gain.BY_GAIN,
     metavar="gain|always|MESSAGE:MIB:TURN",
     show_default=True,
-    help="Which connections with other hosts leave TCP. gain: those that gain time by it, as streams of small messages "
-    "do, for as long as they do; always: all; figures: as gain, by the profile that 'sidestep rdma profile' "
-    "has measured.",
+    help="Connections with other hosts that leave TCP. gain: those that gain by it, while they do, such as streams of "
+    "small messages; always: all; figures: as gain, measured by 'sidestep rdma profile'.",
 )
 @click.option(
     "--remote-transports",
@@ -97,7 +97,7 @@ def provider() -> None:
     metavar="NAME[,NAME...]",
     show_default=True,
     help="The kinds of device that connections with other hosts go over, the first one that is there for both ends; "
-    "'sidestep modules' lists them. A rule of the policy may name one: use sdp over NAME ...",
+    "'sidestep provider modules' lists them. A rule of the policy may name one: use sdp over NAME ...",
 )
 @click.option(
     "--remote-pinned",
@@ -105,8 +105,8 @@ def provider() -> None:
     metavar="BYTES",
     default=limits.REMOTE_PINNED_BYTES,
     show_default=True,
-    help="What RDMA devices of the kernel may pin for connections with other hosts; of a provider for all users, each "
-    "has a quarter of it. Connections beyond that stay on TCP.",
+    help="Memory that RDMA devices of the kernel may pin for connections with other hosts. If the provider serves all "
+    "users, each has a quarter of it. Connections beyond that stay on TCP.",
 )
 @click.option(
     "--remote-connections",
@@ -114,8 +114,8 @@ def provider() -> None:
     metavar="N",
     default=limits.RELAYS_MAX,
     show_default=True,
-    help="Connections with other hosts that go over one device. For one more, the one that has rested longest goes "
-    "back to TCP; if none rests, it stays there itself.",
+    help="Connections with other hosts that go over one device. For one more, the one that has been idle longest "
+    "goes back to TCP; if none is idle, it stays there itself.",
 )
 @click.option("--foreground", is_flag=True, help="Serve in this process, until a signal or `stop`.")
 @socket_option

@@ -22,6 +22,6 @@ COMMANDS: Final = {
 def rdma() -> None:
     """RDMA on any machine: what devices there are, and tools to try them.
 
-    Two devices are RDMA adapters made of software, which need neither privileges nor hardware: `iwarp` speaks iWARP
+    Two devices are RDMA adapters made of software, which need neither privileges nor hardware. `iwarp` speaks iWARP
     over TCP, `roce` InfiniBand's reliable connections over UDP (RoCEv2). `verbs` is one of the kernel's.
     """

@@ -30,11 +30,23 @@ _UNITS = {Work.LATENCY: "us", Work.MESSAGES: "/s", Work.BANDWIDTH: "MB/s"}
 )  # fmt: skip
 @click.option("--serve", is_flag=True, help="Be the other host, for one client at a time, until Ctrl-C.")
 @click.option("--address", metavar="ADDRESS", default="0.0.0.0", show_default=True,  # noqa: S104 - as it says
-              help="Where to listen, with --serve.")  # fmt: skip
+              help="Address to listen at, with --serve.")  # fmt: skip
 @click.option("--port", type=click.IntRange(1, 65534), default=DEFAULT_PORT, show_default=True,
-              help="Where to listen, with --serve; the next one is used as well.")  # fmt: skip
-@click.option("--rounds", type=click.IntRange(1, 100), default=3, show_default=True, help="Of which the medians count.")
-@click.option("--seconds", type=click.FloatRange(0.1, 60), default=1, show_default=True, help="Of one measurement.")
+              help="Port to listen at, with --serve; the next one is used as well.")  # fmt: skip
+@click.option(
+    "--rounds",
+    type=click.IntRange(1, 100),
+    default=3,
+    show_default=True,
+    help="Number of rounds; the median is reported.",
+)
+@click.option(
+    "--seconds",
+    type=click.FloatRange(0.1, 60),
+    default=1,
+    show_default=True,
+    help="Length of one measurement, in seconds.",
+)
 @socket_option
 @json_option
 def bench(

@@ -19,8 +19,8 @@ from sidestep.rdma.tools.terms import Op, Terms
 @click.command()
 @server_argument
 @click.option("--op", "operation", type=click.Choice(["write", "read", "send"]), default="write", show_default=True,
-              help="What is done with each message.")  # fmt: skip
-@size_option("1M", "Of a message; with K or M as a suffix.")
+              help="Operation for each message.")  # fmt: skip
+@size_option("1M", "Bytes of a message; with K or M as a suffix.")
 @click.option("--duration", type=click.FloatRange(0.01, 86400), default=5.0, show_default=True, help="Seconds.")
 @click.option("--depth", type=click.IntRange(1), default=16, show_default=True, help="Messages under way at a time.")
 @click.option("--both", is_flag=True, help="The server does the same at the same time.")

@@ -1,4 +1,4 @@
-"""What the tools of `sidestep rdma` have in common: options, opening devices, finding the server, sizes."""
+"""Common parts of the tools of `sidestep rdma`: options, opening devices, finding the server, sizes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from sidestep.rdma.cm import CmState
 from sidestep.rdma.control import Control
 from sidestep.rdma.tools import client
 from sidestep.rdma.tools.client import Session
-from sidestep.rdma.tools.devices import DEVICES, HostPort, ToolDevice, open_device, resolve, source_for
+from sidestep.rdma.tools.devices import DEVICES, HostPort, ToolDevice, open_device, resolve, sources_for
 from sidestep.rdma.tools.talk import Talk
 from sidestep.rdma.tools.terms import DEFAULT_PORT
 
@@ -95,13 +95,12 @@ class ToolClient:
     def connect(
         self, server: HostPort, make: Callable[[ToolDevice, Callable[[str], object]], TalkT], timeout_s: float
     ) -> TalkT:
-        """Tries each address of the server; raises what stood against the last one."""
+        """Tries each address of the server; raises the error of the last one."""
         problem: Unavailable | None = None
         for address in resolve(server.host):
             place = HostPort(address, server.port)
             try:
-                device = open_device(self._kind, source_for(address), self.loop, crc=self._crc, markers=self._markers)
-                self._device = device
+                device = self._device = self._opened(address)
                 self._control = offered(self.loop, [device], self._title)
                 talk = make(device, self.session.failed)
                 client.connect(self.loop, talk, place, self.session, timeout_s)
@@ -117,12 +116,23 @@ class ToolClient:
         assert problem is not None
         raise problem
 
+    def _opened(self, address: str) -> ToolDevice:
+        """A device that reaches the address; raises Unavailable."""
+        problem: Unavailable | None = None
+        for source in sources_for(self._kind, address):
+            try:
+                return open_device(self._kind, source, self.loop, crc=self._crc, markers=self._markers)
+            except Unavailable as error:
+                problem = error
+        assert problem is not None
+        raise problem
+
     def details(self) -> dict[str, object]:
         found = self._device.queue_pairs() if self._device is not None else []
         return found[0] if found else {}
 
     def stop(self) -> None:
-        """The user does not want to wait any more."""
+        """Stops the session, as the user does not want to wait any more."""
         self.session.stopped = True
 
     def _close_device(self) -> None:
@@ -135,6 +145,6 @@ class ToolClient:
 
 
 def flush() -> None:
-    """Lines are seen as they come, also in a pipe; whoever read them may have gone."""
+    """Flushes stdout, so that lines are seen as they come, also in a pipe; its reader may have gone."""
     with suppress(BrokenPipeError):
         sys.stdout.flush()

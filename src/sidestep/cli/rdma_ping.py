@@ -21,7 +21,7 @@ from sidestep.rdma.tools.terms import Op, Terms
 @server_argument
 @click.option("-n", "--count", type=click.IntRange(0), default=10, show_default=True,
               help="Messages; 0: until Ctrl-C.")  # fmt: skip
-@size_option("64", "Of a message; with K or M as a suffix.")
+@size_option("64", "Bytes of a message; with K or M as a suffix.")
 @click.option("-i", "--interval", type=click.FloatRange(0, 3600), default=0.1, show_default=True,
               help="Seconds between two messages; 0: at once.")  # fmt: skip
 @click.option("-q", "--quiet", is_flag=True, help="Only the summary.")

@@ -14,7 +14,7 @@ from sidestep.demo.profile import measure
 @click.command()
 @click.option("--rounds", type=click.IntRange(1, 100), default=3, show_default=True, help="Of which the medians count.")
 @click.option("--seconds", type=click.FloatRange(0.1, 60), default=0.5, show_default=True, help="Of one measurement.")
-@click.option("--transport", default="iwarp", metavar="NAME", show_default=True, help="What carries SDP.")
+@click.option("--transport", default="iwarp", metavar="NAME", show_default=True, help="Transport that carries SDP.")
 @json_option
 def profile(rounds: int, seconds: float, transport: str, as_json: bool) -> None:
     """Measure by what figures connections with other hosts leave TCP, on this machine.

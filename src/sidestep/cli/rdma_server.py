@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import closing
+
 import click
 
 from sidestep.cli.options import json_option
@@ -9,14 +11,16 @@ from sidestep.cli.rdma_options import device_options, flush, offered
 from sidestep.cli.shown import printable, show
 from sidestep.errors import Misuse, Unavailable
 from sidestep.loop import Loop
+from sidestep.provider.network.routes import Network
 from sidestep.rdma.roce.ip_cm import TCP_SERVICE
 from sidestep.rdma.tools.devices import HostPort, ToolDevice, interruptible, open_device, resolve
 from sidestep.rdma.tools.server import ToolServer
 from sidestep.rdma.tools.terms import DEFAULT_PORT
+from sidestep.routing import AddressEvent
 
 
 @click.command()
-@click.option("--address", metavar="HOST", help="Where to listen (default: all addresses of this host).")
+@click.option("--address", metavar="HOST", help="Address to listen at (default: all addresses of this host).")
 @click.option("--port", type=click.IntRange(0, 65535), default=DEFAULT_PORT, show_default=True,
               help="TCP port; 0: any that is free.")  # fmt: skip
 @device_options
@@ -54,11 +58,20 @@ def server(address: str | None, port: int, device: str, no_crc: bool, markers: b
     loop.close()
 
 
+def _everywhere(kind: str) -> list[str]:
+    """All addresses of this host: in one, or for RoCE, which has a device for each, one by one."""
+    if kind != "roce":
+        return ["0.0.0.0", "::"]  # noqa: S104 - what was asked for
+    with closing(Network(lambda _: None)) as network:
+        events = [one for one in network.present() if isinstance(one, AddressEvent)]
+    return [str(one.address) for one in events if not one.address.is_link_local]
+
+
 def _listening(
     loop: Loop, kind: str, address: str | None, port: int, *, no_crc: bool, markers: bool
 ) -> tuple[list[ToolDevice], list[ToolServer]]:
     """A device and a server for each address; raises Unavailable if there is none."""
-    addresses = ["0.0.0.0", "::"] if address is None else resolve(address)  # noqa: S104 - what was asked for
+    addresses = _everywhere(kind) if address is None else resolve(address)
     devices: list[ToolDevice] = []
     servers: list[ToolServer] = []
     problem: Unavailable | None = None

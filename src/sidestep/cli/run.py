@@ -17,7 +17,9 @@ from sidestep.native import layout
 @promote_after_option(None, "Promote after so many reads and writes, or bytes (left out: 65536); 0: at once.")
 @ring_size_option(None, "Size of a channel in each direction, such as 256K.")
 @click.option(
-    "--spin-us", type=click.IntRange(0, layout.SPIN_US_MAX), help="How long a wait may spin before it sleeps; 0: never."
+    "--spin-us",
+    type=click.IntRange(0, layout.SPIN_US_MAX),
+    help="Microseconds that a wait may spin before it sleeps; 0: never.",
 )
 @click.option(
     "--no-carry", is_flag=True, help="Leave out the programs that CMD starts with an environment of its own making."
@@ -38,15 +40,15 @@ def run(
 ) -> None:
     """Run CMD; its TCP connections to other such programs on this host go through shared memory.
 
-    A provider is started if none runs. Where something is missing CMD runs on plain TCP, and stderr says why. What is
-    so by nature (CMD is static; root's own provider leaves others out) is said on a terminal, and in the file
+    A provider is started if none runs. Where something is missing CMD runs on plain TCP, and stderr says why. Lasting
+    causes (CMD is static; root's own provider leaves others out) are shown on a terminal only, and in the file
     SIDESTEP_LOG. Ends as CMD does; 126 if CMD cannot be executed, 127 if it is not found.
 
     What CMD starts is under sidestep, too. That holds as well for a program that is given an environment without
     LD_PRELOAD and the names of sidestep, as by 'env -i' or nginx's upgrade, unless --no-carry is given.
 
-    Without --stats this process becomes CMD. With it CMD is its child: signals are passed on to it, and of its
-    connections, and those of what it forks, those are counted that 'sidestep ss --ended' knows.
+    Without --stats this process becomes CMD. With it CMD is its child, and gets its signals. The
+    connections of CMD and its forks are counted as far as 'sidestep ss --ended' knows them.
     """
     settings = ShimSettings(config.socket_path(socket), promote_after, ring_size, spin_us, carry=not no_carry)
     start([*command], settings, require=require, stats=stats)

@@ -1,8 +1,8 @@
-"""`sidestep run --stats`: stays as the parent of the program, and says at its end what was saved.
+"""`sidestep run --stats`: stays as the parent of the program, and prints at its end what was saved.
 
-The program has the terminal and its job control as if it had been started alone: both are of one process group, so what
-the terminal sends to that reaches the program without us. What somebody sends to this process alone is passed on. A
-signal that somebody sends to the whole group reaches the program twice.
+The program has the terminal and its job control as if it had been started alone. Both are of one process group, so a
+signal of the terminal reaches the program without us. A signal to this process alone is passed on. A signal to the
+whole group, not from the terminal, reaches the program twice.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from sidestep.errors import Unavailable
 from sidestep.observe.connections import Connection, connections, ended
 from sidestep.observe.explain import saved
 
-# What says something of this process itself, or cannot be held.
+# Signals about this process itself, and those that it cannot catch.
 _OWN: Final = {
     signal.SIGKILL, signal.SIGSTOP, signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGTRAP,
     signal.SIGSYS, signal.SIGABRT,
@@ -55,11 +55,11 @@ def _wait(pid: int) -> int:
         while (changed := os.waitpid(pid, os.WNOHANG | os.WUNTRACED))[0]:
             if not os.WIFSTOPPED(changed[1]):
                 return changed[1]
-            os.kill(os.getpid(), signal.SIGSTOP)  # who started us waits for that; SIGCONT comes here, and is passed on
+            os.kill(os.getpid(), signal.SIGSTOP)  # our parent waits for that; SIGCONT comes here, and is passed on
 
 
 def _for_the_leader(number: int) -> bool:
-    """A terminal that goes away tells the leader of its session only."""
+    """True if the hang-up is for this process only: the kernel sends a terminal's to the leader of its session."""
     return number == signal.SIGHUP and os.getsid(0) == os.getpid()
 
 
@@ -69,20 +69,20 @@ def _tell(socket: Path, pid: int, started_ns: int) -> None:
     except Unavailable as error:
         text = f"nothing is known of its connections: {error.message}"
     try:
-        print(f"sidestep: {text}", file=sys.stderr, flush=True)  # noqa: T201 - as the rest of `run` does
-    except OSError:  # nobody reads it any more
+        print(f"sidestep: {text}", file=sys.stderr, flush=True)  # noqa: T201 - as all of `run` does
+    except OSError:  # no process reads it any more
         os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
 
 
 def _connections_of(socket: Path, pid: int, started_ns: int) -> list[Connection]:
-    """Those of a process and what it forked, as far as they are known; a part of it may live on."""
+    """Connections of a process and its forks, as far as they are known; a part of it may live on."""
     found = {one.key: one for one in connections(socket) if one.pid == pid}
     found |= {one.connection.key: one.connection for one in ended(socket) if pid in (one.family, one.connection.pid)}
     return [one for one in found.values() if one.born_ns >= started_ns]
 
 
 def summary(found: list[Connection]) -> str:
-    """What was saved, in a line."""
+    """Savings, in a line."""
     promoted = sum(one.promoted_s is not None for one in found)
     by_ring = sum(one.tx.ring_bytes + one.rx.ring_bytes for one in found)
     by_tcp = sum(one.tx.tcp_bytes + one.rx.tcp_bytes for one in found)

@@ -32,8 +32,8 @@ def decode(source: str, verbose: bool, as_json: bool) -> None:
 
     HEX is a message. FILE, or else standard input, is either messages in hex, a blank line between two, or a capture:
     pcap or pcapng, of RoCE (both versions), InfiniBand or iWARP. Of a capture the connections that carry SDP are found
-    by their beginnings, messages of several packets are put together, and RDMA Reads and Writes, the connection
-    manager and trouble beneath are told in a line each.
+    by their beginnings, and messages of several packets are put together. RDMA Reads and Writes, the connection
+    manager and trouble beneath have a line each.
 
     Broken messages are shown as far as they can be read.
 

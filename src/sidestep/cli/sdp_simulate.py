@@ -20,7 +20,7 @@ _KINDS = [kind.value for kind in PlanKind]
 @click.command()
 @click.option("--seed", type=click.IntRange(0), default=0, show_default=True, help="Decides everything.")
 @click.option("--count", type=click.IntRange(1), default=1, show_default=True, help="Conversations, a seed each.")
-@click.option("--kind", type=click.Choice(_KINDS), help="Of this kind, whatever the seed says.")
+@click.option("--kind", type=click.Choice(_KINDS), help="Kind of conversation, instead of the seed's choice.")
 @click.option("--draw", "as_ladder", is_flag=True, help="A diagram: the ends are the sides, time goes down.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object a conversation.")
 def simulate(seed: int, count: int, kind: str | None, as_ladder: bool, as_json: bool) -> None:
@@ -28,10 +28,10 @@ def simulate(seed: int, count: int, kind: str | None, as_ladder: bool, as_json: 
 
     Both ends and their programs run over a device that exists in this process only, in virtual time. The seed decides
     the settings of both, what the programs send, receive, cancel and close, how long messages take, and what goes
-    wrong. What arrives is compared with what was sent, and what was lent with what was given back.
+    wrong. Received bytes are compared with sent ones, and lent buffers with returned ones.
 
     Time is in microseconds. An arrow of two dashes is an SDP message, RDMA operations and the connection manager's
-    messages say what they are; lines of `left:` and `right:` are what a program did and was told.
+    messages say what they are; lines of `left:` and `right:` are actions and results of a program.
 
     With --count only a line for each conversation is printed, and all of one that fails.
 

@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 import click
 
 from sidestep import config
+from sidestep.cli.group import Group
 from sidestep.cli.options import json_option, together
 from sidestep.cli.shown import show
 from sidestep.errors import Misuse, Unavailable
@@ -19,7 +20,7 @@ from sidestep.observe.units import Units, wanted
 CommandT = TypeVar("CommandT", bound=Callable[..., Any])
 
 
-@click.group()
+@click.group(cls=Group)
 def service() -> None:
     """Run services of systemd under sidestep, by a drop-in beside their units.
 
@@ -51,7 +52,7 @@ def _units(user: bool, root: Path | None) -> Units:
 @click.option("--restart", is_flag=True, help="Restart the service, so that it is under sidestep at once.")
 @_units_options
 def enable(unit: str, dry_run: bool, restart: bool, user: bool, root: Path | None) -> None:
-    """Write the drop-in of UNIT. What the service's sandbox denies to sidestep is allowed there, and told."""
+    """Write the drop-in of UNIT. It allows what the service's sandbox denies to sidestep; each such line is shown."""
     units = _units(user, root)
     found = units.find(unit)
     socket = config.socket_path() if user else config.SYSTEM_SOCKET

@@ -1,4 +1,4 @@
-"""How results are shown: as JSON or as lines, numbers in few characters, foreign text that cannot move the cursor."""
+"""Output of results: as JSON or as lines, numbers in few characters, foreign text that cannot move the cursor."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import click
 
 # Of the documents of which something was taken away or has changed its meaning: the version, by command. Others have 1.
 _VERSIONS: Final[Mapping[str, int]] = {}
+_ELLIPSIS: Final = "\N{HORIZONTAL ELLIPSIS}"
 
 
 def show(
@@ -29,7 +30,7 @@ def show(
 
 
 def schema() -> str:
-    """Of what the running command prints by --json; docs/reference/schemas has a file for each command."""
+    """Schema of the running command's --json; docs/reference/schemas has a file for each command."""
     names: list[str] = []
     context = click.get_current_context()
     while context.parent is not None:
@@ -67,6 +68,12 @@ def percent(share: float | None) -> str:
 def per_message(number: float | None) -> str:
     """A count for each message; empty if there were none."""
     return "" if number is None else f"{number:.2f}" if number < 10 else short(number)
+
+
+def cut(text: str, room: int) -> str:
+    """One line of text that can be printed, of so many characters at most."""
+    shown = printable(text)
+    return shown if len(shown) <= room else shown[: max(0, room - 1)] + _ELLIPSIS
 
 
 def printable(text: str) -> str:

@@ -1,4 +1,4 @@
-"""What `sidestep run` does once its command line is known; it loads as little as it can."""
+"""The work of `sidestep run` once its command line is known; it loads as little as it can."""
 
 from __future__ import annotations
 
@@ -72,9 +72,10 @@ def start(
 
 
 def _not_ignored() -> list[signal.Signals]:
-    """Of the signals that Python ignores: those that whoever started us does not ignore.
+    """Signals that Python ignores and our parent does not.
 
-    What they were before Python nobody tells. A shell or service manager that has a program ignore one does so itself.
+    Python does not show what they were before it started. A shell or service manager that has a program ignore one does
+    so itself.
     """
     try:
         fields = dict(line.split(":", 1) for line in Path(f"/proc/{os.getppid()}/status").read_text().splitlines())
@@ -85,7 +86,7 @@ def _not_ignored() -> list[signal.Signals]:
 
 
 def _move_is_fatal() -> bool:
-    """Whether a seccomp filter, such as systemd's SystemCallFilter=, kills who changes its CPUs: a child tries it."""
+    """True if a seccomp filter, such as systemd's SystemCallFilter=, kills a child that changes its CPUs."""
     if "\nSeccomp:\t2" not in Path("/proc/self/status").read_text():
         return False
     if (child := os.fork()) == 0:
@@ -114,7 +115,7 @@ def _log_file() -> Path | None:
 
 
 def _note(text: str, log: Path | None) -> None:
-    """Says what is so by the program's nature: to a terminal and the log, but not into the output of a script."""
+    """Reports a lasting cause: to a terminal and the log, but not into the output of a program."""
     if sys.stderr.isatty():
         _warn(text)
     if log is not None:

@@ -1,4 +1,4 @@
-"""Tables of text: columns as wide as their widest cell, and the last one folded where a terminal ends."""
+"""Tables of text: columns as wide as their widest cell, and what is long folded where a terminal ends."""
 
 from __future__ import annotations
 
@@ -9,28 +9,39 @@ from typing import Final
 
 from click import unstyle
 
-_GAP: Final = "  "
-_LAST_MIN: Final = 16  # columns; narrower, a sentence becomes a tower
+GAP: Final = "  "
+_INDENT: Final = "    "  # of a note
 
 
-def table(rows: Sequence[Sequence[str]], *, right: Collection[int] = (), width: int | None = None) -> Iterator[str]:
+def table(
+    rows: Sequence[Sequence[str]], *, right: Collection[int] = (), notes: Sequence[str] = (), width: int | None = None
+) -> Iterator[str]:
     """The lines of a table; cells may have several lines, and colours.
 
     Args:
         rows: The cells, headings among them.
         right: Numbers of the columns that are set to the right.
-        width: Columns of the terminal, to which the last column is folded; None: as wide as it is.
+        notes: A text below each row, for all rows or none; an empty one takes no line.
+        width: Columns of the terminal, to which notes are folded, or without notes the last column; None: as wide as
+            it is.
     """
     cells = [[cell.split("\n") for cell in row] for row in rows]
-    widths = [max(len(unstyle(line)) for cell in column for line in cell) for column in zip(*cells, strict=True)]
-    if width is not None:
-        widths[-1] = max(width - sum(widths[:-1]) - len(_GAP) * (len(widths) - 1), _LAST_MIN)
+    widths = [width_of(column) for column in zip(*rows, strict=True)]
+    if width is not None and not notes:
+        widths[-1] = max(width - sum(widths[:-1]) - len(GAP) * (len(widths) - 1), 1)
         for row in cells:
             row[-1] = [piece for line in row[-1] for piece in textwrap.wrap(line, widths[-1])]
-    for row in cells:
+    for row, note in zip(cells, notes or [""] * len(cells), strict=True):
         for parts in zip_longest(*row, fillvalue=""):
             spaces = [" " * (room - len(unstyle(part))) for part, room in zip(parts, widths, strict=True)]
-            yield _GAP.join(
+            yield GAP.join(
                 space + part if number in right else part + space
                 for number, (part, space) in enumerate(zip(parts, spaces, strict=True))
             ).rstrip()
+        room = None if width is None else max(width - len(_INDENT), 1)
+        yield from (_INDENT + piece for piece in (textwrap.wrap(note, room) if room else [note] if note else []))
+
+
+def width_of(column: Sequence[str]) -> int:
+    """The columns that its cells take."""
+    return max((len(line) for cell in column for line in unstyle(cell).split("\n")), default=0)

@@ -21,7 +21,7 @@ _HEIGHT_LEFT = 3  # lines of a terminal that a frame leaves: its headings, and t
 
 @click.command()
 @click.option("--interval", type=click.FloatRange(0.1, 3600), default=2.0, show_default=True, metavar="SECONDS",
-              help="Between two looks.")  # fmt: skip
+              help="Seconds between two looks.")  # fmt: skip
 @click.option(
     "--sort", type=click.Choice(list(SORTS)), default="messages", show_default=True, help="Order of the rows."
 )
@@ -33,7 +33,7 @@ _HEIGHT_LEFT = 3  # lines of a terminal that a frame leaves: its headings, and t
 def top(interval: float, sort: str, wanted: str, once: bool, socket: Path, as_json: bool) -> None:
     """Watch the connections under sidestep: what goes through each, how much of it by ring, and at what cost.
 
-    Rates are per second: messages, bytes, and wake-ups for the other end; RING is the share of the bytes; SLEEP and
+    Rates are per second: messages, bytes, and wake-ups for the other end. RING is the share of the bytes. SLEEP and
     SPIN are waits for each message by ring. Each RDMA device of the provider has a line with its connections, and the
     packets or bytes that it sends and receives.
 
@@ -49,7 +49,7 @@ def top(interval: float, sort: str, wanted: str, once: bool, socket: Path, as_js
         return
     if not (sys.stdin.isatty() and sys.stdout.isatty()):
         raise click.UsageError("the live screen needs a terminal; use --once or --json")
-    from sidestep.cli.top_app import TopApp  # the screen library takes a third of a second to load
+    from sidestep.cli.top_app import TopApp  # the screen library takes 0.3 s to load
 
     TopApp(socket, interval_s=interval, sort=sort, wanted=wanted).run()
 

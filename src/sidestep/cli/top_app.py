@@ -1,7 +1,7 @@
 """The live screen of `sidestep top`.
 
-Looking takes place in a thread, one look at a time, so keys are answered at once however many connections there are; of
-those only the visible ones are laid out. A provider that goes away leaves the last picture and a line that says so.
+A thread looks, one look at a time, so keys are answered at once however many connections there are. Only the visible
+ones are laid out. A provider that goes away leaves the last picture and a line that says so.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _INTERVALS_S: Final = (0.25, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0)
 
 
 class ExplanationScreen(ModalScreen[None]):
-    """Why one connection is where it is."""
+    """Explanation of one connection."""
 
     BINDINGS: ClassVar[list[BindingType]] = [Binding("escape,enter,q", "dismiss", "Back")]
     CSS = """
@@ -117,7 +117,7 @@ class TopApp(App[None]):
     def _handle_look(self, found: Sample | Unavailable) -> None:
         self._looking = False
         if not self.query("#head"):
-            return  # it came while the screen was being taken down
+            return  # the screen was being taken down
         if isinstance(found, Unavailable):
             self._trouble = f"{found.message}; looking on"
             self._sample = None  # counts from before and after a gap are not compared

@@ -1,4 +1,4 @@
-"""What `sidestep top` shows, as text: the same lines for the live screen and for `--once`."""
+"""Text of `sidestep top`: the same lines for the live screen and for `--once`."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from sidestep.cli.shown import per_message, percent, printable, short
+from sidestep.cli.shown import cut, per_message, percent, short
 from sidestep.observe.connections import Connection
 from sidestep.observe.device_totals import DeviceActivity
 from sidestep.observe.links import line, summary
 from sidestep.observe.traffic import Activity, Rate, View
 
-_STATES: Final = ("promoted", "attached", "offered", "native", "pinned")  # in the order in which they are told
+_STATES: Final = ("promoted", "attached", "offered", "native", "pinned")  # in the order in which they are shown
 
-# How rows may be ordered: the busiest first, or by what they are.
+# Orders of the rows: the busiest first, or by name.
 SORTS: Final[Mapping[str, Callable[[Activity], tuple[object, ...]]]] = {
     "messages": lambda one: (-one.rate.messages, -one.rate.payload_len),
     "bytes": lambda one: (-one.rate.payload_len, -one.rate.messages),
@@ -33,7 +33,6 @@ _DEVICE_RATES: Final = {
     "bytes": {"stream_bytes_sent": "sent", "stream_bytes_received": "received"},
 }  # fmt: skip
 _ENDS_MIN: Final = 15  # columns; as ":6379 <- :54321" takes
-_ELLIPSIS: Final = "\N{HORIZONTAL ELLIPSIS}"
 _LOOPBACK: Final = frozenset({"127.0.0.1", "[::1]", "[::ffff:127.0.0.1]"})
 
 
@@ -103,7 +102,7 @@ def head(view: View, path: str, width: int) -> list[str]:
         *([summary(links)] if (links := view.after.links) else []),
         *_device_lines(view.devices),
     )
-    return [_cut(line, width) for line in lines]
+    return [cut(line, width) for line in lines]
 
 
 def _device_lines(devices: Sequence[DeviceActivity]) -> list[str]:
@@ -150,7 +149,7 @@ def _row(width: int, cell: Callable[[_Column], str]) -> str:
     cells = []
     for column in columns:
         room = column.width or _left(columns, width)
-        text = _cut(cell(column), room)
+        text = cut(cell(column), room)
         cells.append(text.rjust(room) if column.number else text.ljust(room))
     return " ".join(cells)[:width].rstrip()
 
@@ -173,7 +172,7 @@ def _ends(one: Connection) -> str:
     """Both ends; no host where it is the loopback address, and that of the remote end only where it is another."""
     (host, _, port), (other_host, _, other_port) = one.local.rpartition(":"), one.remote.rpartition(":")
     if port == "0":
-        return "(not offered)"  # nobody has needed its addresses yet
+        return "(not offered)"  # no program has needed its addresses yet
     shown = "" if host in _LOOPBACK else host
     return f"{shown}:{port} {one.arrow} {'' if other_host == host else other_host}:{other_port}"
 
@@ -190,11 +189,6 @@ def _searched(one: Connection) -> str:
 
 def _carried(one: Connection) -> int:
     return one.tx.ring_bytes + one.tx.tcp_bytes + one.rx.ring_bytes + one.rx.tcp_bytes
-
-
-def _cut(text: str, room: int) -> str:
-    shown = printable(text)
-    return shown if len(shown) <= room else shown[: max(0, room - 1)] + _ELLIPSIS
 
 
 def _duration(seconds: float) -> str:

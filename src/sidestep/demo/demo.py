@@ -1,10 +1,11 @@
 """The main job, shown: real programs over kernel TCP and under sidestep, alternating, on this machine.
 
-Each work runs over kernel TCP as the kernel places its programs, over kernel TCP with all of them on one CPU, and
-under sidestep with a provider of its own; rounds alternate. The ratio is that of the medians, against the better TCP
-placement. It counts only if `promoted` (both ends of every connection were seen in shared memory while it was open) and
-`equal` (the programs received the bytes that were sent) hold. These are short runs to see for oneself; `make bench`
-measures. What other programs did meanwhile is kept beside the figures: on a busy machine they say little.
+Each work runs in three places. Two are over kernel TCP: as the kernel places its programs, and with all of them on one
+CPU. The last is under sidestep, with a provider of its own. Rounds alternate. The ratio is that of the medians, against
+the better TCP placement. It counts only if two things hold. `promoted`: both ends of every connection were seen in
+shared memory while it was open. `equal`: the programs received the bytes that were sent. These are short runs to see
+for oneself; `make bench` measures. The load by other programs is kept beside the figures: on a busy machine they say
+little.
 """
 
 from __future__ import annotations
@@ -110,7 +111,7 @@ class _Program:
         return self.fault(f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}")
 
     def line(self, timeout_s: float) -> str:
-        """Its next line; Unavailable when none comes."""
+        """Next line of the program; Unavailable when none comes."""
         assert self.process.stdout is not None, "it was started with a pipe"
         ready, _, _ = select.select([self.process.stdout], [], [], timeout_s)
         line = self.process.stdout.readline() if ready else ""
@@ -147,7 +148,7 @@ class _Program:
 
 @dataclass(frozen=True, slots=True)
 class Site:
-    """Where one end of a connection runs."""
+    """Place of one end of a connection."""
 
     address: str = "127.0.0.1"
     sidestep: Sidestep | None = None  # None: over kernel TCP
@@ -155,12 +156,12 @@ class Site:
     namespace: Namespace | None = None  # None: on this very host
 
     def inside(self) -> AbstractContextManager[None]:
-        """What is started in here runs there."""
+        """Context in which started programs run at this place."""
         return self.namespace.inside() if self.namespace else nullcontext()
 
 
 class Testbed:
-    """Where programs run: over kernel TCP, perhaps all on one CPU, or under sidestep; on one host or on two."""
+    """Place for programs: over kernel TCP, perhaps all on one CPU, or under sidestep; on one host or on two."""
 
     def __init__(self, name: str, server: Site, client: Site | None = None, *, cpu: int | None = None) -> None:
         self.name, self._cpu = name, cpu
@@ -208,7 +209,7 @@ class Testbed:
         return Look(sum(c.promoted for c in found), 2 * connections, tuple(why_not))
 
     def _counted(self) -> tuple[int, int]:
-        """Of the client's connections that were to begin with SDP: those that did, and those that did not."""
+        """Numbers of the client's connections that began with SDP, and that were to and did not."""
         if not self._client.first or self._client.sidestep is None:
             return 0, 0
         counters = self._client.sidestep.status()["counters"]
@@ -247,7 +248,7 @@ def talk(role: str, *more: str) -> Callable[[Testbed, float], Run]:
 
 
 def _measured(place: Testbed, port: int, client: _Program, seconds: float) -> Run:
-    """What a client of one connection tells; the connection is looked at while it is open."""
+    """Run of a client with one connection, by the client's figures; the connection is looked at while it is open."""
     result = json.loads(client.line(seconds + END_TIMEOUT_S))
     look = place.look(port, 1)
     client.rest()
@@ -277,7 +278,7 @@ class _Redis:
                 self._rates[place.name], look = self._ask(place, port, requests, 0.3 * seconds)
                 if look is None or look.promoted:
                     break
-                requests *= 2  # it was faster than ever before, and over before all could be seen
+                requests *= 2  # the run was over before all connections could be seen
             server.end()
         return Run(self._rates[place.name], equal, look)
 
@@ -338,7 +339,7 @@ def _wait_for_port(place: Testbed, program: _Program, port: int) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """Something the demo runs in each place."""
+    """Work that the demo runs in each place."""
 
     name: str
     title: str
@@ -375,7 +376,7 @@ class ResultLine:
         return pick((place for place in self.runs if place.startswith("tcp")), key=self.median)
 
     def ratio_of(self, place: str) -> float:
-        """How many times faster it was there than over kernel TCP in its better placement."""
+        """Speed there over the speed of kernel TCP in its better placement."""
         tcp, ours = self.median(self.best_tcp), self.median(place)
         return tcp / ours if self.work.lower_is_better else ours / tcp
 
@@ -386,7 +387,7 @@ class ResultLine:
 
     @property
     def spread(self) -> float:
-        """How far the rounds of one place lie apart at most, as a part of their median."""
+        """Largest distance between rounds of one place, as a part of their median."""
         rounds = {place: [run.value for run in self.runs[place]] for place in (self.best_tcp, *self.ways)}
         return max((max(values) - min(values)) / self.median(place) for place, values in rounds.items())
 
@@ -416,7 +417,7 @@ class ResultLine:
 
     @property
     def why_not_promoted(self) -> list[str]:
-        """In words, what the connections that were not promoted were instead."""
+        """States, in words, of the connections that were not promoted."""
         looks = [run.look for run in self._ours if run.look and not run.look.promoted]
         return sorted({why for look in looks for why in look.why_not})
 
@@ -457,7 +458,7 @@ class Demo:
         return bool(self.lines) and all(line.good for line in self.lines)
 
     def warnings(self) -> list[str]:
-        """Why the figures are not to be judged by, in sentences; none where they are."""
+        """Reasons, in sentences, why the figures prove little; none where they do."""
         found = (
             [f"Too busy to judge: {self.others}. Run it again when the machine is idle."]
             if self.others.too_many
@@ -467,7 +468,7 @@ class Demo:
         return found + ([f"Too far apart to judge are the rounds of {', '.join(apart)}."] if apart else [])
 
     def slower(self) -> dict[str, str]:
-        """Why a work was slower than over kernel TCP, as far as is known, by its name."""
+        """Reasons why works were slower than over kernel TCP, as far as is known, by name of the work."""
         return {line.work.name: self._why_slower(line) for line in self.lines if line.slower}
 
     def _why_slower(self, line: ResultLine) -> str:
@@ -500,7 +501,7 @@ def _found(program: str) -> str | None:
 
 
 def missing(work: Work) -> str | None:
-    """Why a work cannot run here, with the remedy; None when it can."""
+    """Reason why a work cannot run here, with the remedy; None when it can."""
     lacking = [name for name in work.needs if _found(name) is None]
     if not lacking:
         return None
@@ -509,7 +510,7 @@ def missing(work: Work) -> str | None:
 
 
 def run_demo(*, rounds: int = ROUNDS, seconds: float = SECONDS, tell: Tell) -> Demo:
-    """Runs every work that can run, `rounds` times in each place; `tell` hears what is under way.
+    """Runs every work that can run, `rounds` times in each place; `tell` is called with the present step.
 
     Raises:
         Unavailable: sidestep's library is missing, or a program failed; the error names it.
@@ -547,7 +548,7 @@ def run_two_hosts(*, rounds: int = ROUNDS, seconds: float = SECONDS, tell: Tell)
 
 
 def two_hosts(stack: ExitStack, policy: Path | None = None, *, transports: str = "") -> list[Site]:
-    """Two, joined by a bridge, with a provider each; by `policy` their connections begin with SDP."""
+    """Two hosts, joined by a bridge, with a provider each; by `policy` their connections begin with SDP."""
     bridge, namespaces = NetworkBridge(), (Namespace(), Namespace())
     for made in (bridge, *namespaces):
         stack.callback(made.close)

@@ -1,8 +1,8 @@
-"""What `sidestep rdma bench` measures between two hosts, and by which programs.
+"""Measurements of `sidestep rdma bench` between two hosts, and their programs.
 
-The programs are those that owners of RDMA adapters know: rstream (of rdmacm-utils) makes a conversation and two streams
-over TCP, over rsockets, and over TCP under sidestep; ib_send_lat and ib_send_bw (of perftest) make the same of Sends of
-verbs. One end of each runs on each host, and both are told how often.
+Owners of RDMA adapters know the programs. rstream (of rdmacm-utils) makes a conversation and two streams over TCP, over
+rsockets, and over TCP under sidestep. ib_send_lat and ib_send_bw (of perftest) make the same of Sends of verbs. One end
+of each runs on each host, and both get the number of iterations.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _PERFTEST_RATE: Final = 4  # million messages a second
 
 
 class Way(StrEnum):
-    """By what the bytes pass."""
+    """Way of the bytes."""
 
     TCP = "tcp"
     RSOCKETS = "rsockets"
@@ -37,7 +37,7 @@ class Way(StrEnum):
 
 
 class Work(StrEnum):
-    """What is done."""
+    """Kind of measurement."""
 
     LATENCY = "latency"
     MESSAGES = "messages"
@@ -46,7 +46,7 @@ class Work(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """Of a work: an iteration is so many messages to and fro; of verbs, so many one way."""
+    """Iteration of a work: so many messages to and fro; of verbs, so many one way."""
 
     size: int  # bytes of a message
     messages: int
@@ -58,7 +58,7 @@ KINDS: Final = {Work.LATENCY: Kind(64, 1, 500), Work.MESSAGES: Kind(64, 1000, 5)
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """One measurement, as both hosts are told of it."""
+    """One measurement, as both hosts know it."""
 
     way: Way
     work: Work
@@ -103,7 +103,7 @@ class Run:
         return self.iterations * self.kind.messages * (2 if both else 1)
 
     def microseconds(self, output: str) -> float:
-        """Of a message, by what the program said; raises Unavailable if it said nothing of the kind."""
+        """Microseconds of a message, by the program's output; raises Unavailable if that has no such figure."""
         rows = [words for words in map(str.split, output.splitlines()) if len(words) > _RSTREAM_TIME - 1]
         try:
             if self.way is not Way.VERBS:

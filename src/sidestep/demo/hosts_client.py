@@ -17,7 +17,7 @@ from sidestep.demo.hosts_server import RUN_MAX_S, host, receive, send, started
 from sidestep.errors import SidestepError, Unavailable
 from sidestep.observe import connections as observed
 
-_CALIBRATED_US: Final = 100_000  # what a run has to last until it tells how many iterations fill the time
+_CALIBRATED_US: Final = 100_000  # a run has to last so long to show how many iterations fill the time
 _GROWTH: Final = 8
 _COME_UP_S: Final = 10.0  # for the other end
 _LOOK_S: Final = 0.05  # between two looks at a program that runs
@@ -25,7 +25,7 @@ _LOOK_S: Final = 0.05  # between two looks at a program that runs
 
 @dataclass(slots=True)
 class Row:
-    """What came of one way."""
+    """Result of one way."""
 
     way: Way
     problem: str = ""  # why there are no figures
@@ -47,7 +47,7 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """All of it."""
+    """The whole result."""
 
     here: dict[str, Any]
     there: dict[str, Any]
@@ -109,7 +109,7 @@ class Client:
             row.microseconds.setdefault(work, []).append(microseconds)
 
     def _calibrated(self, row: Row, run: Run, seconds: float) -> Run:
-        """With iterations that fill the time."""
+        """The run with iterations that fill the time."""
         while (took := self._run(row, run) * run.counted) < min(_CALIBRATED_US, seconds * 1e6):
             run = replace(run, iterations=run.iterations * _GROWTH)
         return replace(run, iterations=min(max(1, int(run.iterations * seconds * 1e6 / took)), ITERATIONS_MAX))
@@ -126,7 +126,7 @@ class Client:
             self._say({"done": True})
 
     def _output(self, row: Row, run: Run) -> str:
-        """Of the program here, which is started again as long as nobody listens there: nothing tells when one does."""
+        """Output of the program here, which is started again until the other end listens: no event shows that."""
         begun = time.monotonic()
         while True:
             with started(run.argv(self._port, self._provider, at=self._own, to=self._address)) as program:
@@ -151,7 +151,7 @@ class Client:
                 raise Unavailable(f"{run.tool} did not end within {RUN_MAX_S:g} seconds")
 
     def _carried(self) -> str:
-        """By what the connection goes that is measured; empty where there is none."""
+        """Carrier of the measured connection; empty where there is none."""
         for found in observed.connections(self._provider):
             if found.remote.rpartition(":")[2] == str(self._port):
                 if found.promoted and found.link is not None:

@@ -1,7 +1,7 @@
 """The host of `sidestep rdma bench` that waits: it starts the other end of each measurement, one client at a time.
 
-A line of JSON asks, and one answers. Who reaches the port can make this host measure, and nothing else: programs and
-their arguments are made here, out of a way, a work and a number.
+A line of JSON asks, and one answers. A peer that reaches the port can make this host measure, and nothing else.
+Programs and their arguments are made here, out of a way, a work and a number.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _END_S: Final = 5.0  # for a program to end once its work is done
 
 
 def host() -> dict[str, Any]:
-    """What figures of this host are told with."""
+    """Facts of this host to go with its figures."""
     found = [asdict(device) for device in kernel_devices()]
     return {"version": __version__, "machine": Machine.now().as_json(), "devices": found}
 
@@ -51,13 +51,13 @@ def serve(listener: socket.socket, provider: Path, tell: Callable[[str], None]) 
 
 
 def send(stream: BufferedRWPair, document: dict[str, Any]) -> None:
-    """Says something."""
+    """Sends a document."""
     stream.write(json.dumps(document).encode() + b"\n")
     stream.flush()
 
 
 def receive(stream: BufferedRWPair) -> dict[str, Any]:
-    """What the other host says; raises EOFError where it is gone and ValueError for what is no such line."""
+    """Document of the other host; raises EOFError where it is gone and ValueError for what is no such line."""
     line = stream.readline(LINE_MAX)
     if not line:
         raise EOFError
@@ -107,7 +107,7 @@ def started(argv: list[str]) -> Iterator[subprocess.Popen[str]]:
 
 
 def listening(address: str, port: int) -> socket.socket:
-    """Where clients come; raises Unavailable."""
+    """Socket for clients; raises Unavailable."""
     try:
         family = socket.AF_INET6 if ":" in address else socket.AF_INET
         return socket.create_server((address, port), family=family)

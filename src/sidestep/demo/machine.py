@@ -1,4 +1,4 @@
-"""What figures were taken on: processor, kernel, load, and how much of its CPUs other programs used meanwhile."""
+"""Machine of the figures: processor, kernel, load, and how much of its CPUs other programs used meanwhile."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Final, Self
 
 LOOK_S: Final = 0.5  # at what others do, before a measurement
-BUSY_SHARE: Final = 0.15  # of the CPUs used by others: two ends that share what is left measure its waits
+BUSY_SHARE: Final = 0.15  # of the CPUs used by others: two ends that share the other CPUs measure their waits
 
 
 @dataclass(frozen=True)

@@ -58,7 +58,7 @@ def figure(value: float) -> str:
 
 
 def slower(ratio: float) -> bool:
-    """True for a ratio to kernel TCP that is below 1 as it is shown."""
+    """True if a ratio to kernel TCP is below 1 as it is shown."""
     return round(ratio, 2) < 1
 
 

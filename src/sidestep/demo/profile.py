@@ -21,7 +21,7 @@ _WORKS: Final = {
 
 
 def measure(*, rounds: int, seconds: float, tell: Tell, transports: str = "") -> Profile:
-    """Over TCP and by SDP, over these transports, in turns, between two network namespaces of this host.
+    """Measures TCP and SDP over these transports, in turns, between two network namespaces of this host.
 
     Raises:
         Unavailable: This user may make no namespaces, or a connection was not promoted.
@@ -45,7 +45,7 @@ def measure(*, rounds: int, seconds: float, tell: Tell, transports: str = "") ->
     message_us = max(0.0, -longer["small"])
     return Profile(
         round(message_us, 1),
-        # a message gains whatever it brings, and a round trip is two of them
+        # a message gains something in any case, and a round trip is two of them
         round(max(0.0, (longer["large"] + message_us) * (1 << 20) / LARGE)),
         round(max(0.0, longer["turn"] + 2 * message_us)),
     )

@@ -1,8 +1,8 @@
 """The small real programs that `sidestep demo` runs: they know TCP and nothing else.
 
 ``python -m sidestep.demo.programs ROLE``, roles: echo-server, echo-client, bulk-server, bulk-client, pour-server,
-pour-client, redis-check, fetch. A server prints its port on a line. A client prints one JSON object on a line and then
-keeps its connection open until its standard input ends, so that whoever runs it can look at the connection.
+pour-client, redis-check, fetch. A server prints its port on a line. A client prints one JSON object on a line. It then
+keeps its connection open until its standard input ends, so that its parent can look at the connection.
 """
 
 from __future__ import annotations
@@ -166,7 +166,7 @@ def redis_check(address: str, port: int) -> None:
             sock.sendall(_command(b"GET", b"demo:%d" % number))
             expected = b"$%d\r\n%s\r\n" % (len(value), value)
             equal = equal and answers.read(len(expected)) == expected
-        sock.sendall(_command(b"SET", b"key:__rand_int__", b"sidestep"))  # what redis-benchmark -t get asks for
+        sock.sendall(_command(b"SET", b"key:__rand_int__", b"sidestep"))  # redis-benchmark -t get asks for that key
         stored = stored and answers.readline() == b"+OK\r\n"
         _finish({"value": float(len(values)), "equal": stored and equal})
 

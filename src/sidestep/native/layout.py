@@ -1,15 +1,7 @@
 """The one definition of every record that C and Python share.
 
-Python reads these tables directly; from them the build writes ``layout.h`` (``header.py``) with the same structs, each
-field held in place by a ``static_assert``. Shared are the provider's RPC message, the registry page
-(provider writes, shims map it read-only), the arena of connection slots (a shim's process family writes, the provider
-maps it read-only for ``sidestep ss``), the header of a channel's segment (each end writes its own part), and what
-Python hands to the shim in its own process.
-
-All integers are native-endian: records never leave the host. Ports and addresses are kept as numbers and network-order
-bytes; IPv4 addresses are stored v4-mapped (``::ffff:a.b.c.d``) so that one comparison serves both families.
-
-This module imports nothing of sidestep, because the build loads it by itself.
+Python reads these tables directly. The build writes ``layout.h`` from them (``header.py``), with the same structs, each
+field held in place by a ``static_assert``. The records are:
 """
 
 from __future__ import annotations
@@ -37,7 +29,7 @@ DOORBELLS_PER_PAGE: Final = 64  # one 64-byte line each
 CHANNEL_SPILL: Final = 16 << 20
 GAIN_MIN_NS: Final = 1_000_000  # less is not worth the way to another host
 
-# How much life a connection shows before it is promoted: reads and writes, so that short ones cost nothing; or bytes.
+# Bounds for promotion, of which a connection reaches one: reads and writes, so that short ones cost nothing; bytes.
 PROMOTE_AFTER_CALLS: Final = 8
 PROMOTE_AFTER_BYTES: Final = 64 << 10
 PROMOTE_AFTER_CALLS_MAX: Final = (1 << 22) - 1  # 32 bits hold 2^BACKOFF_MAX times as many
@@ -56,7 +48,7 @@ EXPLICIT_NUMBERS: Final = (
     "AF_INET_OFFLOAD", "AF_INET6_OFFLOAD", "AF_INET_DIRECT", "AF_INET6_DIRECT", "IPPROTO_SDP", "IPPROTO_OFFLOAD_ANY",
 )  # fmt: skip
 
-# What the engine knows of the wire: one SDP message, with the base header below, and two words of a link.
+# The engine's part of the wire: one SDP message, with the base header below, and two words of a link.
 SDP_DATA: Final = 0xFF
 LINK_DATA: Final = 4
 LINK_READ: Final = 5
@@ -84,7 +76,7 @@ class Rpc(IntEnum):
     PROMOTE = 12  # provider -> shim: it may be promoted again, unless something keeps it on TCP for good
     ASK = 13  # shim -> provider, which answers at once: what an explicit socket wants to do; `flags` is an Ask
     ANSWER = 14  # provider -> shim; `error`: errno that the call fails with; `reason`: a Refusal, so go on natively
-    LAYOUT = 15  # provider -> shim, whatever the record's version: it does not serve the shim's layout
+    LAYOUT = 15  # provider -> shim, of any version of the record: it does not serve the shim's layout
     # Both: shim -> provider -> shims of the family that its peers know by `arena_id` (see `family_id`).
     # The other end of the connection in that slot (`token`, as of DEMOTE) has another doorbell; `cookie`: the `bell` of
     # its side. fds: [doorbell eventfd, its page]
@@ -94,7 +86,7 @@ class Rpc(IntEnum):
 
 
 class Welcome(IntFlag):
-    """What the provider wants beside the record (the `flags` of `Rpc.WELCOME`)."""
+    """Descriptors and messages that the provider wants beside the record (the `flags` of `Rpc.WELCOME`)."""
 
     POSSESSION = 1  # OFFER and CLAIM bring a duplicate of the TCP socket as their first descriptor
     PATH = 2  # and after it a UDP socket bound to the connection's local address, for the proof across namespaces
@@ -104,32 +96,32 @@ class Welcome(IntFlag):
 
 
 class Attach(IntFlag):
-    """What the other end of the channel is (the `flags` of `Rpc.ATTACH` and `Rpc.CLAIMED`)."""
+    """Kind of the channel's other end (the `flags` of `Rpc.ATTACH` and `Rpc.CLAIMED`)."""
 
     RELAYED = 1  # the provider itself; one more descriptor, the last: a pipe that hangs up when the provider dies
 
 
 class Ask(IntEnum):
-    """What an explicit socket asks for (the `flags` of `Rpc.ASK`)."""
+    """Request of an explicit socket (the `flags` of `Rpc.ASK`)."""
 
-    BIND = 1  # local_addr:local_port for the protocols, too; fds: [the native socket, a pipe whose end gives it back]
+    BIND = 1  # local_addr:local_port for the protocols, too; fds: [the native socket, a pipe whose end releases it]
     LISTEN = 2  # it listens there
     # To remote_addr:remote_port; fds: none, or [the native socket], so that a protocol can open the connection in TCP's
-    # place: an ANSWER with a remote_port says where the native socket is to connect to instead.
+    # place: an ANSWER with a remote_port gives the place to which the native socket is to connect instead.
     CONNECT = 3
     OPEN = 4  # is there a protocol of that number, for this family? local_addr is the unspecified address
     ADDRESSES = 5  # the true addresses of a connection with the provider; fds: [the native socket]
 
 
 class Refusal(IntEnum):
-    """Why an offer or a claim was refused (the `reason` of `Rpc.REFUSED`)."""
+    """Reason for refusing an offer or a claim (the `reason` of `Rpc.REFUSED`)."""
 
-    NO_OFFER = 1  # nobody offered that connection (a hash collision, or the offer expired)
+    NO_OFFER = 1  # no program offered that connection (a hash collision, or the offer expired)
     EXPIRED = 2  # no claim came in time: the other end is idle, or not under sidestep
     NOT_PROVEN = 3  # the kernel knows no such socket of that cookie and addresses
     FOREIGN_NETNS = 4  # the caller is in a network namespace the provider cannot look into
     TOO_MANY = 5  # this client has too many offers pending
-    NO_BUDGET = 6  # what channels, or connections over RDMA devices, may take up is used up
+    NO_BUDGET = 6  # the budget for channels, or for connections over RDMA devices, is used up
     POLICY = 7  # the policy keeps the connection on TCP, or with a protocol that cannot carry it
     DUPLICATE = 8  # the same connection has been offered or claimed already
     FOREIGN_USER = 9  # the other end is another user's, and the policy does not pair the two
@@ -151,7 +143,7 @@ class State(IntEnum):
 
 
 class Reason(IntEnum):
-    """Why a connection is where it is. One sentence each in `REASON_TEXT`."""
+    """Reason for a connection's state. One sentence each in `REASON_TEXT`."""
 
     NONE = 0
     YOUNG = 1
@@ -195,19 +187,19 @@ class Reason(IntEnum):
 
 REASON_TEXT: Final[dict[Reason, str]] = {
     Reason.NONE: "",
-    Reason.YOUNG: "it has not exchanged enough to be worth a channel, or the other end has offered none",
+    Reason.YOUNG: "the connection has not exchanged enough to be worth a channel, or the other end has offered none",
     Reason.WAITING_FOR_PEER: "offered; the other end has not made a call since",
     Reason.PEER_ABSENT: "the other end has not joined in: it is not under sidestep, keeps to TCP, or is idle",
     Reason.NO_PROVIDER: "no provider answers; start one with 'sidestep provider start'",
     Reason.PROVIDER_LAYOUT: "the provider is of a version of sidestep that does not serve this program's",
     Reason.REMOTE: "the other end is not on this host",
     Reason.COUNT_MISMATCH: "the kernel counted other bytes than the shim: some calls bypass it",
-    Reason.URGENT_DATA: "it uses urgent (out-of-band) data",
+    Reason.URGENT_DATA: "the program uses urgent (out-of-band) data",
     Reason.KERNEL_TLS: "kernel TLS is attached to the socket",
-    Reason.FAST_OPEN: "it was opened with TCP Fast Open",
+    Reason.FAST_OPEN: "the connection was opened with TCP Fast Open",
     Reason.PASSED: "the socket was passed between processes",
     Reason.SHARED_BY_FORK: "several processes hold the socket",
-    Reason.EPOLL_UNSUPPORTED: "it is in a nested or shared epoll set, or in one by a closed number",
+    Reason.EPOLL_UNSUPPORTED: "the epoll set is nested or shared, or holds a closed descriptor",
     Reason.STDIO: "C stdio reads or writes the socket inside libc",
     Reason.NO_RESOURCES: "no memory or descriptors were left for a channel, or for its way to the other host",
     Reason.PEER_LAYOUT: "the other end speaks another channel layout",
@@ -216,27 +208,27 @@ REASON_TEXT: Final[dict[Reason, str]] = {
     Reason.WAITER_IN_KERNEL: "a thread sits in a kernel call that would not notice the ring",
     Reason.UNUSUAL_OPTION: "a socket option is set that the shim cannot carry over",
     Reason.ASYNC_SIGNAL_IO: "the socket asks for SIGIO",
-    Reason.UNHEARD: "nobody read for a second, and the end of the other program would not have been heard",
+    Reason.UNHEARD: "the other end read nothing for a second, and by ring its death would go unnoticed",
     Reason.POLICY: "the policy keeps it on TCP",
-    Reason.DEMOTED: "it was sent back to TCP by 'sidestep demote'",
-    Reason.DIRECT: "it was opened as AF_INET_DIRECT or AF_INET6_DIRECT, or as TCP by number",
+    Reason.DEMOTED: "'sidestep demote' sent the connection back to TCP",
+    Reason.DIRECT: "the socket was opened as AF_INET_DIRECT or AF_INET6_DIRECT, or as TCP by number",
     Reason.FOREIGN_USER: "the other end belongs to another user, and the policy does not pair the two",
-    Reason.RELAY_LOST: "what stood between its two ends is gone, or lost bytes; the connection was reset",
+    Reason.RELAY_LOST: "the relay between the two ends is gone, or lost bytes; the connection was reset",
     Reason.NO_PROTOCOL: "no offload protocol can carry it",
-    Reason.BY_SDP: "its bytes go by SDP, between the providers of the two hosts; TCP leads to the provider only",
+    Reason.BY_SDP: "bytes go by SDP, between the providers of the two hosts; TCP leads to the provider only",
     Reason.IO_URING: "the program has an io_uring, whose calls the shim does not see",
     Reason.SANDBOX: "the program has put itself under a seccomp filter, which may forbid what the shim does",
     Reason.ASYNC_IO: "asynchronous I/O has been asked for: its bytes are moved inside libc or the kernel",
     Reason.LATENCY: "TCP is faster for what it does now: it waits for answers, or moves large pieces",
     Reason.UNCOVERED: "the program has made code as it ran, whose system calls the shim may not see",
     Reason.INHERITED: "a program that was started here may hold the socket, too",
-    Reason.CROWDED: "it had rested, and its place on the device to the other host went to another connection",
-    Reason.PEER_LEFT: "it was promoted; then the other end had to go back to TCP",
+    Reason.CROWDED: "the connection was idle, and its place on the device to the other host went to another one",
+    Reason.PEER_LEFT: "the other end had to go back to TCP after the promotion",
 }
 
 
 class Notice(IntFlag):
-    """What a side of a channel tells the other beside the stream (`notice`)."""
+    """Words from one side of a channel to the other beside the stream (`notice`)."""
 
     CLOSED = 1  # the last descriptor is being closed
     DEMOTE = 2  # send by TCP until I consent anew; I read the ring to its end first
@@ -247,7 +239,7 @@ class Notice(IntFlag):
 
 
 class Seen(IntFlag):
-    """What a shim's native socket has told it, for a provider between (`fin_seen`)."""
+    """End of the stream as a shim's native socket has shown it, for a provider between (`fin_seen`)."""
 
     END = 1  # nothing more comes by TCP
     RESET = 2  # and the socket is dead: reset, or timed out
@@ -264,17 +256,17 @@ HINT_RING_ALWAYS: Final = 1 << 31  # in `hint`: ring whenever you publish, whate
 
 
 class Acked(IntFlag):
-    """Which of a shim's words have reached the peer, by way of a provider between (`acked`)."""
+    """Words of a shim that have reached the peer, by way of a provider between (`acked`)."""
 
     SWITCH = 1  # tx_switch_offset
     REQUEST = 2  # Notice.DEMOTE or Notice.RECALL
-    READY = 4  # rx_ready; set before the peer hears of it: without it nothing comes by ring
+    READY = 4  # rx_ready; set before the peer gets it: without it nothing comes by ring
     RECALL = 8  # Notice.RECALL, and all from rx_frozen on comes by TCP; what TCP brings before may be what follows that
     ROUNDS = 16  # a consent to another round would reach it; what SWITCH, REQUEST and READY say is of one round
 
 
 class Back(IntEnum):
-    """How a round of a direction ends (`tx_back`): the first of the two sides decides, by one compare-and-swap."""
+    """End of a round of a direction (`tx_back`): the first of the two sides decides, by one compare-and-swap."""
 
     NOT = 0
     BACK = 1  # by the sender: read the ring to tx_back_at, then TCP
@@ -283,7 +275,7 @@ class Back(IntEnum):
 
 
 class Tx(IntEnum):
-    """Where the sending direction of a connection is (`tx_state`). By the segment the peer's `Rx` follows it."""
+    """State of a connection's sending direction (`tx_state`). By the segment the peer's `Rx` follows it."""
 
     TCP = 0  # bytes go by TCP
     SWITCHING = 1  # bytes go by TCP, but no thread may enter the kernel with more: the counts are being compared
@@ -294,7 +286,7 @@ class Tx(IntEnum):
 
 
 class TxEvent(IntEnum):
-    """What moves a sending direction."""
+    """Event that moves a sending direction."""
 
     INVITED = 0  # the peer consents to the next round, and nothing here speaks against it
     SETTLED = 1  # no thread is in a kernel write, and the kernel has counted what we have
@@ -306,7 +298,7 @@ class TxEvent(IntEnum):
 
 
 class Rx(IntEnum):
-    """Where the receiving direction of a connection is (`rx_state`)."""
+    """State of a connection's receiving direction (`rx_state`)."""
 
     TCP = 0  # bytes are read from the kernel, by as many threads as like
     OPENING = 1  # no thread may enter the kernel unwatched: the counts are being compared
@@ -319,7 +311,7 @@ class Rx(IntEnum):
 
 
 class RxEvent(IntEnum):
-    """What moves a receiving direction."""
+    """Event that moves a receiving direction."""
 
     WILLING = 0  # the peer is there, and nothing here speaks against a round
     SETTLED = 1  # no thread is in an unwatched kernel read, and the kernel has counted what we have
@@ -332,7 +324,7 @@ class RxEvent(IntEnum):
 
 
 # The switch-over of one direction, at either end. A pair that is not here cannot happen: a direction is moved under its
-# lock, after a look at its state. Ends and resets that have been heard are flags beside the state.
+# lock, after a look at its state. Ends and resets that have come are flags beside the state.
 TX_TRANSITIONS: Final[dict[tuple[Tx, TxEvent], Tx]] = {
     (Tx.TCP, TxEvent.INVITED): Tx.SWITCHING,
     (Tx.TCP, TxEvent.LEAVE): Tx.LEFT,
@@ -383,12 +375,12 @@ class PeerState(NamedTuple):
     tail: int  # of its ring, and the only one that is no word of "channel_side"
 
     def back(self, round_number: int) -> int:
-        """How this round ends; the word of another one says nothing of it."""
+        """End of this round, as the peer's `tx_back` gives it; the word of another round says nothing of this one."""
         return self.tx_back & 3 if self.tx_back >> 2 == round_number else Back.NOT
 
 
 class Role(IntEnum):
-    """Which side of the TCP handshake this end was."""
+    """Side of the TCP handshake that this end was."""
 
     UNKNOWN = 0
     ACTIVE = 1  # connect(): makes the offer
@@ -468,7 +460,7 @@ RECORDS: Final[dict[str, tuple[Field, ...]]] = {
         ("remote_addr", "B", 16),
         *_same("H", "local_port remote_port"),
         ("fd", "I", 1),
-        *_same("I", "pid holders"),  # who made or accepted it, may be gone; processes that hold it, a hint
+        *_same("I", "pid holders"),  # the process that made or accepted it, may be gone; processes that hold it, a hint
         # line 1: switch-over and shared flags
         *_same("I", "flags error"),  # SLOT_* bits, private to the shim; pending errno, delivered once
         ("cookie", "Q", 1),
@@ -482,7 +474,7 @@ RECORDS: Final[dict[str, tuple[Field, ...]]] = {
         ("tx_tail", "Q", 1),  # ring: bytes written (authoritative; the segment holds a copy)
         *_same("Q", "tx_switch_offset tx_tcp_bytes tx_tcp_msgs tx_ring_bytes tx_ring_msgs"),
         *_same("Q", "doorbells_sent tx_head_seen tx_sleeps"),
-        ("tx_round", "I", 1),  # how often this direction has gone to the ring
+        ("tx_round", "I", 1),  # rounds of this direction so far
         ("tx_pad", "I", 1),
         ("tx_retry_ns", "Q", 1),  # CLOCK_MONOTONIC; it may go there again from then on; 0: nothing to wait for
         ("tx_resend", "Q", 1),  # with Tx.RESEND: the ring's count from which on it goes out by TCP
@@ -508,8 +500,8 @@ RECORDS: Final[dict[str, tuple[Field, ...]]] = {
         ("tx_ring_from", "Q", 1),
         ("tx_spill_base", "Q", 1),
         ("tx_limit", "Q", 1),  # with tx_ring_to: up to this count it may go on while the reader stands still
-        ("tx_spilled", "Q", 1),  # bytes of the spill that may have been touched since its pages were given back
-        # MSG_ZEROCOPY: sends that the program hears of when they are done, and how many of these it has heard of
+        ("tx_spilled", "Q", 1),  # bytes of the spill that may have been touched since its pages were freed
+        # MSG_ZEROCOPY: sends whose completion the program is to read, and completions that it has read
         ("zerocopy_sent", "I", 1),
         ("zerocopy_told", "I", 1),
         ("option_level", "I", 1),  # of the socket option that gave the reason
@@ -527,8 +519,8 @@ RECORDS: Final[dict[str, tuple[Field, ...]]] = {
         ("spill_base", "Q", 1),  # the count that lies at the beginning of the spill
         ("want_space", "I", 1),  # the producer waits for room: ring its doorbell after making some
         ("cpu", "I", 1),  # where the producer last ran, + 1
-        # Another number each time that pages of the ring have been given back, and odd while they are being; 0: that is
-        # not told. Written before a tail beyond them, as all of this.
+        # Changes each time that pages of the ring have been freed, and is odd while they are being freed; 0: the
+        # producer does not count. Written before a tail beyond them, as all of this.
         ("pages", "I", 1),
         ("pad", "B", 84),
     ),
@@ -559,7 +551,7 @@ RECORDS: Final[dict[str, tuple[Field, ...]]] = {
         ("tx_fin", "I", 1),  # a provider: nothing follows; shut_wr and Notice.CLOSED say how it ended
         ("tx_fin_at", "Q", 1),  # a provider: with tx_fin, the count of the ring's bytes at which the stream ends
         ("acked", "I", 1),  # a provider: Acked, what of your words the other end has now
-        # After Back.BACK: who was first, our first byte by TCP (BACK) or the reader (RECALLED). As tx_back.
+        # After Back.BACK: which came first, our first byte by TCP (BACK) or the reader (RECALLED). As tx_back.
         ("tx_follows", "I", 1),
         # Who took it up after an exec has another doorbell, and is rung always (HINT_RING_ALWAYS) until that is used.
         # `bell`: random, as BELL has it; `bell_seen`: the one of the other side's that we use.
@@ -580,9 +572,9 @@ RECORDS: Final[dict[str, tuple[Field, ...]]] = {
     ),
     # SDP (A4) BSDH, big-endian on the wire: 16 bytes.
     "sdp_bsdh": (*_same("B", "mid flags"), ("bufs", "H", 1), *_same("I", "len mseq mseq_ack")),
-    # A connection that is lent to the engine and given back, as Python's objects have it.
+    # A connection that Python lends to the engine and takes back, as Python's objects have it.
     "engine_record": (
-        # whether each ring is in use; bytes of a private buffer of ours; whether larger ones may be asked for
+        # flags: each ring is in use; bytes of a private buffer of ours; flag: larger ones may be asked for
         *_same("I", "sends receives local_size grows"),
         # sdp/flow.py, carry/hub.py (asking), and rdma/iwarp: sender.py and receiver.py (msn)
         *_same("I", "tx_mseq rx_mseq peer_ack credit posted last_bufs_sent last_ack_sent remote_size owes asking"),
@@ -600,7 +592,7 @@ RECORDS: Final[dict[str, tuple[Field, ...]]] = {
         *_same("I", "ipv6 source_port remote_port local_qp remote_qp mtu window"),
         # packets sent: number of the first not acknowledged, the next to be sent, the first never sent, the first free
         *_same("I", "acknowledged cursor reached next"),
-        # of packets received, and messages; then what the other end has been told of them, or has to be
+        # of packets received, and messages; then the gap that was reported to the other end, and whether an ACK is due
         *_same("I", "expected carried_out completed told_gap owes_ack"),
         ("timeout_ns", "Q", 1),
         # done meanwhile
@@ -609,7 +601,7 @@ RECORDS: Final[dict[str, tuple[Field, ...]]] = {
 }
 CHANNEL_RECORDS: Final = ("channel_producer", "channel_consumer", "channel_side")
 
-# What threads and processes touch while another changes it: `_Atomic` in C.
+# Fields that threads and processes read while another changes them: `_Atomic` in C.
 ATOMIC: Final[dict[str, set[str]]] = {
     "registry_header": {"closing", "commands", "asks_connect", "answers"},
     "arena_header": {"free_head", "slots_used"},
@@ -643,7 +635,7 @@ _FORMATS: Final = {
     for name, fields in RECORDS.items()
 }
 
-# How a record is packed: name -> (value if none is given, whether it is one of several values)
+# Plan for packing a record: name -> (value if none is given, True for an array of values)
 _PLANS: Final[dict[str, dict[str, tuple[Any, bool]]]] = {
     record: {
         name: (0, False) if count == 1 else (bytes(count), False) if code == "B" else ((0,) * count, True)

@@ -1,7 +1,7 @@
-"""What to do about a reason: one sentence each, beside the sentence of `layout.REASON_TEXT` that says what it is.
+"""Remedies for reasons: one sentence each, beside the sentence of `layout.REASON_TEXT` that gives the reason.
 
-A remedy names the one command, option or policy line that would change it, or says that nothing would, and why. It
-speaks of the end that carries the reason as "this program", of the other one as "the other end".
+A remedy names the one command, option or policy line that would change it, or says that nothing would, and why. The end
+that carries the reason is "this program", the other one "the other end".
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ REMEDY: Final[dict[Reason, str]] = {
     Reason.PEER_VIOLATION: "look at the other end: it wrote into shared memory what no shim writes",
     Reason.REFUSED_BY_PROVIDER: "sidestep provider status: its offer_refused counters name the reason",
     Reason.WAITER_IN_KERNEL: _NO_NEED + "it is promoted when that call returns",
-    Reason.UNUSUAL_OPTION: "do without the socket option, or read what MSG_ERRQUEUE has to tell of SO_ZEROCOPY",
+    Reason.UNUSUAL_OPTION: "do without the socket option, or read the notifications of SO_ZEROCOPY by MSG_ERRQUEUE",
     Reason.ASYNC_SIGNAL_IO: "let the program wait by poll or epoll instead of SIGIO",
     Reason.ASYNC_IO: "let the program use recv() and send() instead of aio_read(), aio_write() or io_submit()",
     Reason.UNCOVERED: _NO_NEED + "TCP is what is safe then",
@@ -75,12 +75,12 @@ def why(reason: Reason, option: tuple[int, int] = (0, 0)) -> str:
 
 
 REFUSAL_TEXT: Final[dict[Refusal, str]] = {
-    Refusal.NO_OFFER: "nobody had offered that connection, or the offer had expired",
+    Refusal.NO_OFFER: "no program had offered that connection, or the offer had expired",
     Refusal.EXPIRED: "no claim came in time: the other end is not under sidestep, or idle",
     Refusal.NOT_PROVEN: "the kernel knows no such socket of that process",
     Refusal.FOREIGN_NETNS: "the program is in a network namespace that the provider cannot look into",
     Refusal.TOO_MANY: "too many offers were pending",
-    Refusal.NO_BUDGET: "what channels, or connections over RDMA devices, may take up was used up",
+    Refusal.NO_BUDGET: "the budget for channels, or for connections over RDMA devices, was used up",
     Refusal.POLICY: "the policy keeps the connection on TCP, or with a protocol that cannot carry it",
     Refusal.DUPLICATE: "the same connection had been offered or claimed already",
     Refusal.FOREIGN_USER: "the other end is another user's, and the policy does not pair the two",

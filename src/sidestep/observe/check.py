@@ -1,8 +1,8 @@
-"""What would become of a program's connections under sidestep, here: a prediction, before anything is deployed.
+"""Prediction of a program's connections under sidestep, here, before anything is deployed.
 
-The program is judged by its file (`preload_check`), this place by trying what the shim would do in it. Run it
-where the program will run: in its container, as its user, with its limits. What the code of a program does is guessed
-from its bytes, and said so.
+The program is judged by its file (`preload_check`), this place by trying what the shim would do in it. Run it where the
+program will run: in its container, as its user, with its limits. Statements about a program's code are guesses from its
+bytes, and are marked as such.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _CGROUP: Final = Path("/sys/fs/cgroup")
 
 
 def check_program(name: str) -> Iterator[Finding]:
-    """Whether the shim reaches the program that `name` would run, and what it does past the shim."""
+    """Findings about the program that `name` would run: whether the shim reaches it, and its calls past the shim."""
     try:
         program = preload_check.inspect(preload_check.find(name))
     except SidestepError as error:
@@ -79,7 +79,7 @@ def _own_calls(name: str, files: list[Path]) -> Iterator[Finding]:
 
 
 def check_place(socket_path: Path) -> Iterator[Finding]:
-    """Whether a program that is started here, in this container and with these limits, could be promoted."""
+    """Findings about this container and its limits: whether a program started here could be promoted."""
     yield from doctor.run_checks((
         *doctor.kernel_checks(),
         ("descriptors", doctor.descriptors),

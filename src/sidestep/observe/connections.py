@@ -29,7 +29,7 @@ _ARROWS: Final = {"active": "->", "passive": "<-", "unknown": "--"}
 
 @dataclass(frozen=True, slots=True)
 class Traffic:
-    """What went one way, by path."""
+    """Traffic of one direction, by path."""
 
     tcp_bytes: int
     tcp_msgs: int
@@ -39,13 +39,13 @@ class Traffic:
 
     @property
     def path(self) -> str:
-        """What the next byte takes: tcp or ring."""
+        """Path of the next byte: tcp or ring."""
         return "tcp" if self.ring_from is None else "ring"
 
 
 @dataclass(frozen=True, slots=True)
 class Key:
-    """Names one end while it lives; whatever uses the slot next has another generation."""
+    """Names one end while it lives; the next user of the slot has another generation."""
 
     arena: str  # its process family
     slot: int
@@ -76,15 +76,15 @@ class Connection:
     age_s: float
     promoted_s: float | None  # seconds since it was promoted
     born_ns: int  # CLOCK_MONOTONIC; no other connection of its process has it
-    container: str | None = None  # id or name of the one its process is in, as far as it can be told
-    promotions: int = 0  # how often its sending has gone to the ring
+    container: str | None = None  # id or name of its process's container, if known
+    promotions: int = 0  # rounds of its sending direction on the ring
     ended_s: float | None = None  # seconds since its program ended; None: that lives
     key: Key | None = None
     link: dict[str, Any] | None = None  # to another host: protocol, device, modes, credit; see `RemoteRelay.details`
 
     @property
     def promoted(self) -> bool:
-        """Whether both directions use shared memory."""
+        """True if both directions use shared memory."""
         return self.state == "promoted"
 
     @property
@@ -95,7 +95,7 @@ class Connection:
 
     @property
     def arrow(self) -> str:
-        """Between its local and its remote end: leads from the one that connected."""
+        """Arrow between the local and the remote end: leads from the one that connected."""
         return _ARROWS[self.role]
 
     def as_json(self) -> dict[str, Any]:
@@ -111,10 +111,10 @@ class Ended:
 
 
 def ended(socket_path: Path) -> list[Ended]:
-    """Those that have ended, the oldest first; raises Unavailable if no provider answers.
+    """Connections that have ended, the oldest first; raises Unavailable if no provider answers.
 
-    Of each place in the memory of a program that lives the last one, if it is over; and those that programs had when
-    they ended, as far as the provider remembers (`limits.ENDED_MAX`). Of these, too, each place has its last one.
+    Each place in the memory of a live program has its last one, if that is over. The provider remembers those of
+    programs that have ended (`limits.ENDED_MAX`). Of these, too, each place has its last one.
     """
     processes, now_ns = Processes(), time.monotonic_ns()
     found: dict[Key, Ended] = {}
@@ -126,7 +126,7 @@ def ended(socket_path: Path) -> list[Ended]:
                 if not slot["generation"] & 1:
                     slot["pid"] = processes.here(namespace, slot["pid"], first)
                     _add(found, _over(slot, now_ns, processes, arena, number), None)
-        for row in control.ended():  # second: a program that ends in between is told twice, and not left out
+        for row in control.ended():  # second: a program that ends in between comes twice, and is not left out
             slot = layout.unpack("conn_slot", base64.b64decode(row["slot"]))
             slot["pid"] = slot["pid"] if processes.counts_here(row["pid_namespace"]) else 0
             over = _over(slot, now_ns, processes, row["arena"], row["place"])
@@ -142,7 +142,7 @@ def _add(found: dict[Key, Ended], over: Connection | None, family: int | None) -
 
 
 def _over(slot: dict[str, Any], now_ns: int, processes: Processes, arena: str, number: int) -> Connection | None:
-    """What a slot tells of a connection that has ended: the state is lost when it is freed."""
+    """Decodes the slot of a connection that has ended: the state is lost when it is freed."""
     key = Key(arena, number, slot["generation"] - 1 | 1)  # the one that it had in its life
     if slot["state"] == State.FREE:
         slot["state"] = State.PROMOTED if slot["promoted_ns"] else State.NATIVE

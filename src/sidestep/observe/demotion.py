@@ -1,7 +1,7 @@
-"""Sending live connections back to TCP, and letting them be promoted again, as `sidestep demote` and `promote` do.
+"""Orders to send live connections back to TCP, and to let them be promoted again, for `sidestep demote` and `promote`.
 
-The provider passes the orders on; whether they were followed is read from the connections themselves, so nothing is
-taken for done that has not been seen.
+The provider passes the orders on. The connections themselves show whether they were followed, so nothing counts as done
+that has not been seen.
 """
 
 from __future__ import annotations
@@ -25,22 +25,22 @@ _UNTIL_ASKED: Final = frozenset({Reason.DEMOTED, Reason.PEER_LEFT, Reason.UNHEAR
 
 
 class Order(StrEnum):
-    """What is asked of a connection; the name of the control request."""
+    """Order to a connection; the name of the control request."""
 
     DEMOTE = "demote"
     PROMOTE = "promote"
 
 
 class Result(StrEnum):
-    """What became of it."""
+    """Result of an order."""
 
     TCP = "tcp"  # both directions are on TCP, and stay there
     PROMOTED = "promoted"  # both directions use the rings
-    ALLOWED = "allowed"  # it was never promoted; it may be, when it has shown that it lives
+    ALLOWED = "allowed"  # never promoted; it may be once it has shown that it lives
     ENDED = "ended"  # the connection has ended meanwhile
     STAYS = "stays"  # on TCP: the reason does not go away
     PENDING = "pending"  # not yet, when the time was up
-    GONE = "gone"  # its process does not listen to this provider
+    GONE = "gone"  # the process is not connected to this provider
     FOREIGN = "foreign"  # another user's
 
 
@@ -66,7 +66,7 @@ class Outcome:
 
     @property
     def done(self) -> bool:
-        """Whether it is as it was asked to be."""
+        """True if the connection is as it was asked to be."""
         return self.result in _DONE
 
     def as_json(self) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""What the devices of a provider and its workers count, summed up for metrics and for `sidestep top`.
+"""Counters of the devices of a provider and its workers, summed up for metrics and for `sidestep top`.
 
 A worker that ends takes its device with it, and another one begins at zero: totals by device keep what was counted.
 """
@@ -19,7 +19,7 @@ _NAME: Final = re.compile(r"(\w+)(?:\{(.*)\})?")
 
 
 def of_provider(status: Mapping[str, Any]) -> list[ProcessView]:
-    """Those of a provider, whose status this is, and of its workers, as far as they answer."""
+    """Processes of the provider with this status, and of its workers, as far as they answer."""
     return processes({int(status["pid"]), *(int(worker["pid"]) for worker in status.get("workers", ()))})
 
 
@@ -52,17 +52,17 @@ class DeviceTotals:
 
 @dataclass(slots=True)
 class DeviceActivity:
-    """What goes on on a device, that of each worker included; its fields are names of `sidestep top --json`."""
+    """Activity of a device, that of each worker included; its fields are names of `sidestep top --json`."""
 
     device: str
-    objects: dict[str, int] = field(default_factory=dict)  # what there is now, by kind
+    objects: dict[str, int] = field(default_factory=dict)  # present objects, by kind
     rates: dict[str, float] = field(default_factory=dict)  # a second, by counter; all reasons together
 
 
 def activities(
     before: Iterable[ProcessView], after: Iterable[ProcessView], seconds: float
 ) -> tuple[DeviceActivity, ...]:
-    """Between two looks, by name; one that was not there before shows no rates yet."""
+    """Activities between two looks, by name; a new device shows no rates yet."""
     then = {(process.pid, device.name): device.counters for process in before for device in process.devices}
     found: dict[str, DeviceActivity] = {}
     for process in after:

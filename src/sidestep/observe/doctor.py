@@ -1,4 +1,4 @@
-"""What this machine has of what sidestep needs: each check tries the thing itself, none looks at version numbers."""
+"""Checks of this machine for what sidestep needs: each tries the thing itself, none looks at version numbers."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ Checks = tuple[tuple[str, Callable[[], "Finding"]], ...]
 
 
 class Level(StrEnum):
-    """How bad a finding is."""
+    """Severity of a finding."""
 
     OK = "ok"
     NOTE = "note"  # works, with a limit worth knowing
@@ -102,7 +102,7 @@ def _refusal_remedy() -> str:
 
 
 def in_child(check: Callable[[], Finding]) -> Callable[[], Finding]:
-    """A check that a child process makes: a filter may kill whoever tries."""
+    """A check that a child process makes: a filter may kill the process that tries."""
 
     def tried() -> Finding:
         reader, writer = os.pipe2(os.O_CLOEXEC)
@@ -213,7 +213,7 @@ def _io_uring() -> Finding:
 
 
 def descriptors() -> Finding:
-    """Whether there is room for the shim's descriptors beside the program's."""
+    """Finding about the room for the shim's descriptors beside the program's."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     text = f"a program may open {soft} (up to {hard})"
     if soft >= _NOFILE_COMFORTABLE:
@@ -243,7 +243,7 @@ def shim() -> Finding:
 
 
 def log_checks() -> Checks:
-    """Of the shim's log, where there is to be one: the shim in a program says nothing if it cannot be written."""
+    """Checks of the shim's log, if there is to be one: the shim in a program stays silent if it cannot write it."""
     return (("log", _log),) if os.environ.get(ENV_LOG) else ()
 
 
@@ -255,7 +255,7 @@ def _log() -> Finding:
 
 
 def _users(socket_path: Path) -> Finding:
-    """Whether programs of other users are left out, of those that listen on this host."""
+    """Finding about programs of other users that listen on this host and are left out."""
     uids = {found.uid for found in other_users.sockets() if found.listens}
     others = sorted(other_users.name(uid) for uid in uids if other_users.left_out(uid, socket_path))
     if not others:
@@ -268,7 +268,7 @@ def _users(socket_path: Path) -> Finding:
 
 
 def _policy(socket_path: Path) -> Finding:
-    """Whether the rules are in force; without a provider: whether one would take them."""
+    """Finding about the rules: whether they are in force; without a provider, whether one would take them."""
     if config.answers(socket_path):
         with control.ControlConnection(socket_path) as connection:
             found = connection.status()["policy"]
@@ -299,7 +299,7 @@ def provider(socket_path: Path) -> Finding:
         return Finding("provider", Level.OK, f"{found['pid']} at {socket_path}, {found['shims']} programs")
     directory = socket_path.parent
     if directory.is_dir():
-        make_private_dir(directory)  # it is there: nothing is made, only checked
+        make_private_dir(directory)  # the directory exists: nothing is made, only checked
     elif not os.access(directory.parent, os.W_OK):
         raise Unavailable(f"{directory} cannot be made", remedy="give another place with --socket")
     return Finding("provider", Level.OK, f"none runs at {socket_path}; 'sidestep run' starts one")

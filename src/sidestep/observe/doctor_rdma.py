@@ -1,4 +1,4 @@
-"""What `sidestep doctor` says where the kernel has RDMA devices: the libraries, and how much memory may be pinned."""
+"""Checks of `sidestep doctor` where the kernel has RDMA devices: the libraries, and how much memory may be pinned."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _REMEDY: Final = (
 
 
 def rdma_checks(sysfs: Path = SYSFS) -> Checks:
-    """None where the kernel has no device."""
+    """Checks of RDMA; none where the kernel has no device."""
     if not kernel_devices(sysfs):
         return ()
     return (("rdma devices", lambda: _devices(sysfs)), ("locked memory", locked_memory))
@@ -37,7 +37,7 @@ def _devices(sysfs: Path) -> Finding:
 
 
 def locked_memory() -> Finding:
-    """A device's memory is pinned, which counts against RLIMIT_MEMLOCK (ibv_reg_mr(3), setrlimit(2))."""
+    """Finding about RLIMIT_MEMLOCK, which bounds a device's pinned memory (ibv_reg_mr(3), setrlimit(2))."""
     soft, hard = resource.getrlimit(resource.RLIMIT_MEMLOCK)
     if _may_lock():
         return Finding("locked memory", Level.OK, "not bounded: this user may lock memory (CAP_IPC_LOCK)")
@@ -49,7 +49,7 @@ def locked_memory() -> Finding:
 
 
 def _may_lock() -> bool:
-    """Whether the limit does not hold for this process."""
+    """True if the limit does not hold for this process."""
     for line in Path("/proc/self/status").read_text(encoding="ascii").splitlines():
         if line.startswith("CapEff:"):
             return bool(int(line.split()[1], 16) >> _CAP_IPC_LOCK & 1)

@@ -1,11 +1,11 @@
-"""Why each connection is where it is, in words.
+"""Reasons why connections are where they are, in words.
 
-Either what carries it, since which byte, and what that saves; or what keeps it on TCP, and the one command or line that
-would change it.
+An explanation names either the carrier, the first byte that it carried, and the savings. Or it gives the reason why the
+connection stays on TCP, and the one command or line that would change that.
 
-Three sources, asked in this order and only as far as needed: the slots that the shims keep (`connections`), the
-provider (its policy's decision), and the kernel's list of sockets with the processes behind them (`sockets`). Looking
-changes nothing, and each source may be missing.
+Three sources are asked, in this order and only as far as needed. These are the slots that the shims keep
+(`connections`), the provider (its policy's decision), and the kernel's list of sockets with their processes
+(`sockets`). Looking changes nothing, and each source may be missing.
 """
 
 from __future__ import annotations
@@ -39,18 +39,19 @@ from sidestep.provider.control import RESTART, ControlConnection, layouts
 from sidestep.routing import Address
 from sidestep.switch.protocol import Endpoint
 
-# Where the other end decides: what it is, and what keeps it, says more than the reason of this end.
+# Reasons where the other end decides: its state and its reason explain more than the reason of this end.
 _ABOUT_THE_PEER: Final = frozenset(
     {"YOUNG", "WAITING_FOR_PEER", "PEER_ABSENT", "PEER_LEFT", "REFUSED_BY_PROVIDER", None}
 )
 _DECIDED: Final = frozenset({"POLICY", "NO_PROTOCOL", "REFUSED_BY_PROVIDER"})  # the provider can say more than the shim
+_PORT_DIGITS_MAX: Final = 5
 _MADE_S: Final = 0.3  # seconds that a program may take from a socket to its slot
 _Ends: TypeAlias = tuple[Endpoint, Endpoint | None]  # None: it listens
 _LOCAL: Final = "local"  # the protocol by which two programs of one host share a channel
 
 
 class Verdict(Enum):
-    """Where a connection is."""
+    """State of a connection."""
 
     CARRIED = "is carried by"
     MOVING = "is moving to a channel"
@@ -72,6 +73,8 @@ class Explanation:
     facts: tuple[tuple[str, str], ...]  # heading and text
     calls_saved: int  # system calls that were not made
     connection: Connection | None  # None: not under sidestep
+    local: str = ""  # ADDRESS:PORT
+    remote: str | None = None  # None: it listens
 
     @property
     def headline(self) -> str:
@@ -91,11 +94,11 @@ class Explanation:
 
 @dataclass(frozen=True, slots=True)
 class Query:
-    """What a user asks about; with no field set, everything under sidestep."""
+    """Question of a user; with no field set, everything under sidestep."""
 
     pid: int | None = None
     fd: int | None = None
-    addresses: frozenset[Address] = frozenset()  # those of a name; empty: any
+    addresses: frozenset[Address] = frozenset()  # addresses of a name; empty: any
     port: int | None = None
     program: str | None = None
 
@@ -110,8 +113,10 @@ class Query:
         host, colon, port = text.rpartition(":")
         if not colon:
             return cls(program=text)
-        if not (port.isascii() and port.isdigit()) or int(port) > 65535:
+        if not (port.isascii() and port.isdigit()):
             raise Misuse(f"{text!r} has no port after its colon", remedy="for example 127.0.0.1:6379, [::1]:80 or :80")
+        if len(port) > _PORT_DIGITS_MAX or int(port) > 65535:
+            raise Misuse(f"{port} is no port", remedy="the largest is 65535; a process is named by its number alone")
         if not host:
             return cls(port=int(port))
         return cls(addresses=frozenset(addresses(host.removeprefix("[").removesuffix("]"))), port=int(port))
@@ -136,7 +141,7 @@ class Explainer:
     """One look at this host; all its explanations are of about the same moment."""
 
     def __init__(self, socket_path: Path) -> None:
-        """Asks the provider; without one, `provider_missing` says so and the kernel's view is left."""
+        """Asks the provider; without one, `provider_missing` has the error and the kernel's view is left."""
         self._socket_path = socket_path
         self.provider_missing: Unavailable | None = None
         try:
@@ -146,7 +151,7 @@ class Explainer:
         self._processes: dict[int, Process] = {}
 
     def explain(self, wanted: Query) -> Iterator[Explanation]:
-        """All that is meant: tracked connections first, then what else the kernel has.
+        """Explains all that is meant: tracked connections first, then the others that the kernel has.
 
         Raises:
             Unavailable: Nothing in particular was asked for, and no provider answers.
@@ -163,13 +168,13 @@ class Explainer:
             yield from self._look_again(wanted, doubtful)
 
     def _at_once(self, wanted: Query) -> Iterator[tuple[_Ends, int | None, Explanation]]:
-        """Each with its ends, and with the process whose shim does not know its socket, if it is kept by that."""
+        """Explanations with their ends, and the process whose shim does not know its socket, if that is the cause."""
         explained = set[_Ends]()
         for one in self._tracked:
             ends = self._ends(one)
             if ends is not None and wanted.matches(one.pid, one.fd, one.program, ends):
                 explained.add(ends)
-                found = self._tracked_connection(one, ends)
+                found = replace(self._tracked_connection(one, ends), local=str(ends[0]), remote=str(ends[1]))
                 other = self._other_end(ends) if found.reason == Outside.UNKNOWN_SOCKET.name else None
                 yield ends, other.pid if other is not None else None, found
         if wanted.everything:
@@ -178,7 +183,8 @@ class Explainer:
             program = self._process(held.pid).name if held.pid is not None else None
             seen = (held.local, held.remote)
             if seen not in explained and wanted.matches(held.pid, held.fd, program, seen):
-                found = self._untracked(held)
+                remote = str(held.remote) if held.remote is not None else None
+                found = replace(self._untracked(held), local=str(held.local), remote=remote)
                 yield seen, held.pid if found.reason == Outside.UNKNOWN_SOCKET.name else None, found
 
     def _look_again(self, wanted: Query, doubtful: dict[_Ends, int]) -> Iterator[Explanation]:
@@ -202,7 +208,7 @@ class Explainer:
                 else:
                     still[ends] = doubted
             if doubtful := still:
-                time.sleep(_MADE_S / 10)  # nothing tells when a slot is made: between two looks
+                time.sleep(_MADE_S / 10)  # between two looks, as no event shows that a slot is made
 
     # ---- tracked ----
 
@@ -236,12 +242,14 @@ class Explainer:
         about_the_peer = one.reason in _ABOUT_THE_PEER
         if not about_the_peer and one.reason not in _DECIDED:
             return one.reason, cause, hint
-        # A shim pins what leads elsewhere once it has heard the provider; the addresses are known at once.
+        # A shim pins connections to other hosts once the provider has answered; the addresses are known at once.
         if about_the_peer and (peer is None or not self._pairs_namespaces) and not is_here(ends[1].address, one.pid):
+            if one.reason == Reason.PEER_LEFT.name:
+                return one.reason, *self._sent_back(ends)
             if any(told["protocol"] not in (None, _LOCAL) for told in self._told_of(one, ends)):
-                return one.reason, cause, hint  # it is on its way to that host
+                return one.reason, cause, hint  # the connection is on its way to that host
             return Reason.REMOTE.name, REASON_TEXT[Reason.REMOTE], REMEDY[Reason.REMOTE]
-        # Both ends wait for one another while they are young; anything else that the other end says is news.
+        # Both ends wait for one another while they are young; any other reason of the other end is news.
         if peer is not None and peer.reason is not None and peer.reason not in _ABOUT_THE_PEER | _DECIDED:
             return peer.reason, f"at the other end, {peer.why}", self._remedy(peer)
         if decided := self._decided(one, ends, peer):  # a refused offer is made again, and looks as if it waited
@@ -269,18 +277,33 @@ class Explainer:
                     return judgement.code.name, f"{name} {process}, {judgement.text}", judgement.remedy
         return None
 
+    def _sent_back(self, ends: tuple[Endpoint, Endpoint]) -> tuple[str, str]:
+        """Cause why a connection that was carried to another host is on TCP again, and what would change it.
+
+        The provider does not remember over which transport a connection went.
+        """
+        local, remote = ends
+        there = f"'sidestep explain {remote}' on {remote.address} says more"
+        if not (gone := self._transports_gone):
+            return f"it was promoted; then its program or the provider on {remote.address} sent it back to TCP", there
+        names = " and ".join(gone)
+        add = "; ".join(f"'sidestep provider add --transport {name}'" for name in gone)
+        cause = f"it was promoted, and sent back to TCP; on this host the provider has lost the transport {names}"
+        return cause, f"{add}, then 'sidestep promote {local}'; if it went over another transport, {there}"
+
     @staticmethod
     def _remedy(one: Connection) -> str:
-        """That of its reason, with its own address where one is wanted."""
+        """Remedy of its reason, with its own address where one is wanted."""
         remedy = REMEDY[Reason[one.reason]] if one.reason else ""
         return remedy.replace("ADDRESS:PORT", one.local)
 
     def _decided(
         self, one: Connection, ends: tuple[Endpoint, Endpoint], peer: Connection | None
     ) -> tuple[str, str, str] | None:
-        """What the provider's policy and protocols say: the reason, the cause, and the line that would change it.
+        """The reason by the provider's policy and protocols, its cause, and the line that would change it.
 
-        None if it cannot be asked, or would now say otherwise. Either end's rule may keep a connection on TCP.
+        None if the provider cannot be asked, or would now decide otherwise. Either end's rule may keep a connection on
+        TCP.
         """
         passive = one.role == "passive"
         sides = [(one, "listen" if passive else "connect")]
@@ -301,19 +324,19 @@ class Explainer:
         return None
 
     def _failed(self, one: Connection, ends: tuple[Endpoint, Endpoint]) -> tuple[str, str, str] | None:
-        """What kept the connection from going to another host, as the provider remembers it: its last word on it."""
+        """Reason why the connection did not go to another host, by the provider's last record of it."""
         full = one.reason == Reason.NO_RESOURCES.name
         if one.role == "passive" or not (full or one.reason in _ABOUT_THE_PEER | _DECIDED):
             return None
         for told in self._told_of(one, ends):
             _, colon, why = str(told["why"]).removeprefix("it stays on TCP: ").partition(": ")
-            cause, found, hint = why.rpartition(": ")  # what a carrier says ends with what to do
+            cause, found, hint = why.rpartition(": ")  # a carrier's words end with the remedy
             if told["failed"] and colon and found:
                 return str(one.reason) if full else Reason.NO_PROTOCOL.name, cause, hint
         return None
 
     def _told_of(self, one: Connection, ends: tuple[Endpoint, Endpoint]) -> Iterator[dict[str, Any]]:
-        """What the provider remembers of such a connection, the last first."""
+        """Records of the provider about such a connection, the last first."""
         wanted = ("connect", one.program, str(ends[1]))
         for told in reversed(self._decided_before):
             if (told["role"], told["program"], told["endpoint"]) == wanted:
@@ -335,7 +358,7 @@ class Explainer:
         if one.link is not None:
             return str(one.link["protocol"])
         if peer is not None and peer.segment == one.segment:
-            return _LOCAL  # the two share one channel, and nobody stands in between
+            return _LOCAL  # the two share one channel, and no provider stands in between
         # The end that connects chooses; rules for the other one can only forbid.
         opener, destination = (peer, ends[0]) if one.role == "passive" else (one, ends[1])
         decision = self._decide(opener, "connect", destination) if opener is not None else None
@@ -363,7 +386,7 @@ class Explainer:
         return _plain(subject, verdict, judgement.code.name, f"{process} {judgement.text}", judgement.remedy)
 
     def _judge(self, process: Process) -> Judgement:
-        """Why a process that holds a socket which is not tracked does not track it."""
+        """Reason why a process does not track a socket that it holds."""
         if judgement := process.outside(self._socket_path):
             return judgement
         if self.provider_missing:
@@ -377,7 +400,7 @@ class Explainer:
         return Judgement.of(Outside.OTHER_LAYOUT, text, remedy)
 
     def _unseen(self, local: Endpoint, remote: Endpoint | None) -> Judgement:
-        """Why nothing can be told of the process that holds that socket; the kernel tells whose it is."""
+        """Judgement on a process that holds that socket and cannot be seen; the kernel shows only its user."""
         uid = next(
             (uid for *ends, _, uid in other_users.sockets() if ends[0] == local and remote in (None, ends[1])), None
         )
@@ -428,9 +451,19 @@ class Explainer:
             pass  # there is nothing to be had then
         return found
 
+    @cached_property
+    def _transports_gone(self) -> list[str]:
+        """The transports that were removed or have failed."""
+        try:
+            with ControlConnection(self._socket_path) as control:
+                found = control.document("modules")["modules"]
+        except Unavailable:
+            return []
+        return [one["name"] for one in found if one["kind"] == "transport" and one["state"] in ("removed", "broken")]
+
     @property
     def _pairs_namespaces(self) -> bool:
-        """Whether the two ends of a connection may be in different network namespaces; True if nobody can tell."""
+        """True if the two ends of a connection may be in different network namespaces, or if that is not known."""
         return bool(self._status.get("proves_paths", True))
 
     @cached_property
@@ -448,7 +481,7 @@ def _plain(subject: str, verdict: Verdict, reason: str | None, cause: str, hint:
 
 
 def _held_up(found: Explanation) -> Explanation:
-    """One that was to be of a socket that its shim does not know."""
+    """The explanation for a socket that its shim should know and does not."""
     judgement = Judgement.of(Outside.HELD_UP)
     cause = found.cause.replace(Outside.UNKNOWN_SOCKET.text, judgement.text)
     return replace(found, reason=judgement.code.name, cause=cause, hint=judgement.remedy)
@@ -471,7 +504,7 @@ def _carried_facts(one: Connection) -> list[tuple[str, str]]:
 def _link_facts(one: Connection) -> Iterator[tuple[str, str]]:
     if (link := one.link) is None:
         return
-    if "engine" in link:  # a provider that has none tells nothing of it
+    if "engine" in link:  # a provider without an engine has no such field
         yield "carried by", _carrier(link)
     yield "sending", f"{link['send_mechanism']}, {link['send_mode']} mode, {link['held']:,} bytes not read there yet"
     yield "receiving", f"{link['receive_mechanism']}, {link['receive_mode']} mode"
@@ -483,7 +516,7 @@ def _link_facts(one: Connection) -> Iterator[tuple[str, str]]:
 
 
 def _queue_pair_facts(found: dict[str, Any]) -> Iterator[tuple[str, str]]:
-    """What the device tells of a link's queue pair, as far as it does."""
+    """Facts of a link's queue pair, as far as the device gives them."""
     if "number" not in found:
         return
     text = f"{found['number']}"
@@ -500,7 +533,7 @@ def _queue_pair_facts(found: dict[str, Any]) -> Iterator[tuple[str, str]]:
 
 
 def _carrier(link: dict[str, Any]) -> str:
-    """Who moves its bytes, and why it was not the engine before."""
+    """Carrier of its bytes, and the reasons why the engine has returned it."""
     times = sum(link["given_back"].values())
     why = ", ".join(f"{name} {count:,}" for name, count in sorted(link["given_back"].items()))
     who = "the engine" if link["engine"] else "Python, for now"

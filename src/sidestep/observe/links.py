@@ -1,7 +1,7 @@
-"""What carries connections to other hosts, summed up: for `sidestep top` and the metrics.
+"""Sums over connections to other hosts, for `sidestep top` and the metrics.
 
-A single link is a document of the provider's control operation `links` (`RemoteRelay.details`, `SdpLink.details`,
-the SDP connection's own). Another provider, or one of another version, may leave out what it does not know.
+A single link is a document of the provider's control operation `links` (`RemoteRelay.details`, `SdpLink.details`, the
+SDP connection's own). Another provider, or one of another version, may leave out fields that it does not know.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ Link: TypeAlias = Mapping[str, Any]
 
 OTHERS: Final = "others"  # the name of all peers beyond `limits.LINK_PEERS_MAX`
 
-# What is counted of a link, by name, with its direction; each only ever grows.
+# Counters of a link, by name, with its direction; each only ever grows.
 _GROWING: Final = {
     ("bytes", "sent", ""): "sent", ("bytes", "received", ""): "arrived",
     ("zcopy_bytes", "sent", "read"): "read_zcopy_sent", ("zcopy_bytes", "sent", "write"): "write_zcopy_sent",
@@ -35,7 +35,7 @@ _OF_QUEUE_PAIR: Final = {
 
 
 class LinkRoute(NamedTuple):
-    """Over what, and where to."""
+    """Protocol, device and peer of a link."""
 
     protocol: str
     device: str
@@ -60,36 +60,36 @@ class Sum:
     engine: int = 0  # that compiled code carries at this moment
 
     def plus(self, link: Link) -> Sum:
-        """With one more; the other fields are numbers of links."""
+        """The sum with one link more; the other fields are numbers of links."""
         added = {each.name: getattr(self, each.name) + number(link, each.name) for each in fields(self)[1:]}
         return Sum(self.links + 1, **added)
 
 
 def link_name(link: Link) -> str:
-    """What tells it from all others: the channel whose bytes it carries, or both ends of what began with SDP."""
+    """Unique name of a link: the channel whose bytes it carries, or both ends if it began with SDP."""
     return str(link.get("segment") or f"{link.get('local')} {link.get('remote')}")
 
 
 def number(link: Link, name: str) -> int:
-    """One of its numbers; 0 if nobody tells it."""
+    """Number in a link's document; 0 if there is none."""
     found = link.get(name)
     return found if isinstance(found, int) else 0
 
 
 def grown(now: Link, before: Link, name: str) -> int:
-    """By how much; all of it where it has begun anew."""
+    """Growth of a number; all of it where it has begun anew."""
     found, more = number(now, name), number(now, name) - number(before, name)
     return more if more >= 0 else found
 
 
 def queue_pair(link: Link) -> Link:
-    """What the device tells of it; nothing from a provider that does not tell it."""
+    """Document of the link's queue pair; empty from a provider that has none."""
     found = link.get("queue_pair")
     return found if isinstance(found, dict) else {}
 
 
 def sums(links: Iterable[Link], named: Callable[[LinkRoute], LinkRoute] = lambda way: way) -> dict[LinkRoute, Sum]:
-    """By way, as that is `named`."""
+    """Sums by route, as that is `named`."""
     found: dict[LinkRoute, Sum] = {}
     for link in links:
         way = named(LinkRoute.of(link))
@@ -98,7 +98,7 @@ def sums(links: Iterable[Link], named: Callable[[LinkRoute], LinkRoute] = lambda
 
 
 def modes(links: Iterable[Link]) -> Counter[tuple[str, str, str, str]]:
-    """How many send and receive how: by protocol, direction, mode and mechanism."""
+    """Number of links by protocol, direction, mode and mechanism."""
     found: Counter[tuple[str, str, str, str]] = Counter()
     for link in links:
         for direction, prefix in (("sent", "send"), ("received", "receive")):
@@ -113,7 +113,7 @@ def line(link: Link) -> str:
 
 
 def summary(links: Iterable[Link]) -> str:
-    """All of them in a line; empty if there are none."""
+    """Sum of all links in a line; empty if there are none."""
     found = list(links)
     if not found:
         return ""
@@ -136,7 +136,7 @@ def summary(links: Iterable[Link]) -> str:
 class LinkTotals:
     """Counts over all links that were ever looked at; they never go down when a link ends.
 
-    Hosts are named up to `limits.LINK_PEERS_MAX`, and the rest is one.
+    Up to `limits.LINK_PEERS_MAX` hosts have names; all others count as one.
     """
 
     def __init__(self) -> None:

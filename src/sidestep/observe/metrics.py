@@ -1,14 +1,14 @@
-"""Metrics for Prometheus: what the connections, the programs and the provider are about, when they are asked for.
+"""Metrics for Prometheus: the state of connections, programs and the provider at the time of the scrape.
 
-A process of its own serves them, so the provider keeps its one thread and no HTTP; looking costs it a few short
+A process of its own serves them, so the provider keeps its one thread and no HTTP. Looking costs it a few short
 requests a scrape, and nothing between scrapes. The exporter keeps the totals, as a Prometheus counter must not go down.
-An ended connection is there to be counted until its place in the program's memory is used again, or the provider
-forgets it: where many come and go between two scrapes, some are not counted; scrape more often to lose less. Both ends
-of a connection are counted where both are under sidestep.
+An ended connection is counted if a scrape finds it before its place in the program's memory is used again, or the
+provider forgets it. Where many come and go between two scrapes, some are not counted; scrape more often to lose less.
+Both ends of a connection are counted where both are under sidestep.
 
 No label has an unbounded set of values: there are no series of single connections or programs; `sidestep top` has them.
-Links to other hosts are summed up by protocol, device and host (`sidestep.observe.links`), what RDMA devices count by
-device (`sidestep.observe.device_totals`).
+Links to other hosts are summed up by protocol, device and host (`sidestep.observe.links`), the counters of RDMA devices
+by device (`sidestep.observe.device_totals`).
 """
 
 from __future__ import annotations
@@ -52,6 +52,14 @@ _GAUGES: Final = {
 }
 
 
+_START_PAGE: Final = """<!DOCTYPE html>
+<html lang="en">
+<title>sidestep metrics</title>
+<h1>sidestep metrics</h1>
+<p><a href="/metrics">/metrics</a> has the metrics of this host's provider, for Prometheus.
+<p>In a terminal, <code>sidestep top</code> shows rates, and <code>sidestep explain</code> what carries each connection.
+</html>
+"""
 _WAY: Final = ("protocol", "device", "peer")
 _LINK_GAUGES: Final[tuple[tuple[str, str, Callable[[Sum], int]], ...]] = (
     ("s", "Links to other hosts, one for each connection that is carried there", lambda one: one.links),
@@ -77,14 +85,14 @@ class Exporter(Collector):
         self.registry.register(self)
 
     def describe(self) -> Iterable[Metric]:
-        """Nothing: names are not needed before the first scrape."""
+        """Always empty: names are not needed before the first scrape."""
         return ()
 
     def text(self) -> bytes:
         return generate_latest(self.registry)
 
     def collect(self) -> Iterator[Metric]:
-        """Looks, and tells everything; without a provider only that, and the totals so far."""
+        """Looks, and yields all metrics; without a provider only that there is none, and the totals so far."""
         with self._lock:
             try:
                 sample = take_sample(self._socket_path)
@@ -221,6 +229,11 @@ def _provider(status: Any) -> Iterator[Metric]:
     yield from families.values()
 
 
+def _start_page(_environ: Any, start_response: Any) -> list[bytes]:
+    start_response("200 OK", [("Content-Type", "text/html; charset=utf-8")])
+    return [_START_PAGE.encode()]
+
+
 class _Handler(WSGIRequestHandler):
     def log_message(self, *_: object) -> None:  # a scraper comes every few seconds
         pass
@@ -254,7 +267,8 @@ class MetricsServer(WSGIServer):
             raise Unavailable(
                 f"cannot listen at {shown}: {error.strerror or error}", remedy="give another place with --listen"
             ) from error
-        self.set_app(make_wsgi_app(exporter.registry))
+        metrics = make_wsgi_app(exporter.registry)
+        self.set_app(lambda environ, start: (_start_page if environ["PATH_INFO"] == "/" else metrics)(environ, start))
 
     @property
     def url(self) -> str:
@@ -295,10 +309,10 @@ class MetricsServer(WSGIServer):
         threading.Thread(target=self._serve, args=(request, client_address), daemon=True).start()
 
     def service_actions(self) -> None:
-        """Cuts who has had his time: a byte now and then would keep a thread for ever."""
+        """Closes connections whose time is over: a byte now and then would keep a thread for ever."""
         for request, since in tuple(self._serving.items()):
             if time.monotonic() - since > limits.METRICS_REQUEST_TIMEOUT_S:
-                with suppress(OSError):  # it has just been closed
+                with suppress(OSError):  # the request has just been closed
                     request.shutdown(socket.SHUT_RDWR)
 
     def _serve(self, request: Any, client_address: Any) -> None:

@@ -1,4 +1,4 @@
-"""Programs of other users, which a user's own provider leaves out: who they are, and what would take them in."""
+"""Programs of other users, which a user's own provider leaves out: their names, and the remedy."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def remedy() -> str:
 
 
 def left_out(uid: int, socket_path: Path) -> bool:
-    """Whether the provider at `socket_path`, or the one that would be there, does not serve that user's programs."""
+    """True if the provider at `socket_path`, or the one that would be there, does not serve that user's programs."""
     return not _serves_all(socket_path) and uid != owner(socket_path)
 
 
@@ -56,7 +56,7 @@ def _serves_all(socket_path: Path) -> bool:
 
 
 def name(uid: int) -> str:
-    """What a user is called."""
+    """Name of a user."""
     try:
         return pwd.getpwuid(uid).pw_name
     except KeyError:
@@ -64,7 +64,7 @@ def name(uid: int) -> str:
 
 
 def warning(socket_path: Path) -> str | None:
-    """What to tell root, and a service's user, of a program that is about to start: its peers are often others'."""
+    """Warning to root, and to a service's user, before a program starts: its peers often belong to others."""
     uid = os.getuid()
     if uid > _SYSTEM_UID_MAX or _serves_all(socket_path):
         return None
@@ -72,7 +72,7 @@ def warning(socket_path: Path) -> str | None:
 
 
 def sockets() -> Iterator[OwnedSocket]:
-    """Those that somebody holds."""
+    """TCP sockets that a process holds."""
     for table in ("tcp", "tcp6"):
         try:
             lines = Path(f"/proc/self/net/{table}").read_text(encoding="utf-8").splitlines()[1:]

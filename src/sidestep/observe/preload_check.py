@@ -1,7 +1,7 @@
-"""Whether the shim reaches a program, from what its file says: nothing of it is run.
+"""Check of a program's file for the shim: whether it reaches the program. Nothing of it is run.
 
 The shim comes in by LD_PRELOAD into programs of the C library it was built for, which make their socket calls through
-that library. Others, static ones among them, are started by a loader of ours, if it can replace all their system calls.
+that library. A loader of ours starts others, static ones among them, if it can replace all their system calls.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import BinaryIO, Final, NamedTuple
 
-from sidestep.errors import Unavailable
+from sidestep.errors import Unavailable, did_you_mean
 from sidestep.installation import loader
 
 _ELF_MAGIC: Final = b"\x7fELF"
@@ -34,7 +34,7 @@ _LOADER_TIMEOUT_S: Final = 20.0  # for listing the libraries of a program
 
 
 class PreloadObstacle(NamedTuple):
-    """Why the shim does not get into a program."""
+    """Reason why the shim does not get into a program."""
 
     code: str
     text: str
@@ -46,17 +46,17 @@ class PreloadObstacle(NamedTuple):
 
     @property
     def stops_it(self) -> bool:
-        """Whether the kernel itself refuses to execute the program."""
+        """True if the kernel itself refuses to execute the program."""
         return self.code in _STOPPING
 
     @property
     def forbids_it(self) -> bool:
-        """Whether the program's own loader ends it over the shim, instead of doing without."""
+        """True if the program's own loader ends it because of the shim, instead of doing without."""
         return self.code == _MUSL[0]
 
 
 class Program(NamedTuple):
-    """What the file of a program says."""
+    """Facts from the file of a program."""
 
     path: Path
     chain: tuple[Path, ...]  # the program and, for a script, its interpreters; the last one is what is loaded
@@ -64,12 +64,12 @@ class Program(NamedTuple):
     loader: Path | None = None  # ours, which starts it
 
     def argv(self, command: Sequence[str]) -> list[str]:
-        """What is to be executed for it to come under the shim."""
+        """Command that starts the program under the shim."""
         return [str(self.loader), "--run", str(self.path), *command] if self.loader else [*command]
 
 
 class Calls(NamedTuple):
-    """Which system calls the code of a file seems to make by itself, past the C library. A guess from its bytes."""
+    """System calls that the code of a file seems to make by itself, past the C library. A guess from its bytes."""
 
     io_uring: bool
     sockets: bool
@@ -113,13 +113,32 @@ _UNREADABLE = ("unreadable", "it cannot be read ({})", "run as a user who may re
 def find(name: str) -> Path:
     """The file that `name` would run, through PATH; raises Unavailable."""
     found = which(name)
-    if found is None:
-        raise Unavailable(f"{name} is not found, or not executable", remedy="give its path")
-    return found
+    if found is not None:
+        return found
+    path = Path(name)
+    here = os.access(path, os.F_OK)
+    if here and path.is_dir():
+        raise Unavailable(f"{name} is a directory", remedy="name the program in it")
+    if path.name == name:
+        known = (entry for place in os.get_exec_path() for entry in _listed(Path(place)))
+        remedy = f"give its path: ./{name}" if here else did_you_mean(name, known) or "install it, or give its path"
+        raise Unavailable(f"{name} is in no directory of PATH", remedy=remedy)
+    if here:
+        raise Unavailable(f"{name} is not executable", remedy=f"make it so: chmod +x {name}")
+    raise Unavailable(
+        f"{name} does not exist", remedy=did_you_mean(path.name, _listed(path.parent)) or "look at the path"
+    )
+
+
+def _listed(directory: Path) -> list[str]:
+    try:
+        return os.listdir(directory)  # noqa: PTH208 - names, not paths
+    except OSError:  # PATH may name what is not there
+        return []
 
 
 def which(name: str) -> Path | None:
-    """As `shutil.which`, which is slow to load."""
+    """Path of a command, as `shutil.which` finds it; that is slow to load."""
     for place in ("",) if os.path.dirname(name) else os.get_exec_path():  # noqa: PTH120
         path = Path(place, name)
         if os.access(path, os.X_OK) and path.is_file():
@@ -128,7 +147,7 @@ def which(name: str) -> Path | None:
 
 
 def obstacles(path: Path) -> tuple[PreloadObstacle, ...]:
-    """What keeps the shim out of the program at `path`; none: it gets in."""
+    """Obstacles that keep the shim out of the program at `path`; none: it gets in."""
     return inspect(path).obstacles
 
 
@@ -192,7 +211,7 @@ _LIBURING: Final = b"\0io_uring_queue_init"  # the name that its programs import
 
 
 def calls(path: Path) -> Calls:
-    """What the code of an ELF file on x86-64 seems to call; elsewhere only the names it imports are looked at."""
+    """Calls that the code of an ELF file on x86-64 seems to make; elsewhere only the names it imports are looked at."""
     with open(path, "rb") as file:
         data = file.read(_SCAN_MAX)
     return Calls(bool(_LIBURING in data or re.search(_CALL_IO_URING, data)), bool(re.search(_CALL_SOCKETS, data)))
@@ -230,7 +249,7 @@ def _interpreter(file: BinaryIO) -> Path | None:
 
 
 def _through_env(words: list[str]) -> Path | None:
-    """What env would run, given these words; None where they say it in ways that are not looked into."""
+    """Program that env would run, given these words; None where its options are not looked into."""
     for index, word in enumerate(words):
         if word.startswith("-") or "=" in word:
             continue
@@ -243,7 +262,7 @@ def _through_env(words: list[str]) -> Path | None:
 
 
 def _is_text(file: BinaryIO) -> bool:
-    """Whether a shell would take it for a script: no zero byte where it begins."""
+    """True if a shell would take it for a script: no zero byte where it begins."""
     start = file.read(_SHEBANG_MAX)
     file.seek(0)
     return bool(start) and b"\0" not in start and not start.startswith(_ELF_MAGIC)
@@ -296,7 +315,7 @@ def _elf(file: BinaryIO) -> Iterator[PreloadObstacle]:
 
 
 def _loading(code: str, tool: Path, program: Path) -> Iterator[PreloadObstacle]:
-    """Why our loader cannot start a program; it maps it to find out, and runs nothing."""
+    """Reason why our loader cannot start a program; it maps the file to find out, and runs nothing."""
     import json  # not at the top: see `libraries`
     import subprocess
 
@@ -310,7 +329,7 @@ def _loading(code: str, tool: Path, program: Path) -> Iterator[PreloadObstacle]:
 
 
 def _read_at(file: BinaryIO, offset: int, length: int) -> bytes:
-    """What is there, as far as it goes: offsets and lengths come from the file itself."""
+    """Bytes of the file from `offset`, as far as it goes: offsets and lengths come from the file itself."""
     if offset > sys.maxsize:
         return b""
     file.seek(offset)

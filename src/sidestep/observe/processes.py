@@ -1,4 +1,4 @@
-"""Which process a slot means: its shim wrote a number that counts in its own pid_namespaces(7) only."""
+"""Processes that slots name: a shim writes a number that counts in its own pid_namespaces(7) only."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Final
 from sidestep.provider.arena import pid_namespace_of
 
 _PROC: Final = Path("/proc")
-# How Docker, containerd, CRI-O, podman, LXC and systemd-nspawn name the cgroup of a container. That of a
+# Names that Docker, containerd, CRI-O, podman, LXC and systemd-nspawn give the cgroup of a container. That of a
 # pod of podman is around those of its containers.
 _CONTAINER: Final = re.compile(
     r"(?:^|[/:-])(?<!/libpod_parent/)([0-9a-f]{64})(?:\.scope)?(?:/|$)|/lxc(?:\.payload\.|/)([\w.-]+)|/machine-([\w.-]+)\.scope(?:/|$)",
@@ -40,17 +40,17 @@ class Processes:
         return self._elsewhere.get((namespace, pid)) or self._beside(pid, *first)
 
     def counts_here(self, namespace: int) -> bool:
-        """Whether its numbers are those of this process."""
+        """True if the numbers of that namespace are those of this process."""
         return namespace in (0, pid_namespace_of(_PROC / "self"))
 
     def name(self, pid: int) -> str | None:
-        """None: the process has gone, or is not seen from here."""
+        """Name of a program; None: the process has gone, or is not seen from here."""
         if pid not in self._names:
             self._names[pid] = program_name(pid)
         return self._names[pid]
 
     def container(self, pid: int) -> str | None:
-        """The id or name of the container that a process is in, as its cgroup tells it; None: none, or none known."""
+        """The id or name of a process's container, from its cgroup; None: none, or none known."""
         if pid not in self._containers:
             self._containers[pid] = container_of(_read(_PROC / str(pid) / "cgroup"))
         return self._containers[pid]
@@ -67,7 +67,7 @@ class Processes:
     def _beside(self, pid: int, namespace: int, first: int) -> int:
         """The number here of process `pid` of the pid namespace that another process is in; 0: that is not certain.
 
-        A root without capabilities, as in the container of a provider, is not told namespaces. Everyone is told the
+        Root without capabilities, as in the container of a provider, cannot read namespaces. Every user can read the
         numbers and the cgroup of a process.
         """
         known = _PROC / str(first)
@@ -86,14 +86,14 @@ class Processes:
 
 
 class Pace:
-    """Whether a process has come out of the call of its shim that it was in, if it was in one."""
+    """Progress of a process: whether it has come out of the call of its shim that it was in, if it was in one."""
 
     def __init__(self, pid: int) -> None:
         self._pid = pid
         self._ran_ns = {thread: ran_ns for thread, _, ran_ns in self._threads()}
 
     def moved_on(self) -> bool:
-        """Whether each thread sleeps, as none does within such a call, or has since run for longer than one takes."""
+        """True if each thread sleeps, as none does within such a call, or has since run for longer than one takes."""
         return all(
             state not in _HELD or ran_ns - self._ran_ns.get(thread, 0) >= _CALL_NS
             for thread, state, ran_ns in self._threads()
@@ -111,8 +111,13 @@ def program_name(pid: int) -> str | None:
     return _read(_PROC / str(pid) / "comm").rstrip("\n") or None
 
 
+def program_names() -> set[str]:
+    """The names of the programs that run here."""
+    return {name for process in _processes() if (name := program_name(int(process.name)))}
+
+
 def container_of(cgroups: str) -> str | None:
-    """What /proc/PID/cgroup tells of a container: its id, shortened, or its name."""
+    """Container that /proc/PID/cgroup names: its id, shortened, or its name."""
     if found := _CONTAINER.search(cgroups.replace("\n", "/\n")):
         return found[1][:_ID_SHOWN] if found[1] else found[2] or found[3]
     return None
@@ -123,7 +128,7 @@ def _processes() -> Iterator[Path]:
 
 
 def _numbers(process: Path) -> list[int]:
-    """What a process is called in each of its pid namespaces, from ours to its own; empty: it has gone."""
+    """Numbers of a process in each of its pid namespaces, from ours to its own; empty: it has gone."""
     found = re.search(r"^NSpid:\t([\d\t]+)$", _read(process / "status"), re.MULTILINE)
     return [int(number) for number in found[1].split()] if found else []
 

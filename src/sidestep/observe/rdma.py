@@ -1,6 +1,6 @@
-"""RDMA devices of other processes: what they say of themselves, and who they are. See `sidestep.rdma.control`.
+"""RDMA devices of other processes: their own reports, and the processes. See `sidestep.rdma.control`.
 
-What a process says is not believed further than it must be: sizes are bounded, and words are printed with care.
+A process's report is believed no further than it must be: sizes are bounded, and words are printed with care.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class ProcessView:
 
 
 def directories() -> list[tuple[Path, int]]:
-    """Where sockets are, and whose they must be: this user's, and for root those of all."""
+    """Directories of sockets, and the users that must own them: this user, and for root all."""
     found = {config.rdma_dir(): os.geteuid()}
     if os.geteuid() == 0:
         shared = (parent for place in config.SHARED_PLACES for parent in place.glob("sidestep-*"))  # owners are checked
@@ -59,7 +59,7 @@ def directories() -> list[tuple[Path, int]]:
 
 
 def sockets() -> Iterator[tuple[Path, int]]:
-    """Those of processes with devices, and whose they must be."""
+    """Sockets of processes with devices, and the users that must own them."""
     for directory, uid in directories():
         try:
             whole = directory.lstat()
@@ -73,7 +73,7 @@ class DeviceClient:
     """A connection to one process, to be closed."""
 
     def __init__(self, path: Path, uid: int) -> None:
-        """Raises Unavailable if nobody is there, or somebody else is."""
+        """Raises Unavailable if no process listens there, or one of another user."""
         self._path = path
         self._sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_CLOEXEC)
         self._sock.settimeout(limits.RDMA_ASK_S)
@@ -91,7 +91,7 @@ class DeviceClient:
         self._sock.close()
 
     def fileno(self) -> int:
-        """Readable when something was seen, once `capture` was asked."""
+        """Descriptor that is readable when something was seen, once `capture` was asked."""
         return self._sock.fileno()
 
     def send(self, question: dict[str, Any]) -> None:
@@ -182,7 +182,7 @@ def look(path: Path, uid: int) -> ProcessView:
 
 
 def processes(pids: set[int] | None = None) -> list[ProcessView]:
-    """All that answer; with `pids` only these are asked."""
+    """All processes that answer; with `pids` only these are asked."""
     found = []
     for path, uid in sockets():
         if pids is not None and path.name.partition("-")[0] not in map(str, pids):

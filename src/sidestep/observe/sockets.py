@@ -1,7 +1,7 @@
-"""The TCP sockets of this host, whoever holds them, and what can be told of the processes behind them.
+"""The TCP sockets of this host, and the processes behind them.
 
-/proc tells both. What belongs to another user is seen without its process, unless root looks. Only this network
-namespace is seen, and that of a process that is asked for by its number.
+/proc has both. A socket of another user is seen without its process, unless root looks. Only this network namespace is
+seen, and that of a process that is asked for by its number.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def _address(host: str) -> Address:
 
 
 def addresses(host: str) -> tuple[Address, ...]:
-    """What a host's name or address stands for, in the resolver's order; never empty.
+    """Addresses of a host's name or address, in the resolver's order; never empty.
 
     Raises:
         Misuse: It is neither.
@@ -72,7 +72,7 @@ def addresses(host: str) -> tuple[Address, ...]:
 
 
 def tcp_sockets(pid: int | None = None) -> list[HostSocket]:
-    """Those that live and those that listen; with `pid` those of that process, in its own network namespace.
+    """Sockets that live and that listen; with `pid` those of that process, in its own network namespace.
 
     Empty for a process that has gone or cannot be looked into.
     """
@@ -97,7 +97,7 @@ def _held(pid: int) -> dict[str, int]:
     found = dict[str, int]()
     with suppress(OSError), os.scandir(f"/proc/{pid}/fd") as entries:
         for entry in entries:
-            with suppress(FileNotFoundError):  # it has just been closed
+            with suppress(FileNotFoundError):  # the descriptor has just been closed
                 kind, _, inode = os.readlink(entry.path).partition(":")  # noqa: PTH115 - no path, a name
                 if kind == "socket":
                     found.setdefault(inode[1:-1], int(entry.name))
@@ -114,7 +114,7 @@ def _listed(text: str) -> Endpoint:
 
 
 def is_here(address: Address, pid: int) -> bool:
-    """Whether it is an address of this host, as that process sees it: of its network namespace."""
+    """True if it is an address of this host, as that process sees it: of its network namespace."""
     if address.is_loopback:
         return True
     try:
@@ -122,7 +122,7 @@ def is_here(address: Address, pid: int) -> bool:
             routes = Path(f"/proc/{pid}/net/fib_trie").read_text(encoding="ascii")
             return re.search(rf"\|-- {re.escape(str(address))}\n\s+/32 host LOCAL", routes) is not None
         return address.packed.hex() in Path(f"/proc/{pid}/net/if_inet6").read_text(encoding="ascii")
-    except OSError:  # it has gone; or there is no IPv6 here
+    except OSError:  # the process has gone; or there is no IPv6 here
         return False
 
 
@@ -133,9 +133,9 @@ def _parent(pid: int) -> int:
 
 
 class Outside(Enum):
-    """Why a process is not under sidestep, or not with the provider that was asked: its name and two sentences.
+    """Reason why a process is not under sidestep, or not with the provider that was asked: its name and two sentences.
 
-    In both sentences `{}` stands for what the process itself says: its obstacle, its command, its other provider.
+    In both sentences `{}` stands for a fact of the process: its obstacle, its command, its other provider.
     """
 
     NOT_STARTED = "was started without 'sidestep run'", "sidestep run -- {}"
@@ -143,7 +143,7 @@ class Outside(Enum):
     DISABLED = "was started with SIDESTEP_DISABLE=1, with which the shim does nothing", "start it without: {}"
     NOT_LOADED = (
         "was started under sidestep, but its loader did not bring the shim in",
-        "start it again; if that does not help, 'sidestep doctor' tells whether the shim loads",
+        "start it again; if that does not help, 'sidestep doctor' shows whether the shim loads",
     )
     LEFT_OUT = "was started by a program under sidestep, and left out: {}", "{}"
     OTHER_PROVIDER = "is under sidestep, but with the provider at {}", "start both ends with the same --socket"
@@ -161,13 +161,13 @@ class Outside(Enum):
     )
     OTHER_LAYOUT = "is under sidestep of layout {}", "{}"
     NO_PROVIDER = (
-        "is under sidestep; what carries the connection cannot be told without a provider, and stays as it is",
+        "is under sidestep; the connection stays as it is, and its carrier is not known without a provider",
         "sidestep provider start",
     )
 
     @property
     def text(self) -> str:
-        """What the process is or has; goes on after its name."""
+        """Statement about the process; goes on after its name."""
         return self.value[0]
 
     @property
@@ -177,10 +177,10 @@ class Outside(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Judgement:
-    """Why a process, or one socket of it, is not under sidestep."""
+    """Reason why a process, or one socket of it, is not under sidestep."""
 
     code: Outside
-    text: str  # what the process is or has: goes on after its name
+    text: str  # statement about the process: goes on after its name
     remedy: str
 
     @classmethod
@@ -206,7 +206,7 @@ class Process:
 
     @cached_property
     def name(self) -> str | None:
-        """None: the process has gone."""
+        """Name of the program; None: the process has gone."""
         return program_name(self.pid)
 
     @cached_property
@@ -223,13 +223,13 @@ class Process:
         return full if len(full) <= _COMMAND_MAX and full.isprintable() else f"{shlex.quote(words[0])} ..."
 
     def effective_ids(self) -> tuple[int, int]:
-        """Its user and its group; OSError if it has gone."""
+        """User and group of the process; OSError if it has gone."""
         lines = Path(f"/proc/{self.pid}/status").read_text(errors="replace").splitlines()
         fields = dict(line.split(":", 1) for line in lines)
         return int(fields["Uid"].split()[1]), int(fields["Gid"].split()[1])
 
     def outside(self, socket_path: Path) -> Judgement | None:
-        """Why it is not under sidestep with the provider at `socket_path`; None: it is."""
+        """Reason why it is not under sidestep with the provider at `socket_path`; None: it is."""
         if self.name is None:
             return Judgement.of(Outside.GONE)
         try:
@@ -239,7 +239,7 @@ class Process:
             uid = Path(f"/proc/{self.pid}").stat().st_uid
         except PermissionError:
             return Judgement.of(Outside.HIDDEN)
-        except OSError:  # it ended while it was looked at
+        except OSError:  # the process ended meanwhile
             return Judgement.of(Outside.GONE)
         if mapped and environ.get(config.ENV_DISABLE) == "1":
             return Judgement.of(Outside.DISABLED, remedy=self.command)

@@ -1,8 +1,8 @@
-"""Looks at all connections, one after the other, and what happened in between.
+"""Looks at all connections, one after the other, and the changes in between.
 
-The shims only ever count up, each connection for itself. So a rate is the difference of two looks, and a total over a
-longer time has to be kept by whoever looks (`Totals`). A connection that has ended is seen until its place is used
-again, or the provider has forgotten it.
+The shims only ever count up, each connection for itself. So a rate is the difference of two looks, and the caller keeps
+totals over a longer time (`Totals`). A connection that has ended is seen until its place is used again, or the provider
+has forgotten it.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def take_sample(socket_path: Path) -> Sample:
 
 
 def counts(one: Connection) -> Counter[str]:
-    """What is counted of a connection, by name; each only ever grows."""
+    """Counts of a connection, by name; each only ever grows."""
     return Counter(
         sent_ring_bytes=one.tx.ring_bytes, sent_tcp_bytes=one.tx.tcp_bytes, received_ring_bytes=one.rx.ring_bytes,
         received_tcp_bytes=one.rx.tcp_bytes, sent_ring_messages=one.tx.ring_msgs, sent_tcp_messages=one.tx.tcp_msgs,
@@ -57,7 +57,7 @@ def counts(one: Connection) -> Counter[str]:
 
 
 def grown(after: Connection, before: Connection | None) -> Counter[str]:
-    """What was counted between two looks at a connection; all of it if there was no first one.
+    """Growth of the counts between two looks at a connection; all of them if there was no first one.
 
     A socket that is used for a second connection starts over: then, too, all is new.
     """
@@ -73,7 +73,7 @@ def grown(after: Connection, before: Connection | None) -> Counter[str]:
 
 @dataclass(frozen=True, slots=True)
 class Rate:
-    """What goes on, a second; of one connection or of several."""
+    """Activity per second, of one connection or of several."""
 
     messages: float  # both ways, both paths
     payload_len: float  # bytes
@@ -84,7 +84,7 @@ class Rate:
 
     @classmethod
     def of(cls, growth: Mapping[str, int], seconds: float) -> Rate:
-        """From what was counted in a time, which is not zero."""
+        """Rate from the growth in a time, which is not zero."""
         by_ring = growth["sent_ring_bytes"] + growth["received_ring_bytes"]
         payload_len = by_ring + growth["sent_tcp_bytes"] + growth["received_tcp_bytes"]
         ring_msgs = growth["sent_ring_messages"] + growth["received_ring_messages"]
@@ -110,7 +110,7 @@ class Activity:
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """Everything, between two looks."""
+    """Activity of everything, between two looks."""
 
     seconds: float
     activities: tuple[Activity, ...]
@@ -122,7 +122,7 @@ class View:
 
 
 def compare(before: Sample, after: Sample) -> View:
-    """What went on between two looks; connections that ended in between are left out."""
+    """Activity between two looks; connections that ended in between are left out."""
     seconds = max(after.at_s - before.at_s, 1e-6)
     total: Counter[str] = Counter()
     rows = []

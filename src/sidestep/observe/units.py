@@ -6,7 +6,6 @@ sandbox of a service denies to the shim is allowed in the drop-in, line by line;
 
 from __future__ import annotations
 
-import difflib
 import os
 import re
 import shlex
@@ -17,7 +16,7 @@ from typing import Final, NamedTuple
 
 from sidestep import config
 from sidestep.config import ENV_FROM_ROOT, ShimSettings
-from sidestep.errors import Misuse, Unavailable
+from sidestep.errors import Misuse, Unavailable, did_you_mean
 from sidestep.installation import native_library
 from sidestep.observe import preload_check
 
@@ -29,7 +28,7 @@ _SYSTEM: Final = tuple(map(Path, (
     "/usr/lib/systemd/system", "/lib/systemd/system",
 )))  # fmt: skip
 _USER: Final = tuple(map(Path, ("/etc/systemd/user", "/run/systemd/user", "/usr/lib/systemd/user")))
-_HOMES: Final = (Path("/home"), Path("/root"), Path("/run/user"))  # what ProtectHome= is about
+_HOMES: Final = (Path("/home"), Path("/root"), Path("/run/user"))  # the directories of ProtectHome=
 _TEMPORARY: Final = (Path("/tmp"), Path("/var/tmp"))  # noqa: S108 - what PrivateTmp= is about
 _PREFIXES: Final = "@-:+!|"  # of a command line in ExecStart=
 _YES: Final = frozenset({"1", "yes", "true", "on"})
@@ -66,7 +65,7 @@ class Units(NamedTuple):
 
     @property
     def places(self) -> tuple[Path, ...]:
-        """Where their files are; what stands in the first goes before the others."""
+        """Directories of their files; a file in an earlier one goes before the same in a later one."""
         if not self.user:
             return tuple(self._inside(place) for place in _SYSTEM)
         home = Path(os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config")
@@ -74,7 +73,7 @@ class Units(NamedTuple):
 
     @property
     def running(self) -> bool:
-        """Whether there is a systemd that has read them."""
+        """True if there is a systemd that has read them."""
         manager = Path(os.environ.get("XDG_RUNTIME_DIR", "/nowhere"), "systemd/private") if self.user else _BOOTED
         return self.root == Path("/") and manager.exists()
 
@@ -84,6 +83,14 @@ class Units(NamedTuple):
     def with_drop_in(self) -> list[str]:
         """The names of those that have ours."""
         return sorted(path.parent.name.removesuffix(".d") for path in self.places[0].glob(f"*{SUFFIX}.d/{DROP_IN}"))
+
+    def instances(self, stem: str) -> list[str]:
+        """The instances of STEM@.service that STEM.service starts; of PostgreSQL, its clusters as Debian has them."""
+        found = {path.name for place in self.places for path in place.glob(f"{stem}{SUFFIX}.wants/{stem}@*{SUFFIX}")}
+        if any((place / f"{stem}@{SUFFIX}").exists() for place in self.places):
+            clusters = self._inside(Path("/etc") / stem).glob("*/*/start.conf")
+            found |= {f"{stem}@{path.parts[-3]}-{path.parts[-2]}{SUFFIX}" for path in clusters}
+        return sorted(found)
 
     def systemctl(self, *words: str) -> subprocess.CompletedProcess[str]:
         """Runs it; raises Unavailable if there is none."""
@@ -109,10 +116,10 @@ class Units(NamedTuple):
             if any((place / full).is_symlink() for place in self.places):
                 raise Unavailable(f"{full} is masked", remedy=f"systemctl unmask {full}")
             known = {path.name.removesuffix(SUFFIX) for place in self.places for path in place.glob(f"*{SUFFIX}")}
-            close = difflib.get_close_matches(full.removesuffix(SUFFIX), sorted(known))
             looked = f"there is no service {full}" + (f" below {self.root}" if self.root != Path("/") else "")
             named = f"systemctl {'--user ' if self.user else ''}list-unit-files"
-            raise Unavailable(looked, remedy=f"did you mean {', '.join(close)}?" if close else f"{named} shows all")
+            close = did_you_mean(full.removesuffix(SUFFIX), known)
+            raise Unavailable(looked, remedy=close or f"'{named}' shows all")
         real = files[0][0].name  # of an alias; an instance's file is its template's
         name = full if real.endswith(f"@{SUFFIX}") else real
         return Unit(name, _settings([text for path, text in files if path != self.drop_in(name)]))
@@ -182,6 +189,7 @@ class Wanted(NamedTuple):
 def wanted(units: Units, unit: Unit, socket: Path) -> Wanted:
     """The drop-in that brings the shim into a service, for the provider at `socket`; raises Unavailable if none can."""
     library = native_library()
+    _check_serves(units, unit)
     starts = _starts(units, unit)
     _check_reached(unit, library)
     mine = {"LD_PRELOAD": " ".join(preloaded)} if (preloaded := _preloaded(unit)) else {}
@@ -200,7 +208,7 @@ def wanted(units: Units, unit: Unit, socket: Path) -> Wanted:
 
 
 def _starts(units: Units, unit: Unit) -> list[str]:
-    """Its ExecStart= lines, with the loader where that starts the program; Unavailable if the shim does not get in."""
+    """Lines of ExecStart=, with the loader where that starts the program; Unavailable if the shim is kept out."""
     root = units.root / unit.last("RootDirectory").lstrip("/")
     lines = []
     for line in unit.settings.get("ExecStart", ()):
@@ -223,8 +231,24 @@ def _starts(units: Units, unit: Unit) -> list[str]:
     return lines
 
 
+def _check_serves(units: Units, unit: Unit) -> None:
+    """Raises Unavailable if the unit only stands for others, as Debian's postgresql.service does."""
+    programs = {Path((_split(line.lstrip(_PREFIXES)) or [""])[0]).name for line in unit.settings.get("ExecStart", ())}
+    if programs != {"true"} or unit.last("Type") != "oneshot":
+        return
+    stem = unit.name.removesuffix(SUFFIX)
+    others = units.instances(stem)
+    text = f"{unit.name} runs no program but 'true': it stands for other units"
+    if others:
+        raise Unavailable(
+            f"{text}: {', '.join(others)}",
+            remedy="; ".join(f"sidestep service enable {other.removesuffix(SUFFIX)}" for other in others),
+        )
+    raise Unavailable(text, remedy=f"name one of them: 'systemctl list-dependencies {unit.name}' shows which")
+
+
 def _check_reached(unit: Unit, library: Path) -> None:
-    """Raises Unavailable if the shim would not get into it, whatever a drop-in says."""
+    """Raises Unavailable if the shim would not get into it with any drop-in."""
     if "LD_PRELOAD" in unit.words("UnsetEnvironment"):
         raise Unavailable(
             f"{unit.name} has UnsetEnvironment=LD_PRELOAD", remedy=f"take it out: systemctl edit {unit.name}"
@@ -268,7 +292,7 @@ def _allowed(unit: Unit, library: Path, socket: Path) -> Iterator[tuple[str, str
 
 
 def _denies_unix(unit: Unit) -> bool:
-    """Whether the service may have no UNIX sockets. Its first value says if those listed are allowed, or denied."""
+    """True if the service may have no UNIX sockets. Its first value says if those listed are allowed, or denied."""
     values = unit.settings.get("RestrictAddressFamilies", [])
     allow, listed = not values or not values[0].startswith("~"), not values
     for value in values:
@@ -294,7 +318,7 @@ def _notes(unit: Unit, preloaded: list[str], allowed: list[str]) -> Iterator[str
 
 
 def _preloaded(unit: Unit) -> list[str]:
-    """What the unit preloads by itself."""
+    """Libraries that the unit preloads by itself."""
     variables = dict(word.partition("=")[::2] for word in unit.words("Environment"))
     return variables.get("LD_PRELOAD", "").replace(":", " ").split()
 
@@ -312,6 +336,6 @@ def _for_everybody(path: Path) -> bool:
 
 
 def _quoted(text: str) -> str:
-    """As systemd.syntax(7) has it; a per cent sign begins a specifier."""
+    """Text quoted as for systemd.syntax(7); a per cent sign begins a specifier."""
     escaped = text.replace("\\", "\\\\").replace('"', '\\"').replace("%", "%%")
     return f'"{escaped}"'

@@ -1,4 +1,4 @@
-"""Policy: which connections are offloaded, over what, and between whom. Only `disk` does I/O."""
+"""Policy: connections that are offloaded, protocols for them, and users that may be paired. Only `disk` does I/O."""
 
 from __future__ import annotations
 

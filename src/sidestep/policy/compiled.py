@@ -1,11 +1,11 @@
-"""A policy in force: which rule decides about a connection, found without reading all of them.
+"""A policy in force: the rule that decides about a connection, found without reading all of them.
 
-Rules are parted by whom they are about: role, PROGRAM, user and group make a *class*. Which classes a program belongs
-to is found once and remembered. Within a class there is one table for each prefix length that occurs, from the masked
-address to the ports, which are cut into pieces so that each piece has one rule: the first. So a decision costs a look
-into the dictionary for each prefix length of each class of the program, and a bisection; the least line wins.
+Role, PROGRAM, user and group of a rule make its *class*. The classes of a program are found once and remembered. Within
+a class there is one table for each prefix length that occurs. It leads from the masked address to the ports, which are
+cut into pieces so that each piece has one rule: the first. So a decision costs a bisection and a look into the
+dictionary for each prefix length of each class of the program. The least line wins.
 
-Whoever changes something here has `tests/policy/test_policy.py` compare it with an evaluator that reads all rules.
+After a change here, run `tests/policy/test_policy.py`, which compares this with an evaluator that reads all rules.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from heapq import heappop, heappush
 from typing import Any, Final, NamedTuple
 
 from sidestep import limits
-from sidestep.policy.model import BOTH, TCP, Identity, Pair, Role, Rule, Side, Statement, Subject, is_glob
+from sidestep.policy.model import BOTH, Identity, Pair, Role, Rule, Side, Statement, Subject, is_glob
 from sidestep.routing import Address, plain_address
 
 _WILDCARD: Final = re.compile(r"[*?\[]")
@@ -30,26 +30,15 @@ _IPV6_BITS: Final = 128
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """What the policy says about a connection."""
+    """The policy's decision about a connection."""
 
     target: str  # `both`, `tcp`, or the name of an offload protocol
-    rule: Rule | None  # the rule that says so; None: no rule matched
+    rule: Rule | None  # the rule that decides; None: no rule matched
 
     @property
     def over(self) -> str:
         """The transport that the rule names; empty: any."""
         return self.rule.over if self.rule is not None else ""
-
-    def candidates(self, installed: Iterable[str]) -> list[str]:
-        """Which of the offload protocols `installed`, given in order of preference, may be tried; none: TCP."""
-        if self.target == TCP:
-            return []
-        return [name for name in installed if self.target in (BOTH, name)]
-
-    def why(self) -> str:
-        if self.rule is None:
-            return "no rule of the policy matches, so any protocol may carry it"
-        return f"{self.rule.origin} says: {self.rule.text}"
 
     def as_json(self) -> dict[str, Any]:
         return {"target": self.target, "over": self.over or None, "rule": rule_as_json(self.rule)}
@@ -62,7 +51,7 @@ def rule_as_json(rule: Rule | Pair | None) -> dict[str, Any] | None:
 
 
 class _Owner(NamedTuple):
-    """Whose programs a rule is about."""
+    """Owner of the programs that a rule is about."""
 
     uid: int | None  # None: everybody's
     gid: int | None
@@ -70,14 +59,14 @@ class _Owner(NamedTuple):
 
 @dataclass(slots=True)
 class _Ports:
-    """Which rule comes first for a port: the pieces begin at `starts`."""
+    """Table from a port to the first rule for it: the pieces begin at `starts`."""
 
     starts: list[int]
     indices: list[int]
 
     @classmethod
     def of(cls, ranges: Sequence[tuple[int, int, int]]) -> _Ports:
-        """From (first port, last port, index of the rule); the least index wins where ranges overlap."""
+        """Makes the table of (first port, last port, index of the rule); the least index wins where ranges overlap."""
         waiting = sorted(ranges)
         edges = sorted({edge for first, last, _ in ranges for edge in (first, last + 1)} | {0})
         ports = cls([], [])
@@ -152,14 +141,14 @@ class _Glob:
         self._match: Callable[[str], object] | None = None  # made when it is first wanted
 
     def matches(self, name: str) -> bool:
-        """Whether a name matches; `[^a]` is `[!a]`, as for the C library."""
+        """True if a name matches; `[^a]` is `[!a]`, as for the C library."""
         if self._match is None:
             self._match = re.compile(translate(self.pattern.replace("[^", "[!"))).match
         return self._match(name) is not None
 
     @property
     def start(self) -> str:
-        """What every name that matches begins with."""
+        """Prefix of every name that matches."""
         found = _WILDCARD.search(self.pattern)
         return self.pattern[: found.start()] if found else self.pattern
 
@@ -186,7 +175,7 @@ class _Classes:
         self.tables = lru_cache(limits.POLICY_SUBJECTS_CACHED)(self._tables)
 
     def _tables(self, subject: Subject) -> list[_Table]:
-        """Those that the subject belongs to; the one with the first rule comes first."""
+        """Tables that the subject belongs to; the one with the first rule comes first."""
         owners = [_Owner(uid, gid) for uid in (None, subject.uid) for gid in (None, *subject.gids)]
         found = [
             table
@@ -209,10 +198,10 @@ class _Classes:
 
 
 class Policy:
-    """What the policy files say, ready for use; it never changes.
+    """The rules of the policy files, ready for use; it never changes.
 
-    `uids` and `gids` tell the numbers of the users and groups that the rules name. A rule about somebody who is not
-    among them matches nobody.
+    `uids` and `gids` have the numbers of the users and groups that the rules name. A rule about any other name matches
+    nobody.
     """
 
     def __init__(
@@ -257,7 +246,7 @@ class Policy:
         rule = self.rules[found]
         return Decision(rule.target, rule)
 
-    # ---- between whom ----
+    # ---- pairs of users ----
 
     def may_pair(self, uid_a: int, gids_a: Iterable[int], uid_b: int, gids_b: Iterable[int]) -> Pair | None:
         """The first `pair` that lets processes of these users meet, in either order; None: nothing does."""
@@ -290,7 +279,7 @@ class Policy:
         return None if number is None else _Party(number, side.is_group)
 
     def _owner(self, rule: Rule) -> _Owner | None:
-        """Whose programs the rule is about; None: those of nobody that there is."""
+        """Owner of the programs that the rule is about; None: its user or group does not exist."""
         uid = None if rule.user is None else _number(rule.user, self._uids)
         gid = None if rule.group is None else _number(rule.group, self._gids)
         if (rule.user is not None and uid is None) or (rule.group is not None and gid is None):

@@ -23,8 +23,8 @@ _WRITABLE: Final = stat.S_IWGRP | stat.S_IWOTH
 class DiskFiles:
     """Reads policy files.
 
-    With `owners` a file is read only if it and every directory above it belong to one of them and nobody else can
-    write to it: what decides for all users must not be anybody's to change.
+    With `owners` a file is read only if it and every directory above it belong to them, and only they can write to it.
+    An ordinary user must not change rules for all users.
     """
 
     def __init__(self, owners: frozenset[int] | None = None) -> None:

@@ -6,7 +6,7 @@
     log [destination stderr|syslog|file NAME] [min-level 1..9]
 
 One statement a line, `#` begins a comment, names may stand in double quotes. A line that is not understood is a
-problem, never an exception; reading goes on with the next one, so that all are reported at once.
+problem, never an exception. Reading goes on with the next line, so that all problems are reported at once.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ _CLAUSES: Final = ("user", "group")
 _LOG_WORDS: Final = ("destination", "min-level")
 _TARGETS: Final = (BOTH, TCP, "sdp", "local")
 _DESTINATIONS: Final = ("stderr", "syslog", "file")
-_JOINTS: Final = (":", "/", "-")  # what may stand apart in an address, as libsdp allows
+_JOINTS: Final = (":", "/", "-")  # spaces may stand around these in an address, as libsdp allows
 _PROTOCOL: Final = re.compile(r"[a-z][a-z0-9-]*")
 _PIECE: Final = re.compile(r'"[^"]*"|#|[^"#]+|"')
 _WORD: Final = re.compile(r'"(?P<quoted>[^"]*)"(?=\s|$)|(?P<bare>[^\s"]+)(?=\s|$)|(?P<broken>\S+)')
@@ -363,7 +363,7 @@ class _Endpoint:
         return network, self._ports(text.index(":", prefix_end) + 1)
 
     def _bracketed(self) -> tuple[int, int, int]:
-        """Where the address ends, and where the prefix length is: `[ADDRESS]`, `[ADDRESS]/N` or `[ADDRESS/N]`."""
+        """End of the address, and place of the prefix length: `[ADDRESS]`, `[ADDRESS]/N` or `[ADDRESS/N]`."""
         close = self.text.find("]")
         if close < 0:
             raise self.bad(0, len(self.text), "no bracket closes this one", "write [ADDRESS]/PREFIX:PORT")

@@ -1,6 +1,6 @@
-"""From the first file of a policy to all of its statements: follows includes, looks users and groups up.
+"""The way from the first file of a policy to all of its statements: follows includes, looks users and groups up.
 
-What is wrong anywhere is collected, so that one look shows it all.
+All problems are collected, so that one look shows them all.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class Glob(NamedTuple):
 
 @dataclass(slots=True)
 class Loaded:
-    """What one place and all that it includes say."""
+    """Statements of one place and of all that it includes."""
 
     statements: list[Statement] = field(default_factory=list)  # instead of includes stands what they bring
     problems: list[Problem] = field(default_factory=list)
@@ -39,14 +39,14 @@ class Loaded:
 
 
 def load(place: Path, files: DiskFiles, names: DiskNames, *, required: bool = True) -> Loaded:
-    """Everything that the file `place` says, and all that is wrong with it; unless `required` it may be missing."""
+    """Loads the file `place` and all that it includes, and collects problems; unless `required` it may be missing."""
     loading = _Loading(files, names)
     loading.take_file(place, None if required else _MAY_BE_MISSING, ())
     return loading.loaded
 
 
 def compile_all(places: Iterable[Loaded]) -> Policy:
-    """One policy of several places; what an earlier one says comes first. Raises PolicyError if anything is wrong."""
+    """One policy of several places; rules of an earlier one come first. Raises PolicyError if anything is wrong."""
     found = list(places)
     problems = [problem for one in found for problem in one.problems]
     if problems:

@@ -1,7 +1,6 @@
-"""What a policy is made of: plain records, each of which prints as the line that says it. No I/O.
+"""Records of a policy: each prints as the line of the file that it came from. No I/O.
 
-An address is looked at as the address it stands for: an IPv4-mapped IPv6 address is its IPv4 address, in rules and in
-connections alike.
+An IPv4-mapped IPv6 address counts as its IPv4 address, in rules and in connections alike.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ Identity = int | str  # of a user or a group: its number, or its name
 
 
 class Role(Enum):
-    """Which end of a connection a rule is about."""
+    """End of a connection that a rule is about."""
 
     CONNECT = "connect"
     LISTEN = "listen"
@@ -40,7 +39,7 @@ ROLE_WORDS: Final = {"connect": Role.CONNECT, "client": Role.CONNECT, "listen": 
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """Where a statement stands."""
+    """Place of a statement."""
 
     file: str = ""
     line: int = 0  # counted from 1; 0: nowhere
@@ -157,15 +156,15 @@ Statement = Rule | Pair | Log | Include
 
 
 class Level(Enum):
-    """How bad a problem is."""
+    """Severity of a problem."""
 
     ERROR = "error"  # the file is not taken
-    WARNING = "warning"  # it is, and probably does not do what was meant
+    WARNING = "warning"  # the file is taken, and probably does not do what its author meant
 
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """Something wrong in a policy file: where, which word, and what to do."""
+    """A mistake in a policy file: its place, the word, and the remedy."""
 
     file: str
     line: int  # counted from 1; 0: the file as a whole

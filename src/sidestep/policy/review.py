@@ -1,4 +1,4 @@
-"""What is allowed in a policy and probably not meant: `sidestep policy check` warns of it. No I/O."""
+"""Warnings about statements that are allowed and probably not meant, for `sidestep policy check`. No I/O."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ class _Before:
         return self._rules[min(found)] if found else None
 
     def _networks(self, network: Network | None) -> list[Network | None]:
-        """Those that contain `network` and may occur."""
+        """Networks that contain `network` and may occur."""
         if network is None:
             return [None]
         lengths = (length for length in self._lengths[network.version] if length <= network.prefixlen)

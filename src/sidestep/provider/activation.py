@@ -1,7 +1,7 @@
-"""Socket activation: the listening socket that a service manager hands over (sd_listen_fds(3)).
+"""Socket activation: the listening socket that a service manager passes to the provider (sd_listen_fds(3)).
 
-The manager keeps the socket, so the provider can be started by the first client, and restarted, without a client ever
-finding nobody there.
+The manager keeps the socket, so the first client can start the provider, and a restart never leaves a client without a
+listener.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Reading the arenas in which shims keep their connection slots.
 
-The writer is a stranger: sizes come from the sealed file, never from its content, and it is read with pread, which
-neither faults nor fills holes with pages.
+The writer is a stranger. Sizes come from the sealed file, never from its content. It is read with pread, which neither
+faults nor fills holes with pages.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from sidestep.native import layout
 from sidestep.native.layout import State
 from sidestep.provider import memory
 
-ARENA_NAME: Final = "/memfd:sidestep-arena"  # what a program under the shim has open (shim_arena.c)
+ARENA_NAME: Final = "/memfd:sidestep-arena"  # each program under the shim has it open (shim_arena.c)
 _CHUNK_SLOTS: Final = 128
 _SLOT: Final = layout.offsets("conn_slot")
 _CHANNEL_STATES: Final = frozenset({State.ATTACHED, State.PROMOTED})
@@ -97,7 +97,7 @@ def used_slots(fd: int) -> Iterator[tuple[int, memoryview]]:
 
 
 def segments_in_use(fd: int) -> Iterator[tuple[bytes | None, int]]:
-    """For each slot that was ever used: the id of the channel segment it holds, or None, and what it has spilled."""
+    """Yields for each slot that was ever used the id of its channel segment, or None, and the bytes it has spilled."""
     state_at, segment_at, spilled_at = _SLOT["state"], _SLOT["segment_id"], _SLOT["tx_spilled"]
     for raw in raw_slots(fd):
         state = int.from_bytes(raw[state_at : state_at + 4], sys.byteorder)

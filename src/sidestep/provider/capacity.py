@@ -1,4 +1,4 @@
-"""How much a provider takes on, by what it is allowed."""
+"""Capacity of a provider, by the limits of its process."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from typing import Final
 
 from sidestep import limits
 
-_FDS_PER_CLIENT: Final = 2  # its connection and its arena
+_FDS_PER_CLIENT: Final = 2  # the connection and the arena
 _FDS_PER_OFFER: Final = 4  # segment, doorbell, doorbell page, UDP socket
 _FDS_PER_CLAIM: Final = 3  # while its path is proven: doorbell, doorbell page, UDP socket
 
 
 @dataclass(frozen=True, slots=True)
 class Room:
-    """How many of each the descriptor limit allows."""
+    """Numbers of each kind that the descriptor limit allows."""
 
     clients: int
     offers: int
@@ -27,7 +27,7 @@ class Room:
 
 
 def of_descriptors(*, remote: bool) -> Room:
-    """What this process may have; `remote`: connections with other hosts are carried."""
+    """Room of this process; `remote`: connections with other hosts are carried."""
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     free = max(0, (1 << 20 if soft == resource.RLIM_INFINITY else soft) - limits.DESCRIPTORS_SPARE)
     leases_max = min(limits.EXPLICIT_BINDS_TOTAL_MAX, free // 16)
@@ -43,5 +43,5 @@ def of_descriptors(*, remote: bool) -> Room:
 
 
 def memory_bytes() -> int:
-    """Of the machine."""
+    """Memory of the machine."""
     return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")

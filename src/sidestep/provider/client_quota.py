@@ -1,8 +1,8 @@
-"""How many clients each user has, and how many descriptors that they were sent and have not received.
+"""Quotas of users: their clients, and descriptors that were sent to these and not received.
 
-The kernel counts descriptors that are on their way with who sent them, here the provider, for all its clients together,
-and lets a user have RLIMIT_NOFILE of them. A client keeps them there as long as it lives and does not read, even after
-it was dropped. So each user has a share, and one that was dropped counts as a client until its queue is empty.
+The kernel charges descriptors in flight to their sender, here the provider, for all its clients together. It lets a
+user have RLIMIT_NOFILE of them. A client keeps them in flight as long as it lives and does not read, even after it was
+dropped. So each user has a share, and a dropped client counts until its queue is empty.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ class ClientQuota:
     """The clients of all users."""
 
     def __init__(self, share: Callable[[int, int], int], clients_max: int) -> None:
-        """`share` tells how much of so many things a user may have."""
+        """`share` returns how much of so many things a user may have."""
         self._share = share
         self._clients_max = clients_max
         self._descriptors_max = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
@@ -31,7 +31,7 @@ class ClientQuota:
         self._left: set[socket.socket] = set()  # of dropped clients
 
     def full(self, uid: int) -> bool:
-        """Whether this user, or all together, can have no more clients."""
+        """True if this user, or all together, can have no more clients."""
         if self._crowded(uid):
             for user in list(self._sent):
                 self._look(user)
@@ -42,7 +42,7 @@ class ClientQuota:
         self._clients[uid] += 1
 
     def count(self, client: Client, descriptors: int) -> None:
-        """So many are about to be sent; OSError (ETOOMANYREFS), as from the kernel, if that is too many."""
+        """Counts descriptors about to be sent; OSError (ETOOMANYREFS), as from the kernel, if they are too many."""
         if not descriptors:
             return
         sent = self._sent.setdefault(client.uid, {})
@@ -75,7 +75,7 @@ class ClientQuota:
         )  # fmt: skip
 
     def _look(self, uid: int, *, but: socket.socket | None = None) -> None:
-        """Who has read all?"""
+        """Finds the user's clients that have read all, and forgets their descriptors."""
         sent = self._sent[uid]
         for sock in [one for one in sent if one is not but and not _unread(one)]:
             del sent[sock]
@@ -93,5 +93,5 @@ class ClientQuota:
 
 
 def _unread(sock: socket.socket) -> bool:
-    """Whether the other end has not taken all that was sent."""
+    """True if the other end has not taken all that was sent."""
     return any(ioctl(sock, termios.TIOCOUTQ, bytes(4)))

@@ -1,7 +1,7 @@
 """The clients: taken in, read a few messages at a time, answered at once or not at all, and dropped with a reason.
 
-Nobody waits for a client: a send that the kernel does not take at once costs the client its connection. One that
-breaks a rule is dropped, and both are counted with the reason.
+The provider never waits for a client: a send that the kernel does not take at once costs the client its connection. A
+client that breaks a rule is dropped. Both are counted with the reason.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ from sidestep.switch.offers import ClientId
 
 
 class ClientTable:
-    """Those of `listener`, by number.
+    """Clients of `listener`, by number.
 
     Attributes:
-        on_message: What handles a message; a PeerViolation that it raises costs the client its connection.
+        on_message: Handles a message; a PeerViolation that it raises costs the client its connection.
         on_sent: Called after each message to a client.
         on_dropped: Called with each client that has gone.
     """
@@ -83,7 +83,7 @@ class ClientTable:
         return "too_many" if self.quota.full(uid) else None
 
     def heard(self, client: Client) -> None:
-        """Its first message has come."""
+        """Takes note of the client's first message."""
         self._silent.pop(client.client_id, None)
 
     def read(self, client: Client) -> None:
@@ -104,7 +104,7 @@ class ClientTable:
                 continue  # it has closed without reading all; what it sent before follows, and then the end
             except PeerViolation as violation:
                 if violation.rule == "version":
-                    self.send(client, Message(type=Rpc.LAYOUT))  # it keeps to TCP, and can say why
+                    self.send(client, Message(type=Rpc.LAYOUT))  # the program stays on TCP, and can give the reason
                 self._tell(f"client {client.pid} is dropped: {violation}", client.uid)
                 self.drop(client, violation.rule)
             except OSError as error:
@@ -150,7 +150,7 @@ class ClientTable:
         return next((client.accepted_at + limits.HELLO_TIMEOUT_S for client in self._silent.values()), None)
 
     def handle_timeouts(self, now: float) -> None:
-        """Drops those who have said nothing for too long."""
+        """Drops clients that have sent nothing for too long."""
         while self._silent:
             client = next(iter(self._silent.values()))
             if client.accepted_at + limits.HELLO_TIMEOUT_S > now:
@@ -164,5 +164,5 @@ class ClientTable:
 
     @property
     def shims(self) -> int:
-        """How many of them are programs."""
+        """Number of clients that are programs."""
         return sum(client.kind is Kind.SHIM for client in self.clients.values())

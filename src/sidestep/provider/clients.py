@@ -1,4 +1,4 @@
-"""What the provider knows of those who are connected to it, and the arenas they share."""
+"""The provider's records of its clients, and the arenas they share."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ NOBODY: Final = Subject((), -1, frozenset())
 
 
 class Kind(Enum):
-    """What a connection is; its first message decides."""
+    """Kind of a connection; its first message decides."""
 
     NEW = "new"
     SHIM = "shim"
@@ -34,14 +34,14 @@ class Arena:
     arena_id: bytes
     sequence: int  # order of arrival; pages of the list of arenas are cut by it
     fd: int  # read-only
-    uid: int  # of the first client; who drops privileges afterwards stays in the family
+    uid: int  # of the first client; a process that drops privileges afterwards stays in the family
     pid: int  # of the first client
     from_root: bool = False  # the first client was root's, or a process that root's family became
     clients: set[ClientId] = field(default_factory=set)
     family_id: bytes = bytes(16)  # by which its peers name it; zero: they do not
 
     def is_of(self, fd: int) -> bool:
-        """Whether `fd` is this very arena. Its id is no secret: every process of the family could tell it."""
+        """True if `fd` is this very arena. Its id is no secret: every process of the family knows it."""
         given, known = os.fstat(fd), os.fstat(self.fd)
         return (given.st_dev, given.st_ino) == (known.st_dev, known.st_ino)
 
@@ -59,11 +59,11 @@ class Client:
     uid: int
     accepted_at: float  # monotonic seconds
     at_home: bool = (
-        False  # it has shown that it is in no container: by a socket of our network namespace, and its number
+        False  # the client is in no container: a socket of our network namespace, and its number, have shown it
     )
     subject: Subject = NOBODY  # as policies see it; known from its HELLO on
     kind: Kind = Kind.NEW
-    version: int = LAYOUT_VERSION  # of the layout it speaks
+    version: int = LAYOUT_VERSION  # of its layout
     arena: Arena | None = None
     open: bool = True
     secret: bytes = field(default_factory=lambda: os.urandom(16))
@@ -83,7 +83,7 @@ class Client:
 
 @dataclass(frozen=True, slots=True)
 class Brought:
-    """What came with an offer and must be given back or passed on."""
+    """Content of an offer, which must be closed or passed on."""
 
     descriptors: rpc.Descriptors  # segment, doorbell eventfd, doorbell page
     bucket: int  # of the registry

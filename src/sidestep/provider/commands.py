@@ -1,8 +1,8 @@
 """Orders of a user to live connections: demote them, or let them be promoted again.
 
-The provider passes an order on and keeps nothing: what becomes of it stands in the connection's slot, where the command
-that gave it looks. A process that does not read its socket is not waited for; the command is told, and asks again.
-Orders leave room for the answers to the process: the first that found none would cost it its connection.
+The provider passes an order on and keeps nothing. The result stands in the connection's slot, where the command that
+gave the order looks. The provider does not wait for a process that does not read its socket: the command gets BUSY, and
+asks again. Orders leave room for the answers to the process: the first that found none would cost it its connection.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ OPERATIONS: Final = {"demote": Rpc.DEMOTE, "promote": Rpc.PROMOTE}  # name of th
 
 
 class Passed(StrEnum):
-    """What became of an order on its way to the processes of a family."""
+    """Result of passing an order to the processes of a family."""
 
     SENT = "sent"  # to every one of them
     BUSY = "busy"  # one of them has not read what was sent before; ask again
@@ -69,7 +69,7 @@ def give(
 ) -> dict[str, Any]:
     """Passes an order on to all processes of one family, of which the one that holds a connection obeys.
 
-    Returns the reply to the command: `passed`, and how many of the `slots` all of them were told of.
+    Returns the reply to the command: `passed`, and the number of the `slots` that all of them have got.
 
     Raises:
         Misuse: The request makes no sense.
@@ -81,7 +81,7 @@ def give(
     if caller.uid not in (ROOT, arena.uid) or not sees(caller, arena):
         return {"passed": Passed.FOREIGN, "told": 0}
     family = [clients[client_id] for client_id in arena.clients]
-    # Before: who is woken by the message finds the word changed. After: who saw it change too early sees it once more.
+    # Before: a shim that the message wakes finds the word changed. After: one that saw it too early sees it once more.
     registry.bump_commands()
     told = 0
     passed = Passed.SENT
@@ -166,7 +166,7 @@ def _unread(client: Client) -> int:
 
 
 def _send(client: Client, message: Message, fds: Sequence[int] = ()) -> bool:
-    """False: there is no room. A connection that is broken is found out, and dropped, by the next read from it."""
+    """Sends a message; False: there is no room. The next read finds a broken connection, and drops it."""
     try:
         if _unread(client) > client.sock.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF) * limits.ORDERS_SHARE:
             return False

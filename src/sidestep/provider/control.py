@@ -24,7 +24,7 @@ from sidestep.provider.rpc import Descriptors, Message
 from sidestep.provider.rundir import BUSY, READY, AlreadyRunning, lock_path, log_path
 
 RESTART = "'sidestep provider stop', then 'sidestep provider start'; promoted connections go on meanwhile"
-_POLL_S = 0.01  # between two looks at a provider that somebody else is starting
+_POLL_S = 0.01  # between two looks at a provider that another process is starting
 
 
 class ControlConnection:
@@ -105,7 +105,7 @@ class ControlConnection:
         """The id, in hexadecimal, and the arena of each process family; the same of the descriptor.
 
         And the first process of the family: the number that it had for the provider, behind the pid namespace in which
-        that counts. (0, 0) if an older provider does not tell.
+        that counts. (0, 0) from an older provider.
         """
         after: int | None = 0
         while after is not None:
@@ -118,7 +118,7 @@ class ControlConnection:
 
 
 def layouts(status: dict[str, Any]) -> range:
-    """Those that a provider serves, by its status; the first providers served their own only."""
+    """Layouts that a provider serves, by its status; the first providers served their own only."""
     newest = int(status.get("layout_version", 0))
     return range(status.get("layout_oldest", newest), newest + 1)
 
@@ -222,7 +222,7 @@ def stop(path: Path) -> int:
 
 
 def _read_until_end(fd: int, *, deadline: float) -> bytes:
-    """What comes through a pipe until it is closed or the time is up."""
+    """Reads a pipe until it is closed or the time is up."""
     poller = select.poll()
     poller.register(fd, select.POLLIN)
     found = b""

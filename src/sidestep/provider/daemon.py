@@ -31,7 +31,7 @@ def serve(
     exits at once and a grandchild without a terminal serves. `on_ready` is called once it listens.
 
     Raises:
-        Unavailable: The place is taken or cannot be used (told through `ready_fd` as well).
+        Unavailable: The place is taken or cannot be used (`ready_fd` gets the error as well).
     """
     _raise_descriptor_limit()
     try:
@@ -59,7 +59,7 @@ def _tell(ready_fd: int | None, text: bytes) -> None:
         return
     try:
         os.write(ready_fd, text)
-    except BrokenPipeError:  # who started us has gone; we serve the others
+    except BrokenPipeError:  # the process that started us has gone; we serve the others
         pass
     finally:
         os.close(ready_fd)

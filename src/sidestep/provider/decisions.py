@@ -1,6 +1,6 @@
-"""What the switch decides of a connection, and why: policy, route and protocol put together.
+"""Decisions of the switch about connections, and their reasons: policy, route and protocol put together.
 
-The same answer serves the offer of a live connection, an explicit socket, and a dry run; the last decisions are kept
+The same answer serves the offer of a live connection, an explicit socket, and a dry run. The last decisions are kept
 for `sidestep policy trace`.
 """
 
@@ -34,7 +34,7 @@ _GID: Final = struct.Struct("I")
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What becomes of one end of a connection."""
+    """Decision about one end of a connection."""
 
     ruling: Decision
     protocol: OffloadProtocol | None  # None: it stays on TCP
@@ -43,7 +43,7 @@ class Verdict:
     why: str  # one sentence
     request: Request | None = None  # as the protocol has been asked
     leaves: bool = False  # the other end is on another host
-    failed: bool = False  # what was to carry it tried
+    failed: bool = False  # the protocol has tried
 
     def as_json(self) -> dict[str, Any]:
         return self.ruling.as_json() | {
@@ -85,17 +85,17 @@ class Decisions:
     _policy: Callable[[], Policy]  # gives the one in force
     _route: Callable[..., Route]  # the kernel's way: see `Network.route`
     _wall_clock: Callable[[], float]
-    _remote: RemoteSettings | None = None  # with whom connections are carried; others are of programs of this host
+    _remote: RemoteSettings | None = None  # other hosts with which connections are carried
     _trace: deque[Remembered] = field(default_factory=lambda: deque(maxlen=limits.TRACE_DECISIONS_MAX))
     _sequence: int = 0
 
     def connect(
         self, subject: Subject, request: Request, *, dry: bool = False, ip_protocol: int = 0, elsewhere: bool = False
     ) -> Verdict:
-        """What carries a connection from the end that opened it.
+        """Decides which protocol carries a connection from the end that opened it.
 
-        `ip_protocol` is what an explicit socket insists on; `elsewhere`: it is in another network namespace, which has
-        routes of its own.
+        `ip_protocol`: the protocol on which an explicit socket insists. `elsewhere`: it is in another network
+        namespace, which has routes of its own.
         """
         ruling = self._policy().decide(Role.CONNECT, subject, request.remote.address, request.remote.port)
         verdict = self._choose(ruling, request, subject, Role.CONNECT, ip_protocol, elsewhere=elsewhere)
@@ -104,7 +104,7 @@ class Decisions:
         return verdict
 
     def profile(self, verdict: Verdict) -> Profile | None:
-        """By whose figures a connection of that verdict has to gain to be carried; None: it need not."""
+        """Figures by which a connection of that verdict must gain to be carried; None: it need not."""
         assert verdict.protocol is not None
         assert verdict.request is not None
         try:
@@ -114,7 +114,7 @@ class Decisions:
             return None
 
     def listen(self, subject: Subject, local: Endpoint, carrier: OffloadProtocol, transport: str = "") -> Verdict:
-        """Whether the end that accepted may be carried by what the other end has chosen."""
+        """Decides whether the end that accepted may be carried by the protocol that the other end has chosen."""
         ruling = self._policy().decide(Role.LISTEN, subject, local.address, local.port)
         if ruling.target not in (BOTH, carrier.name) or ruling.over not in ("", transport):
             verdict = self._refused(ruling, Refusal.POLICY, self._kept_by(ruling))
@@ -126,7 +126,7 @@ class Decisions:
         return verdict
 
     def refuse(self, opener: Subject, acceptor: Subject, listener: Endpoint, refusal: Refusal) -> None:
-        """Remembers for both ends that the two are not paired, whatever could carry them."""
+        """Remembers for both ends that the two are not paired, although protocols could carry them."""
         for role, subject in ((Role.CONNECT, opener), (Role.LISTEN, acceptor)):
             ruling = self._policy().decide(role, subject, listener.address, listener.port)
             self._remember(role, subject, listener, self._refused(ruling, refusal, REFUSAL_TEXT[refusal]))
@@ -146,9 +146,9 @@ class Decisions:
         return self._choose(ruling, Request(local, local, None), subject, Role.LISTEN, ip_protocol)
 
     def trace(self, after: int, *, shown: Callable[[int], bool] = lambda _uid: True) -> dict[str, Any]:
-        """The decisions after number `after`: as many as are kept and fit a reply; `next` asks for what follows.
+        """The decisions after number `after`: as many as are kept and fit a reply; `next` asks for later ones.
 
-        `shown` tells of which users those are that are told.
+        `shown` selects the users whose decisions are given.
         """
         found: list[dict[str, Any]] = []
         room = limits.TRACE_BYTES_PER_REPLY
@@ -204,7 +204,7 @@ class Decisions:
         return self._refused(ruling, Refusal.NO_PROTOCOL, f"no offload protocol can carry it: {wanted}")
 
     def _meant(self, ip_protocol: int) -> set[int]:
-        """What serves who insists on a protocol, on this host: any other, if that one is for other hosts only."""
+        """Numbers of protocols for a socket that insists on one, on this host: any, if that is for other hosts only."""
         named = [each for each in self._protocols.each() if ip_protocol and each.ip_protocol == ip_protocol]
         far = bool(self._remote and named) and not any(each.capabilities.local for each in named)
         return {0, ip_protocol} if far else {ip_protocol}
@@ -213,7 +213,7 @@ class Decisions:
         named = ruling.target != BOTH
         for protocol in self._named(ruling.target) if named else self._protocols.each():
             if not (named or protocol.capabilities.local or self._remote):
-                continue  # it is for other hosts, of which there are none
+                continue  # for other hosts, of which there are none
             if 0 in numbers or protocol.ip_protocol in numbers:
                 yield protocol
 
@@ -222,7 +222,7 @@ class Decisions:
             yield found
 
     def _unfit(self, protocol: OffloadProtocol, request: Request, role: Role) -> str | None:
-        """Why a protocol cannot carry this, or None."""
+        """Reason why a protocol cannot carry this, or None."""
         able = protocol.capabilities
         if not (able.connect if role is Role.CONNECT else able.accept):
             return f"it does not carry the end that {role.value}s"
@@ -237,7 +237,7 @@ class Decisions:
             return "it failed"
 
     def _wrong_place(self, protocol: OffloadProtocol, destination: Address) -> str | None:
-        """Why a protocol does not reach as far, or as near, or None."""
+        """Reason why a protocol does not reach as far, or as near, or None."""
         able = protocol.capabilities
         if able.local and able.remote:
             return None
@@ -253,11 +253,11 @@ class Decisions:
         return None
 
     def _leaves(self, destination: Address) -> bool:
-        """Whether it is one of the other hosts with which connections are carried."""
+        """True if it is one of the other hosts with which connections are carried."""
         return self._remote is not None and self._remote.trusts(destination) and not self._is_here(destination)
 
     def _is_here(self, destination: Address) -> bool:
-        """Whether it is an address of this host."""
+        """True if it is an address of this host."""
         if destination.is_loopback:
             return True
         try:
@@ -279,7 +279,7 @@ class Decisions:
 
 
 def subject_of(sock: socket.socket, pid: int, uid: int, *, near: bool = True) -> Subject:
-    """Who is at the other end of a UNIX socket. The names are what the process says of itself; they prove nothing.
+    """The process at the other end of a UNIX socket. It chooses its own names; they prove nothing.
 
     `near`: it can only be our own user's, or root's. A stranger's command line is not read: it lies in memory that the
     stranger may have put where reading it never ends.
@@ -294,7 +294,7 @@ def names_of(pid: int, *, near: bool) -> tuple[str, ...]:
     for read in (_command_name, _comm, _executable) if near else (_comm, _executable):
         try:
             name = read(process)
-        except OSError:  # it has gone, or its user hides it from us
+        except OSError:  # the process has gone, or its user hides it from us
             continue
         if name and name not in names:
             names.append(name)

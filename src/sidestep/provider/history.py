@@ -1,7 +1,7 @@
-"""What process families had in their arenas when they ended, for those who look back.
+"""Last contents of the arenas of process families that have ended, for later questions.
 
-A row is the connection slot as it was: to keep it costs a copy, and whoever looks decodes it. An arena keeps of each of
-its places the last connection only, so that is what there is of a family.
+A row is the connection slot as it was: keeping it costs a copy, and the reader decodes it. An arena keeps only the last
+connection of each of its places, so a family has no more than these.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class History:
         self._sequence = 0
 
     def keep(self, last: Client, now: float) -> None:
-        """What the family of its last client had; it has just ended."""
+        """Keeps the arena of a family that has just ended, given its last client."""
         if (arena := last.arena) is None:
             return
         namespace = arenas.pid_namespace(arena.fd)
@@ -62,14 +62,14 @@ class History:
             )
 
     def forget(self, arena_id: bytes) -> None:
-        """A family that had only lost its connection to the provider is back: its arena tells."""
+        """Forgets a family that had only lost its connection to the provider, as its arena has returned."""
         if any(row.arena_id == arena_id for row in self._rows):
             kept = [row for row in self._rows if row.arena_id != arena_id]
             self._rows.clear()
             self._rows.extend(kept)
 
     def page(self, after: int, shown: Callable[[int], bool]) -> dict[str, Any]:
-        """As many rows behind the one of sequence `after` as a reply takes, of users who may be `shown`."""
+        """Returns rows behind the one of sequence `after`, as many as fit a reply, of users that may be `shown`."""
         later = (row for row in self._rows if row.sequence > after and shown(row.uid))
         rows = list(islice(later, limits.ENDED_PER_REPLY))
         more = len(rows) == limits.ENDED_PER_REPLY

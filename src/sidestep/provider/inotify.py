@@ -12,7 +12,7 @@ from typing import Final, NamedTuple
 
 _LIBC: Final = ctypes.CDLL(None, use_errno=True)
 _HEAD: Final = Struct("iIII")  # watch, mask, cookie, bytes of the name with the zeros behind it
-_READ_BYTES: Final = 1 << 16  # what is left is told by the next call
+_READ_BYTES: Final = 1 << 16  # the next call reads further
 
 
 class Mask(IntFlag):
@@ -33,7 +33,7 @@ class Mask(IntFlag):
 
 
 class Event(NamedTuple):
-    """What has happened to a watched directory, or to an entry of it."""
+    """Event of a watched directory, or of an entry of it."""
 
     number: int  # of the watch
     mask: int
@@ -56,7 +56,7 @@ class Inotify(FileIO):
         _call("inotify_rm_watch", self.fileno(), number)
 
     def events(self) -> list[Event]:
-        """What there is to tell, oldest first; nothing if nothing has happened."""
+        """Events that have come, oldest first; empty if there are none."""
         data, offset, found = self.read(_READ_BYTES) or b"", 0, []
         while offset < len(data):
             number, mask, _, length = _HEAD.unpack_from(data, offset)

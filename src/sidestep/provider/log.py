@@ -1,7 +1,7 @@
-"""The provider's log: so many lines a minute from each who makes it write, so that none silences the news of others.
+"""The provider's log: so many lines a minute from each writer, so that none silences the news of others.
 
-Clients share `LOG_LINES_MAX`, of which a user has what the rules among users leave it; the provider and the modules
-have as many each. What was left out is counted, and told when the minute is over.
+Clients share `LOG_LINES_MAX`, of which a user has the part that the rules among users leave; the provider and the
+modules have as many each. Lines that are left out are counted, and the count is written when the minute is over.
 """
 
 from __future__ import annotations
@@ -17,23 +17,23 @@ from sidestep import limits
 
 
 class Source(Enum):
-    """Who has something to tell that is no client."""
+    """Writer that is no client."""
 
     PROVIDER = "of the provider"
     MODULES = "of modules"
 
 
-_OTHERS: Final = "of other users"  # who had no line yet when there was no room for any: told together
+_OTHERS: Final = "of other users"  # users that had no line yet when there was no room for any: counted together
 Writer = Source | int  # a source, or the uid of a client
 
 
 def to_stderr(line: str) -> None:
-    """A line for whoever started the provider, who keeps what is worth keeping."""
+    """Writes a line for the process that started the provider, which keeps what is worth keeping."""
     print(line, file=sys.stderr, flush=True)  # noqa: T201 - stderr is the log
 
 
 def to_file(line: str) -> None:
-    """A line for stderr, which is a file that nobody else cuts: it begins anew when it is long."""
+    """Writes a line to stderr, a file that nobody else cuts: it begins anew when it is long."""
     if os.fstat(sys.stderr.fileno()).st_size > limits.LOG_FILE_MAX:
         os.ftruncate(sys.stderr.fileno(), 0)
     to_stderr(line)
@@ -53,7 +53,7 @@ class Log:
         self._left_out: Counter[str] = Counter()
 
     def add(self, text: str, writer: Writer, *, now: float) -> None:
-        """Writes what one of them has to tell, as far as there is room in this minute."""
+        """Writes the lines of one writer, as far as there is room in this minute."""
         self.handle_timeouts(now)
         if self._minute_over is None:
             self._minute_over = now + limits.LOG_MINUTE_S
@@ -66,11 +66,11 @@ class Log:
                 self._left_out[self._whose(writer)] += 1
 
     def next_deadline(self) -> float | None:
-        """When the minute is over; None while nothing was left out."""
+        """Time at which the minute is over; None while nothing was left out."""
         return self._minute_over if self._left_out else None
 
     def handle_timeouts(self, now: float) -> None:
-        """Tells what was left out, once the minute is over."""
+        """Writes how many lines were left out, once the minute is over."""
         if self._minute_over is None or now < self._minute_over:
             return
         for whose, count in self._left_out.items():

@@ -1,7 +1,7 @@
 """Checks of descriptors that strangers sent: sealed memfds and eventfds.
 
-A mapping of a file that its sender can still shrink is a SIGBUS waiting to happen, so every shared file must be sealed
-against it before anyone maps it.
+A mapping of a file that its sender can still shrink may end in SIGBUS. So every shared file must be sealed against that
+before it is mapped.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def channel_memory(ring_size: tuple[int, int]) -> int:
 
 def check_eventfd(fd: int, what: str) -> None:
     """Raises PeerViolation unless `fd` is an eventfd."""
-    # The kernel has no call that tells; the name of the anonymous inode cannot be forged by a file.
+    # The kernel has no call for that; the name of the anonymous inode cannot be forged by a file.
     if os.readlink(f"/proc/self/fd/{fd}") != "anon_inode:[eventfd]":  # noqa: PTH115 - no path, a name
         raise PeerViolation(f"the {what} is not an eventfd", rule="descriptor")
 

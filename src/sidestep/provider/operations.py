@@ -1,6 +1,6 @@
-"""What commands ask of a provider, and its answers: one JSON document each, with descriptors beside some.
+"""Requests of commands to a provider, and its answers: one JSON document each, with descriptors beside some.
 
-Who may look, and at whose connections, `users` has; who may govern is root, and the user whose provider it is.
+`users` has the rules about who may look, and at which connections. Root may govern, and the user whose provider it is.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ Reply: TypeAlias = Callable[..., None]  # takes the document, and descriptors be
 
 
 class Operations:
-    """Those of one provider."""
+    """Operations of one provider."""
 
     def __init__(self, parts: Parts, stop_loop: Callable[[], None]) -> None:
         self._parts = parts
@@ -166,7 +166,7 @@ class Operations:
         self._changed(reply)
 
     def _remove_module(self, _client: Client, request: dict[str, Any], reply: Reply) -> None:
-        """What goes to other hosts needs the protocol until it is back on TCP."""
+        """Removes a module. Connections to other hosts need a protocol until they are on TCP, so they leave first."""
         modules, name, hub, pools = self._kind(request), str(request.get("name")), self._parts.hub, self._parts.pools
         is_protocol, deadline = modules is self._parts.protocols, self._parts.loop.now + limits.RELAY_LEAVE_S
         if is_protocol:
@@ -254,7 +254,7 @@ def _refusal(error: SidestepError) -> dict[str, Any]:
 
 
 def _after(request: dict[str, Any], end: int | None = None) -> int:
-    """What a page begins behind."""
+    """Number behind which a page begins."""
     after = request.get("after", 0)
     if not isinstance(after, int) or (end is not None and not 0 <= after < end):
         raise Misuse("'after' is not a number")

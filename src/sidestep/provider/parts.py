@@ -1,4 +1,4 @@
-"""What a provider is made of, made and joined in one place."""
+"""Parts of a provider, made and joined in one place."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ if TYPE_CHECKING:
 
 
 class Parts:
-    """All of them, which is why there are so many; what one calls of another is here as well."""
+    """All parts, which is why there are so many; calls from one to another are here as well."""
 
     def __init__(self, settings: ProviderSettings, listener: socket.socket, write_log: Callable[[str], None]) -> None:
         room = capacity.of_descriptors(remote=settings.remote is not None)
@@ -58,7 +58,7 @@ class Parts:
         self.loop = Loop(self._failed)
         self.network: Network | None = None
         self.prover = lookup.SocketProver()
-        # who is let in, and what may be done
+        # rights of clients
         self.users = Users(system=settings.system, policy=self._policy_pairs)
         self.log = Log(f"sidestep provider {os.getpid()}", share=self.users.share, write=write_log)
         tell_of_modules = partial(self.tell, writer=Source.MODULES)
@@ -70,9 +70,9 @@ class Parts:
             listener, self.loop, self.users, ClientQuota(self.users.share, room.clients), self.counters,
             self.tell,
         )  # fmt: skip
-        # what carries
+        # carriers
         self.protocols: Protocols = Modules(
-            OffloadProtocol,  # type: ignore[type-abstract]  # what must be derived from it, not made
+            OffloadProtocol,  # type: ignore[type-abstract]  # a base class, never instantiated
             partial(installed, PROTOCOLS_GROUP), self.services, self._on_broken_module, self._on_started_module,
         )  # fmt: skip
         self.services.transports = self.transports = Transports(
@@ -84,7 +84,7 @@ class Parts:
         self.waiting = Waiting(self.loop, self.hub)
         self.pools = WorkerPools(settings.workers, self.services, self.counters)
         self.services.start_workers = self.pools.start_workers
-        # who is paired with whom
+        # pairs
         self.registry = Registry(netns_cookie=self.netns_cookie)
         self.decisions = Decisions(
             self.protocols, lambda: self.policy.policy, lambda *to, **how: self.router().route(*to, **how), time.time,
@@ -163,19 +163,19 @@ class Parts:
         self.log.add(text, writer, now=self.loop.now)
 
     def _failed(self, error: Exception) -> None:
-        """Something that a module asked for; it must not take the others down."""
+        """Logs an error of a call that a module asked for; it must not take the others down."""
         self.counters.add("internal_error", "callback")
         self.tell("".join(traceback.format_exception(error)), Source.MODULES)
 
     def follow_policy(self) -> None:
-        """Whether ordinary sockets have to ask before they connect: a rule names a protocol that opens connections."""
+        """Makes ordinary sockets ask before they connect if a rule names a protocol that opens connections."""
         self.registry.set_asks_connect(bool(self.settings.remote) and any(
             rule.role is Role.CONNECT and (named := self.protocols.get(rule.target)) and named.capabilities.opens
             for rule in self.policy.policy.rules
         ))  # fmt: skip
 
     def router(self) -> Network:
-        """The network, followed from the first time that somebody wants to know it: most providers never do."""
+        """The network, followed from the first time that a part wants to know it: most providers never do."""
         if self.network is None:
             from sidestep.provider.network.routes import Network  # 0.2 s: not before the provider listens
 
@@ -184,7 +184,7 @@ class Parts:
         return self.network
 
     def _policy_pairs(self, one: Subject, other: Subject) -> bool:
-        """Whether the policy pairs ends of these two users."""
+        """True if the policy pairs ends of these two users."""
         return self.policy.policy.may_pair(one.uid, one.gids, other.uid, other.gids) is not None
 
     def _handle_network(self, event: NetworkEvent) -> None:

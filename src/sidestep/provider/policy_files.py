@@ -1,7 +1,7 @@
 """The policy in force: read from its files, and anew whenever one of them changes.
 
-Each place (the user's file, the system's) keeps what it said when it was last without a fault: a bad line in one
-neither opens nor closes what another says. At the start a bad place says nothing.
+Each place (the user's file, the system's) keeps its last content without a fault. So a bad line in one neither opens
+nor closes what another says. A place that is bad at the start says nothing.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from sidestep.policy.disk import DiskFiles, DiskNames
 from sidestep.policy.load import Glob, Loaded, compile_all, load
 from sidestep.provider.watch import FileWatch
 
-_LOGGED_MAX: Final = 5  # problems that go to the log; `sidestep policy check` tells all
+_LOGGED_MAX: Final = 5  # problems that go to the log; `sidestep policy check` shows all
 
 
 def read_places(
     places: Iterable[PolicyPlace], files: DiskFiles | None = None, names: DiskNames | None = None
 ) -> list[Loaded]:
-    """What each place says, and what is wrong there."""
+    """Statements of each place, and its problems."""
     files, names = files or DiskFiles(), names or DiskNames()
     return [load(place.path, files, names, required=place.required) for place in places]
 
@@ -43,19 +43,19 @@ class PolicyFiles:
         owners: frozenset[int] | None = None,
         names: DiskNames | None = None,
     ) -> None:
-        """With `owners`, files that somebody else could write are not taken; see `DiskFiles`."""
+        """`owners`: files that other users could write are not taken; see `DiskFiles`."""
         self._places = tuple(places)
         self._log = log
         self._on_change = on_change
         self._files = DiskFiles(owners)
         self._names = names or DiskNames()
-        self._good = [Loaded() for _ in self._places]  # what each said when it was last without a fault
+        self._good = [Loaded() for _ in self._places]  # content of each when it was last without a fault
         self._watch: FileWatch | None = None
         self._followed = [place.path for place in self._places]
         self._globs: list[Glob] = []
         self.policy = Policy()
         self.errors: tuple[Problem, ...] = ()  # of the files as they are now
-        self.generation = 0  # how often they were read
+        self.generation = 0  # number of times they were read
         self.blind: str | None = None  # why a change might not be noticed
         try:
             self._watch = FileWatch()
@@ -64,7 +64,7 @@ class PolicyFiles:
         self._read()
 
     def fileno(self) -> int | None:
-        """What becomes readable when a file may have changed; None: changes are not noticed, as `blind` says."""
+        """Descriptor that becomes readable when a file may have changed; None: there is none, as `blind` explains."""
         return None if self._watch is None else self._watch.fileno()
 
     def close(self) -> None:
@@ -96,7 +96,7 @@ class PolicyFiles:
             self._followed = [path for one in found for path in one.files]
             self._globs = [glob for one in found for glob in one.globs]
             if not self._follow():
-                break  # whatever has changed since it was read will be told
+                break  # the watch reports every change since it was read
         self._take(found)
 
     def _follow(self) -> bool:

@@ -70,7 +70,7 @@ class Message:
         return layout.pack("rpc_msg", magic=layout.RPC_MAGIC, **fields)
 
 
-_FD: Final = array("i")  # how the kernel lists descriptors
+_FD: Final = array("i")  # form in which the kernel lists descriptors
 _FIELDS: Final = tuple(Message.__dataclass_fields__)
 
 
@@ -117,7 +117,7 @@ class Descriptors:
 
 @dataclass(frozen=True, slots=True)
 class Packet:
-    """What one read brought."""
+    """Content of one read."""
 
     message: Message
     body: bytes  # JSON of a CONTROL or CONTROL_REPLY
@@ -160,7 +160,7 @@ def receive(sock: socket.socket, *, fds_max: int = limits.FDS_PER_MESSAGE) -> Pa
 
 
 def receive_bytes(sock: socket.socket, size_max: int, fds_max: int) -> tuple[bytes, Descriptors] | None:
-    """The next packet, whatever it says; None at the end of the connection. Raises as `receive`."""
+    """The next packet, unchecked; None at the end of the connection. Raises as `receive`."""
     # Not socket.recv_fds: it drops its flags argument in Python 3.11, so descriptors would leak into children.
     data, ancillary, flags, _ = sock.recvmsg(size_max, socket.CMSG_LEN(fds_max * _FD.itemsize), socket.MSG_CMSG_CLOEXEC)
     descriptors = Descriptors(_passed(ancillary))

@@ -1,7 +1,7 @@
-"""Where a provider lives: its socket, its lock, its log, and the words it answers with when it starts.
+"""Directory of a provider: its socket, its lock, its log, and the words of its answer when it starts.
 
-A lock file beside the socket says who the provider is: the kernel drops the lock with its holder, so kill -9 leaves
-nothing but a stale socket, which the next provider replaces. Two that start at once are told apart by the lock.
+A lock file beside the socket names the provider. The kernel drops the lock with its holder, so kill -9 leaves nothing
+but a stale socket, which the next provider replaces. If two start at once the lock decides.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Final
 from sidestep.config import check_public_dir, make_private_dir
 from sidestep.errors import Unavailable
 
-READY: Final = b"ready"  # it listens
+READY: Final = b"ready"  # the provider listens
 BUSY: Final = b"busy"  # another provider has the lock
 _BACKLOG: Final = 1024  # shims connect without waiting; beyond it they try again later
 
@@ -44,7 +44,7 @@ class RunDir:
 
     @classmethod
     def inherit(cls, listener: socket.socket) -> RunDir:
-        """What the service manager has handed over."""
+        """Takes the listener that the service manager has passed on."""
         return cls(Path(listener.getsockname()), listener, None, (0, 0))
 
     @classmethod
@@ -66,7 +66,7 @@ class RunDir:
         listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_CLOEXEC)
         try:
             fcntl.flock(lock_fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            path.unlink(missing_ok=True)  # left by one that was killed: whoever has the lock owns the name
+            path.unlink(missing_ok=True)  # left by one that was killed: the holder of the lock owns the name
             listener.bind(os.fspath(path))
             path.chmod(0o666 if public else 0o600)
             listener.listen(_BACKLOG)
@@ -80,7 +80,7 @@ class RunDir:
         return cls(path, listener, lock_fd, (found.st_dev, found.st_ino))
 
     def leave(self) -> None:
-        """Stops listening and takes the name away, unless it is somebody else's."""
+        """Stops listening and removes the name, unless it is another provider's."""
         if self.lock_fd is None:
             self.listener.close()
             return

@@ -1,10 +1,10 @@
-"""The provider's loop: messages of clients to who handles them, and everything that has a time.
+"""The provider's loop: messages of clients go to their handlers, and everything that has a time is done.
 
-One thread, one loop; `parts` has what it is made of. Every message is checked before anything changes; a client
-that breaks a rule is dropped, an offer or claim that cannot be served is refused, and both are counted with the reason.
+One thread, one loop; `parts` has what it is made of. Every message is checked before anything changes. A client that
+breaks a rule is dropped. An offer or claim that cannot be served is refused. Both are counted with the reason.
 
-Not supported: sockets bound to an interface, which the kernel's exact lookup by addresses alone does not find and of
-which there may be several with equal addresses (they are refused with NOT_PROVEN and stay on TCP).
+Not supported: sockets bound to an interface. The kernel's exact lookup by addresses alone does not find them, and
+several may have equal addresses. They are refused with NOT_PROVEN and stay on TCP.
 """
 
 from __future__ import annotations
@@ -60,13 +60,13 @@ class Provider:
     # ---- the loop ----
 
     def run(self) -> None:
-        """Serves until told to stop or idle for too long; main thread only, since it handles SIGTERM and SIGINT."""
+        """Serves until a signal, a command or idleness ends it; main thread only, as it handles SIGTERM and SIGINT."""
         signal.set_wakeup_fd(self._wake_writer.fileno(), warn_on_full_buffer=False)
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda *_: self._stop())
         self._watchdog.take_signal()
         if self._settings.remote:
-            for carrier in self.parts.protocols.each():  # those of other hosts may ask before anybody here does
+            for carrier in self.parts.protocols.each():  # other hosts may ask before any program here does
                 self.parts.tell(f"{carrier.name} is ready", Source.PROVIDER)
             self.parts.router()  # a connect() waits for what is decided by it: better now than then
         self.parts.follow_policy()
@@ -88,7 +88,7 @@ class Provider:
         self._stopping = True
 
     def _signals_told(self) -> set[int]:
-        """Those that have come; none, if another turn has seen them."""
+        """Signals that have come; none, if another turn has seen them."""
         try:
             return set(self._wake_reader.recv(4096))
         except BlockingIOError:
@@ -109,7 +109,7 @@ class Provider:
         ready = self.parts.waiting.wait(timeout_s)
         if ready == [(self._wake_reader.fileno(), READ)] and self._signals_told() == _TIMER_ONLY:
             return  # that would set it anew, for ever
-        now = self.parts.loop.now  # what came before is taken in first, however long this process waits for a CPU then
+        now = self.parts.loop.now  # earlier messages are taken in first, however long this process waits for a CPU then
         with self._watchdog:
             self.parts.loop.run(ready)
             self.parts.hub.handle_turn()
@@ -157,7 +157,7 @@ class Provider:
         handler(self, client, packet)
 
     def _handle_dropped(self, client: Client) -> None:
-        """Its offers go with it."""
+        """Drops the offers and waits of a client that has gone."""
         self.parts.pairing.handle_disconnect(client)
         self.parts.pools.handle_disconnect(client)
         self.parts.pending_connects.handle_disconnect(client)
@@ -187,7 +187,7 @@ class Provider:
         client.arena = arena
         client.subject = subject_of(client.sock, client.pid, client.uid, near=not settings.system)
         arena.clients.add(client.client_id)
-        near = netns_cookie_of(client.sock) == parts.netns_cookie  # what accept() gives is of the client's namespace
+        near = netns_cookie_of(client.sock) == parts.netns_cookie  # accept() gives a socket of the client's namespace
         welcome = Message(
             type=Rpc.WELCOME,
             flags=(settings.wants if near else settings.wants_elsewhere) | Welcome.SERVES | Welcome.BELLS,
@@ -227,11 +227,11 @@ class Provider:
 
 
 class Watchdog:
-    """Around work that touches strangers' descriptors: no call of the kernel's that a signal can end lasts long.
+    """Timer for work on strangers' descriptors: a call that a signal can end does not last long.
 
-    Whoever closes a socket last waits for its lingering, and that may be us, with a duplicate that a stranger has left
-    alone. The timer goes on from one such work to the next, and stops when it finds none: setting it takes a system
-    call. Main thread only, for SIGALRM.
+    The last close of a socket waits for its lingering, and that close may be ours, if a stranger has left us a
+    duplicate alone. The timer goes on from one such work to the next, and stops when it finds none: setting it takes a
+    system call. Main thread only, for SIGALRM.
     """
 
     def __init__(self) -> None:

@@ -1,11 +1,12 @@
-"""Whose ends may be paired, and who may ask for what: the rules among the users of one provider.
+"""Rules among the users of one provider: ends that may be paired, and requests that a client may make.
 
-A user is who connected, as the kernel saw it then (SO_PEERCRED). Two ends are paired if they are one user's, if one of
-them belongs to a server that root started and that dropped its privileges since, or if the policy pairs the two users.
+The user is the one that connected, as the kernel saw it then (SO_PEERCRED). Two ends are paired if they are one user's,
+or if the policy pairs their users. They are also paired if one of them belongs to a server that root started and that
+has dropped its privileges since.
 
 A server is known as root's by its first message, made before it dropped anything: its process family shares one arena.
-An exec ends the family's memory, not the process; so what root's families become is followed by pidfd, which names a
-process and not a number that another one may have next.
+An exec ends the family's memory, not the process. So root's processes are followed by pidfd, which names a process and
+not a number that another one may have next.
 """
 
 from __future__ import annotations
@@ -32,25 +33,25 @@ _ALL_USERS: Final = (0, 0, (1 << 32) - 1)  # the uid_map of the first user names
 
 
 class Users:
-    """What the users of a provider may do, to each other and to it."""
+    """Rights of the users of a provider, towards each other and towards it."""
 
     def __init__(self, *, system: bool, policy: Callable[[Subject, Subject], bool]) -> None:
-        """`policy` tells whether it pairs two users."""
+        """`policy` returns whether it pairs two users."""
         self._system = system
         self._own = os.geteuid()
         self._policy_pairs = policy
         self._nobody = _unknown_uid()
 
     def admits(self, uid: int) -> bool:
-        """Whether a user may connect at all."""
+        """True if a user may connect at all."""
         return self._system or uid in (self._own, ROOT)
 
     def may_pair(self, one: Client, other: Client, *, across: bool) -> bool:
-        """Whether the ends of these two may share a channel; `across`: they are in different network namespaces."""
+        """True if the ends of these two may share a channel; `across`: they are in different network namespaces."""
         if one.uid == other.uid:
             return one.uid != self._nobody
         if not self._system:
-            return True  # the user's own, and root, who was admitted
+            return True  # the user's own, and root, which was admitted
         # Across namespaces the proof excludes strangers, not a process beside one of the ends (path.py): there the
         # user decides, or the administrator.
         if not across and (_from_root(one) or _from_root(other)):
@@ -58,30 +59,30 @@ class Users:
         return self._policy_pairs(one.subject, other.subject)
 
     def governs(self, client: Client) -> bool:
-        """Whether a client may stop the provider and change what it does."""
+        """True if a client may stop the provider and change what it does."""
         return self.sees_all(client) or client.uid == self._own != ROOT
 
     def sees_all(self, client: Client) -> bool:
-        """Whether a client may look at whatever there is: root, but not that of a container."""
+        """True if a client may look at everything: root, but not that of a container."""
         return not self._system or (client.uid == ROOT and client.at_home)
 
     def sees(self, client: Client, arena: Arena) -> bool:
-        """Whether a client may look into a family's connections."""
+        """True if a client may look into a family's connections."""
         return self.sees_user(client, arena.uid)
 
     def sees_user(self, client: Client, uid: int) -> bool:
-        """Whether a client may see what is told of a user's connections."""
+        """True if a client may see the records of a user's connections."""
         return self.sees_all(client) or (client.uid == uid and uid not in (ROOT, self._nobody))
 
     def share(self, whole: int, uid: int) -> int:
-        """How much of a bounded thing one user may have."""
+        """Part of a bounded thing that one user may have."""
         if not self._system or uid in (self._own, ROOT):
             return whole
         return max(1, whole // limits.USER_SHARE)
 
 
 class Lineage:
-    """The processes that were root's when they became known, and live: whatever they are now."""
+    """The live processes that were root's when they became known, whatever their user is now."""
 
     def __init__(self, loop: Loop, *, processes_max: int = limits.LINEAGE_MAX) -> None:
         self._loop = loop
@@ -99,11 +100,11 @@ class Lineage:
         return True  # both live, so the number that they have in common is one process's
 
     def remember(self, client: Client) -> None:
-        """From now on what this process becomes is known to come from root."""
+        """Remembers a process as root's, also after an exec."""
         if client.pid <= 0 or client in self or (pidfd := _process(client)) is None:
             return  # 0: in a pid namespace that we do not see
         if client.pid in self._pidfds:
-            self._forget(client.pid)  # it has ended, and its number is another's
+            self._forget(client.pid)  # that process has ended, and its number is another's
         if len(self._pidfds) >= self._processes_max:
             self._forget(next(iter(self._pidfds)))
         self._pidfds[client.pid] = pidfd
@@ -120,11 +121,11 @@ class Lineage:
 
 
 def in_container(client: Client) -> bool:
-    """Whether it is in a pid namespace of its own; False where the kernel, older than 6.5, cannot tell."""
+    """True if it is in a pid namespace of its own; False where the kernel, older than 6.5, does not show that."""
     if not _tells_processes():
         return False
     if (pidfd := _process(client)) is None:
-        return True  # nobody knows where it was
+        return True  # the process has ended: its namespace is unknown
     try:
         facts = Path(f"/proc/self/fdinfo/{pidfd}").read_text(encoding="ascii").splitlines()
     finally:

@@ -1,9 +1,9 @@
-"""Follows files that may not exist yet: tells when one of them may have changed, and costs nothing meanwhile.
+"""Follows files that may not exist yet: reports that one of them may have changed, and costs nothing meanwhile.
 
 The kernel (inotify) watches directories, not files: editors replace files, so a file that is watched itself is soon
-somebody else's backup. Watched is every directory whose entries decide which file a path leads to: that of the file,
-that of every symbolic link on the way, and, while something is missing, the last directory that exists. Only events
-about the names in question are told.
+another program's backup. A directory is watched if its entries decide which file a path leads to. These are the file's
+directory, that of every symbolic link on the way, and the last directory that exists while something is missing. Only
+events about the names in question are reported.
 
 Not noticed: a change that the kernel does not see, as on another host's end of a network file system.
 """
@@ -34,7 +34,7 @@ _LINKS_MAX: Final = 40  # on the way to a file, as in the kernel
 
 @dataclass(slots=True)
 class _Interest:
-    """What matters in a directory."""
+    """Names that matter in a directory."""
 
     names: set[str] = field(default_factory=set)  # of entries, as globs
     number: int = -1  # the kernel's, of this watch
@@ -80,14 +80,14 @@ class FileWatch:
         return any(fresh)
 
     def handle_readable(self) -> bool:
-        """Takes in what the kernel tells; whether one of the paths may lead elsewhere, or its file has changed."""
+        """Takes in the kernel's events; returns whether a path may lead elsewhere, or its file has changed."""
         found = False
         for event in self._inotify.events():
             if event.mask & Mask.Q_OVERFLOW:
                 found = True
                 continue
             directory = self._by_number.get(event.number)
-            if directory is None:  # of a watch that was given up
+            if directory is None:  # of a watch that was removed
                 continue
             if event.mask & (Mask.IGNORED | Mask.MOVE_SELF):  # another may have its name, and what is below it
                 for below in [known for known in self._directories if known.is_relative_to(directory)]:
@@ -109,7 +109,7 @@ class FileWatch:
         """Watches a directory; whether more of it than before."""
         known = self._directories.get(directory)
         if known is not None and known.mask == interest.mask:
-            known.names = interest.names  # by which what the kernel has told meanwhile is judged as well
+            known.names = interest.names  # events that the kernel has reported meanwhile are judged by these as well
             return False
         if len(self._directories) >= limits.POLICY_WATCHES_MAX:
             self.blind = f"more than {limits.POLICY_WATCHES_MAX} directories would have to be watched"
@@ -119,7 +119,7 @@ class FileWatch:
         try:
             interest.number = self._inotify.add_watch(directory, interest.mask)
         except OSError as error:
-            if error.errno in (errno.ENOENT, errno.ENOTDIR):  # it has just gone; look again where the way leads
+            if error.errno in (errno.ENOENT, errno.ENOTDIR):  # the directory has just gone; follow the path again
                 return True
             if interest.names:
                 self.blind = f"{directory} cannot be watched: {error.strerror}"
@@ -189,7 +189,7 @@ def _entries(directory: Path, pattern: str) -> list[str]:
 
 
 def _complete(path: Path) -> bool:
-    """Whether a new entry is all there: a file that is being written is not, and is told of when it is closed."""
+    """True if a new entry is complete: a file that is being written is not, and its close makes an event."""
     try:
         found = path.lstat()
     except OSError:

@@ -1,10 +1,10 @@
 """The budget of channel memory: a ledger without I/O and without a clock.
 
-What counts is the memory of the segments on offer or in use: their rings, as if each were full, and of the spills
-behind them what has been touched. The provider sees a channel begin, not end: it lets go of its descriptors at once. So
-when the budget is used up, the ledger has become twice as long, or the last look is a while ago, it looks into the
-arenas which segments are still in use, and how much of their spills, and tells the ledger (`handle_sweep`); what was
-granted just now is kept, since its two ends may not have written it down yet.
+The ledger counts the segments on offer or in use: their rings as if each were full, their spills by the pages that were
+touched. The provider sees a channel begin, not end, because it closes its descriptors at once. It therefore looks into
+the arenas when the budget is used up, when the ledger has become twice as long, and from time to time. It finds the
+segments still in use and the size of their spills, and reports them (`handle_sweep`). Recent grants are kept, since
+their two ends may not have written them down yet.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ GRANTS_UNSWEPT: Final = 1024  # entries of the ledger that are not worth a sweep
 
 
 class ChannelBudget:
-    """Who holds how much of the channel memory."""
+    """A ledger of the channel memory that each user holds."""
 
     def __init__(self, limit_bytes: int, *, owner_max: Callable[[int], int] | None = None) -> None:
         """`owner_max`: how many bytes a user may have; None: as many as all together."""
         self.limit_bytes = limit_bytes
         self._owner_max = owner_max or (lambda _: limit_bytes)
         self._of_owner: Counter[int] = Counter()
-        self._granted: dict[bytes, tuple[int, float, int]] = {}  # segment id -> bytes, when, to whom
+        self._granted: dict[bytes, tuple[int, float, int]] = {}  # segment id -> bytes, time, owner
         self._spilled: Counter[bytes] = Counter()  # segment id -> bytes beside those
         self._swept_at = float("-inf")
         self._long = GRANTS_UNSWEPT  # entries at which a sweep is worth its while
@@ -37,7 +37,7 @@ class ChannelBudget:
 
     @property
     def used_bytes(self) -> int:
-        """How much is used up. Nobody has more than he may: what is spilled is told by users, who might lie."""
+        """Bytes in use. A user counts for at most its share, because users report their own spills and may lie."""
         return sum(min(used, self._owner_max(owner)) for owner, used in self._of_owner.items())
 
     def reserve(self, segment_id: bytes, segment_len: int, *, now: float, owner: int = 0) -> bool:
@@ -62,7 +62,7 @@ class ChannelBudget:
         return now - self._swept_at >= SWEEP_INTERVAL_S
 
     def wants_sweep(self, *, now: float) -> bool:
-        """Whether a sweep may be made, and much of the ledger is probably void, or it is old."""
+        """True if a sweep may be made and is worth it: much of the ledger is probably void, or it is old."""
         due = len(self._granted) >= self._long or now - self._swept_at >= SWEEP_AFTER_S
         return bool(self._granted) and due and self.may_sweep(now=now)
 

@@ -1,4 +1,4 @@
-"""The `local` protocol: two programs of one host share a channel, and nobody stands in between."""
+"""The `local` protocol: two programs of one host share a channel, with no process between them."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """The offload protocols and transports that the switch knows: loaded when wanted, added and removed while it runs.
 
-What is installed is told by entry points; nothing of it is imported before a connection, a policy or an explicit
-socket asks for it by name. A module that cannot be loaded, declares nonsense or fails is refused with its reason and
-not tried again until somebody adds it anew; the others go on.
+Entry points name what is installed. Nothing of it is imported before a connection, a policy or an explicit socket asks
+for it by name. A module that cannot be loaded, declares nonsense or fails is refused with its reason. It is not tried
+again until `add`; the others go on.
 """
 
 from __future__ import annotations
@@ -34,16 +34,16 @@ _RESERVED: Final = frozenset({"both", "tcp"})  # words of the policy
 
 @dataclass(frozen=True, slots=True)
 class Status:
-    """What there is to say of a module."""
+    """State of a module, for people."""
 
     name: str
     state: str  # installed, started, broken, removed
     provided_by: str  # `module:object`
     capabilities: Capabilities | None  # None: not loaded
-    why: str  # it is broken; else empty
+    why: str  # reason if it is broken; else empty
 
     def as_json(self, kind: str) -> dict[str, object]:
-        """For `sidestep modules`; `kind` is protocol or transport."""
+        """JSON object for `sidestep provider modules`; `kind` is protocol or transport."""
         able = self.capabilities
         found = asdict(able) | {"families": sorted(able.families)} if able else None
         return asdict(self) | {"kind": kind, "capabilities": found, "why": self.why[: limits.WHY_MAX]}
@@ -78,7 +78,7 @@ ModuleT = TypeVar("ModuleT", bound=OffloadModule)
 
 
 class Modules(Generic[ModuleT]):
-    """All modules of one kind. `find` tells what is installed now, by name."""
+    """All modules of one kind. `find` returns the installed ones by name."""
 
     def __init__(
         self,
@@ -88,7 +88,7 @@ class Modules(Generic[ModuleT]):
         on_broken: Callable[[str, BaseException], None],
         on_started: Callable[[ModuleT], None] = lambda _module: None,
     ) -> None:
-        """`on_broken` hears the name and the error of every module that is refused, `on_started` of each that works."""
+        """`on_broken` gets the name and the error of every module that is refused, `on_started` each that works."""
         self._kind = kind
         self._find = find
         self._services = services
@@ -114,6 +114,12 @@ class Modules(Generic[ModuleT]):
                 return None
         return found
 
+    def absence(self, name: str) -> str:
+        """Reason why `get` finds no module of that name, as a half sentence."""
+        if name in self._removed:
+            return "it was removed by 'sidestep provider remove'"
+        return f"it does not work: {self._broken[name]}" if name in self._broken else "it is not installed"
+
     def each(self) -> Iterator[ModuleT]:
         """All modules that work, in order of preference; loads one only when it is reached."""
         for name in self.names():
@@ -121,11 +127,11 @@ class Modules(Generic[ModuleT]):
                 yield found
 
     def started(self) -> list[ModuleT]:
-        """Those that have been wanted."""
+        """Modules that have been started."""
         return list(self._started.values())
 
     def add(self, name: str) -> ModuleT:
-        """Starts a module, whatever became of it before; what was installed since is found.
+        """Starts a module, whatever state it was in; modules installed meanwhile are found.
 
         Raises:
             BrokenModule: It is not installed, or does not work.
@@ -193,7 +199,7 @@ class Modules(Generic[ModuleT]):
             module = self._checked(name, self._installed[name].load())
             module.start(cast("Services", guard))
             self._on_started(module)
-        except (Exception, SystemExit) as error:  # a stranger's code: whatever it raises must not take the others down
+        except (Exception, SystemExit) as error:  # a stranger's code: no exception of it may take the others down
             guard.close()
             self._refuse(name, error)
         self._started[name], self._guards[name] = module, guard

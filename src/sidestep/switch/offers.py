@@ -1,11 +1,11 @@
 """Offers of a channel that wait for their claim: a table without I/O and without a clock.
 
-The connecting end of a TCP connection offers a channel, the accepting end claims it. Both name the connection by what
-they see of it, so the claim's four-tuple is the mirror image of the offer's. The caller passes the time in, proves
-with the kernel that both really hold the connection, and closes what an offer brought once the table has let go of it.
+The connecting end of a TCP connection offers a channel, the accepting end claims it. Each names the connection by its
+own addresses, so the claim's four-tuple is the mirror image of the offer's. The caller passes the time in and proves
+with the kernel that both really hold the connection. It closes the descriptors of an offer that has left the table.
 
-Invariants: a connection is offered at most once at a time; offers expire in the order in which they came, because all
-live equally long; the counts per client are exactly the offers in the table.
+Invariants: a connection is offered at most once at a time. Offers expire in the order in which they came, because all
+live equally long. The counts per client are exactly the offers in the table.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class ConnectionKey(NamedTuple):
 
     @property
     def ends(self) -> Ends:
-        """The same in whatever network namespace."""
+        """The key without its network namespace."""
         return self[1:]
 
     def mirrored(self) -> Self:
@@ -48,7 +48,7 @@ class ConnectionKey(NamedTuple):
         )
 
 
-BroughtT = TypeVar("BroughtT")  # what an offer brought along: descriptors that someone must close
+BroughtT = TypeVar("BroughtT")  # descriptors of an offer, which the caller must close
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +64,7 @@ class Offer(Generic[BroughtT]):
     doorbell_index: int
     protocol: str  # that the switch chose to carry it
     brought: BroughtT
-    owner: int = 0  # whose client it is: the user
+    owner: int = 0  # the client's user
 
 
 class OfferTable(Generic[BroughtT]):
@@ -96,7 +96,7 @@ class OfferTable(Generic[BroughtT]):
         return found is not None and found[1] is offer
 
     def check(self, client: ClientId, token: int, key: ConnectionKey, owner: int = 0) -> Refusal | None:
-        """Why an offer would be refused, or None; changes nothing."""
+        """Reason why an offer would be refused, or None; changes nothing."""
         of_client = self._by_client.get(client, {})
         if key in self._by_key or token in of_client:
             return Refusal.DUPLICATE
@@ -110,7 +110,7 @@ class OfferTable(Generic[BroughtT]):
         return None
 
     def handle_offer(self, offer: Offer[BroughtT], *, now: float) -> Refusal | None:
-        """Takes an offer in, or says why not. `now`: monotonic seconds, never less than before."""
+        """Takes an offer in, or returns the refusal. `now`: monotonic seconds, never less than before."""
         if refusal := self.check(offer.client, offer.token, offer.key, offer.owner):
             return refusal
         self._by_key[offer.key] = (now + self._expiry_s, offer)
@@ -157,7 +157,7 @@ class OfferTable(Generic[BroughtT]):
         return None
 
     def next_deadline(self) -> float | None:
-        """When the next offer expires."""
+        """Time at which the next offer expires; None: there is none."""
         return next((deadline for deadline, _ in self._by_key.values()), None)
 
     def _remove(self, offer: Offer[BroughtT]) -> None:

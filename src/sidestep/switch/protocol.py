@@ -1,9 +1,9 @@
-"""What an offload protocol, or a transport beneath one, is to the switch.
+"""Offload protocols, and the transports beneath them, as the switch sees them.
 
 Both are Python entry points, in the groups `sidestep.protocols` and `sidestep.transports`, that name a class derived
-from `OffloadProtocol` or `OffloadTransport`. The switch loads them when they are first wanted, starts them, tells them
-of the network's changes, and stops them; `switch/modules.py` does that. Everything here runs in the provider's one
-thread: a method that waits makes all wait.
+from `OffloadProtocol` or `OffloadTransport`. The switch loads them when a connection, a policy or a command first needs
+them. It starts them, passes the network's changes on to them, and stops them (`switch/modules.py`). Everything here
+runs in the provider's one thread: a method that waits makes all wait.
 
 The words are those of the Offload Sockets Framework of 2002: a protocol registers with capabilities, is initialised,
 and cleans up.
@@ -31,16 +31,16 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Capabilities:
-    """What a protocol or a transport declares; the switch asks it for nothing else."""
+    """Declaration of a protocol or a transport; the switch asks it for nothing else."""
 
     families: frozenset[int] = frozenset({4, 6})  # versions of IP
     connect: bool = True  # can carry a connection from the end that opened it
     accept: bool = True  # and from the end that accepted it
     self_routing: bool = False  # finds its own way: requests reach it untouched, without a route
     rdma: bool = False  # places bytes into the peer's memory by itself
-    local: bool = True  # can carry a connection both of whose ends are on this host
+    local: bool = True  # can carry a connection with both ends on this host
     remote: bool = False  # and one that leaves it
-    opens: bool = False  # opens a connection by itself, in the place of TCP, for who names it: see `PendingConnect`
+    opens: bool = False  # opens a connection by itself, in the place of TCP, if a program names it: `PendingConnect`
 
 
 Row: TypeAlias = tuple[int, dict[str, Any]]  # the user of a connection, and how it is, as `ss` shows it
@@ -87,7 +87,7 @@ class Pair(Protocol):
         """The connection."""
 
     def attach(self) -> None:
-        """Hands each end the other's memory: from here on the two need nobody."""
+        """Hands each end the other's memory; the provider takes no further part in the connection."""
 
     def open(self) -> tuple[Stream, Stream]:
         """Stands in between: a stream with the end that connected, and one with the end that accepted."""
@@ -96,8 +96,8 @@ class Pair(Protocol):
 class Outgoing(Protocol):
     """A TCP connection to another host whose opening end this provider has found; it waits for its link.
 
-    Whoever has it calls `carry` once the other host's provider has joined in, or `refuse`; until then it is on TCP, and
-    it may go away meanwhile.
+    The protocol calls `carry` once the other host's provider has joined in, or `refuse`. Until then the connection is
+    on TCP, and may end.
     """
 
     @property
@@ -106,20 +106,20 @@ class Outgoing(Protocol):
 
     @property
     def uid(self) -> int:
-        """Whose program it is."""
+        """User that the program runs as."""
 
     @property
     def wanted(self) -> bool:
-        """Whether it still waits."""
+        """True while the connection waits for its link."""
 
     def carry(self, link: Link, profile: Profile | None = None) -> Carried:
-        """Its bytes go over that link from now on; raises Unavailable.
+        """Carries the connection's bytes over `link` from now on; raises Unavailable.
 
-        `profile`: by whose figures it goes back to TCP once it would gain by that; None: never.
+        `profile`: figures of the transport; the connection goes back to TCP once it would gain by that. None: never.
         """
 
     def refuse(self, why: str, *, full: bool = False) -> None:
-        """It stays on TCP; `why` is a half sentence. Does nothing if it is not wanted any more.
+        """Leaves the connection on TCP; `why` is a half sentence. Does nothing if the connection no longer waits.
 
         `full`: only for now, as there is no room for one more.
         """
@@ -130,17 +130,17 @@ class Incoming(Protocol):
 
     @property
     def uid(self) -> int:
-        """Whose program it is."""
+        """User that the program runs as."""
 
     def carry(self, link: Link) -> Carried:
-        """Its bytes go over that link from now on; raises Unavailable."""
+        """Carries the connection's bytes over `link` from now on; raises Unavailable."""
 
 
 class PendingConnect(Protocol):
     """A program that waits in connect() for a connection that a protocol is to open in the place of TCP.
 
-    Whoever has it calls `redirect` or `refuse`, once, and `over` once nothing is left of it. `on_gone` is called when
-    the program has left the provider.
+    The protocol calls `redirect` or `refuse`, once, and `over` once nothing is left of the connection. The provider
+    calls `on_gone` when the program has left it.
     """
 
     on_gone: Callable[[], None]
@@ -151,11 +151,11 @@ class PendingConnect(Protocol):
 
     @property
     def uid(self) -> int:
-        """Whose program it is."""
+        """User that the program runs as."""
 
     @property
     def insists(self) -> bool:
-        """Whether TCP is of no use: the program has named the protocol, not a rule of the policy."""
+        """True if TCP is of no use: the program itself has named the protocol, not a rule of the policy."""
 
     @property
     def wait_s(self) -> float:
@@ -165,31 +165,31 @@ class PendingConnect(Protocol):
         """The program's socket connects to that place of this provider's."""
 
     def refuse(self, error: int) -> None:
-        """Nothing comes of it: who insists gets the errno, others TCP."""
+        """Ends the wait without the protocol: a program that insists gets the errno, any other TCP."""
 
     def is_from(self, local: Endpoint, place: Endpoint) -> bool:
-        """Whether a TCP connection that came from `local` to `place` is of the very socket of the program."""
+        """True if a TCP connection that came from `local` to `place` is of the very socket of the program."""
 
     def over(self) -> None:
-        """Nothing is left of it; does nothing the second time."""
+        """Ends this object, as nothing is left of the connection; does nothing the second time."""
 
 
 @dataclass(frozen=True, slots=True)
 class ListenerLease:
     """A listener that takes a connection of another host."""
 
-    uid: int  # whose program it is
-    named: bool  # which asks the provider who is at the other end
+    uid: int  # user of the listening program
+    named: bool  # the program asks the provider for the peer's true address
     leave: Callable[[], None]  # to be called once it is over
 
 
 class EndFinder(Protocol):
-    """What looks for the end at `local` that accepted a connection from `remote`; one of the two is called, once.
+    """Search for the end at `local` that accepted a connection from `remote`; one of the two is called, once.
 
-    It gives a call that ends it; that does nothing once the end has come or the time is up.
+    A call returns a function that ends the search; it does nothing once the end has come or the time is up.
 
     Raises:
-        Unavailable: Too many are looked for, or the end of this very connection is.
+        Unavailable: Too many searches run, or one for this very connection.
     """
 
     def __call__(
@@ -205,49 +205,49 @@ class EndFinder(Protocol):
 
 
 class PortMapper(Protocol):
-    """Where other hosts serve what is asked for (docs/wire/sdp.md §23.4)."""
+    """Ports at which other hosts serve this protocol (docs/wire/sdp.md §23.4)."""
 
     def ask(self, local: Endpoint, remote: Endpoint, answer: Callable[[int | None], None]) -> None:
         """Calls `answer`, now or soon, with the port for that service there; None: there is none."""
 
     def doubt(self, remote: Endpoint, port: int) -> None:
-        """Nobody answers at that port: the host is asked anew."""
+        """Discards the answer for that port, which does not respond: the next request asks the host anew."""
 
     def close(self) -> None:
-        """Those who ask hear that there is nothing."""
+        """Ends; pending requests get the answer None."""
 
 
 class Workers(Protocol):
     """Processes that carry a protocol's connections with other hosts, so that they share several processors."""
 
     def hand_over(self, outgoing: Outgoing) -> bool:
-        """One of them carries it, or refuses it; False: none is there to do that."""
+        """Returns True if a worker carries the connection, or refuses it; False if there is no worker."""
 
     def port(self, local: Address) -> int | None:
-        """Where one of them takes the next connection with that address of this host; None: none is there.
+        """Port at which a worker takes the next connection with that address of this host; None: there is no worker.
 
         Raises:
-            NotYet: It will soon be known.
+            NotYet: The port will soon be known.
         """
 
     def stop(self) -> None:
-        """They take what they carry back to TCP, and end."""
+        """Takes all connections of the workers back to TCP, and ends the workers."""
 
 
 @dataclass(slots=True, kw_only=True)
 class Services:
-    """What the switch does for a protocol.
+    """Services of the switch for a protocol.
 
-    `check_listener` returns if a connection of another host, over that transport, may be handed, by TCP, to who listens
-    at an address of this host; `lease_listener` is the same for one connection, which counts. Both raise Unavailable if
-    nobody listens there, the policy keeps the listener on TCP, or it cannot be told.
+    `check_listener` returns if a connection of another host, over that transport, may be handed by TCP to the program
+    that listens at that address. `lease_listener` does the same for one connection, which counts. Both raise
+    Unavailable if no program listens there, if the policy keeps the listener on TCP, or if neither can be found out.
     """
 
-    loop: Loop  # what calls it when a descriptor is ready or a time has come; closed once the module has been stopped
+    loop: Loop  # calls the module when a descriptor is ready or a time has come; closed after the module's stop
     log: Callable[[str], None]  # takes a line for the provider's log
     remote: RemoteSettings | None  # with which other hosts connections may be carried; None: with none
-    share: Callable[[int, int], int] = lambda whole, _uid: whole  # how much of a bounded thing a user may have
-    port_mapper: PortMapper | None = None  # what a worker asks; None: this is no worker; who needs one has its own
+    share: Callable[[int, int], int] = lambda whole, _uid: whole  # a user's share of a bounded thing
+    port_mapper: PortMapper | None = None  # a worker's; None: this is no worker, and a protocol has its own
     start_workers: Callable[[OffloadProtocol, PortMapper], Workers | None] = lambda _carrier, _mapper: None
     """Workers that run this protocol, too, and ask that port mapper; None: it carries everything itself."""
     await_end: EndFinder = field(init=False)
@@ -261,9 +261,9 @@ class Services:
 
 
 class OffloadModule(ABC):
-    """What protocols and transports have in common."""
+    """Base of protocols and transports."""
 
-    name: ClassVar[str]  # a word of lower-case letters, digits and hyphens: what policies and commands call it
+    name: ClassVar[str]  # for policies and commands: a word of lower-case letters, digits and hyphens
     capabilities: ClassVar[Capabilities]
 
     def start(self, services: Services) -> None:
@@ -283,13 +283,13 @@ class OffloadTransport(OffloadModule):
     Of two hosts that reach each other by the same `wire` each may have another kind.
     """
 
-    wire: ClassVar[str]  # what is spoken: iwarp, rocev2, ...
+    wire: ClassVar[str]  # protocol on the wire: iwarp, rocev2, ...
     profiles: ClassVar[Profiles] = Profiles(
         engine=IWARP.python, python=IWARP.python
-    )  # what gains by it, unless measured
+    )  # figures that stand until others are measured
 
     def refusal(self, request: Request) -> str | None:
-        """Why there is no device for this connection, as a half sentence; None: there is. Must not wait."""
+        """Reason, as a half sentence, why there is no device for this connection; None: there is one. Must not wait."""
         return None
 
     @abstractmethod
@@ -302,16 +302,16 @@ class OffloadTransport(OffloadModule):
 
 
 class OffloadProtocol(OffloadModule):
-    """Something that can carry the bytes of a stream connection instead of TCP."""
+    """Base of protocols that carry the bytes of a stream connection instead of TCP."""
 
-    ip_protocol: ClassVar[int] = 0  # what an explicit socket may name it by, as IPPROTO_SDP; 0: it has no number
+    ip_protocol: ClassVar[int] = 0  # by which an explicit socket names it, as IPPROTO_SDP; 0: it has no number
 
     def refusal(self, request: Request) -> str | None:
-        """Why this connection cannot be carried, as a half sentence; None: it can. Must not wait."""
+        """Reason, as a half sentence, why this connection cannot be carried; None: it can. Must not wait."""
         return None
 
     def profile(self, request: Request) -> Profile | None:
-        """By whose figures a connection that is not refused has to gain over TCP to be carried; None: it need not."""
+        """Figures by which a connection that is not refused must gain over TCP to be carried; None: it need not."""
         return None
 
     def bind(self, endpoint: Endpoint) -> None:
@@ -325,12 +325,12 @@ class OffloadProtocol(OffloadModule):
         """Carries a connection both of whose ends have been found; raises Unavailable to leave it on TCP."""
 
     def handle_transport_stopped(self, name: str) -> None:
-        """Its devices work, if at all, until what goes over them is back on TCP."""
+        """Takes connections over that transport back to TCP; its devices work until then, if at all."""
 
     def port_at(self, local: Address) -> int:
-        """Where it takes connections of other hosts with that address of this one; raises Unavailable.
+        """Port for connections of other hosts with that address of this one; raises Unavailable.
 
-        Only for protocols that have hired workers, in such a one.
+        Only for protocols that have hired workers, in a worker.
         """
         raise Unavailable(f"{self.name} carries no connections to other hosts")
 
@@ -357,7 +357,7 @@ class OffloadProtocol(OffloadModule):
 
 
 class NotYet(Unavailable):
-    """It is not known at this moment; `wait` takes a call that is made once, when to ask again, or never."""
+    """The answer is not known yet; `wait` takes a function that is called once, when to ask again, or never."""
 
     def __init__(self, message: str, wait: Callable[[Callable[[], None]], None]) -> None:
         super().__init__(message)

@@ -1,7 +1,7 @@
 """The switch's end of a channel whose other end is an application, for protocols that stand in between.
 
-A protocol is called by `on_change` and does a bounded amount of work: what it leaves is offered again in the next turn
-of the provider's loop, after everybody else's. Bytes are read and filled where they lie, in the application's ring.
+A protocol is called by `on_change` and does a bounded amount of work. Anything left over is offered again in the next
+turn of the provider's loop, after all others. Bytes are read and written where they lie, in the application's ring.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from collections.abc import Callable
 class Stream(ABC):
     """Bytes from and to one application; all counts are bytes."""
 
-    on_change: Callable[[], None]  # called when there may be more to read or more room, or the end was told
+    on_change: Callable[[], None]  # called when there may be more to read or more room, or the stream may have ended
 
     @abstractmethod
     def readable(self) -> tuple[memoryview, ...]:
-        """What the application has sent and nobody has consumed, where it lies: at most two pieces (rings wrap).
+        """Bytes that the application has sent and no caller has consumed, in place: at most two pieces (rings wrap).
 
         The application can still write there: look at a byte once.
         """
@@ -37,12 +37,12 @@ class Stream(ABC):
     @property
     @abstractmethod
     def ended(self) -> bool:
-        """Whether the application has ended its direction and every byte of it has been consumed."""
+        """True if the application has ended its direction and every byte of it has been consumed."""
 
     @property
     @abstractmethod
     def lost(self) -> bool:
-        """Whether the connection has been reset or left: nothing can be read or written, `close` is all there is."""
+        """True if the connection has been reset or left: no read or write is possible, only `close`."""
 
     @abstractmethod
     def end(self) -> None:

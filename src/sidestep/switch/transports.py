@@ -20,12 +20,12 @@ TRANSPORTS_GROUP: Final = "sidestep.transports"  # of entry points
 
 
 class Transports(Modules[OffloadTransport]):
-    """All that are installed.
+    """All installed transports.
 
     Args:
-        order: Which are asked for a connection of which no rule names one, the first one first.
-        route: Gives the kernel's way, as `Network.route` does.
-        on_stopped: Hears the name of each that has been removed, or has failed.
+        order: Transports for a connection of which no rule names one, the first one first.
+        route: Gives the kernel's route, as `Network.route` does.
+        on_stopped: Gets the name of each that has been removed, or has failed.
     """
 
     def __init__(
@@ -40,7 +40,7 @@ class Transports(Modules[OffloadTransport]):
         on_stopped: Callable[[str], None] = lambda _name: None,
     ) -> None:
         super().__init__(
-            OffloadTransport,  # type: ignore[type-abstract]  # what must be derived from it, not made
+            OffloadTransport,  # type: ignore[type-abstract]  # a base class, never instantiated
             find, services, on_broken, on_started,
         )  # fmt: skip
         self._order = order
@@ -48,10 +48,10 @@ class Transports(Modules[OffloadTransport]):
         self._on_stopped = on_stopped
 
     def choose(self, request: Request, *, wire: str = "", without: Collection[str] = ()) -> OffloadTransport:
-        """What carries a connection, if it has to be over that wire, and not by those that have been tried.
+        """Transport for a connection over that wire, of those that have not been tried.
 
         Raises:
-            Unavailable: Nothing does; each that was asked has its reason in the message.
+            Unavailable: There is none; the message has the reason of each.
         """
         wanted = [name for name in ((request.over,) if request.over else self._order) if name not in without]
         reasons = []
@@ -59,7 +59,7 @@ class Transports(Modules[OffloadTransport]):
         for name in wanted:
             transport = self.get(name)
             if transport is None:
-                why = "it is not installed, or does not work"
+                why = self.absence(name)
             elif wire and transport.wire != wire:
                 why = f"it does not speak {wire}"
             else:
@@ -67,17 +67,19 @@ class Transports(Modules[OffloadTransport]):
             if transport is not None and why is None:
                 return transport
             reasons.append(f"{name}: {why}")
-        raise Unavailable("; ".join(reasons) or "no transport is left", remedy="'sidestep modules' shows what there is")
+        raise Unavailable(
+            "; ".join(reasons) or "no transport is left", remedy="'sidestep provider modules' shows what there is"
+        )
 
     def __getitem__(self, name: str) -> OffloadTransport:
         """Raises Unavailable."""
         transport = self.get(name)
         if transport is None:
-            raise Unavailable(f"{name} is not installed, or does not work", remedy="'sidestep modules' says why")
+            raise Unavailable(f"{name}: {self.absence(name)}", remedy="'sidestep provider modules' lists what there is")
         return transport
 
     def device(self, name: str, local: Address, loop: Loop) -> Device:
-        """One of that transport's.
+        """Device of that transport.
 
         Raises:
             Unavailable: There is none at that address.

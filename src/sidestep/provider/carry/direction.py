@@ -1,35 +1,14 @@
-"""Where a connection is of which this provider has one end: its two directions, how each ends, and who leaves.
+"""State of a connection of which this provider has one end: its two directions, how each ends, which provider leaves.
 
-Theory of operation. What the two shims of a connection do is in `layout.Tx` and `layout.Rx`; a provider between follows
-them, each of its ends with five small machines. `Out` is the direction from our application to the link, `In` the one
-from the link to our application. Either may be called off while bytes are under way: for `Out` that is a state, as
-nothing more is sent then; for `In` it is a machine of its own (`Recall`), as the other end may say anything of the
-direction until it has heard of that. How an application ends its direction (`Ending`: once for ours, as far as the
-other provider has been told, and once for theirs, as far as we have been) goes on whatever its ring does, since it ends
-TCP as well. `Leaving` says which of the two providers goes.
+Theory of operation. `layout.Tx` and `layout.Rx` have the states of a connection's two shims. A provider between follows
+them, with five small machines for each of its ends. `Out` is the direction from our application to the link, `In` the
+one from the link to our application. Either may be called off while bytes are under way. For `Out` that is a state, as
+nothing more is sent then. For `In` it is a machine of its own (`Recall`), as the other end may send any word until it
+knows of that. The end of an application's direction (`Ending`) goes on in any state of its ring, since it ends TCP as
+well. There is one for ours, as far as the other provider knows, and one for theirs, as far as we know. `Leaving` says
+which of the two providers goes.
 
-What the two shims would tell each other in a segment is handed on, each word behind the bytes that it follows:
-
-- *Consent*: A's `rx_ready` is shown to B, whose `tx_switched` and offset are then shown to A before the first of B's
-  bytes. B is told so (`acked`), and does not go back to TCP before.
-- *The end*: A tells its own (`shut_wr`, CHANNEL_CLOSED) before its kernel sends the FIN, so when B hears the FIN it
-  says so (`fin_seen`), and what A had to tell is in A's segment by then; if it told nothing, it was killed. When A's
-  last byte is in B's ring, its provider publishes how A ended and then `tx_fin_at` and `tx_fin`: only then is the FIN
-  that B may have heard long ago the end of the stream.
-- *Going back to TCP* (`tx_back` BACK): A sends by TCP from a count of its ring on. What the ring held is carried to the
-  end, then B is told the count at which TCP goes on. A request to go back (CHANNEL_DEMOTE) is handed on at once.
-- *Another round*: once A has read all that B sent by ring, and reads TCP again, it may consent anew, if B's provider
-  takes that (ROUNDS). The link is ordered, and a word says something of the round whose READY came last: none carries
-  its number, as those of a segment do.
-- *A recall* (A's next reader has no shim, what it has not read is to come again by TCP) is handed on with its count: B
-  sends again what it wrote from there on. Only if B has ended or gone back meanwhile the connection is reset.
-- *A reset* (CHANNEL_RESET) is said to both: a broken rule, a link that failed, or bytes for an end that has closed
-  without reading them, which TCP answers with a reset as well.
-
-The same stream runs through both rings, so a count of the one is a count of the other.
-
-An event that a table does not have ends the connection: said by the other provider, or by our application, it is a
-violation. The pictures of the documentation site (`make docs`) and the test over all pairs are made from these.
+The provider passes on the words that the two shims would exchange in a segment, each behind the bytes that it follows:
 """
 
 from __future__ import annotations
@@ -49,13 +28,13 @@ class Out(Enum):
     APART = 0  # not both applications have attached
     TCP = 1  # its bytes go by TCP
     INVITED = 2  # READY has come: it may go to its ring
-    RING = 3  # SWITCHED is said: what its ring holds goes over the link
-    BACK = 4  # BACK is said: all of that has gone, and what follows goes by TCP, until READY comes again
-    RECALLED = 5  # what the other application has not read goes by TCP, and nothing over the link
+    RING = 3  # SWITCHED is sent: the bytes of its ring go over the link
+    BACK = 4  # BACK is sent: all of these have gone, and later bytes go by TCP, until READY comes again
+    RECALLED = 5  # bytes that the other application has not read go by TCP, and nothing over the link
 
 
 class OutEvent(Enum):
-    """What moves the direction from our application."""
+    """Event that moves the direction from our application."""
 
     MET = 0  # both applications have attached
     INVITED = 1  # READY has come
@@ -68,15 +47,15 @@ class In(Enum):
     """The direction to our application."""
 
     APART = 0  # our application has not attached
-    ATTACHED = 1  # it has, and ATTACHED is said; the other one has not
+    ATTACHED = 1  # it has, and ATTACHED is sent; the other one has not
     TCP = 2  # both have; bytes come by TCP
-    CONSENTED = 3  # READY is said: bytes may come over the link
+    CONSENTED = 3  # READY is sent: bytes may come over the link
     RING = 4  # SWITCHED has come: so they do
-    BACK = 5  # BACK has come: all of them are here, and what follows comes by TCP, until READY is said again
+    BACK = 5  # BACK has come: all of them are here, and later bytes come by TCP, until READY is sent again
 
 
 class InEvent(Enum):
-    """What moves the direction to our application."""
+    """Event that moves the direction to our application."""
 
     ATTACHED = 0  # our application has
     MET = 1  # both have
@@ -86,17 +65,17 @@ class InEvent(Enum):
 
 
 class Recall(Enum):
-    """Whether bytes of the direction to our application are wanted again by TCP."""
+    """State of a recall: whether bytes to our application are wanted again by TCP."""
 
-    NOT = 0  # what comes goes to its ring
-    OURS = 1  # RECALL is said, as a provider goes: what comes is kept until it is known whether it comes again
-    TAKEN = 2  # it comes again: what comes over the link is dropped
-    WANTED = 3  # RECALL is said for our application, which reads its ring no further: what comes is dropped
-    GRANTED = 4  # and comes again
+    NOT = 0  # bytes of the link go to its ring
+    OURS = 1  # RECALL is sent, as a provider goes: bytes are kept until it is known whether they come again
+    TAKEN = 2  # they come again: bytes of the link are discarded
+    WANTED = 3  # RECALL is sent for our application, which reads its ring no further: bytes of the link are discarded
+    GRANTED = 4  # and they come again
 
 
 class RecallEvent(Enum):
-    """What moves a recall."""
+    """Event that moves a recall."""
 
     TAKE = 0  # a provider goes
     WANT = 1  # our application reads its ring no further
@@ -105,17 +84,17 @@ class RecallEvent(Enum):
 
 
 class Ending(Enum):
-    """How an application has ended its direction, as far as the other end knows."""
+    """End of an application's direction, as far as the other end knows."""
 
     OPEN = 0  # it has not
-    SHUT = 1  # SHUT is said: nothing follows; it is still there
-    CLOSED = 2  # CLOSED is said: nobody is there, and its last bytes may still be under way
+    SHUT = 1  # SHUT is sent: nothing follows; the application is still there
+    CLOSED = 2  # CLOSED is sent: the application is gone, and its last bytes may still be under way
     SHUT_CLOSED = 3  # both
-    ENDED = 4  # ENDED is said: all that it sent by ring has gone before
+    ENDED = 4  # ENDED is sent: all bytes that it sent by ring have gone before
 
 
 class EndEvent(Enum):
-    """What an application's provider says of its end, and is the event there as well."""
+    """Word of an application's provider about its end, and the event there as well."""
 
     SHUT = 0  # SHUT
     CLOSED = 1  # CLOSED
@@ -123,7 +102,7 @@ class EndEvent(Enum):
 
 
 class Leaving(Enum):
-    """Whether the connection goes back to TCP because a provider goes."""
+    """State of a connection that goes back to TCP because a provider goes."""
 
     STAYS = 0  # it does not
     LEADS = 1  # ours goes, and waits until the other has let go
@@ -131,7 +110,7 @@ class Leaving(Enum):
 
 
 class LeaveEvent(Enum):
-    """Which provider goes."""
+    """Event that makes a provider go."""
 
     LEAVE = 0  # ours
     TOLD = 1  # LEAVE has come
@@ -140,7 +119,7 @@ class LeaveEvent(Enum):
 OUT_TRANSITIONS: Final[dict[tuple[Out, OutEvent], Out]] = {
     (Out.APART, OutEvent.MET): Out.TCP,
     (Out.TCP, OutEvent.INVITED): Out.INVITED,
-    (Out.TCP, OutEvent.RECALLED): Out.RECALLED,  # consent and recall were seen at once, and never said apart
+    (Out.TCP, OutEvent.RECALLED): Out.RECALLED,  # consent and recall were seen at once, and never sent apart
     (Out.INVITED, OutEvent.SWITCHED): Out.RING,
     (Out.INVITED, OutEvent.BACK): Out.BACK,
     (Out.INVITED, OutEvent.RECALLED): Out.RECALLED,
@@ -161,7 +140,7 @@ IN_TRANSITIONS: Final[dict[tuple[In, InEvent], In]] = {
     (In.BACK, InEvent.CONSENT): In.CONSENTED,  # to the next round
 }
 
-# That something comes again may be said, at any time, of what has come already (`Recall.NOT`).
+# RESENDS may come at any time, about bytes that have come already (`Recall.NOT`).
 RECALL_TRANSITIONS: Final[dict[tuple[Recall, RecallEvent], Recall]] = {
     (Recall.NOT, RecallEvent.TAKE): Recall.OURS,
     (Recall.NOT, RecallEvent.WANT): Recall.WANTED,
@@ -200,7 +179,7 @@ MACHINES: Final[dict[str, tuple[type[Enum], type[Enum], Mapping[tuple[Any, Any],
 }
 
 BEFORE: Final = frozenset({Out.TCP, Out.INVITED})  # our application has not gone to its ring
-USED: Final = frozenset({Out.INVITED, Out.RING})  # it may send by ring
+USED: Final = frozenset({Out.INVITED, Out.RING})  # the application may send by ring
 AWAITED: Final = frozenset({In.CONSENTED, In.RING})  # bytes may come over the link
 AGAIN: Final = frozenset({Recall.TAKEN, Recall.GRANTED})  # they come by TCP instead
 BY_APPLICATION: Final = frozenset({Recall.WANTED, Recall.GRANTED})  # because it has asked for that
@@ -219,43 +198,43 @@ def moved(state: StateT, event: Enum, *, rule: str = "link_order") -> StateT:
 
 
 class Directions:
-    """Where one connection is."""
+    """State of one connection."""
 
     def __init__(self) -> None:
         self.out = Out.APART
-        self.ending = Ending.OPEN  # as the other provider has been told
+        self.ending = Ending.OPEN  # as the other provider knows
         self.into = In.APART
         self.recall = Recall.NOT
-        self.peer_ending = Ending.OPEN  # as we have been told
+        self.peer_ending = Ending.OPEN  # as we know
         self.shown = Ending.OPEN  # as our application knows: OPEN, SHUT or ENDED
         self.leaving = Leaving.STAYS
 
     @property
     def left(self) -> bool:
-        """Whether a provider goes."""
+        """True if a provider goes."""
         return self.leaving is not Leaving.STAYS
 
     @property
     def promised(self) -> bool:
-        """On our ATTACHED the other provider opens it, and its application consents, whatever we have heard yet."""
+        """True once our ATTACHED is sent: the other provider opens the connection, and its application consents."""
         return self.into is not In.APART
 
     @property
     def undecided(self) -> bool:
-        """Whether our application is still to be told how the ring to it ends."""
+        """True if our application does not know yet how the ring to it ends."""
         return self.into in AWAITED and self.recall not in BY_APPLICATION and self.shown is Ending.OPEN
 
     @property
     def flows(self) -> bool:
-        """Whether data may come."""
+        """True if data may come."""
         return self.into is In.RING and self.peer_ending not in SILENT
 
     @property
     def given(self) -> bool:
-        """Whether our application sends nothing by ring any more, and all that it has sent was given to the link."""
+        """True if our application sends nothing by ring any more, and all that it has sent was given to the link."""
         return self.out not in USED or self.ending in SILENT
 
     @property
     def taken(self) -> bool:
-        """Whether our application needs nothing by ring any more but what is there."""
+        """True if our application needs nothing by ring any more but the bytes that are there."""
         return self.into not in AWAITED or self.recall in AGAIN or self.shown is not Ending.OPEN

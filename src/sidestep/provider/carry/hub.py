@@ -1,8 +1,8 @@
-"""Connections that end in this provider, with somebody standing between their ends: their hub, and what they share.
+"""Connections that end in this provider, which stands between their ends: their hub, and what they share.
 
 One doorbell of the provider's serves all its channels. An application names the channel that has news in the hint ring
-of its own doorbell (`doorbell.h`), so one that has none costs nothing. Every word read here is a stranger's: each is
-read once and checked, and what makes no sense ends that connection alone.
+of its own doorbell (`doorbell.h`), so an idle channel costs nothing. Every word read here is a stranger's: each is read
+once and checked. A word that makes no sense ends that connection alone.
 """
 
 from __future__ import annotations
@@ -36,16 +36,16 @@ _CLOSED: Final = int(Notice.CLOSED)  # an operator of a flag costs 2 us
 
 @dataclass(frozen=True, slots=True)
 class End:
-    """What the provider needs to make its side of a channel with one application."""
+    """Descriptors and facts from which the provider makes its side of a channel with one application."""
 
     channel: _channel.Channel
     doorbell_name: bytes  # of the application's doorbell, 16 bytes
     doorbell_index: int
     doorbell_fd: int
     doorbell_page_fd: int
-    held: Callable[[], bool]  # whether any process still holds that end of the TCP connection
-    received: Callable[[], int | None]  # bytes that TCP has brought to it, and maybe its FIN; None: nobody holds it
-    client_open: Callable[[], bool]  # whether who attached it is still connected to the provider
+    held: Callable[[], bool]  # True if a process still holds that end of the TCP connection
+    received: Callable[[], int | None]  # bytes that TCP has brought to it, and maybe its FIN; None: no process holds it
+    client_open: Callable[[], bool]  # True if the client that attached it is still connected to the provider
 
 
 class Side:
@@ -81,12 +81,12 @@ class Side:
 
     @property
     def closed(self) -> bool:
-        """Nobody holds that end of the connection any more."""
+        """True if no process holds that end of the connection any more."""
         return self.gone or bool(self.peer.notice & _CLOSED)
 
     @property
     def final(self) -> bool:
-        """It sends nothing any more, neither by ring nor by TCP."""
+        """True if it sends nothing any more, neither by ring nor by TCP."""
         return self.closed or bool(self.peer.shut_wr)
 
     @property
@@ -96,7 +96,7 @@ class Side:
 
 
 def page(found: Iterable[Row]) -> tuple[list[Row], bool]:
-    """As many of these connections as one reply of the provider's takes, and whether there are more."""
+    """Returns the first of these connections, as many as fit into one reply, and whether more follow."""
     rows: list[Row] = []
     left = limits.CONTROL_PIECE_MAX - _SPARE
     for uid, told in found:
@@ -131,7 +131,7 @@ class Hub:
         self.finishing: dict[RemoteRelay, None] = {}  # over, but for last words that are still on their way
         self._feeds: dict[tuple[bytes, int], _Feed] = {}
         self._news: dict[Side, None] = {}  # in order
-        self._farewells: list[Callable[[], None]] = []  # protocols that have still to hear that a stream is lost
+        self._farewells: list[Callable[[], None]] = []  # calls to protocols that have lost a stream
         self._young: deque[tuple[float, RemoteRelay]] = deque()  # in order of the time by which they must be attached
         self._numbers = 0
         self._tidy_due = False
@@ -172,7 +172,7 @@ class Hub:
             self.counters.add("relay_opened")
 
     def descriptors(self) -> tuple[int, int, int]:
-        """What a shim needs to ring us and to hear us die: doorbell, its page, and the pipe."""
+        """Descriptors by which a shim rings this hub and notices its death: doorbell, its page, and the pipe."""
         if self._doorbell is None:
             life = os.pipe2(os.O_CLOEXEC)
             try:
@@ -232,7 +232,7 @@ class Hub:
 
     @property
     def news(self) -> bool:
-        """Whether an application, or a side that was marked, waits for the next turn."""
+        """True if an application, or a side that was marked, waits for the next turn."""
         if self.lending is not None:
             return bool(self._news) or self._told
         return bool(self._news) or any(feed.doorbell.news for feed in self._feeds.values())
@@ -256,7 +256,7 @@ class Hub:
             self.lending.handle_turn()
 
     def _hear(self, doorbell: _channel.Doorbell) -> None:
-        """What applications have named since the last turn."""
+        """Marks the sides that applications have named since the last turn."""
         doorbell.wake()
         for feed in self._feeds.values():
             if feed.doorbell.news:
@@ -265,7 +265,7 @@ class Hub:
                     self.mark(side)
 
     def _hear_engine(self, lending: Lending) -> None:
-        """The same, where the engine hears them; and what it has given back."""
+        """Does the same where the engine reads the doorbell; marks also connections that the engine has returned."""
         self._told = False
         for relayed in lending.take_returned():
             self.mark(relayed.side)
@@ -288,7 +288,7 @@ class Hub:
             self.lending.want(side.relayed)
 
     def lent_details(self, relayed: RemoteRelay) -> dict[str, object]:
-        """What is to be told of it beside its own: where an engine may have it."""
+        """Details of the connection that an engine may add; none without an engine."""
         return {} if self.lending is None else self.lending.details(relayed)
 
     def reclaim(self, relayed: RemoteRelay) -> None:
@@ -297,7 +297,7 @@ class Hub:
             self.lending.reclaim(relayed)
 
     def mark(self, side: Side) -> None:
-        """There is, or may be, news of this side: it is served in the next turn."""
+        """Marks a side that has, or may have, news, so that the next turn serves it."""
         self._news[side] = None
 
     def _rung(self) -> None:
@@ -335,12 +335,12 @@ class Hub:
                 relayed.leave()
 
     def settled(self, protocol: str | None = None) -> bool:
-        """Whether the provider, or that protocol, can go without a connection being reset."""
+        """True if the provider, or that protocol, can leave without a connection being reset."""
         settled = all(relayed.settled for relayed in self._relayed.values() if protocol in (None, relayed.protocol))
         return settled and not any(protocol in (None, relayed.protocol) for relayed in self.finishing)
 
     def drop(self, relayed: RemoteRelay) -> None:
-        """Lets go of a connection: both streams are lost to the protocol, which hears of it in the next turn."""
+        """Drops a connection: its stream is lost to the protocol, which is called about it in the next turn."""
         if relayed.lost:
             return
         self.reclaim(relayed)
@@ -349,7 +349,7 @@ class Hub:
         relayed.lost = True
         del self._relayed[id(relayed)]
         relayed.on_drop()
-        relayed.side.tell(notice=Notice.OVER)  # it may just be asking for something
+        relayed.side.tell(notice=Notice.OVER)  # its shim may be waiting for an answer
         self._forget(relayed.side)
         relayed.bid_farewell()
         if not self._tidy_due:
@@ -357,16 +357,16 @@ class Hub:
             self._tidy_due = True
 
     def _tidy(self) -> None:
-        """Gives memory back: what has ended refers to itself in circles, and its buffers lie between those in use.
+        """Frees memory: ended connections refer to themselves in circles, and their buffers lie between those in use.
 
-        Python looks for circles when there are many more objects, whatever their size; here few hold much.
+        Python looks for circles when there are many more objects, whatever their size; here few objects hold much.
         """
         self._tidy_due = False
         gc.collect()
         _channel.give_back_free_memory()
 
     def later(self, call: Callable[[], None]) -> None:
-        """Makes a call in the next turn, guarded: to somebody who must not be called from inside his own."""
+        """Makes a call in the next turn, guarded: to code that must not be called from inside its own call."""
         self._farewells.append(call)
 
     def _forget(self, side: Side) -> None:

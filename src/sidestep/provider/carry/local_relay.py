@@ -7,15 +7,15 @@ link that never leaves the process, and whose bytes the protocol moves:
     A ══ ring ══► relay ── passage │ protocol │ passage ── relay ══ ring ══► B      (and the other way round)
     └──────────────────────────── native TCP ────────────────────────────┘
 
-A passage is the link of one relay, and the protocol's stream with its application. It hands controls on to the other
-in the next turn, but for those that say how a direction ends: they stand behind its last byte, so they wait until the
-protocol has committed that and calls `end`. Data it does not hand on: the protocol reads it where it lies, and commits
-it to the other passage. All else is as between two hosts (`remote_relay`).
+A passage is the link of one relay, and the protocol's stream with its application. It passes controls on to the other
+in the next turn, but for those that end a direction. These stand behind its last byte, so they wait until the protocol
+has committed that and calls `end`. A passage does not pass data on: the protocol reads the bytes in place, and commits
+them to the other passage. All else is as between two hosts (`remote_relay`).
 
 Bytes stay in A's ring until B has read them, though the protocol has long consumed them. So a protocol that fails or is
-removed loses nothing: whatever is not committed then goes straight from ring to ring, at once, and both ends leave.
+removed loses nothing. Bytes that are not committed then go straight from ring to ring, and both ends leave.
 
-If the provider dies, what it held is lost: the shims hear it by a pipe that it alone holds open, and reset.
+If the provider dies, bytes that it held are lost. The shims notice by a pipe that it alone holds open, and reset.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _ENDS: Final = frozenset({Control.BACK, Control.SHUT, Control.ENDED})
 
 
 class _Way(Enum):
-    """How the bytes of one application go to the other."""
+    """Route of one application's bytes to the other."""
 
     PROTOCOL = "the protocol moves them, and words that follow them wait"
     DONE = "all have been committed, or nobody wants the others"
@@ -48,13 +48,13 @@ class _Way(Enum):
 
 
 class _End(RemoteRelay):
-    """One of two whose other end is here."""
+    """An end whose other end is here, too."""
 
     link: _Passage
     lends = False
 
     def turn(self, side: Side) -> None:
-        """There may be news from our application, and so for the protocol."""
+        """Takes the side's turn, and the protocol's soon after, as there may be news for it."""
         super().turn(side)
         self.link.call_later()
 
@@ -83,18 +83,18 @@ class _Passage(Stream):
 
     @property
     def room(self) -> int:
-        """It takes as much as there is room for in the other ring."""
+        """Always 1: the room in the other ring is the bound."""
         return 1
 
     def details(self) -> dict[str, object]:
-        """Nothing that anybody asks for."""
+        """Always empty, since no command asks for it."""
         return {}
 
     plain = buffered = False  # nothing here is the engine's
     under_way = 0
 
     def lend(self, record: dict[str, int]) -> Lent | None:
-        """There is no wire."""
+        """Always None, as there is no wire."""
         return None
 
     def take_back(self, record: dict[str, int], error: int) -> None:
@@ -104,7 +104,7 @@ class _Passage(Stream):
         if control is Control.LEAVE:
             self.go_straight()
         elif control is Control.RECALL:
-            self.other.finish_way()  # what else comes to our application comes by TCP
+            self.other.finish_way()  # all later bytes reach our application by TCP
         if self._way is _Way.OVER:
             return
         if control in _ENDS and self._way is _Way.PROTOCOL:
@@ -123,7 +123,7 @@ class _Passage(Stream):
             self._deliver_later()
 
     def finish(self, on_gone: Callable[[], object]) -> None:
-        """Our end is lost: the other one hears what was said, and the protocol that its stream is."""
+        """Ends this passage, whose end is lost: the other end gets all queued words, the protocol loses its stream."""
         self._out += self._held
         self._held.clear()
         self._way, self._on_gone = _Way.OVER, on_gone
@@ -133,7 +133,7 @@ class _Passage(Stream):
             self._hub.drop(self.other.relay)
 
     def finish_way(self) -> None:
-        """The protocol has nothing more to do with bytes of our application's: what follows them is said."""
+        """Sends the words that follow our application's bytes, as the protocol is done with these."""
         if self._way is _Way.PROTOCOL:
             self._way = _Way.DONE
             self._out += self._held
@@ -147,7 +147,7 @@ class _Passage(Stream):
             self._hub.later(self._deliver)
 
     def _deliver(self) -> None:
-        """The other end hears what was said."""
+        """Delivers the queued words to the other end."""
         self._delivers = False
         relay = self.other.relay
         try:
@@ -203,7 +203,7 @@ class _Passage(Stream):
             return
         for one in both:
             try:
-                one.relay.turn(one.relay.side)  # it may have sent more by now
+                one.relay.turn(one.relay.side)  # the application may have sent more by now
             except Exception:
                 one.relay.reset("fault")
                 raise
@@ -279,7 +279,7 @@ class _Passage(Stream):
             self.other.relay.leave()
 
     def call_later(self) -> None:
-        """The protocol may have something to do, and hears of it once a turn."""
+        """Calls the protocol in the next turn, once a turn, as it may have something to do."""
         if not self._calls:
             self._calls = True
             self._hub.later(self._call)
@@ -293,7 +293,7 @@ class _Passage(Stream):
             raise
 
     def _let_go(self) -> None:
-        """The stream is lost to the protocol, which hears of it in the next turn."""
+        """Takes the stream from the protocol, which is called about it in the next turn."""
         self._hub.later(self.on_change)
         self.on_change = nothing
 

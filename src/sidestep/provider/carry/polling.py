@@ -1,8 +1,8 @@
-"""Looking again at once, instead of sleeping, for a moment after something has come over a link.
+"""Spinning instead of sleeping, for a moment after something has come over a link.
 
-To be woken takes tens of microseconds, and an answer often comes sooner. One budget serves all connections: it doubles
-when something came while it lasted, and halves when not, so what looks in vain soon looks hardly at all. On a machine
-where as many threads run as there are processors nobody looks: it would take a processor from who makes the news.
+A wake-up takes tens of microseconds, and an answer often comes sooner. One budget serves all connections: it doubles
+when something came while it lasted, and halves when nothing came. So spinning in vain soon stops. Where as many
+threads run as there are processors nothing spins: it would take a processor from the thread that makes the news.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _LOAD: Final = "/proc/loadavg"
 
 
 class Waiting:
-    """How a loop with connections that go through its process waits."""
+    """Waits of a loop with connections that go through its process."""
 
     def __init__(self, loop: Loop, hub: Hub) -> None:
         self._loop = loop
@@ -55,7 +55,7 @@ class Waiting:
         return True
 
     def _is_crowded(self, now: float) -> bool:
-        """Whether others want the processor; not looked up more often than every few milliseconds."""
+        """True if others want the processor; not looked up more often than every few milliseconds."""
         if now - self._looked_at >= limits.POLL_LOAD_S:
             self._looked_at = now
             self._crowded = self._running() > self._processors
@@ -71,7 +71,7 @@ class Waiting:
             return self._processors + 1
 
     def wait(self, timeout_s: float | None) -> list[tuple[int, int]]:
-        """What is ready; first looked at for a moment without sleeping, if something has just come over a link."""
+        """Returns the ready descriptors; spins for a moment first if something has just come over a link."""
         ready: list[tuple[int, int]] = []
 
         def found() -> bool:

@@ -377,7 +377,15 @@ class RemoteRelay(Relayed):
     def _on_switched(self, side: Side, count: int) -> None:
         self.into = moved(self.into, InEvent.SWITCHED)
         self.peer_switched_at = count
-        side.tell(tx_switch_offset=count, tx_switched=self.in_round)
+        # SWITCHED may have crossed our RECALL. The other application then sends again by TCP without waiting for ACKED,
+        # and ours may have read beyond `count` before this word comes: the ring would begin in what it has read.
+        self._switch_withheld = self.recall is Recall.OURS
+        if not self._switch_withheld:
+            self._show_switch(side)
+
+    def _show_switch(self, side: Side) -> None:
+        self._switch_withheld = False
+        side.tell(tx_switch_offset=self.peer_switched_at, tx_switched=self.in_round)
         self.link.send_control(Control.ACKED, Acked.SWITCH)
 
     def _on_read(self, side: Side, count: int) -> None:
@@ -454,6 +462,8 @@ class RemoteRelay(Relayed):
     def _arrived(self, count: int) -> bool:
         """All has, unless some is recalled and we drop what comes; that is said. False: it is reset."""
         if self.recall is Recall.OURS and count != self.recalled_at:
+            if self._switch_withheld:
+                self._show_switch(self.side)
             self._give_kept()  # it will not send it again
         elif self.recall is Recall.WANTED and count != self.recalled_at:
             self.reset("recall")  # nor what our application wants again

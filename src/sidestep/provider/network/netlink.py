@@ -50,7 +50,7 @@ RTNH_F_DEAD: Final = 0x1
 RTPROT_KERNEL: Final = 2
 RT_TABLE_LOCAL: Final = 255
 
-LINKS: Final[tuple[int, int]] = (RTM_GETLINK, socket.AF_UNSPEC)  # what can be dumped
+LINKS: Final[tuple[int, int]] = (RTM_GETLINK, socket.AF_UNSPEC)  # dumps that can be asked for
 ADDRESSES: Final[tuple[int, int]] = (RTM_GETADDR, socket.AF_UNSPEC)
 ROUTES_4: Final[tuple[int, int]] = (RTM_GETROUTE, socket.AF_INET)
 ROUTES_6: Final[tuple[int, int]] = (RTM_GETROUTE, socket.AF_INET6)
@@ -98,7 +98,7 @@ _KIND_ERRORS: Final = {
 
 
 class Malformed(Exception):
-    """A netlink message that cannot be what it says it is."""
+    """A netlink message that breaks its own format."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,7 +144,7 @@ def dump_request(what: tuple[int, int], sequence: int) -> bytes:
 
 
 def barrier_request(sequence: int) -> bytes:
-    """Asks for one interface: the kernel answers when nobody changes links, addresses or routes any more."""
+    """Asks for one interface: the kernel answers when no process is changing links, addresses or routes."""
     head = _LINK.pack(socket.AF_UNSPEC, 0, _IFINDEX_LOOPBACK, 0, 0)
     return _HEADER.pack(_LINK_LEN, RTM_GETLINK, NLM_F_REQUEST, sequence, 0) + head
 
@@ -183,7 +183,7 @@ def _attribute(name: str, payload: bytes) -> bytes:
 
 
 def record_of(frame: Frame) -> Record | None:
-    """What a notification, or a piece of a dump, says; None: nothing that is followed.
+    """Record in a notification, or in a piece of a dump; None: nothing that is followed.
 
     Raises:
         Malformed: It cannot be decoded.
@@ -232,7 +232,7 @@ def route_of(frame: Frame, destination: Address, source: Address | None) -> Rout
 def _link(frame: Frame) -> Record | None:
     family, _, index, flags, _ = _head(frame, _LINK)
     if family != socket.AF_UNSPEC:
-        return None  # a bridge tells of its ports; the interface itself remains
+        return None  # a bridge reports its ports; the interface itself remains
     name = _attributes(frame.data, _LINK_LEN).get(_IFLA_IFNAME, b"").partition(b"\0")[0]
     if not name or index <= 0:
         raise Malformed("an interface without a name or number")
@@ -265,7 +265,7 @@ def _route(frame: Frame) -> Record | None:
     if head.flags & RTM_F_CLONED:
         return None  # the memory of a path, not a route
     if head.flags & RTNH_F_DEAD and not removed:
-        return None  # its interface is down; it goes, or it comes back, with that
+        return None  # a route whose interface is down goes, or comes back, with it
     attributes = _attributes(frame.data, _ROUTE_LEN)
     return RouteChange(
         Change.REMOVED if removed else Change.ADDED,
@@ -298,7 +298,7 @@ def _route_head(frame: Frame) -> _RouteHead:
 
 
 def _head(frame: Frame, layout: struct.Struct) -> tuple[int, ...]:
-    """What stands between the header of a message and its attributes."""
+    """Fields between the header of a message and its attributes."""
     if len(frame.data) < _HEADER.size + layout.size:
         raise Malformed(f"a message of type {frame.kind} with {len(frame.data)} bytes")
     found: tuple[int, ...] = layout.unpack_from(frame.data, _HEADER.size)
@@ -356,7 +356,7 @@ def _hops(head: _RouteHead, attributes: dict[int, bytes], *, with_dead: bool) ->
         length, flags, _, index = _NEXT_HOP.unpack_from(several, offset)
         if not _NEXT_HOP.size <= length <= len(several) - offset:
             raise Malformed(f"a next hop of {length} bytes with {len(several) - offset} left")
-        if with_dead or not flags & RTNH_F_DEAD:  # its interface is down; it comes back with it
+        if with_dead or not flags & RTNH_F_DEAD:  # a hop whose interface is down comes back with it
             own = _attributes(several[offset : offset + length], _NEXT_HOP.size)
             yield Hop(kind, _first_hop(head.family, own), index)
         offset += length + (-length % 4)

@@ -1,13 +1,12 @@
 """The network as the kernel has it: its routes, asked for one at a time, and its changes, as events.
 
 The answers are never older than the kernel's announcements: a lookup that finds one unread asks the kernel and not the
-cache. What the kernel announces it may only be about to do, so nothing is remembered for a moment afterwards, and a
-snapshot of what may change in silence begins with a request that the kernel answers only when nobody is changing
-anything.
+cache. The kernel may announce a change before it makes it, so nothing is remembered for a moment afterwards. A snapshot
+of what may change in silence begins with a request that the kernel answers only when no process changes anything.
 
-Whatever may have been missed (the socket overflowed, a message made no sense, IPv4 routes went in silence) is found by
-a snapshot, which is compared with what was known. It is read a piece a turn; announcements wait in their socket until
-it is complete, and are then taken in as the later ones that they are.
+Changes may be missed: the socket overflowed, a message made no sense, IPv4 routes went in silence. A snapshot, compared
+with the known state, finds them. It is read a piece a turn. Announcements wait in their socket until it is complete,
+and are then taken in as the later ones that they are.
 
 Not supported: where routing rules name ports, the lookup is made without them.
 """
@@ -56,7 +55,7 @@ class _Snapshot:
 
     sock: socket.socket
     state: NetworkState
-    left: list[tuple[int, int]]  # what is still to be dumped, the present one first
+    left: list[tuple[int, int]]  # dumps to come, the present one first
     cause: str
     whole: bool  # not the routes alone
     tries: int
@@ -81,7 +80,7 @@ class Network:
         receive_buffer: int = limits.NETLINK_RECEIVE_BUFFER,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Takes a first snapshot, of which no events come: `present` tells what there is.
+        """Takes a first snapshot, of which no events come: `present` has its content.
 
         Raises:
             Unavailable: The kernel cannot be asked.
@@ -131,7 +130,7 @@ class Network:
     # ---- what there is ----
 
     def present(self) -> Iterator[NetworkEvent]:
-        """All interfaces, addresses and routes, as if they came now: for who begins to follow."""
+        """All interfaces, addresses and routes, as if they came now: for a protocol that begins to follow."""
         return iter(list(self._state.present()))
 
     # ---- lookups ----
@@ -165,7 +164,7 @@ class Network:
         return known.answer
 
     def _remember(self, question: RouteQuestion, answer: _Cached) -> None:
-        self._cache.pop(question, None)  # it goes to the end
+        self._cache.pop(question, None)  # the answer moves to the end
         if len(self._cache) >= limits.ROUTES_CACHED_MAX:
             del self._cache[next(iter(self._cache))]
         self._cache[question] = answer
@@ -219,7 +218,7 @@ class Network:
         return sock
 
     def _unread(self) -> bool:
-        """Whether an announcement waits that has not been taken in."""
+        """True if an announcement waits that has not been taken in."""
         return bool(self._unread_poll.poll(0))
 
     def _read_announcements(self) -> None:
@@ -296,7 +295,7 @@ class Network:
         snapshot.sock.send(netlink.dump_request(snapshot.left[0], snapshot.sequence))
 
     def _read_snapshot(self, snapshot: _Snapshot) -> None:
-        """Reads one piece, and compares once there is no more."""
+        """Reads one piece of the snapshot, and compares it once it is complete."""
         try:
             datagram, sender = _receive(snapshot.sock)
             if sender == 0 and self._take_piece(snapshot, datagram):
@@ -309,7 +308,7 @@ class Network:
             snapshot.torn = True
             snapshot.left.clear()
         if RouteChange in snapshot.state.full:
-            snapshot.left.clear()  # more routes than are followed: the rest need not be read
+            snapshot.left.clear()  # more routes than are followed: the others need not be read
         if not snapshot.left:
             self._end_snapshot(snapshot)
 
@@ -351,13 +350,13 @@ class Network:
 
 
 class _NoInterface(Exception):
-    """It is not there, or went just now."""
+    """The interface is not there, or went just now."""
 
 
 def _index_of(interface: str) -> int:
     try:
         return socket.if_nametoindex(interface)
-    except OSError as error:  # which of its reasons, Python does not tell
+    except OSError as error:  # Python does not say which of its reasons
         raise _NoInterface from error
 
 
@@ -403,5 +402,5 @@ def _on_the_wire(address: Address) -> Address:
     if isinstance(address, IPv4Address):
         return address
     if address.is_unspecified:
-        return _LOOPBACK_6  # what connect() makes of it
+        return _LOOPBACK_6  # as connect() does
     return IPv6Address(int(address))  # the scope goes as the interface

@@ -1,9 +1,8 @@
-"""What is known of the network, and which events lead from one state to another. No I/O.
+"""Known state of the network, and the events that lead from one state to another. No I/O.
 
-A state is made of what the kernel announced, or of a snapshot; comparing the two tells what was missed. The kernel's
-announcements do not tell all: IPv4 routes vanish in silence with their interface, their source address or their next
-hop object, and a route that replaces one of several like it does not say which. Then the state is `doubtful`, and a
-snapshot is due.
+A state is made of the kernel's announcements, or of a snapshot; comparing the two shows missed changes. The kernel does
+not announce all. IPv4 routes vanish in silence with their interface, their source address or their next hop object. A
+route that replaces one of several like it does not say which. Then the state is `doubtful`, and a snapshot is due.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ from sidestep.routing import (
 
 @dataclass(frozen=True, slots=True)
 class RouteKey:
-    """What the kernel tells routes apart by."""
+    """Key by which the kernel distinguishes routes."""
 
     destination: Network
     source: Network  # other than everything only in IPv6's source routing
@@ -48,7 +47,7 @@ class Hop:
 
 @dataclass(frozen=True, slots=True)
 class RouteChange:
-    """What the kernel says of a route."""
+    """Change of a route, as the kernel announces it."""
 
     change: Change
     key: RouteKey
@@ -58,7 +57,7 @@ class RouteChange:
 
 @dataclass(frozen=True, slots=True)
 class Unclear:
-    """Something changed from which changes of routes may follow in silence."""
+    """Announcement from which changes of routes may follow in silence."""
 
 
 Record = LinkEvent | AddressEvent | RouteChange | Unclear
@@ -71,8 +70,8 @@ ValueT = TypeVar("ValueT")
 class NetworkState:
     """Interfaces, addresses and routes; `limits.NETWORK_FOLLOWED_MAX` of each.
 
-    Of what there are more, nothing is remembered: `full` names it, its changes are told as they are announced, and
-    what is not announced is told as ChangesLost.
+    `full` names the kinds of which there are more. Of these nothing is remembered: announced changes become events, any
+    others are reported as ChangesLost.
     """
 
     links: dict[int, LinkEvent] = field(default_factory=dict)
@@ -82,7 +81,7 @@ class NetworkState:
     doubtful: bool = False
 
     def handle(self, record: Record) -> list[NetworkEvent]:
-        """Takes in what the kernel said; the events that follow from it."""
+        """Takes in a record of the kernel; returns the events that follow from it."""
         if isinstance(record, LinkEvent):
             return list(self._handle_link(record))
         if isinstance(record, AddressEvent):
@@ -93,14 +92,14 @@ class NetworkState:
         return []
 
     def present(self) -> Iterator[NetworkEvent]:
-        """All that is known, as if it came now."""
+        """Events of the whole known state, as if it came now."""
         yield from self.links.values()
         yield from self.addresses.values()
         for key, hops in self.routes.items():
             yield from _route_events(Change.ADDED, key, hops)
 
     def lost(self) -> Iterator[NetworkEvent]:
-        """For who cannot be told the changes one by one."""
+        """Events for a protocol that cannot get the changes one by one."""
         yield ChangesLost()
         yield from self.present()
 

@@ -1,1 +1,1 @@
-"""Who is paired with whom, and what carries their bytes."""
+"""Pairs of ends, and the protocols that carry their bytes."""

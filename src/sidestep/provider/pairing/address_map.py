@@ -1,7 +1,7 @@
-"""What the ends of connections that a provider has made with programs are called in truth.
+"""Real addresses of connections between a provider and programs.
 
 Such a connection stands for one with another host: it leads from the program to the provider. Programs under the shim
-ask for its true addresses by showing the socket.
+ask for its real addresses by showing the socket.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from sidestep.switch.protocol import Endpoint, Ends
 
 
 class AddressMap:
-    """Of one provider; as many as there are connections, and some that are over, whose programs may still ask."""
+    """Addresses of one provider's connections, and of some that are over, whose programs may still ask."""
 
     def __init__(self, netns_cookie: int) -> None:
         self._netns_cookie: Final = netns_cookie

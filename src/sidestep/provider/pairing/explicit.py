@@ -1,20 +1,20 @@
-"""Explicit sockets: what the provider answers to programs that name the family or the protocol themselves.
+"""Explicit sockets: the provider's answers to programs that name the family or the protocol themselves.
 
-A call of such a socket waits for the answer, so nothing here waits; where a connection is opened in the place of TCP
+A call of such a socket waits for the answer, so nothing here waits. Where a connection is opened in the place of TCP
 the answer comes when that is decided (`pending_connects`). Ordinary sockets ask before they connect if the policy has
 some connections begin with a protocol.
 
-Native TCP and the offload protocols share one space of ports: whoever is bound natively gets the same port from every
-protocol that it wants, or the bind fails; those that had bound before are released in reverse order.
+Native TCP and the offload protocols share one space of ports. A socket that is bound natively gets the same port from
+every protocol that it wants, or the bind fails. Protocols that had bound before are released in reverse order.
 
-Two descriptors come with the request to bind. The native socket proves that its port is held; it is looked at and
-closed before any answer, because a copy of it would keep the port. The *lease* is the reading end of a pipe, whose end
-of file says that the last process with that socket has let go of it, whichever way; until then the protocols keep the
-port. A client that closes its socket and keeps the lease cannot keep others from it: who holds the same port natively
-shares the reservation.
+Two descriptors come with the request to bind. The native socket proves that its port is held. It is looked at and
+closed before any answer, because a copy of it would keep the port. The *lease* is the reading end of a pipe. Its end of
+file says that the last process with that socket has closed it, in whatever way; until then the protocols keep the port.
+A client that closes its socket and keeps the lease cannot keep others from the port. The next socket that holds it
+natively shares the reservation.
 
-Not supported: what was bound while no provider ran, or with one that has ended, is native only; protocols that are
-added later are not told of what was bound before.
+Not supported: sockets that were bound while no provider ran, or with one that has ended, are native only. Protocols
+that are added later do not learn of earlier binds.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ from sidestep.switch.protocol import Endpoint, Ends, OffloadProtocol, Request, S
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What a call is told: an errno to fail with, or why it goes on natively, or neither."""
+    """Answer to a call: an errno to fail with, the reason why it goes on natively, or neither."""
 
     error: int = 0
     refusal: Refusal | None = None
@@ -60,7 +60,7 @@ _YES: Final = Answer()
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Lease:
-    """A port that protocols hold for a native socket, as long as somebody has the other end of the pipe."""
+    """A port that protocols hold for a native socket, as long as a process has the other end of the pipe."""
 
     fd: int
     uid: int
@@ -70,7 +70,7 @@ class Lease:
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class ExplicitSockets:
-    """Answers ASK, and knows which protocols hold which ports for whom."""
+    """Answers ASK, and keeps the table of ports that protocols hold for sockets."""
 
     protocols: Protocols
     decisions: Decisions
@@ -180,7 +180,7 @@ class ExplicitSockets:
         return Answer(errno.ENOENT) if found is None else Answer(names=found)
 
     def _insist(self, number: int, endpoint: Endpoint, verdict: Verdict, unable: int) -> Answer:
-        """The answer to who wants that protocol or none."""
+        """The answer to a socket that wants that protocol or none."""
         if verdict.refusal is None:
             return _YES
         if not any(self._wanted(number, endpoint)):
@@ -191,7 +191,7 @@ class ExplicitSockets:
         """The protocols that an explicit socket of this number and family is for."""
         for protocol in self.protocols.each():
             if not (protocol.capabilities.local or self.services.remote):
-                continue  # it is for other hosts, of which there are none
+                continue  # for other hosts, of which there are none
             fits = endpoint.address.version in protocol.capabilities.families
             if fits and number in (IPPROTO_OFFLOAD_ANY, protocol.ip_protocol):
                 yield protocol
@@ -201,7 +201,7 @@ class ExplicitSockets:
     def _reserve(self, client: Client, message: Message, lease_fd: int, netns_cookie: int | None) -> Answer:
         endpoint = endpoint_of(message.local_addr, message.local_port)
         insists = message.protocol != IPPROTO_OFFLOAD_ANY
-        if netns_cookie is None:  # the same port of another interface may be somebody else's
+        if netns_cookie is None:  # the same port of another interface may belong to another socket
             return Answer(errno.EADDRNOTAVAIL) if insists else Answer(refusal=Refusal.NO_PROTOCOL)
         if netns_cookie != self.netns_cookie:  # the protocols would bind another network's port
             return Answer(errno.EADDRNOTAVAIL) if insists else Answer(refusal=Refusal.FOREIGN_NETNS)
@@ -247,14 +247,14 @@ class ExplicitSockets:
             return
         del self._held[held]
         if self.protocols.get(protocol.name) is not protocol:
-            return  # it has been stopped, and has let go of everything
+            return  # the protocol has been stopped, and has released everything
         try:
             protocol.release(endpoint)
         except Exception as error:  # a stranger's code
             self.protocols.fail(protocol.name, error)
 
     def _end(self, lease: Lease) -> None:
-        """The pipe says something, which can only be its end; or the provider stops."""
+        """Ends a lease: its pipe has shown its end, or the provider stops."""
         if lease not in self._leases:
             return  # `_end_left` was first; its descriptor's number may be another's by now
         self._leases.discard(lease)
@@ -267,7 +267,7 @@ class ExplicitSockets:
             self._let_go(protocol, lease.endpoint)
 
     def _end_left(self, port: int) -> None:
-        """Ends what has been let go of at this port and not been looked at yet: its successor may be asking."""
+        """Ends leases of this port whose pipes have ended unnoticed: the next socket there may be asking."""
         of_port = {lease.fd: lease for lease in self._leases if lease.endpoint.port == port}
         poller = select.poll()
         for fd in of_port:
@@ -296,7 +296,7 @@ def _opener(verdict: Verdict, number: int) -> OffloadProtocol | None:
 
 
 def _as_fields(names: Ends | None) -> dict[str, Any]:
-    """As the record has them."""
+    """Fields of the record for these names."""
     if names is None:
         return {}
     local, remote = names.local, names.remote

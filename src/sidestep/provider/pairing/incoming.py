@@ -26,7 +26,7 @@ _NOBODY_HOLDS_IT: Final = "nobody under sidestep has claimed it there: start tha
 
 
 class Incoming:
-    """Those that are looked for, and the claims that a worker is about to serve: `delegated`, by client and token."""
+    """Searches for accepting ends, and the claims that a worker is about to serve: `delegated`, by client and token."""
 
     def __init__(self, shared: Shared) -> None:
         self.shared = shared
@@ -61,7 +61,7 @@ class Incoming:
         return sought.end
 
     def sought(self, key: ConnectionKey) -> Sought | None:
-        """What is looked for at that end."""
+        """Search for that end; None: there is none."""
         return self._sought.get(key)
 
     def forget(self, sought: Sought) -> None:
@@ -105,12 +105,12 @@ class Sought:
                 self.incoming.shared.protocols.fail(self.carrier.name, error)
 
     def fail(self, why: str) -> None:
-        """It is not, or must not be carried; does nothing the second time."""
+        """Fails the search: there is no such end, or it must not be carried; does nothing the second time."""
         if self.end():
             self.on_failed(why)
 
     def end(self) -> bool:
-        """Nobody looks any more; False: that was so before."""
+        """Ends the search; False: it had ended before."""
         over, self.over = self.over, True
         self.incoming.forget(self)
         return not over
@@ -149,7 +149,7 @@ class RemoteClaim:
         return relay
 
     def delegate(self) -> Delegated:
-        """What a worker needs to be the other end of its channel; raises Unavailable."""
+        """Facts for a worker that is to be the other end of its channel; raises Unavailable."""
         shared, client, message = self.incoming.shared, self.claimer, self.claim.message
         if self._name in self.incoming.delegated:
             raise Unavailable("that very claim is served already")
@@ -181,7 +181,7 @@ class RemoteClaim:
         self._give_back()
 
     def withdraw(self) -> None:
-        """It has been answered, or wants no answer any more."""
+        """Withdraws the claim from a worker: it has been answered, or needs no answer any more."""
         if len(self.lent):
             del self.incoming.delegated[self._name]
             self.lent.close()

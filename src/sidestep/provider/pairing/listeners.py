@@ -1,12 +1,11 @@
-"""Who listens at an address of this host, and whether the policy lets an offload protocol come in there.
+"""Listeners at addresses of this host, and whether the policy lets an offload protocol come in there.
 
-Connections that a provider hands to a listener that is not under the shim have no client that would say who it is. The
-kernel tells the socket that would accept, and its user; /proc tells a process that holds it, and so the program. Where
-that cannot be seen (another user's process, looked at without being root) nobody comes in, as a rule of the policy may
-be about that very program.
+A listener that is not under the shim has no client that would name it. The kernel finds the socket that would accept,
+and its user. /proc shows a process that holds it, and so the program. Only root can see that of another user's process.
+If it cannot be seen no connection comes in, as a rule of the policy may be about that very program.
 
-A program under the shim asks who is at the other end, and is told the truth; it is known by the arena that it holds.
-Any other sees an address of this host, and might trust it: there a rule has to say that others may come in. Where
+A program under the shim asks for the peer's address, and gets the true one; it is known by the arena that it holds. Any
+other program sees an address of this host, and might trust it: there a rule has to say that others may come in. Where
 several processes hold the listener the oldest stands for all, as a server's parent does.
 """
 
@@ -34,7 +33,7 @@ _PROC: Final = Path("/proc")
 
 @dataclass(frozen=True, slots=True)
 class _Listener:
-    """What is known of a listening socket."""
+    """Owner of a listening socket."""
 
     pid: int  # of a process that holds it
     subject: Subject
@@ -51,10 +50,10 @@ class Listeners:
         self._known: OrderedDict[int, _Listener] = OrderedDict()  # by inode
 
     def check(self, carrier: OffloadProtocol, transport: str, local: Endpoint) -> ListenerLease:
-        """Returns if somebody listens there and may be reached by these; the decision is remembered.
+        """Returns if a program listens there and these may reach it; the decision is remembered.
 
         Raises:
-            Unavailable: Nobody listens, it cannot be seen who, or the policy keeps it on TCP.
+            Unavailable: No program listens, it cannot be seen, or the policy keeps it on TCP.
         """
         found = self._prover.listener(str(local.address), local.port)
         if found is None:
@@ -64,7 +63,7 @@ class Listeners:
         verdict = self._decisions.listen(listener.subject, local, carrier, transport)
         if verdict.refusal is not None:
             raise Unavailable(verdict.why)
-        if verdict.ruling.rule is None and not named:  # who listens sees this host's own address, and may trust it
+        if verdict.ruling.rule is None and not named:  # the listener sees this host's own address, and may trust it
             raise Unavailable(
                 f"no rule lets other hosts in at {local}, whose program is not under sidestep",
                 remedy=f"use {carrier.name} listen PROGRAM {local}, for one",
@@ -108,7 +107,7 @@ def _holder(inode: int) -> int | None:
 
 
 def _socket_name(inode: int) -> str:
-    """As /proc shows it."""
+    """Name of a socket as /proc shows it."""
     return f"socket:[{inode}]"
 
 
@@ -123,7 +122,7 @@ def _processes() -> Iterator[int]:
 def _holds(pid: int, wanted: str) -> bool:
     try:
         return any(_link(entry) == wanted for entry in (_PROC / str(pid) / "fd").iterdir())
-    except OSError:  # it has gone, or may not be looked into
+    except OSError:  # the process has gone, or may not be looked into
         return False
 
 

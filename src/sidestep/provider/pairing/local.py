@@ -25,7 +25,7 @@ class LocalPair:
     claimer: Client
     claim: Packet
     taken: bool = False
-    carried: bool = False  # both ends have been told, and not that it is refused
+    carried: bool = False  # both ends have got an answer, and it is no refusal
     streams: tuple[Stream, ...] = ()
 
     @property
@@ -70,7 +70,7 @@ class LocalPair:
         )  # fmt: skip
         attach = Message(
             type=Rpc.ATTACH, token=message.token, flags=Attach.RELAYED, ring_size=offer.ring_size,
-            segment_id=second_id,  # so that whoever looks sees that the ends share no channel
+            segment_id=second_id,  # so that an observer sees that the ends share no channel
             doorbell_page_id=shared.hub.doorbell_id,
         )  # fmt: skip
         if not shared.send(claimer, attach, (made, *doorbell)):
@@ -82,7 +82,7 @@ class LocalPair:
         return streams
 
     def leave(self) -> None:
-        """The protocol gives up: what it has opened nobody would serve."""
+        """Closes the streams that the protocol has opened, as it gives up and no other would serve them."""
         for stream in self.streams:
             stream.close()
 

@@ -27,7 +27,7 @@ class RemoteOffer:
 
     shared: Shared
     offer: Offer[Brought]
-    profile: Profile | None  # by whose figures it has to gain
+    profile: Profile | None  # figures by which it has to gain
 
     def reach_out(self, carrier: OffloadProtocol) -> None:
         """Has the protocol find the other end."""
@@ -68,7 +68,7 @@ class RemoteOffer:
         return relay
 
     def refuse(self, why: str, *, full: bool = False) -> None:
-        """It stays on TCP; does nothing once it has been served."""
+        """Leaves the connection on TCP; does nothing once it has been served."""
         if self.wanted:
             shared, offer, refusal = self.shared, self.offer, Refusal.NO_BUDGET if full else Refusal.NO_PROTOCOL
             shared.offers.handle_claimed(offer)
@@ -79,7 +79,7 @@ class RemoteOffer:
             shared.refuse_offer(client, offer.token, refusal)
 
     def delegate(self) -> Delegated:
-        """What a worker needs to be the other end of its channel; raises Unavailable."""
+        """Facts for a worker that is to be the other end of its channel; raises Unavailable."""
         self._need_wanted()
         offer = self.offer
         return Delegated(
@@ -89,7 +89,7 @@ class RemoteOffer:
         )  # fmt: skip
 
     def tell(self, doorbell_id: bytes, doorbell: Sequence[int]) -> bool:
-        """Its channel has another end, which that doorbell rings; False: the offer, or its maker, is gone."""
+        """Answers the offer: its channel has another end, rung by that doorbell. False: offer or maker is gone."""
         if not self.wanted:
             return False
         counted = ("remote_joined", "connect")

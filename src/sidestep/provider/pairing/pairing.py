@@ -1,8 +1,8 @@
-"""Offers and claims: who is paired with whom, and what carries their bytes.
+"""Offers and claims: pairs of ends, and the protocols that carry their bytes.
 
 Each message is checked by its form, by the policy, and by the kernel, before anything changes. An offer that cannot be
-served is refused with the reason, and counted; the connection stays on TCP. Both ends here are a `LocalPair`; of a
-connection with another host this provider has a `RemoteOffer`, or an end that is looked for (`Incoming`).
+served is refused with the reason, and counted; the connection stays on TCP. Two ends on this host are a `LocalPair`. Of
+a connection with another host this provider has a `RemoteOffer`, or a search for its end (`Incoming`).
 """
 
 from __future__ import annotations
@@ -113,7 +113,7 @@ class Pairing:
             RemoteOffer(shared, offer, profile).reach_out(verdict.protocol)
 
     def _loss(self, client: Client, message: Message, verdict: Verdict, profile: Profile | None) -> Refusal | None:
-        """Whether TCP is faster than the way to the other host, for what the connection does; who names it insists."""
+        """LATENCY if TCP is faster for the connection's traffic and its program names no protocol, else None."""
         traffic = Traffic(message.promote_after_calls, message.promote_after_bytes, message.turns)
         if profile is None or message.protocol or not traffic.messages:
             return None
@@ -127,7 +127,7 @@ class Pairing:
         return Refusal.LATENCY
 
     def _offer_refusal(self, client: Client, message: Message, evidence: Evidence) -> Refusal | None:
-        """Why an offer cannot be taken in, whatever the switch says of it; the cheap checks first."""
+        """Reason why an offer cannot be taken in, before the switch is asked; the cheap checks first."""
         if self.shared.closing:
             return Refusal.SHUTTING_DOWN
         if refusal := self.shared.offers.check(client.client_id, message.token, evidence.key, client.uid):
@@ -221,7 +221,7 @@ class Pairing:
             shared.protocols.fail(carrier.name, error)
             pair.leave()
         if not pair.carried:
-            pair.taken = True  # whoever has kept it comes too late
+            pair.taken = True  # a protocol that has kept it comes too late
             self._refuse_both(offer, client, token, Refusal.PROTOCOL_FAILED)
 
     def _refuse_both(self, offer: Offer[Brought], claimer: Client, token: int, refusal: Refusal) -> None:
@@ -251,7 +251,7 @@ class Pairing:
 
 @dataclass(slots=True, eq=False)
 class Search:
-    """That of the offer for a claim, made in another network namespace: the first whose path is proven is the one.
+    """Search for the offer of a claim, made in another network namespace: the first whose path is proven is the one.
 
     `on_found` is called once with the offer, or None, unless the search is ended before.
     """

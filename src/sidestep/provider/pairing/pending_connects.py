@@ -1,6 +1,6 @@
 """Programs that wait in connect() for a connection that an offload protocol opens in the place of TCP.
 
-The program's socket stays TCP's, and leads to this provider: where to, the answer to its question says, and only that
+The program's socket stays TCP's, and leads to this provider. The answer to its question names the place, and only that
 very socket is taken in there. Each such connection counts from the question to its end, for its user and in all.
 """
 
@@ -28,7 +28,7 @@ from sidestep.switch.protocol import Endpoint, OffloadProtocol, Request
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class PendingConnects:
-    """Those of one provider."""
+    """Waiting programs of one provider."""
 
     protocols: Protocols
     users: Users

@@ -1,8 +1,8 @@
 """The registry: the page on which shims see, with one load, that an offer may be waiting for them.
 
-A bucket word holds the number of pending offers whose connection hashes there (bits 0-7, saturating) and a generation
-that grows with every offer (bits 8-31). It is only a hint: the truth is the offer table, asked by a CLAIM. So words
-need no ordering among each other; each is one aligned 32-bit store.
+A bucket word has two parts. Bits 0-7 are the number of pending offers whose connection hashes there, saturating. Bits
+8-31 are a generation that grows with every offer. It is only a hint: the truth is the offer table, asked by a CLAIM. So
+words need no ordering among each other; each is one aligned 32-bit store.
 """
 
 from __future__ import annotations
@@ -71,19 +71,19 @@ class Registry:
         self._publish(bucket)
 
     def set_closing(self) -> None:
-        """Tells all shims to make no more offers."""
+        """Makes all shims stop making offers."""
         self._header_words[self._closing_index] = 1
 
     def set_asks_connect(self, asks: bool) -> None:
-        """Tells all shims whether ordinary sockets are to ask before they connect."""
+        """Makes the ordinary sockets of all shims ask, or not ask, before they connect."""
         self._header_words[self._asks_index] = int(asks)
 
     def bump_commands(self) -> None:
-        """Tells all shims, those that are awake, to look at their sockets."""
+        """Makes all shims that are awake look at their sockets."""
         self._bump(self._commands_index)
 
     def bump_answers(self) -> None:
-        """Tells those that wait for an answer to look at their sockets."""
+        """Makes shims that wait for an answer look at their sockets."""
         self._bump(self._answers_index)
 
     def _bump(self, index: int) -> None:

@@ -1,8 +1,8 @@
-"""The memory of channels: how much a user may have, who has how much, and the segments that the provider makes.
+"""The memory of channels: the share of a user, the users' present parts, and the segments that the provider makes.
 
 Segments of offers are the programs' own. A sweep over the slots in their arenas finds out which of them are still in
-use, and what was touched beside the rings. A connection through the provider has a second segment, which no arena
-names.
+use, and which pages were touched beside the rings. A connection through the provider has a second segment, which no
+arena names.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from sidestep.provider import memory
 from sidestep.provider.clients import Arena
 from sidestep.switch.budget import ChannelBudget
 
-_SWEEP_SLOTS_MAX: Final = 1 << 18  # slots read in one sweep; beyond it the sweep is given up and nothing released
+_SWEEP_SLOTS_MAX: Final = 1 << 18  # slots read in one sweep; beyond it the sweep ends and releases nothing
 NO_BUDGET: Final = "the budget for channel memory is used up"
 
 
 class Segments:
-    """What channels take of the budget; `share` gives a user's part of a whole."""
+    """Memory of channels within the budget; `share` gives a user's part of a whole."""
 
     def __init__(
         self,
@@ -66,7 +66,7 @@ class Segments:
 
     @contextmanager
     def made(self, segment_id: bytes, ring_size: tuple[int, int], uid: int) -> Iterator[int]:
-        """The same, while it is handed out: whatever fails meanwhile gives its memory back. Raises Unavailable."""
+        """Makes a segment, open within the block; an exception there frees its memory. Raises Unavailable."""
         segment = self.make(segment_id, ring_size, uid)
         try:
             yield segment
@@ -94,7 +94,7 @@ class Segments:
                     self.budget.handle_sweep(None, now=now)
                     return
                 if segment_id is not None:
-                    # both ends tell of their own; a stranger may tell of any, in as many slots as he likes
+                    # both ends report their own; a stranger may report any, in as many slots as it likes
                     spilled[segment_id] = min(spilled.get(segment_id, 0) + touched, 2 * layout.CHANNEL_SPILL)
         self.budget.handle_sweep(spilled, now=now)
 

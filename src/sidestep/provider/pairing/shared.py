@@ -1,4 +1,4 @@
-"""What the parts of pairing share: the tables of who offers, and the words by which a client is refused."""
+"""Tables that the parts of pairing share: offers and clients, and the words by which a client is refused."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from sidestep.switch.protocol import Services
 
 
 def fields_of(profile: Profile | None) -> dict[str, Any]:
-    """By what a shim judges whether a connection's way to another host is worth it, in fields of a message."""
+    """Fields of a message by which a shim judges whether a connection's way to another host is worth it."""
     if profile is None:
         return {}
     message_ns, mib_ns, turn_ns = profile.nanoseconds
@@ -47,7 +47,7 @@ class Shared:
     services: Services
     send: Callable[..., bool]
     hub: Hub
-    prover: SocketProver  # whether the ends of connections through the provider are still held
+    prover: SocketProver  # proves that the ends of connections through the provider are still held
     closing: bool = False  # no more offers are taken in
 
     def need_home(self, *netns_cookies: int) -> None:
@@ -74,7 +74,7 @@ class Shared:
         )  # fmt: skip
 
     def claimer_end(self, made: int, client: Client, key: ConnectionKey, claim: Packet) -> End:
-        """That of who made a claim, in a segment of ours."""
+        """End of the client that made a claim, in a segment of ours."""
         message = claim.message
         return self.end(
             made, 0, client, key, message.cookie, client.doorbell_name(message.doorbell_page_id),
@@ -82,7 +82,7 @@ class Shared:
         )  # fmt: skip
 
     def offerer_end(self, offer: Offer[Brought]) -> End:
-        """That of who made an offer."""
+        """End of the client that made an offer."""
         segment, *doorbell = offer.brought.descriptors.numbers
         return self.end(
             segment, 1, self.clients[offer.client], offer.key, offer.brought.evidence.cookie, offer.doorbell_page_id,
@@ -90,7 +90,7 @@ class Shared:
         )  # fmt: skip
 
     def claimed(self, offer: Offer[Brought], doorbell: Sequence[int], counted: tuple[str, ...], **told: Any) -> bool:
-        """An offer has been served, and what came with it passed on: its maker is told. False: it is gone."""
+        """Answers an offer that has been served, and closes its descriptors. False: its maker is gone."""
         self.offers.handle_claimed(offer)
         self.registry.handle_removed(offer.brought.bucket)
         offer.brought.close()
@@ -100,13 +100,13 @@ class Shared:
         return True
 
     def release(self, offer: Offer[Brought]) -> None:
-        """Gives back what an offer held that was not claimed."""
+        """Releases the memory and descriptors of an offer that was not claimed."""
         self.registry.handle_removed(offer.brought.bucket)
         self.segments.budget.release(offer.segment_id)
         offer.brought.close()
 
     def refuse_offer(self, client: Client, token: int, refusal: Refusal, profile: Profile | None = None) -> None:
-        """`profile`: by whose figures it has to gain, which is told if that is why."""
+        """Refuses an offer; `profile`: figures by which it has to gain, sent if it does not."""
         self.counters.add("offer_refused", refusal.name)
         told = fields_of(profile) if refusal is Refusal.LATENCY else {}
         self.send(client, Message(type=Rpc.REFUSED, token=token, reason=refusal, **told))

@@ -1,1 +1,1 @@
-"""Proofs that who names a connection holds it."""
+"""Proofs that a client holds the connection that it names."""

@@ -1,11 +1,11 @@
-"""Proof by possession: what the duplicate of a TCP socket says of the connection that its sender holds.
+"""Proof by possession: the connection that the sender of a duplicate TCP socket holds.
 
-The duplicate is asked and closed at once: while anybody holds one, the end of the stream is hidden from the peer.
-Within one network namespace no two sockets have an established connection of the same four addresses and ports (those
-bound to an interface aside, which are not taken for proof), so two duplicates that mirror each other are the two ends
-of one connection. Across namespaces that says nothing; see `path.py`.
+The duplicate is asked and closed at once: an open one hides the end of the stream from the peer. Within one network
+namespace no two sockets have an established connection of the same four addresses and ports. (Those bound to an
+interface do, and are not taken for proof.) So two duplicates that mirror each other are the two ends of one connection.
+Across namespaces that says nothing; see `path.py`.
 
-Of a descriptor that a stranger sent nothing is asked that its file system would have to answer.
+A stranger's descriptor is asked nothing that its file system would have to answer.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _SEQUENCE_SLACK: Final = 2  # SYN and FIN are counted as bytes by some fields an
 
 @dataclass(frozen=True, slots=True)
 class TcpFacts:
-    """What TCP_INFO tells of a connection that the other end of it must agree with."""
+    """Facts of TCP_INFO with which the other end of a connection must agree."""
 
     options: int
     snd_wscale: int
@@ -39,7 +39,7 @@ class TcpFacts:
     bytes_sent: int
 
     def agrees(self, later: TcpFacts) -> bool:
-        """Whether the other end, asked later, can be the other end."""
+        """True if `later`, asked later, can be the other end."""
         return (
             self.options & _OPTIONS_AGREED == later.options & _OPTIONS_AGREED
             and (self.snd_wscale, self.rcv_wscale) == (later.rcv_wscale, later.snd_wscale)
@@ -50,7 +50,7 @@ class TcpFacts:
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """A connection that somebody holds one end of."""
+    """A connection, as the holder of one end shows it."""
 
     key: ConnectionKey
     cookie: int
@@ -58,7 +58,7 @@ class Held:
 
 
 def examine(fd: int) -> Held | None:
-    """What the duplicate `fd` holds, None if that is no connection (any more) or one bound to an interface; closes it.
+    """Closes the duplicate `fd`; returns its connection, None if it has none (any more) or is bound to an interface.
 
     Raises:
         PeerViolation: It is no TCP socket.
@@ -74,12 +74,12 @@ def examine(fd: int) -> Held | None:
                 raise
             return None
         if not key.netns_cookie or info[0] not in proof.HELD_STATES or bound_to_interface(sock):
-            return None  # 0: a kernel that cannot tell namespaces apart
+            return None  # 0: a kernel that cannot distinguish namespaces
         return Held(key, proof.socket_cookie(sock), _facts(info))
 
 
 def made_in(fd: int, netns_cookie: int) -> bool:
-    """Whether `fd`, which stays the caller's, is a socket made in that network namespace; raises PeerViolation."""
+    """True if `fd`, which stays the caller's, is a socket made in that network namespace; raises PeerViolation."""
     with as_socket(os.dup(fd), "socket") as sock:
         return bool(netns_cookie) and proof.netns_cookie_of(sock) == netns_cookie
 
@@ -100,7 +100,7 @@ def as_socket(fd: int, what: str) -> socket.socket:
 
 
 def bound_to_interface(sock: socket.socket) -> bool:
-    """Whether a socket sees one interface only, by SO_BINDTODEVICE or a link-local address."""
+    """True if a socket sees one interface only, by SO_BINDTODEVICE or a link-local address."""
     return bool(sock.getsockopt(socket.SOL_SOCKET, socket.SO_BINDTODEVICE, _INTERFACE_NAME_MAX).rstrip(b"\0"))
 
 

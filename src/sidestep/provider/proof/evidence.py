@@ -1,9 +1,9 @@
-"""What a client shows for an offer or a claim, and what the provider makes of it.
+"""Evidence of a client for an offer or a claim, and the provider's judgement of it.
 
 By lookup the provider asks the kernel about the socket that the message names; that works within one user and one
-network namespace. By possession the message brings a duplicate of the socket, and where the peer may be in another
-namespace also a UDP socket for the proof of the path. A provider that looks up takes a duplicate as well: it asks those
-for one that are in another namespace.
+network namespace. By possession the message brings a duplicate of the socket. Where the peer may be in another
+namespace it brings also a UDP socket for the proof of the path. A provider that looks up takes duplicates as well: it
+asks clients in another namespace for one.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from sidestep.switch.offers import ConnectionKey
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
-    """One end of a connection, as far as it is known to be held by who says so."""
+    """One end of a connection, and how far its client has shown that it holds it."""
 
     key: ConnectionKey
     cookie: int
@@ -56,7 +56,7 @@ class Examiner:
             key = _key(packet.message)
             foreign = key.netns_cookie != self._netns_cookie
             return Evidence(key, packet.message.cookie, Refusal.FOREIGN_NETNS if foreign else None)
-        # Closed before anything else is done: while it is open, the peer hears of no close.
+        # Closed before anything else is done: while it is open, the peer sees no close.
         held = possession.examine(packet.descriptors.take_first())
         way_fd = packet.descriptors.take_first() if proofs == 2 else None
         if held is None:
@@ -71,7 +71,7 @@ class Examiner:
         return Evidence(held.key, held.cookie, refusal, held.facts, way)
 
     def refusal(self, evidence: Evidence) -> Refusal | None:
-        """Why the evidence does not hold, or None; by lookup this asks the kernel, so ask last."""
+        """Reason why the evidence does not hold, or None; by lookup this asks the kernel, so ask last."""
         if evidence.refusal or evidence.facts is not None:
             return evidence.refusal
         return None if self._prover.holds(evidence.key, evidence.cookie) else Refusal.NOT_PROVEN

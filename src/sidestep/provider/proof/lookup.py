@@ -28,7 +28,7 @@ _REQUEST: Final = struct.Struct("=BBBxI")  # struct inet_diag_req_v2 up to the i
 _SOCKET_ID: Final = struct.Struct("!HH16s16s")  # struct inet_diag_sockid: ports and addresses; interface and cookie:
 _SOCKET_ID_REST: Final = struct.Struct("=IQ")
 _REPLY: Final = struct.Struct("=BBBB")  # struct inet_diag_msg up to the id: family, state, timer, retrans
-_REPLY_REST: Final = struct.Struct("=12xII")  # what follows the id: expires, queues; user and inode
+_REPLY_REST: Final = struct.Struct("=12xII")  # fields behind the id: expires, queues; user and inode
 _REQUEST_LEN: Final = _HEADER.size + _REQUEST.size + _SOCKET_ID.size + _SOCKET_ID_REST.size
 _MAPPED: Final = bytes(10) + b"\xff\xff"
 _LISTEN: Final = 10  # TCP_LISTEN
@@ -43,13 +43,13 @@ HELD_STATES: Final = frozenset({1, 2, 3, 4, 5, 8, 9, 11})
 
 
 def netns_cookie() -> int:
-    """The cookie of this process's network namespace; 0 where the kernel cannot tell (before 5.14)."""
+    """The cookie of this process's network namespace; 0 where the kernel has none (before 5.14)."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
         return netns_cookie_of(sock)
 
 
 def netns_cookie_of(sock: socket.socket) -> int:
-    """The cookie of the network namespace in which a socket was made; 0 where the kernel cannot tell (before 5.14)."""
+    """The cookie of the network namespace in which a socket was made; 0 where the kernel has none (before 5.14)."""
     try:
         return int.from_bytes(sock.getsockopt(socket.SOL_SOCKET, _SO_NETNS_COOKIE, 8), "little")
     except OSError as error:
@@ -94,11 +94,11 @@ class SocketProver:
         self._netlink.close()
 
     def holds(self, key: ConnectionKey, cookie: int) -> bool:
-        """Whether the kernel has that very connection, with that cookie, in a state in which a process can hold it."""
+        """True if the kernel has that very connection, with that cookie, in a state in which a process can hold it."""
         return self._look_up_held(key, cookie) is not None
 
     def received(self, key: ConnectionKey, cookie: int) -> int | None:
-        """How many bytes TCP has brought to that connection, with its FIN or without; None: nobody holds it."""
+        """Bytes that TCP has brought to that connection, with its FIN or without; None: no process holds it."""
         found = self._look_up_held(key, cookie, 1 << _DIAG_INFO - 1)
         at = _RECORD_LEN
         while found is not None and at + _ATTRIBUTE.size <= len(found):
@@ -121,7 +121,7 @@ class SocketProver:
         found = self._look_up(key, cookie, extensions)
         if found is None:
             return None  # no such socket, or another cookie
-        # The lookup falls back to a listener of the same port. It also finds sockets that nobody holds any more: those
+        # The lookup falls back to a listener of the same port. It also finds sockets that no process holds: those
         # have no inode, though the kernel may keep one in FIN-WAIT-2 for a minute, or until all that it has is sent.
         _, state, _, _ = _REPLY.unpack_from(found)
         _, found_cookie = _SOCKET_ID_REST.unpack_from(found, _REPLY.size + _SOCKET_ID.size)

@@ -1,12 +1,12 @@
-"""Proof of the path: whether what one end's network namespace sends to the other end's address arrives there.
+"""Proof of the path: packets from one end's network namespace to the other end's address arrive there.
 
 Two sockets in different namespaces may show the same four addresses and ports and have nothing to do with each other.
 So each end brings, beside the duplicate of its TCP socket, a UDP socket of the same namespace, bound to the address of
-the connection. The provider sends a nonce from each to the other. If both arrive, and come from where they were sent,
-the two namespaces are each other's way to these addresses: whoever stands in the way could take the connection itself.
+the connection. The provider sends a nonce from each to the other. If both arrive from the right address, the two
+namespaces are each other's way to these addresses. A process on that way could take the connection itself.
 
-Not covered: a process that sits in the namespace of one true end, may bind UDP ports there, and works together with a
-namespace of its own that shows the same addresses; docs/internals/security.md says what keeps it out.
+Not covered: a process in one true end's namespace that may bind UDP ports there and owns a namespace with the same
+addresses. The page docs/internals/security.md says what keeps it out.
 
 Nothing is waited for: arrivals come through the provider's loop, and a proof that is not there in time has failed.
 """
@@ -70,14 +70,14 @@ class Way:
         return cls(sock, str(host), name[1])
 
     def expect(self, nonce: bytes, waiting: Proof, loop: Loop) -> None:
-        """From now on `waiting` hears of the arrival of `nonce`."""
+        """Calls `waiting` from now on when `nonce` arrives."""
         if self.loop is None:
             loop.on_readable(self.sock.fileno(), self._read)
             self.loop = loop
         self.expected[nonce] = waiting
 
     def forget(self, nonce: bytes) -> None:
-        """Whatever arrives, nobody waits for it."""
+        """Expects `nonce` no longer."""
         self.expected.pop(nonce, None)
         if not self.expected and self.loop is not None:
             self.loop.forget(self.sock.fileno())
@@ -95,7 +95,7 @@ class Way:
                 data, source = self.sock.recvfrom(_NONCE_LEN + 1, socket.MSG_DONTWAIT)
             except BlockingIOError:
                 return
-            except OSError as error:  # what the network reported of an earlier datagram; the next read goes on
+            except OSError as error:  # an earlier datagram's error, from the network; the next read goes on
                 if error.errno in (errno.EBADF, errno.ENOTSOCK):
                     raise
                 continue
@@ -110,7 +110,7 @@ class Way:
 class Proof:
     """Two nonces under way between two ends."""
 
-    uid: int  # of who asked for it
+    uid: int  # of the client that asked for it
     on_done: Callable[[bool], None]
     missing: dict[bytes, tuple[Way, Way]]  # nonce -> from, to
     finish: Callable[[Proof], None]
@@ -127,7 +127,7 @@ class Proof:
             self.end(True)
 
     def end(self, proven: bool) -> None:
-        """Tells the outcome, once."""
+        """Reports the outcome, once."""
         if self.done:
             return
         self.done = True
@@ -150,7 +150,7 @@ class PathProofs:
         return self._of_user.total()
 
     def start(self, one: Way, other: Way, *, uid: int, on_done: Callable[[bool], None]) -> Proof:
-        """Sends a nonce each way; `on_done` hears later whether both arrived in time.
+        """Sends a nonce each way; `on_done` is called later with whether both arrived in time.
 
         Raises:
             LimitReached: Too many proofs are under way, of this user or of all.
@@ -163,7 +163,7 @@ class PathProofs:
         self._of_user[uid] += 1
         for nonce, (source, target) in list(started.missing.items()):
             target.expect(nonce, started, self._loop)
-            with suppress(OSError):  # told by the deadline, as silence is: who asks learns nothing of the network by it
+            with suppress(OSError):  # the deadline ends it, as silence: the client must learn nothing of the network
                 source.sock.sendto(nonce, socket.MSG_DONTWAIT, (target.host, target.port))
         return started
 

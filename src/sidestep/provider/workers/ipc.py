@@ -1,6 +1,6 @@
 """The line between a provider and one of its workers, either end: records in order, never waited for.
 
-What the kernel does not take at once waits in a queue; a queue that is full, a record that makes no sense and the end
+A record that the kernel does not take at once waits in a queue. A full queue, a record that makes no sense and the end
 of the other side end the line.
 """
 
@@ -74,7 +74,7 @@ class IpcChannel:
             self._end(error.strerror or "broken")
 
     def close(self) -> None:
-        """Nothing is sent or told any more."""
+        """Closes the line: no more records go out or come in."""
         if self.open:
             self.open = False
             self._loop.forget(self._sock.fileno())
@@ -130,4 +130,4 @@ class IpcChannel:
     def _end(self, why: str) -> None:
         if self.open:
             self.close()
-            self._loop.call_later(0, lambda: self._on_end(why))  # not in the midst of who sends
+            self._loop.call_later(0, lambda: self._on_end(why))  # not from inside a caller's send

@@ -1,8 +1,8 @@
-"""What a provider and its workers say to each other: one record a packet, descriptors beside some of them.
+"""Messages between a provider and its workers: one record a packet, descriptors beside some of them.
 
 The two are of one version, one being started by the other, so nothing is negotiated. A worker talks with strangers on
-other hosts and may have been talked into anything: its records are checked like a client's, and the provider checks
-what they mean.
+other hosts, which may have taken it over. So its records are checked like a client's, and the provider checks their
+meaning.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Record:
 
     LAYOUT: ClassVar[Struct]
     FDS: ClassVar[int] = 0  # descriptors beside it
-    TEXT: ClassVar[bool]  # whether its last field is one
+    TEXT: ClassVar[bool]  # the last field is one
 
     def __init_subclass__(cls) -> None:
         dataclass(frozen=True)(cls)
@@ -52,7 +52,7 @@ class Record:
 
 
 def decode(packet: bytes, fds_count: int) -> Record:
-    """What `Record.encode` made; raises PeerViolation."""
+    """Record in a packet of `Record.encode`; raises PeerViolation."""
     kind = KINDS.get(packet[0]) if packet else None
     if kind is None:
         raise PeerViolation(f"a message that is none: {packet[:1].hex()}", rule="malformed")
@@ -67,9 +67,9 @@ def decode(packet: bytes, fds_count: int) -> Record:
 
 
 class Ways(Record):
-    """What names a connection: its two ends as this host sees them. Addresses as in `proof.mapped_address`."""
+    """Name of a connection: its two ends as this host sees them. Addresses as in `proof.mapped_address`."""
 
-    number: U64  # of this question, chosen by who asks
+    number: U64  # of this question, chosen by the worker
     local_addr: Id
     local_port: U16
     remote_addr: Id
@@ -86,7 +86,7 @@ class Delegate(Record):
 
     number: U64  # of this end
     search: U64  # the number of the worker's `Await`; 0: the end that opened the connection: reach out
-    client: U64  # who attached it
+    client: U64  # the client that attached it
     uid: U32
     local_addr: Id
     local_port: U16
@@ -107,7 +107,7 @@ class Missing(Record):
 
 
 class Drop(Record):
-    """An end that was lent is not to be carried: its application has not been told."""
+    """Order not to carry an end that was lent: its application has had no answer."""
 
     number: U64
 
@@ -119,7 +119,7 @@ class Gone(Record):
 
 
 class Listen(Record):
-    """Where other hosts reach the worker at that address is wanted."""
+    """Question for the port at which other hosts reach the worker at that address."""
 
     local_addr: Id
 
@@ -132,21 +132,21 @@ class Port(Record):
 
 
 class Show(Record):
-    """What it carries is wanted, from so many on."""
+    """Question for the connections that the worker carries, from number `after` on."""
 
     number: U64
     after: U32
 
 
 class Leave(Record):
-    """Everything goes back to TCP; then the worker ends."""
+    """Order to take everything back to TCP, and then to end."""
 
 
 # ---- the worker's ----
 
 
 class Ready(Record):
-    """It works; what applications need to ring it and to hear it die: doorbell, its page, a pipe's reading end."""
+    """The worker works; applications ring it and see its end by these: doorbell, its page, a pipe's reading end."""
 
     FDS: ClassVar[int] = 3
 
@@ -154,7 +154,7 @@ class Ready(Record):
 
 
 class Carried(Record):
-    """An end that was lent has its link: its application is to be told."""
+    """An end that was lent has its link: its application is to get the answer."""
 
     number: U64
 
@@ -178,7 +178,7 @@ class Await(Ways):
 
 
 class Forget(Record):
-    """Nobody looks any more."""
+    """End of a search, which the worker does not need any more."""
 
     search: U64
 
@@ -188,7 +188,7 @@ class Ask(Ways):
 
 
 class Doubt(Record):
-    """Nobody answers at that port of that service."""
+    """No host answers at that port of that service."""
 
     remote_addr: Id
     remote_port: U16
@@ -196,7 +196,7 @@ class Doubt(Record):
 
 
 class Listens(Record):
-    """Where other hosts reach it at that address."""
+    """Port at which other hosts reach the worker at that address."""
 
     local_addr: Id
     port: U16  # 0: nowhere
@@ -206,7 +206,7 @@ class Counted(Record):
     """A counter has grown by one."""
 
     name_len: U8
-    text: Text  # its name, and behind it the reason
+    text: Text  # a counter's name, and behind it the reason
 
 
 class Tell(Record):

@@ -1,16 +1,16 @@
 """The provider's workers: processes that carry connections with other hosts, so that these share several processors.
 
 Theory of operation. A worker (`worker`) runs the same protocol as the provider, with a loop, devices and connections of
-its own. The provider keeps all that concerns clients: offers and claims, policy, proof, budget and the port mapper. Of
+its own. The provider keeps all that concerns clients: offers and claims, policy, proof, budget and the port mapper. For
 a connection that a program here has opened it lends the worker the application's end of the channel, descriptors and
-all; the worker reaches out and answers whether it carries it. Other hosts are told, for one connection at a time, the
-port of the worker with the least to do; it asks for the end that accepted the connection, and is lent that. What other
-hosts say of a connection later, such as how far it has come when its link is broken, goes to the same port, and so to
-the worker that carried it.
+all. The worker reaches out and answers whether it carries it. For each connection of another host the provider answers
+with the port of the worker with the least to do. That worker asks for the end that accepted the connection, and is lent
+it. Later messages of other hosts about a connection, such as the state of a broken link, go to the same port. So
+they reach the worker that carried it.
 
-A worker is told that it is to leave, and ends once nothing depends on it. One that ends otherwise takes its connections
-with it, which are reset as with a provider that is killed; another takes its place, after a pause that grows. A worker
-whose provider has ended brings its connections back to TCP and ends.
+The provider orders a worker to leave, and the worker ends once nothing depends on it. A worker that ends otherwise
+takes its connections with it, which are reset as with a provider that is killed. Another takes its place, after a pause
+that grows. A worker whose provider has ended brings its connections back to TCP and ends.
 
 While none works, the provider carries connections by itself.
 """
@@ -55,25 +55,26 @@ class Delegated:
     """An end of a connection with another host that a worker is to carry, or refuse.
 
     The provider has the client, and its offer or claim; the worker gets descriptors and the facts that a `RemoteRelay`
-    wants. Until it has carried the end its application is told nothing: it may withdraw or go, and is not `taken` then.
+    wants. Its application gets no answer until the worker has carried the end: it may withdraw or go, and is not
+    `taken` then.
     """
 
     key: ConnectionKey
     cookie: int
-    side: int  # of the segment, that of who carries it
+    side: int  # of the segment, the carrier's
     segment_id: bytes
     doorbell_name: bytes
     doorbell_index: int
     client: Client
-    uid: int  # whose it is
+    uid: int  # the client's user
     fds: tuple[int, ...]  # the application's segment, doorbell and its page, until `taken` or `refuse` was called
-    taken: Callable[[bytes, Sequence[int]], bool]  # tells whose doorbell to ring from now on; False: it is not wanted
-    refuse: Callable[[], object]  # it stays on TCP; does nothing once it has been `taken`
-    over: Callable[[], object]  # it was carried and is not any more, or was not `taken`
+    taken: Callable[[bytes, Sequence[int]], bool]  # gives the doorbell to ring from now on; False: it is not wanted
+    refuse: Callable[[], object]  # leaves it on TCP; does nothing once it has been `taken`
+    over: Callable[[], object]  # the end was carried and is not any more, or was not `taken`
 
 
 class Delegable(Protocol):
-    """What the provider's own ends can do beside being `Outgoing` or `Incoming`."""
+    """Ability of the provider's own ends beside being `Outgoing` or `Incoming`."""
 
     def delegate(self) -> Delegated:
         """A worker carries it, or refuses it; raises Unavailable."""
@@ -90,9 +91,9 @@ class _Process:
     doorbell_id: bytes = b""  # of the doorbell that applications ring; empty: it is not ready
     doorbell: Descriptors = field(default_factory=Descriptors)
     delegated: dict[int, Delegated] = field(default_factory=dict)
-    sought: dict[int, Callable[[], object]] = field(default_factory=dict)  # what ends each, by its own numbers
+    sought: dict[int, Callable[[], object]] = field(default_factory=dict)  # the call that ends each, by its own numbers
     ports: dict[bytes, int | None] = field(default_factory=dict)  # by address; None: asked for
-    tickets: deque[float] = field(default_factory=deque)  # until when a port that was told counts as a connection
+    tickets: deque[float] = field(default_factory=deque)  # until then a port that was given away counts as a connection
     asked: dict[int, ShowAnswer] = field(default_factory=dict)
     leaving: bool = False
 
@@ -113,7 +114,7 @@ class WorkerSlot:
         self.chosen_at = 0  # the crew's count of choices at the last time
         self._failures = 0  # in a row
         self._numbers = itertools.count(1)
-        self._ended: list[_Process] = []  # told to, and not yet gone
+        self._ended: list[_Process] = []  # ordered to end, and not yet gone
 
     @property
     def ready(self) -> _Process | None:
@@ -158,20 +159,20 @@ class WorkerSlot:
             self.start()
 
     def leave(self) -> None:
-        """Everything that it carries goes back to TCP, then it ends."""
+        """Orders the worker to take everything back to TCP and to end."""
         running = self.running
         if running is not None and not running.leaving:
             running.leaving = True
             running.ipc.send(messages.Leave())
 
     def kill(self, why: str) -> None:
-        """It has broken a rule, or does not answer."""
+        """Kills the worker, which has broken a rule or does not answer."""
         if self.running is not None:
             self._pool.services.log(f"worker {self.running.process.pid} is killed: {why}")
             self.running.process.kill()
 
     def _ipc_ended(self, why: str) -> None:
-        """Its process ends by itself, if it has not yet: it has nobody to talk to."""
+        """Kills the worker, unless it is leaving: without a line to the provider it is of no use."""
         running = self.running
         if running is not None and not running.ipc.open and not running.leaving:
             self.kill(why)
@@ -202,11 +203,11 @@ class WorkerSlot:
             answer([], False)
 
     def close(self, until: float) -> None:
-        """The provider ends: whatever still runs at that time is killed."""
+        """Ends with the provider: a worker that still runs at `until` is killed."""
         running, self.running = self.running, None
         if running is None:
             return
-        running.ipc.close()  # which tells it to leave, if nothing else has
+        running.ipc.close()  # this makes it leave, if it does not already
         try:
             running.process.wait(max(0.0, until - time.monotonic()))
         except subprocess.TimeoutExpired:
@@ -245,7 +246,7 @@ class WorkerSlot:
 
         self._pool.services.loop.call_later(limits.WORKER_ASKED_S, give_up)
 
-    # ---- what it says ----
+    # ---- messages of the worker ----
 
     def _heard(self, record: Record, descriptors: Descriptors) -> None:
         running = self.running
@@ -406,7 +407,7 @@ class WorkerPool:
         return True
 
     def port(self, local: Address) -> int | None:
-        """Where the worker with the least to do takes a connection; None: none works there."""
+        """Port at which the worker with the least to do takes a connection; None: none works there."""
         packed = mapped_address(str(local))
         ready = [slot for slot in self.slots if slot.ready is not None]
         for each in ready:
@@ -424,7 +425,7 @@ class WorkerPool:
             self._waiting.append(call)
 
     def handle_listens(self) -> None:
-        """A worker has told where it listens."""
+        """Makes the calls that wait for a worker's port, as one has given it."""
         waiting, self._waiting = self._waiting, []
         for call in waiting:
             call()
@@ -451,11 +452,11 @@ class WorkerPool:
 
     @property
     def settled(self) -> bool:
-        """Whether all workers that were told to leave have."""
+        """True if all workers that were ordered to leave have left."""
         return not any(slot.running is not None and slot.running.leaving for slot in self.slots)
 
     def handle_disconnect(self, client: Client) -> None:
-        """A client has gone: workers that have ends of it are told."""
+        """Informs the workers that have ends of a client that has gone."""
         for slot in self.slots:
             running = slot.running
             if running is not None and any(delegated.client is client for delegated in running.delegated.values()):
@@ -541,7 +542,7 @@ def _delegable(end: Outgoing | Incoming) -> Delegable:
 
 
 def _rows(text: bytes) -> list[Row]:
-    """What a worker carries, in its own words; raises PeerViolation."""
+    """Rows about a worker's connections, as the worker gives them; raises PeerViolation."""
     try:
         rows = [(int(uid), dict(details)) for uid, details in json.loads(text)]
     except (ValueError, TypeError, RecursionError) as error:

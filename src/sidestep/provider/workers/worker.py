@@ -1,7 +1,7 @@
 """``python -m sidestep.provider.workers.worker``: one of a provider's workers, see `pool`.
 
-It has no clients. What it carries, its provider has lent it; when the provider ends, for whatever reason, everything
-goes back to TCP and the worker ends.
+It has no clients: its provider lends it all connections. When the provider ends, for any reason, everything goes back
+to TCP and the worker ends.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class Worker:
             on_stopped=lambda _name: self._leave(),
         )  # fmt: skip
         self._modules: Modules[OffloadProtocol] = Modules(
-            OffloadProtocol,  # type: ignore[type-abstract]  # what must be derived from it, not made
+            OffloadProtocol,  # type: ignore[type-abstract]  # a base class, never instantiated
             partial(installed, PROTOCOLS_GROUP), services, self._on_broken,
         )  # fmt: skip
         self.protocol = protocol
@@ -120,7 +120,7 @@ class Worker:
         self._leave()
 
     def _orphaned(self, _why: str) -> None:
-        """The provider has ended, or hears nothing any more: nobody tells of clients that go."""
+        """Leaves, as the provider has ended or cannot be reached: no message would report clients that go."""
         for delegated in self._delegated.values():
             delegated.client_open = False
         self._mapper.close()
@@ -161,7 +161,7 @@ class Worker:
         if self._delegated.pop(number, None) is not None:
             self.ipc.send(messages.Refused(number))
 
-    # ---- what the provider says ----
+    # ---- messages of the provider ----
 
     def _heard(self, record: Record, descriptors: Descriptors) -> None:
         handler = self._HANDLERS.get(type(record))
@@ -262,7 +262,7 @@ class DelegatedHere:
             endpoint_of(record.local_addr, record.local_port), endpoint_of(record.remote_addr, record.remote_port), None
         )
 
-    def carry(self, link: Link, profile: Profile | None = None) -> RemoteRelay:  # the provider has told that already
+    def carry(self, link: Link, profile: Profile | None = None) -> RemoteRelay:  # the provider has answered already
         if not self.wanted:
             raise Unavailable("the connection does not wait any more")
         worker, record = self._worker, self.record
@@ -322,7 +322,7 @@ class Mapper:
             answer(port)
 
     def doubt(self, remote: Endpoint, port: int) -> None:
-        """Nobody answers at that port."""
+        """Reports that no host answers at that port."""
         self._ipc.send(messages.Doubt(mapped_address(str(remote.address)), remote.port, port))
 
     def close(self) -> None:
@@ -354,7 +354,7 @@ def _ways(local: Endpoint, remote: Endpoint) -> tuple[bytes, int, bytes, int]:
 
 
 def _connections_max() -> int:
-    """As many as descriptors allow."""
+    """Number of connections that descriptors allow."""
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     free = (1 << 20 if soft == resource.RLIM_INFINITY else soft) - limits.DESCRIPTORS_SPARE
     return max(1, min(limits.RELAYS_MAX, free // limits.RELAY_DESCRIPTORS))
@@ -374,7 +374,7 @@ def main() -> int:
     parser.add_argument("--remote-connections", type=int, default=limits.RELAYS_MAX)
     parser.add_argument("--engine-cpu", type=parse_cpus, default=())
     given = parser.parse_args()
-    for number in (signal.SIGTERM, signal.SIGINT):  # they are for the provider, which tells us
+    for number in (signal.SIGTERM, signal.SIGINT):  # they are for the provider, which orders us to leave
         signal.signal(number, signal.SIG_IGN)
     os.set_inheritable(given.ipc_fd, False)
     try:
@@ -391,7 +391,7 @@ def main() -> int:
         worker = Worker(socket.socket(fileno=given.ipc_fd), given.protocol, remote)
         worker.run()
     except SidestepError as error:
-        print(f"sidestep worker: {error}", file=sys.stderr)  # noqa: T201 - nobody else may be there to hear it
+        print(f"sidestep worker: {error}", file=sys.stderr)  # noqa: T201 - the provider may be gone
         return 1
     return 0
 

@@ -279,6 +279,7 @@ def _opened(address: str, version: int, receive_buffer: int) -> socket.socket:
         sock.close()
         raise Unavailable(
             f"UDP port {UDP_PORT} of {address} cannot be had: {why.strerror}",
-            remedy="look who has it by 'ss -lun'; a loaded rdma_rxe has it everywhere",
+            remedy="an address has one RoCE device: take another address; 'ss -lunp' shows who has this one, "
+            "and a loaded rdma_rxe has all",
         ) from why
     return sock

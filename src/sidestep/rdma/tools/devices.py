@@ -7,6 +7,7 @@ import socket
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from ipaddress import ip_address
 from typing import TYPE_CHECKING, Final, TypeAlias
 
 from sidestep.errors import Misuse, Unavailable
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 
 
 _PORT_DIGITS_MAX: Final = 5
+_LOOPBACK: Final = tuple(f"127.0.0.{number}" for number in range(2, 18))  # of programs beside a server here
 # What tools can open: a `verbs.Device` that `control` can be asked about.
 ToolDevice: TypeAlias = IwarpDevice | UdpRoceDevice | KernelDevice
 
@@ -96,6 +98,18 @@ def source_for(address: str) -> str:
         ) from error
     scope = address.partition("%")[2]
     return f"{host}%{scope}" if rest and scope and "%" not in host else str(host)
+
+
+def sources_for(kind: str, address: str) -> list[str]:
+    """The addresses of this host to try, in order, for a device that talks to there; raises Unavailable.
+
+    An address has one RoCE device. What talks to this host leaves the address of the other end alone.
+    """
+    source = source_for(address)
+    if kind != "roce" or not (source == address or ip_address(source.partition("%")[0]).is_loopback):
+        return [source]
+    others = [one for one in _LOOPBACK if one != address] if ":" not in address else []
+    return others if source == address and others else [source, *others]
 
 
 def open_device(
