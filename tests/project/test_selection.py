@@ -45,7 +45,7 @@ def test_all_values_are_taken_in_full(now: Selection) -> None:
 def test_the_table_names_files_and_folders_that_exist() -> None:
     table = Table.read()
     assert [
-        place for place in (*table.first, *table.alone, *table.long, *table.halved) if not (TESTS / place).exists()
+        place for place in (*table.first, *table.alone, *table.long, *table.one_in) if not (TESTS / place).exists()
     ] == []
 
 
@@ -74,7 +74,7 @@ def test_a_run_takes_what_its_set_says(tmp_path: Path) -> None:
     (tmp_path / "test_half.py").write_text("def test_d(): pass\ndef test_e(): pass\ndef test_f(): pass\n")
     (tmp_path / "sets.toml").write_text(
         'check = []\ntest = ["test_early.py", "test_lonely.py"]\nci = ["test_half.py", "test_late.py"]\nfull = []\n'
-        'alone = ["test_lonely.py"]\nhalved = ["test_half.py"]\n'
+        'alone = ["test_lonely.py"]\n[one_in]\n"test_half.py" = 2\n'
     )
     (tmp_path / "conftest.py").write_text(
         "import sys\nfrom pathlib import Path\n"
@@ -94,10 +94,10 @@ def test_a_run_takes_what_its_set_says(tmp_path: Path) -> None:
     assert "set test, row 7 (again: ROW=7)" in early
     assert "1 failed, 1 passed, 1 deselected" in early
     assert "again: .venv/bin/pytest 'test_early.py::test_a'" in early
-    assert "1 failed, 5 passed, 1 deselected" in said("--set=ci", "--row=1")
-    assert "1 failed, 4 passed, 2 deselected" in said("--set=ci", f"--row={ROWS - 1}")
+    assert "1 failed, 4 passed, 2 deselected" in said("--set=ci", "--row=1")
+    assert "1 failed, 5 passed, 1 deselected" in said("--set=ci", f"--row={ROWS - 1}")
     assert "1 failed, 6 passed" in said("--set=full")
-    assert "1 failed, 4 passed" in said("--set=ci", "--row=1", f"--part={Part.BESIDE.name.lower()}")
+    assert "1 failed, 3 passed" in said("--set=ci", "--row=1", f"--part={Part.BESIDE.name.lower()}")
     assert "1 passed" in said("--set=test", f"--part={Part.ALONE.name.lower()}")
 
 

@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import subprocess
 import tomllib
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 from enum import IntEnum
 from pathlib import Path
 from typing import Final, TypeVar
@@ -48,14 +48,14 @@ class Table:
     first: dict[str, Set]
     alone: frozenset[str]
     long: tuple[str, ...] = ()  # begins first
-    halved: tuple[str, ...] = ()  # in the set ci
+    one_in: dict[str, int] = field(default_factory=dict)  # in the set ci
 
     @classmethod
     def read(cls) -> Table:
         """Raises KeyError where a set has another name."""
         found = tomllib.loads((TESTS / "sets.toml").read_text(encoding="utf-8"))
         first = {place: Set[name.upper()] for name in ("check", "test", "ci", "full") for place in found[name]}
-        return cls(first, frozenset(found["alone"]), *(tuple(found.get(name, ())) for name in ("long", "halved")))
+        return cls(first, frozenset(found["alone"]), tuple(found.get("long", ())), found.get("one_in", {}))
 
     def set_of(self, file: str) -> Set:
         """The set from which on a file takes part; `full` where nothing is said of it."""
@@ -66,9 +66,9 @@ class Table:
         """Whether a file's tests want no others beside them."""
         return file.startswith(tuple(self.alone))
 
-    def is_halved(self, file: str) -> bool:
-        """Whether a row of the set ci takes every other of a file's tests."""
-        return file.startswith(self.halved)
+    def share_of(self, file: str) -> str | None:
+        """The line of `one_in` that a file's tests belong to."""
+        return next((place for place in self.one_in if file.startswith(place)), None)
 
 
 @dataclass(slots=True)
@@ -162,11 +162,23 @@ class Selecting:
         """Leaves out single tests of later sets; those that take seconds are none of the smallest."""
         later = {item for item in items if _first_of(item) > NOW.set}
         if NOW.set is Set.CI:
-            of_halves = [item for item in items if item not in later and self._table.is_halved(_file_of(item))]
-            later.update(of_halves[NOW.row < ROWS // 2 :: 2])  # not by odd and even, as what rotates would go with it
+            later.update(self._others_turn([item for item in items if item not in later]))
         if later:
             config.hook.pytest_deselected(items=list(later))
             items[:] = [item for item in items if item not in later]
+
+    def _others_turn(self, items: list[pytest.Item]) -> Iterator[pytest.Item]:
+        """Those that other rows take. Not by the row's remainder, as what rotates would go with it.
+
+        Each turn is shifted by one, so that of a pair of conditions a row does not take the same one in all tests.
+        """
+        of_line = dict[str, int]()
+        for item in items:
+            if line := self._table.share_of(_file_of(item)):
+                count = self._table.one_in[line]
+                at = of_line[line] = of_line.get(line, -1) + 1
+                if (at + at // count) % count != NOW.row * count // ROWS:
+                    yield item
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
         """The command that repeats each failure alone, last, where it is seen; kept for the end of several runs."""
