@@ -34,6 +34,7 @@ ENV_RING_SIZE: Final = "SIDESTEP_RING_SIZE"  # bytes of a channel in each direct
 ENV_SPIN_US: Final = "SIDESTEP_SPIN_US"  # microseconds that a wait may spin before it sleeps; `0`: never
 ENV_STAY: Final = "SIDESTEP_STAY"  # `1`: no thread is moved off the CPU that it shares with its peer
 ENV_DISABLE: Final = "SIDESTEP_DISABLE"  # `1`: the shim does nothing
+ENV_CARRY: Final = "SIDESTEP_CARRY"  # `0`: a program that is given an environment without these names is left out
 ENV_POLICY: Final = "SIDESTEP_POLICY"  # policy file instead of the user's own, when a provider starts
 ENV_FROM_ROOT: Final = "SIDESTEP_FROM_ROOT"  # `1`: root ran `sidestep run`; gives no rights, see provider/users.py
 ENV_LOG: Final = "SIDESTEP_LOG"  # file to which the shim appends diagnostics
@@ -337,6 +338,7 @@ class ShimSettings(NamedTuple):
     promote_after: PromoteAfter | None = None
     ring_size: int | None = None  # bytes a direction
     spin_us: int | None = None  # 0: never spin
+    carry: bool = True  # programs that are given an environment of their caller's making are under the shim, too
 
     def environment(self, base: Mapping[str, str]) -> dict[str, str]:
         """`base` with the shim preloaded, and its settings; other preloaded libraries come before it."""
@@ -351,6 +353,8 @@ class ShimSettings(NamedTuple):
             env[ENV_RING_SIZE] = str(self.ring_size)
         if self.spin_us is not None:
             env[ENV_SPIN_US] = str(self.spin_us)
+        if not self.carry:
+            env[ENV_CARRY] = "0"
         return env
 
 

@@ -5,11 +5,15 @@ from __future__ import annotations
 import json
 import os
 import re
+import signal
+from contextlib import ExitStack
 from pathlib import Path
 
 import needed
 import pytest
 from stage import Program, Stage, payload, sha256, wait_until
+
+from sidestep.testing import free_port
 
 CONFIGURATION = """
 daemon off;
@@ -124,6 +128,35 @@ def test_reload_under_load(stage: Stage) -> None:
     client.stdin.close()
     assert json.loads(client.line()) == {"answers": [f"generation {n}" for n in (1, 2, 3, 4)], "idle": 0}
     client.rest()
+
+
+def test_upgrade_of_the_binary(stage: Stage, closing: ExitStack) -> None:
+    """The new master gets an environment of the old one's making, and serves as the old one did."""
+    port = free_port()
+    path = configure(stage.workdir, port)
+    path.write_text(path.read_text().replace("daemon off", "daemon on"))  # else the signal is ignored
+    (stage.workdir / "www" / "large").write_bytes(payload(1_000_000))
+    pid_file, old_file = stage.workdir / "nginx.pid", stage.workdir / "nginx.pid.oldbin"
+    log = stage.workdir / "error.log"
+    stage.run("server", [needed.program("nginx"), "-p", str(stage.workdir), "-e", str(log), "-c", str(path)])
+    old = int(wait_until(lambda: pid_file.exists() and pid_file.read_text(), "the pid"))
+    closing.callback(end, pid_file)
+    wait_until(lambda: log.read_text().count("start worker process ") == 2, "the old workers")
+    os.kill(old, signal.SIGUSR2)
+    wait_until(lambda: old_file.exists() and pid_file.exists() and pid_file.read_text().strip(), "the new master")
+    wait_until(lambda: log.read_text().count("start worker process ") == 4, "its workers")
+    os.kill(old, signal.SIGQUIT)
+    wait_until(lambda: not alive(old), "the old one to go")
+    client = stage.python("client", "http_client.py", port, "fetch", *["/large"] * 40)
+    assert json.loads(client.line()) == [[200, 1_000_000, sha256(payload(1_000_000))]] * 40
+    stage.check_path(port, nudge=client.nudge)
+    client.rest()
+
+
+def end(pid_file: Path) -> None:
+    """Ends the master, which has a session of its own, and with it its workers."""
+    if pid_file.exists():
+        os.kill(int(pid_file.read_text()), signal.SIGTERM)
 
 
 def worker_pids(root: Path) -> set[int]:

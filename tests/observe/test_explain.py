@@ -184,6 +184,28 @@ def test_a_program_of_another_provider_is_told_with_its_place(sidestep: Sidestep
     assert str(other.socket) in found["cause"]
 
 
+@pytest.mark.parametrize(
+    ("words", "changes", "cause"),
+    [
+        (["env", "-u", "LD_PRELOAD"], {}, "has taken LD_PRELOAD out"),
+        (["env", "LD_PRELOAD=libm.so.6"], {}, "has set LD_PRELOAD to something else"),
+        (["env", "-i"], {"SIDESTEP_CARRY": "0"}, "under --no-carry"),
+    ],
+)
+def test_a_program_that_was_given_an_environment_without_the_shim_is_told(
+    sidestep: Sidestep, explain: Explain, chat: Chat, words: list[str], changes: dict[str, str], cause: str
+) -> None:
+    """Who gave it that is named."""
+    starts = "import subprocess, sys; sys.exit(subprocess.run(sys.argv[1:]).returncode)"
+    argv = [sys.executable, "-c", starts, *words, sys.executable, str(PROGRAM)]
+    starter = chat.client(sidestep.popen, env=sidestep.env(**changes), argv=argv)
+    children = Path(f"/proc/{starter.pid}/task/{starter.pid}/children").read_text().split()
+    (found,) = explain(*children)
+    assert (found["verdict"], found["reason"]) == ("tcp", "LEFT_OUT")
+    assert f"[{starter.pid}]" in found["cause"]
+    assert cause in found["cause"]
+
+
 @pytest.fixture
 def holder(sidestep: Sidestep) -> Iterator[tuple[subprocess.Popen[str], int]]:
     """A program that has a connection which somebody without the shim has made, and its number; it ends when told."""

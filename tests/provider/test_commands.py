@@ -106,6 +106,17 @@ def test_what_another_user_holds_is_not_touched(
     assert [theirs.received(index) for index in range(len(uids))] == [[]] * len(uids)
 
 
+def test_who_is_a_peer_reaches_the_family_and_no_other(registry: Registry, family: Callable[..., Family]) -> None:
+    """The name is known to its peers alone; it only makes a family look at a connection. Old shims have none."""
+    ours, theirs = family(1000, 1000), family(1000)
+    ours.arena.family_id = bytes(15) + b"p"
+    arenas = {ARENA: ours.arena, ARENA[::-1]: theirs.arena}
+    for named in (ours.arena.family_id, ARENA, bytes(16)):
+        asked = rpc.Message(type=Rpc.SERVE, arena_id=named, segment_id=ARENA)
+        orders.serve(asked, arenas=arenas, clients=ours.clients, registry=registry)
+    assert [ours.received(0), ours.received(1), theirs.received(0)] == [[(Rpc.SERVE, 0)], [(Rpc.SERVE, 0)], []]
+
+
 def test_nobody_owns_nothing(registry: Registry, family: Callable[..., Family]) -> None:
     """Whom a user namespace shows as nobody may be anybody."""
     assert family(NOBODY).give(registry, (5, 7), caller_uid=NOBODY) == {"passed": Passed.FOREIGN, "told": 0}

@@ -5,29 +5,32 @@ from __future__ import annotations
 import json
 import os
 import random
+import select
+import signal
 import socket
 import struct
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from common import PATIENCE_S, TcpPair, eventually, slot
 from shim_client import Channel, ShimClient
 
-from sidestep import limits
+from sidestep import config, limits
 from sidestep.config import ProviderSettings
 from sidestep.errors import Unavailable
 from sidestep.native import _channel, layout
-from sidestep.native.layout import Refusal, Rpc, State
+from sidestep.native.layout import Refusal, Rpc, State, Welcome
 from sidestep.provider import arena, control, memory, rpc
 from sidestep.provider.clients import Client
 from sidestep.provider.rpc import Message
 from sidestep.provider.server import Provider, Watchdog
 from sidestep.switch.budget import SWEEP_INTERVAL_S
 from sidestep.switch.offers import ClientId
-from sidestep.testing import Sidestep
+from sidestep.testing import WAIT_TIMEOUT_S, Sidestep
 
 MakeClient = Callable[[], ShimClient]
 MakePair = Callable[..., TcpPair]
@@ -680,3 +683,90 @@ def test_each_layout_is_served_in_its_own_words(
             packet.descriptors.close()
             assert packet.message.version == client.version
             assert packet.message.type in (Rpc.ATTACH, Rpc.CLAIMED)
+
+
+def test_the_family_of_the_other_end_is_told_of_a_doorbell(sidestep: Sidestep, channel: Callable[..., Channel]) -> None:
+    """By another name than the sender has for it, as no two clients may mean one by theirs. Nobody else is told."""
+    made = channel(None)
+    bells = [made.doorbell, made.doorbell_page]
+    bell = Message(
+        type=Rpc.BELL, token=3 << 32 | 7, cookie=99, doorbell_index=5, doorbell_page_id=bytes(range(16))
+    )  # fmt: skip
+    with ShimClient(sidestep.socket) as one, ShimClient(sidestep.socket) as other:
+        for client in (one, other):
+            assert client.hello().flags & Welcome.BELLS
+        rpc.send(one.sock, replace(bell, arena_id=bytes(16)), bells)  # there is no such family
+        rpc.send(one.sock, replace(bell, arena_id=other.family_id), bells)
+        packet = other.receive()
+        with packet.descriptors:
+            told = packet.message
+            assert len(packet.descriptors) == 2
+        assert (told.type, told.token, told.cookie, told.doorbell_index) == (Rpc.BELL, 3 << 32 | 7, 99, 5)
+        assert told.doorbell_page_id != bell.doorbell_page_id
+        assert sidestep.status()["shims"] == 2
+
+
+def test_who_does_not_read_gets_no_second_doorbell(sidestep: Sidestep, channel: Callable[..., Channel]) -> None:
+    """Descriptors on their way count against a user, all of whose programs may have few of them (RLIMIT_NOFILE)."""
+    made = channel(None)
+    with ShimClient(sidestep.socket) as one, ShimClient(sidestep.socket) as idle:
+        for client in (one, idle):
+            client.hello()
+        for kind in (Rpc.BELL, Rpc.BELL, Rpc.SERVE):
+            bells = [made.doorbell, made.doorbell_page] if kind is Rpc.BELL else []
+            rpc.send(one.sock, Message(type=kind, arena_id=idle.family_id), bells)
+        received = [idle.receive() for _ in range(2)]
+        for packet in received:
+            packet.descriptors.close()
+        assert [packet.message.type for packet in received] == [Rpc.BELL, Rpc.SERVE]
+
+
+@pytest.mark.parametrize("wrong", ["an eventfd", "a page", "an index"])
+def test_what_is_no_doorbell_is_not_passed_on(sidestep: Sidestep, channel: Callable[..., Channel], wrong: str) -> None:
+    made = channel(None)
+    bells = [made.doorbell_page if wrong == "an eventfd" else made.doorbell, made.doorbell_page]
+    if wrong == "a page":
+        bells[1] = made.doorbell
+    index = layout.DOORBELLS_PER_PAGE if wrong == "an index" else 0
+    with ShimClient(sidestep.socket) as one, ShimClient(sidestep.socket) as other:
+        for client in (one, other):
+            client.hello()
+        rpc.send(one.sock, Message(type=Rpc.BELL, doorbell_index=index, arena_id=other.family_id), bells)
+        assert one.hung_up()
+        assert sidestep.status()["shims"] == 1
+        other.sock.setblocking(False)
+        with pytest.raises(BlockingIOError):
+            other.receive()
+
+
+def test_a_family_is_reached_by_its_name_whoever_has_it_too(sidestep: Sidestep) -> None:
+    """A program that was executed is a client anew, and no peer can keep it out: none knows the id of its arena."""
+    with ShimClient(sidestep.socket) as one, ShimClient(sidestep.socket) as taker, ShimClient(sidestep.socket) as other:
+        taker.family_id = other.family_id
+        for client in (one, taker, other):
+            client.hello()
+        other.sock.close()
+        other.sock = config.connect(sidestep.socket)
+        other.sock.settimeout(WAIT_TIMEOUT_S)
+        other.hello()
+        rpc.send(one.sock, Message(type=Rpc.SERVE, arena_id=other.family_id, segment_id=bytes(range(16))))
+        for client in (taker, other):
+            packet = client.receive()
+            assert (packet.message.type, packet.message.segment_id) == (Rpc.SERVE, bytes(range(16)))
+
+
+def test_what_a_client_sent_before_it_closed_is_read(sidestep: Sidestep) -> None:
+    """A program that executes the next one closes with WELCOME unread: the kernel reports a reset first."""
+    with ShimClient(sidestep.socket) as one, ShimClient(sidestep.socket) as other:
+        other.hello()
+        arena = memory.reopen_read_only(one.arena)
+        rpc.send(one.sock, Message(type=Rpc.HELLO, pid=os.getpid(), arena_id=one.arena_id), [arena])
+        os.close(arena)
+        assert select.select([one.sock], [], [], WAIT_TIMEOUT_S)[0]
+        os.kill(sidestep.provider_pid, signal.SIGSTOP)
+        try:
+            rpc.send(one.sock, Message(type=Rpc.SERVE, arena_id=other.family_id, segment_id=bytes(range(16))))
+            one.sock.close()
+        finally:
+            os.kill(sidestep.provider_pid, signal.SIGCONT)
+        assert other.receive().message.segment_id == bytes(range(16))

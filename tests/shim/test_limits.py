@@ -34,3 +34,36 @@ def test_few_descriptors(sidestep: Sidestep, limit: int) -> None:
     bound = partial(resource.setrlimit, resource.RLIMIT_NOFILE, (limit, limit))
     program = sidestep.popen([sys.executable, TALK], preexec_fn=bound, stdout=subprocess.PIPE, text=True)
     assert program.communicate(timeout=PATIENCE_S)[0] == "done\n"
+
+
+CROWD = """
+import os, socket, sys
+listener = socket.create_server(("127.0.0.1", 0), backlog=50)
+for _ in range(50):
+    if os.fork() == 0:
+        end = socket.create_connection(listener.getsockname())
+        while data := end.recv(1):
+            end.sendall(data)
+        os._exit(0)
+ends = [listener.accept()[0] for _ in range(50)]
+while os.read(0, 1):
+    for end in ends:
+        end.sendall(b"x")
+        assert end.recv(1) == b"x"
+    os.write(1, b".")
+"""
+
+
+def test_many_peers_with_1024_numbers(sidestep: Sidestep) -> None:
+    """What is kept for the next program leaves numbers for connections: the shim has 128."""
+    bound = partial(resource.setrlimit, resource.RLIMIT_NOFILE, (1024, 1024))
+    argv, pipe = [sys.executable, "-c", CROWD], subprocess.PIPE
+    with sidestep.popen(argv, preexec_fn=bound, stdin=pipe, stdout=pipe, bufsize=0) as program:
+        assert program.stdin is not None
+        assert program.stdout is not None
+        for _ in range(20):
+            program.stdin.write(b"x")
+            assert program.stdout.read(1) == b"."
+        sidestep.wait_for(lambda found: len(found) == 100 and all(c.promoted for c in found))
+        program.stdin.close()
+    assert program.returncode == 0

@@ -288,7 +288,9 @@ static int sim_fcntl64(int fd, int command, long argument)
 	case F_DUPFD_CLOEXEC: return fd_dup(fd, (int)argument, command == F_DUPFD_CLOEXEC);
 	case F_GETFD: return fds[current_end()][fd].cloexec ? FD_CLOEXEC : 0;
 	case F_SETFD: fds[current_end()][fd].cloexec = argument & FD_CLOEXEC; return 0;
-	case F_GETFL: return O_RDWR | (object->nonblock ? O_NONBLOCK : 0);
+	case F_GETFL: return O_RDWR | (object->nonblock ? O_NONBLOCK : 0) | (object->async ? O_ASYNC : 0);
+	case F_GETOWN_EX: *(struct f_owner_ex *)argument = (struct f_owner_ex){F_OWNER_PID, 1 + current_end()}; return 0;
+	case F_GETSIG: return 0;
 	case F_SETFL: object->nonblock = argument & O_NONBLOCK; return 0;
 	case F_ADD_SEALS: object->seals |= (int)argument; return 0;
 	case F_GET_SEALS: return object->kind == KIND_MEMORY ? object->seals : failed(EINVAL);
@@ -323,6 +325,7 @@ static int sim_ioctl(int fd, unsigned long command, void *argument)
 		              : (int)(tcp_queued(&object->tcp) + (object->tcp.fin_out && !object->tcp.fin_acked));
 		return 0;
 	case FIONBIO: object->nonblock = *number != 0; return 0;
+	case FIOASYNC: object->async = *number != 0; return 0;
 	default: fail("ioctl %#lx", command);
 	}
 }
@@ -437,6 +440,7 @@ long sim_syscall(long number, long a, long b, long c, long d, long e, long f)
 	case SYS_rt_sigprocmask:
 	case SYS_rt_sigpending: return 0; /* nobody signals */
 	case SYS_gettid: return 1000 + current_end();
+	case SYS_kill: connection[current_end() & 1]->signals++; return 0; /* SIGIO */
 	case SYS_ppoll: return fds_poll((struct pollfd *)a, (nfds_t)b, timespec_ns((struct timespec *)c));
 	case SYS_write: return sim_write((int)a, (const void *)b, (size_t)c);
 	case SYS_preadv2: return sim_readv((int)a, (const struct iovec *)b, (int)c);

@@ -269,6 +269,32 @@ void judge_end(struct program *mine)
 		judge_whole(side);
 }
 
+/*
+ * What has arrived is the receiver's: nothing but a reset takes it away, and nothing that the peer does or leaves undone. But who
+ * passes the socket on to a program without a shim asks for its bytes by TCP, and nobody knows what two that read at once have left.
+ */
+static bool keeps_what_arrived(const struct program *mine, uint64_t received_before)
+{
+	const struct side *side = mine->side;
+
+	return !mine->stranger && !side->passed && !side->blind && !side->reading && !side->shut_rd && !side->told_reset &&
+	       !mine->told_end && side->received == received_before && !reset_excused(side);
+}
+
+/* FIONREAD has counted `number`; from before the call so much had been received. */
+void judge_counted(struct program *mine, uint64_t received_before, int number)
+{
+	struct side *side = mine->side;
+	uint64_t there = side->received + (uint64_t)number;
+
+	if (!keeps_what_arrived(mine, received_before))
+		return;
+	if (there < side->arrived)
+		fail("end %d: FIONREAD %d, and %llu bytes more have arrived", side_index(side), number,
+		     (unsigned long long)(side->arrived - there));
+	side->arrived = there;
+}
+
 /* `asked` of poll, or of a set, and what was told. */
 void judge_told(struct program *mine, uint32_t asked, uint32_t told)
 {

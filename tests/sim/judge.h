@@ -28,6 +28,7 @@ struct side {
 	struct stream streams[2];
 	struct cursor cursor;
 	uint64_t received;
+	uint64_t arrived; /* so much of the stream a process of this side was told of, by FIONREAD or poll */
 	uint32_t holders, reading; /* processes that have the socket; that are in a call that reads */
 	struct chunk *chunks[2];
 	size_t chunks_len[2], chunks_max[2];
@@ -56,6 +57,7 @@ void judge_read_begins(struct program *mine);
 void judge_read_over(struct program *mine);
 void judge_bytes(struct program *mine, const uint8_t *data, size_t len, bool is_short, bool peek);
 void judge_told(struct program *mine, uint32_t asked, uint32_t told);
+void judge_counted(struct program *mine, uint64_t received_before, int number);
 bool could_read(const struct program *mine);  /* and need not wait */
 bool could_write(const struct program *mine);
 

@@ -139,8 +139,10 @@ static void item_ready(struct item *item)
 	}
 }
 
-void wake(struct object *object, uint32_t key) /* ep_poll_callback */
+void wake(struct object *object, uint32_t key) /* ep_poll_callback, kill_fasync */
 {
+	if (object->async && (!key || (key & (EPOLLIN | EPOLLRDHUP | EPOLLHUP | EPOLLERR))))
+		object->signals++;
 	for (struct object *set = objects; set; set = set->next) {
 		if (set->kind != KIND_SET || !set->refs)
 			continue;

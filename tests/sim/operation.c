@@ -177,6 +177,7 @@ int do_count(struct program *mine)
 	if ((uint64_t)number > side_offered(peer) - before + mine->told_end)
 		fail("end %d: FIONREAD %d", mine->index, number);
 	trace("%d: FIONREAD %d", mine->index, number);
+	judge_counted(mine, before, number);
 	return number;
 }
 
@@ -297,9 +298,33 @@ void set_register(struct program *mine, int op, uint32_t events)
 		fail("end %d: epoll_ctl: %s", mine->index, strerrorname_np(errno));
 }
 
+/* The kernel tells it of the inner set, which is then asked. */
+static bool outer_tells(struct program *mine, int timeout)
+{
+	struct epoll_event event = {0};
+	int n = CALL(mine, int, epoll_wait, (int, struct epoll_event *, int, int))(mine->outer, &event, 1, timeout);
+
+	trace("%d: the outer set for %d: %d", mine->index, timeout, n);
+	if (n < 0 || (n == 1 && event.data.u64 != 1))
+		fail("end %d: epoll_wait of the outer set returns %d", mine->index, n);
+	return n == 1;
+}
+
 static uint32_t set_wait(struct program *mine, int timeout)
 {
 	struct epoll_event event = {0};
+
+	for (int turn = 0; mine->outer; turn++) {
+		if (!outer_tells(mine, timeout))
+			return 0;
+		if (CALL(mine, int, poll, (struct pollfd *, nfds_t, int))(&(struct pollfd){mine->epfd, POLLIN, 0}, 1, 0) ||
+		    turn > 8) {
+			timeout = 0;
+			break;
+		}
+		if (timeout == 0)
+			return 0;
+	}
 	int n = CALL(mine, int, epoll_wait, (int, struct epoll_event *, int, int))(mine->epfd, &event, 1, timeout);
 
 	trace("%d: epoll_wait for %d: %d, %#x", mine->index, timeout, n, event.events);
@@ -374,6 +399,51 @@ void told_anew(struct program *mine)
 	mine->counted = -1;
 }
 
+/* From now on SIGIO tells it of what comes. What came before, it looks for. */
+void do_async(struct program *mine)
+{
+	int on = 1;
+
+	trace("%d: FIOASYNC", mine->index);
+	if (CALL(mine, int, ioctl, (int, unsigned long, ...))(mine->fd, FIOASYNC, &on) < 0)
+		fail("end %d: FIOASYNC: %s", mine->index, strerrorname_np(errno));
+	mine->by_signal = true;
+	mine->until = UNTIL_NOTHING; /* a signal does not say whether an end has come with the bytes */
+	mine->signals = connection[mine->index & 1]->signals;
+	told_anew(mine);
+}
+
+/* Its set comes into another one, in which it waits from now on. */
+void do_nest(struct program *mine)
+{
+	struct epoll_event event = {.events = EPOLLIN, .data.u64 = 1};
+
+	if (mine->way <= BY_POLL || mine->outer)
+		return;
+	trace("%d: nests its set", mine->index);
+	mine->outer = CALL(mine, int, epoll_create1, (int))(0);
+	if (CALL(mine, int, epoll_ctl, (int, int, int, struct epoll_event *))(mine->outer, EPOLL_CTL_ADD, mine->epfd,
+	                                                                      &event) < 0)
+		fail("end %d: epoll_ctl of the outer set: %s", mine->index, strerrorname_np(errno));
+}
+
+static bool signalled(void *argument)
+{
+	const struct program *mine = argument;
+
+	return connection[mine->index & 1]->signals != mine->signals;
+}
+
+/* Sleeps as by sigwait(), where no shim hears anything. */
+static uint32_t by_sigio(struct program *mine, int timeout)
+{
+	bool told = signalled(mine) || (timeout && block(signalled, mine, timeout < 0 ? NEVER : now + timeout * MS));
+
+	trace("%d: SIGIO for %d: %d", mine->index, timeout, told);
+	mine->signals = connection[mine->index & 1]->signals;
+	return told ? POLLIN : 0;
+}
+
 /* Waits for POLLIN, POLLOUT or both in its own way; what was told. */
 uint32_t do_wait(struct program *mine, short events, int timeout)
 {
@@ -382,7 +452,9 @@ uint32_t do_wait(struct program *mine, short events, int timeout)
 	mine->naps = 0;
 	if (timeout < 0)
 		mine->waits_for = events;
-	if (mine->way == BY_RECV || mine->way == BY_POLL) {
+	if (mine->by_signal && events == POLLIN) {
+		told = by_sigio(mine, timeout);
+	} else if (mine->way == BY_RECV || mine->way == BY_POLL) {
 		uint32_t how = choose(3);
 		told = (uint32_t)(uint16_t)(how == 2 ? by_select(mine, events, timeout)
 		                                     : do_poll(mine, events | (how ? POLLRDHUP : 0), timeout));
@@ -420,7 +492,7 @@ static void is_strangers(struct program *mine)
 	if (mine->side->holders > 1 && (ring_keeps(mine->index & 1) || mine->side->reading))
 		mine->side->blind = true;
 	mine->stranger = true;
-	mine->passing = false;
+	mine->passing = mine->by_signal = false;
 	if (mine->way > BY_POLL)
 		mine->way = BY_POLL;
 }
@@ -516,6 +588,8 @@ void do_fork(struct program *mine, void (*child)(struct program *mine))
 	*theirs = *mine;
 	theirs->index = mine->index + 2;
 	theirs->process = 1;
+	theirs->by_signal = false;
+	theirs->outer = 0;
 	mine->side->forked = true;
 	mine->side->holders++;
 	seen[SEEN_FORKED] = true;

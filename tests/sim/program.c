@@ -41,6 +41,8 @@ static void rare(struct program *mine)
 		do_shutdown(mine, choose(2) ? SHUT_RD : SHUT_RDWR);
 	else if (which == 7 && (stimuli & MAY_CLOSE) && chance(3))
 		(choose(3) ? do_close : do_exit)(mine);
+	else if (which == 5 && (stimuli & MAY_LEAVE) && !mine->stranger && seen[SEEN_PROMOTED])
+		(choose(2) ? do_async : do_nest)(mine);
 	else if (which == 8 && (stimuli & MAY_ABORT) && chance(4))
 		do_abort(mine, choose(2));
 	else if (which == 9 && (stimuli & MAY_KILL) && chance(4))
@@ -244,6 +246,11 @@ static void drain(struct program *mine)
 		turn(mine);
 }
 
+static void count_only(struct program *mine)
+{
+	do_count(mine);
+}
+
 /* A command of a scenario; none that would need something of a connection that has ended here. */
 void program_do(struct program *mine, const char *command)
 {
@@ -254,8 +261,8 @@ void program_do(struct program *mine, const char *command)
 	static const struct {
 		const char *name;
 		void (*does)(struct program *mine);
-	} plain[] = {{"turn", turn},    {"drain", drain}, {"close", do_close},
-	             {"exit", do_exit}, {"dup", do_dup},  {"kill", do_kill}};
+	} plain[] = {{"turn", turn},    {"drain", drain},      {"close", do_close}, {"exit", do_exit}, {"dup", do_dup},
+	             {"kill", do_kill}, {"count", count_only}, {"async", do_async}, {"nest", do_nest}};
 
 	operations++;
 	for (size_t i = 0; i < sizeof(sizes) / sizeof(*sizes); i++)

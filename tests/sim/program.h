@@ -24,6 +24,9 @@ struct program {
 	void *library;
 	/* how far it is */
 	int fd, epfd;
+	int outer; /* a set that has its own in it; 0: there is none */
+	bool by_signal; /* the kernel tells it of bytes, by SIGIO */
+	uint64_t signals; /* so many it has had */
 	bool ready; /* it has its socket */
 	bool stranger; /* without a shim */
 	bool passing; /* is about to hand the socket on */
@@ -74,7 +77,8 @@ enum {
 	MAY_DIE = 1 << 9, /* in the midst of a call */
 	MAY_FORK = 1 << 10,
 	MAY_RELAY = 1 << 11, /* the provider stands between */
-	STIMULI = 1 << 12,
+	MAY_LEAVE = 1 << 12, /* it lets the kernel alone tell it of bytes */
+	STIMULI = 1 << 13,
 };
 
 void program_run(struct end *end);

@@ -140,6 +140,8 @@ struct object {
 	size_t len;
 	int seals;
 	bool shared; /* has been sent to somebody */
+	bool async;        /* O_ASYNC */
+	uint64_t signals; /* SIGIO for what can be read, or has ended */
 	struct object *next;
 };
 

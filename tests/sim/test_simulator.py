@@ -213,6 +213,8 @@ ONCE_WRONG: Final = {
         "relay=1 more=0 tcp=60 0.byte net 1.byte net 0.recv 1.recv carry 0.recv 1.recv carry "
         "0.recv 0.big leave carry 0.nap 0.close"
     ),
+    "what FIONREAD has counted is not there once the program asks for SIGIO": "promoted 0.send 1.count 1.async 1.count",
+    "nor once its set is in another one": "way1=2 promoted 0.send 1.count 1.nest 1.count 1.wait 1.drain settle",
     "through a provider, poll tells of a reset that recalled bytes have met, and a read waits": (
         "relay=1 more=0 tcp=1000 0.byte net 1.byte net 1.recv 0.recv carry 0.recv 1.recv carry "
         "0.big 1.exec carry 0.nap 0.nap 1.abort net 0.nap 0.poll"
@@ -235,6 +237,15 @@ HOLDS: Final = {
         f"{scenarios.BETWEEN_ROUNDS.replace('promoted', 'more=0 promoted')} 1.nap carry 0.nap "
         "0.send 0.demote 0.nap 0.send net 1.recv carry 1.recv"
     ),
+    **{
+        f"what a send puts into the ring that crosses the request is told ({way}, {how}, {until}, {unread})": (
+            f"until={until} {way} promoted {unread} 0.send@* 1.{how} net 1.drain settle"
+        )
+        for way in ("way1=2", "way1=3")
+        for how in ("async", "nest")
+        for until in range(3)
+        for unread in ("1.poll", "0.send")
+    },
     **{
         f"a reset is told whole where another process makes it known ({way}, {how})": (
             f"{way} promoted 0.fork 1.{how} tick=0 2.wait net 0.wait@* 2.wait"

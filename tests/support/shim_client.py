@@ -70,6 +70,7 @@ class ShimClient:
         """Connects; `hello` introduces it."""
         self.version = version  # of the layout that it speaks
         self.arena_id = secrets.token_bytes(16)
+        self.family_id = secrets.token_bytes(16)
         self.arena = memory.sealed_memfd(
             "sidestep-arena", layout.ARENA_SLOTS_OFFSET + slots_max * layout.CONN_SLOT_SIZE
         )
@@ -117,14 +118,16 @@ class ShimClient:
         """Says HELLO, maps the registry that comes with the WELCOME, and returns that."""
         read_only = memory.reopen_read_only(self.arena)
         try:
-            hello = Message(type=Rpc.HELLO, version=self.version, pid=os.getpid(), arena_id=self.arena_id)
+            hello = Message(
+                type=Rpc.HELLO, version=self.version, pid=os.getpid(), arena_id=self.arena_id, segment_id=self.family_id
+            )  # fmt: skip
             rpc.send(self.sock, hello, [read_only])
         finally:
             os.close(read_only)
         packet = self.receive()
         with packet.descriptors:
             self._registry = mmap.mmap(packet.descriptors[0], layout.REGISTRY_SIZE, prot=mmap.PROT_READ)
-        self.wants = Welcome(packet.message.flags)
+        self.wants = Welcome(packet.message.flags) & ~(Welcome.SERVES | Welcome.BELLS)
         return packet.message
 
     def offer(self, tcp: socket.socket, channel: Channel, token: int, *, way: socket.socket | None = None) -> None:

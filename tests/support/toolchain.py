@@ -226,7 +226,7 @@ def succeed(argv: Sequence[str | os.PathLike[str]], sanitizer: Sanitizer) -> str
 def build_shim(sanitizer: Sanitizer) -> Path:
     """libsidestep.so for `sanitizer`."""
     require(sanitizer)
-    sources = [NATIVE / "channel.c", *sorted(NATIVE.glob("shim*.c"))]
+    sources = [NATIVE / "channel.c", NATIVE / "loader_decode_x86_64.c", *sorted(NATIVE.glob("shim*.c"))]
     # the flags that meson.build gives the library, for the same reasons
     flags = [
         *("-shared", "-fPIC", "-fvisibility=hidden", "-ftls-model=initial-exec", "-fno-semantic-interposition"),

@@ -7,6 +7,7 @@ import io
 import pwd
 import random
 import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -18,6 +19,7 @@ import pytest
 from common import PATIENCE_S
 from tenants import ALICE, BOB, Namespace, System
 
+from sidestep import native_library
 from sidestep.native.layout import REASON_TEXT, Reason
 from sidestep.testing import free_port
 
@@ -264,3 +266,69 @@ def test_postgresql_that_root_started_serves_all_users(
         assert session.wait(PATIENCE_S) == 0
     assert ends == ["promoted "]
     assert programs.system.counter("claim_matched") == 1
+
+
+DOVECOT = """
+base_dir = {root}/run
+log_path = {root}/log
+protocols = imap
+listen = 127.0.0.1
+ssl = no
+disable_plaintext_auth = no
+mail_location = maildir:{root}/mail/%u
+first_valid_uid = 1
+service imap-login {{
+    inet_listener imap {{
+        port = {port}
+    }}
+}}
+passdb {{
+    driver = static
+    args = password=secret
+}}
+userdb {{
+    driver = static
+    args = uid=nobody gid=nogroup home={root}/mail/%u
+}}
+"""
+IMAP = """
+import imaplib, sys
+mail = imaplib.IMAP4("127.0.0.1", int(sys.argv[1]))
+mail.login("someone", "secret")
+mail.select()
+print("in", flush=True)
+while sys.stdin.readline():
+    mail.append("INBOX", "", None, b"Subject: a\\r\\n\\r\\n" + b"y" * 20000 + b"\\r\\n")
+    print("put", flush=True)
+mail.logout()
+"""
+
+
+@pytest.mark.least("ci")
+def test_dovecot_hands_its_processes_a_short_environment(programs: Programs, workdir: Path) -> None:
+    """They are under the shim all the same. The one that serves a mailbox has got its connection from another."""
+    port = free_port()
+    (workdir / "mail").mkdir()
+    (workdir / "mail").chmod(0o777)
+    (workdir / "dovecot.conf").write_text(DOVECOT.format(root=workdir, port=port))
+    server = programs.start([needed.program("dovecot"), "-F", "-c", str(workdir / "dovecot.conf")], 0)
+    until(lambda: "starting up" in (workdir / "log").read_text(), workdir / "log")
+    argv = [sys.executable, "-c", IMAP, str(port)]
+    client = subprocess.Popen(argv, env=programs.system.env(), stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    with client:
+        assert client.stdout is not None
+        assert client.stdout.readline() == "in\n"
+        found = _children(server.pid)
+        client.communicate("\n\n", timeout=PATIENCE_S)
+    assert client.returncode == 0
+    assert found["imap"]
+    assert all(found.values()), found
+
+
+def _children(pid: int) -> dict[str, bool]:
+    """The processes that it has started, by name: whether they all have the shim."""
+    found: dict[str, bool] = {}
+    for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split():
+        name = Path(f"/proc/{child}/comm").read_text().strip()
+        found[name] = found.get(name, True) and native_library().name in Path(f"/proc/{child}/maps").read_text()
+    return found

@@ -21,6 +21,9 @@ from sidestep.native import layout
     type=click.IntRange(0, layout.SPIN_US_MAX),
     help="Microseconds that a wait may spin before it sleeps; 0: never.",
 )
+@click.option(
+    "--no-carry", is_flag=True, help="Leave out the programs that CMD starts with an environment of its own making."
+)
 @click.option("--require", is_flag=True, help="Do not start CMD where it would run on plain TCP: exit code 125.")
 @click.option("--stats", is_flag=True, help="Say on stderr, when CMD has ended, what was saved.")
 @socket_option
@@ -29,6 +32,7 @@ def run(
     promote_after: PromoteAfter | None,
     ring_size: int | None,
     spin_us: int | None,
+    no_carry: bool,
     require: bool,
     stats: bool,
     socket: Path | None,
@@ -40,8 +44,11 @@ def run(
     causes (CMD is static; root's own provider leaves others out) are shown on a terminal only, and in the file
     SIDESTEP_LOG. Ends as CMD does; 126 if CMD cannot be executed, 127 if it is not found.
 
+    What CMD starts is under sidestep, too. So is a program whose environment its
+    starter has made anew, as 'env -i' and nginx's upgrade do, unless --no-carry is given.
+
     Without --stats this process becomes CMD. With it CMD is its child, and gets its signals. The
     connections of CMD and its forks are counted as far as 'sidestep ss --ended' knows them.
     """
-    settings = ShimSettings(config.socket_path(socket), promote_after, ring_size, spin_us)
+    settings = ShimSettings(config.socket_path(socket), promote_after, ring_size, spin_us, carry=not no_carry)
     start([*command], settings, require=require, stats=stats)

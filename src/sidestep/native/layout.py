@@ -10,7 +10,7 @@ import struct
 from enum import IntEnum, IntFlag
 from typing import Any, Final, NamedTuple
 
-LAYOUT_VERSION: Final = 8
+LAYOUT_VERSION: Final = 9
 # Those that a provider serves, so that it can be replaced while programs run: since the oldest only words and bits have
 # come that were zero before, and a program that does not know them does without.
 LAYOUTS: Final = range(7, LAYOUT_VERSION + 1)
@@ -77,6 +77,12 @@ class Rpc(IntEnum):
     ASK = 13  # shim -> provider, which answers at once: what an explicit socket wants to do; `flags` is an Ask
     ANSWER = 14  # provider -> shim; `error`: errno that the call fails with; `reason`: a Refusal, so go on natively
     LAYOUT = 15  # provider -> shim, of any version of the record: it does not serve the shim's layout
+    # Both: shim -> provider -> shims of the family that its peers know by `arena_id` (see `family_id`).
+    # The other end of the connection in that slot (`token`, as of DEMOTE) has another doorbell; `cookie`: the `bell` of
+    # its side. fds: [doorbell eventfd, its page]
+    BELL = 16
+    # The end of that `segment_id` has been asked for TCP and does not answer, as it may wait on something else.
+    SERVE = 17
 
 
 class Welcome(IntFlag):
@@ -85,6 +91,8 @@ class Welcome(IntFlag):
     POSSESSION = 1  # OFFER and CLAIM bring a duplicate of the TCP socket as their first descriptor
     PATH = 2  # and after it a UDP socket bound to the connection's local address, for the proof across namespaces
     REMOTE = 4  # connections with other hosts can be carried: they are offered and claimed as well
+    SERVES = 8  # SERVE is passed on
+    BELLS = 16  # BELL is passed on
 
 
 class Attach(IntFlag):
@@ -191,7 +199,7 @@ REASON_TEXT: Final[dict[Reason, str]] = {
     Reason.FAST_OPEN: "the connection was opened with TCP Fast Open",
     Reason.PASSED: "the socket was passed between processes",
     Reason.SHARED_BY_FORK: "several processes hold the socket",
-    Reason.EPOLL_UNSUPPORTED: "the epoll set is nested or shared, uses EPOLLEXCLUSIVE, or holds a closed descriptor",
+    Reason.EPOLL_UNSUPPORTED: "the epoll set is nested or shared, or holds a closed descriptor",
     Reason.STDIO: "C stdio reads or writes the socket inside libc",
     Reason.NO_RESOURCES: "no memory or descriptors were left for a channel, or for its way to the other host",
     Reason.PEER_LAYOUT: "the other end speaks another channel layout",
@@ -235,6 +243,16 @@ class Seen(IntFlag):
 
     END = 1  # nothing more comes by TCP
     RESET = 2  # and the socket is dead: reset, or timed out
+
+
+class Knows(IntFlag):
+    """Requests that a side of a channel understands (`knows`); a shim of an earlier layout understands none."""
+
+    RING_ALWAYS = 1  # HINT_RING_ALWAYS in `hint`
+    BELL = 2  # Rpc.BELL, and `slot`, `generation` and `family_id` are right
+
+
+HINT_RING_ALWAYS: Final = 1 << 31  # in `hint`: ring whenever you publish, whatever the word says that you look at
 
 
 class Acked(IntFlag):
@@ -400,7 +418,7 @@ RECORDS: Final[dict[str, tuple[Field, ...]]] = {
         ("promote_after_bytes", "Q", 1),
         ("doorbell_page_id", "B", 16),  # random; equal ids are the same page
         ("arena_id", "B", 16),  # HELLO: random; processes of one family share an arena
-        ("segment_id", "B", 16),  # random; names the channel in both ends' `ss`
+        ("segment_id", "B", 16),  # random; names the channel in both ends' `ss`; HELLO: the `family_id`
         ("protocol", "I", 1),  # ASK, ANSWER, OFFER: IPPROTO_* of the explicit socket; 0: any
         ("error", "I", 1),  # ANSWER: errno
         ("wait_ms", "I", 1),  # ASK: how long the call waits for a verdict at most
@@ -427,6 +445,9 @@ RECORDS: Final[dict[str, tuple[Field, ...]]] = {
         ("pad", "I", 1),
         ("arena_id", "B", 16),
         ("pid_namespace", "Q", 1),  # inode of the one in which holder_pids count; 0: unknown
+        # Random: by it peers name this family to the provider. They do not get `arena_id`: who has it could introduce
+        # another arena by it, and keep this one out.
+        ("family_id", "B", 16),
     ),
     # One tracked connection of a process family: 512 bytes, written only by that family.
     "conn_slot": (
@@ -523,7 +544,7 @@ RECORDS: Final[dict[str, tuple[Field, ...]]] = {
         ("tx_switch_offset", "Q", 1),
         ("tx_back_at", "Q", 1),  # with Back.BACK: count of the ring's bytes (its tail) at which TCP takes over again
         ("rx_frozen", "Q", 1),  # head at which reading by ring stopped; valid with Notice.RECALL
-        ("hint", "I", 1),  # not 0: name this number in your hint ring whenever you publish or make room
+        ("hint", "I", 1),  # not 0: name this number in your hint ring whenever you publish or make room; bit 31: below
         ("tx_ended", "I", 1),  # the last round that is over: what follows comes by TCP, and tail stands
         # Only where a provider stands between the two ends of the connection; see provider/carry/direction.py.
         ("fin_seen", "I", 1),  # a shim: Seen; where does the ring end?
@@ -532,7 +553,13 @@ RECORDS: Final[dict[str, tuple[Field, ...]]] = {
         ("acked", "I", 1),  # a provider: Acked, what of your words the other end has now
         # After Back.BACK: which came first, our first byte by TCP (BACK) or the reader (RECALLED). As tx_back.
         ("tx_follows", "I", 1),
-        ("pad", "B", 48),
+        # Who took it up after an exec has another doorbell, and is rung always (HINT_RING_ALWAYS) until that is used.
+        # `bell`: random, as BELL has it; `bell_seen`: the one of the other side's that we use.
+        *_same("Q", "bell bell_seen"),
+        ("knows", "I", 1),  # Knows: what its holder can be asked for; written after the three that follow
+        *_same("I", "slot generation"),  # of its holder's family
+        ("pad", "I", 1),
+        ("family_id", "B", 16),
     ),
     # A piece of a ring, as the shim gives it to `sidestep.rings` in its own process.
     "sidestep_piece": (

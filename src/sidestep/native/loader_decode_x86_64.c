@@ -1,6 +1,7 @@
 /* loader_decode_x86_64.c - how long an x86-64 instruction is, and where its parts lie (Intel SDM, volume 2, appendix A). */
-#include "loader.h"
+#include "loader_decode_x86_64.h"
 
+#if defined(__x86_64__)
 #include <string.h>
 
 /*
@@ -199,3 +200,4 @@ enum flow flow_of(const uint8_t *at, const struct instruction *is, const uint8_t
 		return FLOW_CALL;
 	return FLOW_ON;
 }
+#endif

@@ -277,8 +277,12 @@ int own_fd(int fd)
 	/* High, so that programs get the low numbers they expect; below the soft limit, because that bounds every number. */
 	if (getrlimit(RLIMIT_NOFILE, &limit) == 0)
 		base = limit.rlim_cur < (rlim_t)OWN_FD_BASE_MAX / 7 * 8 ? (int)(limit.rlim_cur / 8 * 7) : OWN_FD_BASE_MAX;
-	int high = real.fcntl64(fd, F_DUPFD_CLOEXEC, base);
-	raw_close(fd);
+	/* what the program before has left to us stands there already, maybe above a limit that is lower by now */
+	int high = fd >= base ? fd : (int)real.fcntl64(fd, F_DUPFD_CLOEXEC, base);
+	if (high == fd)
+		real.fcntl64(fd, F_SETFD, FD_CLOEXEC);
+	else
+		raw_close(fd);
 	if (high < 0 || (uint32_t)high >= fd_table_len) {
 		/* No room up there. The program's numbers are not ours to take: the caller does without, on TCP. */
 		if (high >= 0)

@@ -47,6 +47,8 @@ struct spin_budget {
 	_Atomic int64_t rests_until; /* none spins before */
 };
 
+#define BELLS_MAX 8 /* programs that a peer becomes, one after the other; from then on it is rung always */
+
 struct conn {
 	/* A late thread may look at these while the struct is reused for another connection. */
 	struct file file;      /* its kind never changes */
@@ -80,17 +82,28 @@ struct conn {
 	struct explicit *explicit;       /* NULL: an ordinary socket; else a reference */
 	struct member *members;          /* registrations in epoll sets; guarded by shim_lock */
 	int pending_segment_fd;          /* of a pending offer; else -1 */
+	int segment_fd;                  /* kept for the next program; else -1; see shim_travel.c */
+	uint64_t segment_inode;
+	bool taken_up;       /* from the program before: the peer does not look at our doorbell's word */
+	uint32_t bell_said;  /* serial of the provider connection by which the peer was told of it; 0: it was not */
+	uint32_t bell_waits;
+	int64_t bell_again_at; /* then it is named again */
+	uint32_t bells_len;
+	struct remote_doorbell *bells[BELLS_MAX]; /* that the peer had before; see shim_bell.c */
 	_Atomic uint64_t idle_tail;      /* of our ring when it was last looked at; see trim() */
 	_Atomic uint64_t trimmed_tail;   /* of our ring when its pages were last given back */
 	_Atomic uint64_t idle_from;      /* ring_from then: nothing has been spilled since if it still is */
 	_Atomic uint64_t unheard;        /* what unheard() in shim_idle.c said last */
 	_Atomic uint64_t full_head;      /* how far the peer had read when a sender found no room, */
 	_Atomic int64_t full_since;      /* and when that was first so; see steps_stood() */
+	_Atomic uint64_t
+		leave_tail;     /* with SLOT_LEAVES: what lies in the ring up to there was told, or will be looked for */
 	_Atomic uint32_t waiters;        /* threads in a call on it that has slept */
 	_Atomic int deferred_fd;           /* a copy of the socket for waiters that outlive close(); else -1 */
 	uint64_t token;
 	/* serial of the provider connection that took a duplicate of the socket and has not answered; shim_lock to write */
 	_Atomic uint32_t delegated;
+	struct conn *loose_next, **loose_at; /* in the list of its doorbell; NULL: it is in none. Guarded by shim_lock */
 	struct conn *next_free;
 };
 
@@ -110,6 +123,8 @@ struct doorbell {
 	uint32_t index;
 	uint64_t serial; /* unique in the process: descriptor numbers come again, serials do not */
 	_Atomic uint32_t refs;
+	struct conn *loose; /* connections that it wakes for and that are in no set, which would look at them; shim_lock */
+	_Atomic uint32_t loose_len;
 };
 
 struct remote_doorbell {
@@ -123,6 +138,8 @@ struct remote_doorbell {
 	int liveness_fd; /* of a provider that stands between: hangs up when it dies; else -1 */
 	_Atomic bool dead; /* it has */
 	struct remote_doorbell *next;
+	int page_fd; /* kept for the next program; else -1 */
+	uint64_t page_inode;
 	void *page;
 	size_t page_len;
 };
@@ -182,7 +199,7 @@ static inline void slot_unlock(_Atomic uint32_t *lock)
 int arena_open(void);
 int arena_reader_fd(void); /* a read-only descriptor of the arena, to be closed by the caller */
 int arena_path_fd(void); /* one that is a path and nothing more */
-extern uint8_t arena_id[16];
+extern uint8_t arena_id[16], family_id[16]; /* ours, and by which peers know us */
 struct conn *conn_new(int fd, int family, enum role_code role);
 void conn_ref(struct conn *conn);
 void conn_unref(struct conn *conn);
@@ -234,6 +251,8 @@ bool conn_make_room(struct conn *conn);
 void conn_bound(struct conn *conn, int fd);
 void conn_drain_ring(struct conn *conn, int fd);
 void conn_demote(struct conn *conn, int fd, enum reason_code reason, bool recall);
+void conn_leave(struct conn *conn, int fd, enum reason_code reason);
+void conn_leave_dry(struct conn *conn, int fd);
 void conn_end_sending(struct conn *conn, int fd);
 void conn_refuse(struct conn *conn);
 void conn_wake_own(struct conn *conn);
@@ -379,8 +398,6 @@ static inline void native_tx_cancelled(struct conn **waiting_conn)
 		waiting_conn = NULL; \
 		native_tx_end(conn, fd, result_of_call); \
 	})
-ssize_t native_receive(struct conn *conn, int fd, void *buf, size_t n);
-int native_accept(int fd, struct sockaddr *address, socklen_t *len, int flags);
 
 /*
  * When a sleep has to end at the latest: a thread must give back the pages of idle rings, and make room behind a reader that
@@ -390,6 +407,8 @@ static inline int64_t sleep_deadline(int64_t deadline, int64_t now)
 {
 	if (word_load(trim_due) && deadline - now > TRIM_AFTER_NS)
 		deadline = now + TRIM_AFTER_NS;
+	if (unlikely(self.serve_at) && self.serve_at < deadline)
+		deadline = self.serve_at;
 	return unlikely(self.full_until && self.full_until < deadline) ? self.full_until : deadline;
 }
 
@@ -402,6 +421,7 @@ static inline void look_again_until(int64_t when)
 /* ---- waiting (shim_doorbell.c, shim_spin.c, shim_wait.c) ---- */
 enum { WAIT_RX = 1, WAIT_TX = 2 };
 struct doorbell *doorbell_new_locked(void); /* shim_lock held */
+struct doorbell *doorbell_of_locked(int fd); /* likewise; takes over the eventfd */
 void thread_register(void); /* this thread owns descriptors that must go with it */
 int sleep_poll(struct pollfd *fds, nfds_t fds_len, int64_t deadline, uint64_t signals, const sigset_t *mask);
 int sleep_epoll(int epfd, struct epoll_event *events, int max, int64_t deadline, uint64_t signals);
@@ -413,17 +433,20 @@ void doorbells_wake(struct doorbell *const *doorbells,
 struct remote_doorbell *remote_doorbell_get(const uint8_t id[16], uint32_t index, int event_fd, int page_fd,
                                             int liveness_fd);
 void remote_doorbell_unref(struct remote_doorbell *doorbell);
-void doorbell_ring_slow(struct conn *conn, uint64_t generation);
+void doorbell_ring_slow(struct conn *conn, struct remote_doorbell *doorbell, uint64_t generation);
 void conn_hint(struct conn *conn, uint32_t number);
 static inline void doorbell_ring(struct conn *conn) /* the caller has made a full fence since it published */
 {
-	uint32_t number = word_load(conn->channel.remote->hint);
+	/* acquire: who hears that the bit is gone finds the doorbell that has come in its place */
+	uint32_t number = atomic_load_explicit(&conn->channel.remote->hint, memory_order_acquire);
 	if (unlikely(number))
 		conn_hint(conn, number);
-	uint64_t word = word_load(*conn->remote_doorbell->word);
+	/* once: the generation is that doorbell's, whatever another thread puts in its place meanwhile */
+	struct remote_doorbell *doorbell = __atomic_load_n(&conn->remote_doorbell, __ATOMIC_RELAXED);
+	uint64_t word = word_load(*doorbell->word);
 
 	if (unlikely(word & 0xffff))
-		doorbell_ring_slow(conn, word >> 16);
+		doorbell_ring_slow(conn, doorbell, word >> 16);
 }
 /* After something has been published: the peer looks for it once more before it sleeps, or is woken. */
 static inline void peer_wake(struct conn *conn)
@@ -438,6 +461,18 @@ void self_sets_close(void); /* what this thread sleeps on */
 void self_liveness_watch(const struct conn *conn);
 bool conn_liveness_watch(const struct conn *conn, int epfd, uint64_t data);
 void doorbells_after_fork(void);
+
+/* ---- connections that nobody waits on (shim_serve.c) ---- */
+void conn_loose(struct conn *conn); /* shim_lock held: it is in no set any more, or has its channel */
+void conn_unloose(struct conn *conn); /* shim_lock held: the opposite */
+extern _Atomic bool rings_ever; /* in this process, or one it was forked from: each wait hears the provider */
+int64_t conns_serve(struct doorbell *const *doorbells, uint32_t len, uint32_t looked_at, int64_t deadline);
+void conns_serve_segment(const uint8_t segment_id[16]);
+void serve_after_fork(void);
+static inline bool conn_is_loose(const struct conn *conn)
+{
+	return __atomic_load_n(&conn->loose_at, __ATOMIC_RELAXED) != NULL;
+}
 
 struct wait_clock {
 	int64_t deadline; /* ns; INT64_MAX: none */
@@ -455,7 +490,10 @@ bool conn_lingers(struct conn *conn);
 /* ---- provider (shim_provider.c to shim_rpc.c; between them: shim_provider.h) ---- */
 extern _Atomic uint32_t rpc_pending;
 void rpc_poll(void);
+extern _Atomic bool bells_due; /* a connection is rung always, or a child may execute a program: shim_bell.c */
+void bells_on_exec(int change); /* no lock held; 1: who holds a connection is not as it seems, until -1 */
 void rpc_listen(void); /* runs the provider's commands, and checks now and then that it is alive; no lock may be held */
+void rpc_listen_passing(void);
 void rpc_watch(int epfd, _Atomic uint32_t *watched, uint64_t data);
 void rpc_consider(struct conn *conn, int fd); /* offers or claims when the time has come */
 void rpc_reconsider(struct conn *conn, int fd);
@@ -465,6 +503,7 @@ void rpc_after_fork(void);
 void rpc_ensure(void);
 void rpc_introduce(void);
 void rpc_before_exec(void);
+void rpc_serve(const struct conn *conn);
 bool rpc_reaches_far(void);
 bool rpc_delegated(struct conn *conn);
 
@@ -562,6 +601,20 @@ int sdp_connect_ask(struct conn *conn, struct explicit *explicit, int fd, const 
 int sdp_connect_start(struct conn *conn, int fd, const struct sdp_connect *attempt);
 bool address_may_translate(const struct sockaddr_storage *remote); /* worth the system calls of address_translate() */
 
+/* ---- shim_carry.c: what is ours in an environment ---- */
+bool is_variable(const char *entry, const char *name); /* `name` ends with '=' */
+bool env_has(char *const env[], const char *name);
+char *const *env_or_none(char *const env[]); /* to the kernel NULL is an empty one */
+bool preload_without_ours(char *to, const char *entry); /* LD_PRELOAD=…; `to` has as much room, and one byte */
+void env_keep(void); /* what this process was started with */
+bool preload_names(const char *entry, const char *name);
+const char *env_library(void); /* ours, by a path that still names the same file; NULL: that is not known */
+int env_carried(char *const env[], char *const **entries); /* how many to add */
+struct start;
+char *command_carrying(const struct start *start, const char *command); /* to be freed */
+
+bool program_calls(const char *file); /* whether it makes calls by code of its own, or may (shim_code.c) */
+
 /* ---- shim_loader.c: how a program that is executed comes to the shim ---- */
 #define START_SCRIPTS_MAX 4 /* as the kernel's own limit */
 enum start_how {
@@ -578,16 +631,31 @@ struct start {
 	char resolved[PATH_MAX]; /* the file that is to be loaded in the end */
 	int scripts_len;
 	struct start_script scripts[START_SCRIPTS_MAX];
+	bool dynamic; /* loaded by this C library's own loader */
+	char *const *carried; /* into its environment; see shim_carry.c */
+	int carried_len;
 	size_t room; /* bytes for start_make() */
 };
 /* Whether arguments or environment are to be others than the caller's. */
 bool start_differs(struct start *start, int dir, const char *file, char *const argv[], char *const env[]);
 void start_make(struct start *start, const char *file, char *const **argv, char *const **env, void *room);
 
-bool preload_without_ours(char *to, const char *entry); /* LD_PRELOAD=…; `to` has as much room, and one byte */
 bool made_by_go(int fd, const Elf64_Ehdr *header);
 
-void demote_inherited(bool leaving); /* what a program inherits that is executed next */
+bool start_has_shim(const struct start *start, char *const env[]); /* for certain; of what it is executed with */
+
+/* ---- shim_travel.c: connections that go on in the next program ---- */
+struct travel;
+struct travel *travel_begin(const struct start *start, char *const argv[], char *const env[], int *file);
+bool travel_takes(struct travel *travel, struct conn *conn);
+void travel_leaves(struct travel *travel, const struct conn *conn, bool held);
+size_t travel_room(const struct travel *travel, char *const env[]);
+void travel_go(const struct travel *travel, int file, char *const **env, void *room);
+void travel_stay(struct travel *travel, int file);
+bool travel_arrive(void);
+void travel_settle(void);
+
+void demote_inherited(struct travel *travel, bool leaving); /* what a program inherits that is executed next */
 long execute_bare(int directory, const char *path, char *const argv[], char *const env[], int flags);
 
 extern _Atomic uint32_t plain_reason; /* why this process keeps to TCP; 0: it does not (shim_plain.c) */
@@ -611,6 +679,8 @@ bool set_is_managed(struct file *file);
 int set_doorbells(struct file *file, struct doorbell **out, int room);
 bool set_wants_pin(struct conn *conn);
 bool set_names(struct conn *conn, int fd);
+void set_conn_leaves(struct conn *conn, bool anew); /* what the kernel tells may change; `anew`: its ring holds more */
+void sets_on_exec(bool before);
 
 /* ---- around every way to make a process with a memory of its own (shim_fork.c) ---- */
 void fork_prepare(void);

@@ -44,7 +44,7 @@ static void welcome(const struct rpc_msg *record, int registry_fd)
 	void *map = mmap(NULL, REGISTRY_SIZE, PROT_READ, MAP_SHARED, registry_fd, 0);
 	if (map == MAP_FAILED)
 		return;
-	atomic_store(&provider.wants, record->flags & (WELCOME_POSSESSION | WELCOME_FAR));
+	atomic_store(&provider.wants, record->flags & (WELCOME_POSSESSION | WELCOME_FAR | WELCOME_SERVES | WELCOME_BELLS));
 	atomic_store(&provider.answered, true);
 	/* The old page, of a provider that is gone, may still be looked at by another thread: it stays mapped. */
 	atomic_fetch_add(&provider.registry_epoch, 1);
@@ -136,6 +136,27 @@ static void take_profile(struct conn *conn, const struct rpc_msg *record)
 	word_store(conn->told_by, word_load(provider.lost));
 }
 
+/* Kept until it can be looked at; another process of the family may be meant. */
+static void take_bell(const struct rpc_msg *record, int *fds, int fds_len)
+{
+	struct command *command = &commands[commands_len];
+
+	if (fds_len != 2)
+		return;
+	*command = (struct command){
+		.type = RPC_BELL,
+		.slot_generation = record->token,
+		.bell = {.fds = {own_fd(fds[0]), own_fd(fds[1])}, .number = record->cookie, .index = record->doorbell_index}};
+	memcpy(command->bell.id, record->doorbell_page_id, sizeof(command->bell.id));
+	fds[0] = fds[1] = -1;
+	if (command->bell.fds[0] >= 0 && command->bell.fds[1] >= 0) {
+		commands_len++;
+		return;
+	}
+	own_fd_close(command->bell.fds[0]);
+	own_fd_close(command->bell.fds[1]);
+}
+
 /* Does what a record says; the conn whose reference is to be dropped, or NULL. */
 static struct conn *take_record(const struct rpc_msg *record, int *fds, int *fds_len)
 {
@@ -160,8 +181,15 @@ static struct conn *take_record(const struct rpc_msg *record, int *fds, int *fds
 			refused(conn, rpc_refusal_reason(record->reason));
 		break;
 	case RPC_ANSWER: take_answer(record); break;
+	case RPC_BELL: take_bell(record, fds, *fds_len); break;
 	case RPC_DEMOTE:
-	case RPC_PROMOTE: commands[commands_len++] = (struct command){record->type, record->token}; break;
+	case RPC_PROMOTE:
+	case RPC_SERVE: {
+		struct command *command = &commands[commands_len++];
+		*command = (struct command){.type = record->type, .slot_generation = record->token};
+		memcpy(command->segment_id, record->segment_id, sizeof(command->segment_id));
+		break;
+	}
 	}
 	return conn;
 }
@@ -213,5 +241,11 @@ void answers_after_fork(void)
 {
 	memset(asks, 0, sizeof(asks));
 	asks_stalled = false;
+	for (int i = 0; i < commands_len; i++) { /* the parent's */
+		if (commands[i].type == RPC_BELL) {
+			own_fd_close(commands[i].bell.fds[0]);
+			own_fd_close(commands[i].bell.fds[1]);
+		}
+	}
 	commands_len = 0;
 }

@@ -8,9 +8,10 @@
 
 #define REAP_EVERY_NS 1000000000 /* how often slots of processes that were killed are looked for */
 
-uint8_t arena_id[16];
+uint8_t arena_id[16], family_id[16];
 static struct arena_header *arena;
 static int arena_fd = -1;
+static uint64_t arena_inode;
 bool foreign_pids; /* this process counts them otherwise than who made the arena */
 
 static struct conn_slot *slot_at(uint32_t index)
@@ -37,15 +38,75 @@ void arena_forked(void)
 	foreign_pids = !arena->pid_namespace || pid_namespace() != arena->pid_namespace;
 }
 
+#define ARENA_LEN (ARENA_SLOTS_OFFSET + (size_t)ARENA_SLOTS_MAX * sizeof(struct conn_slot))
+
+static uint64_t inode_of(int fd)
+{
+	struct stat st;
+
+	return real.fstat(fd, &st) == 0 ? (uint64_t)st.st_ino : 0;
+}
+
+/* Takes over the arena of the program that this process ran before; leaves `fd` as it is. */
+bool arena_continue(int fd, const uint8_t id[16])
+{
+	struct arena_header *at = MAP_FAILED;
+	struct stat st;
+
+	if (channel_stays(fd) && fstat(fd, &st) == 0 && st.st_size == (off_t)ARENA_LEN)
+		at = mmap(NULL, ARENA_LEN, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+	if (at == MAP_FAILED)
+		return false;
+	int own = at->magic == ARENA_MAGIC && at->version == LAYOUT_VERSION && at->slot_size == sizeof(struct conn_slot) &&
+	                  memcmp(at->arena_id, id, sizeof(at->arena_id)) == 0
+	              ? own_fd(real.fcntl64(fd, F_DUPFD_CLOEXEC, 0))
+	              : -1;
+	if (own < 0) {
+		munmap(at, ARENA_LEN);
+		return false;
+	}
+	arena = at;
+	arena_fd = own;
+	arena_inode = inode_of(own);
+	arena_shared = true;
+	memcpy(arena_id, id, sizeof(arena_id));
+	memcpy(family_id, arena->family_id, sizeof(family_id));
+	arena_forked();
+	return true;
+}
+
+int arena_own_fd(void)
+{
+	return arena_fd;
+}
+
+/* Whether it is still open under its number, and of the user that this process has: else the next program is not of the family. */
+bool arena_kept(void)
+{
+	struct stat st;
+
+	return real.fstat(arena_fd, &st) == 0 && (uint64_t)st.st_ino == arena_inode && st.st_uid == geteuid() &&
+	       getuid() == geteuid() && getgid() == getegid();
+}
+
+/* NULL: there is no such connection. */
+struct conn_slot *slot_known(uint32_t index, uint32_t generation)
+{
+	return index < ARENA_SLOTS_MAX && (generation & 1) && word_load(slot_at(index)->generation) == generation
+	           ? slot_at(index)
+	           : NULL;
+}
+
 int arena_open(void)
 {
-	size_t len = ARENA_SLOTS_OFFSET + (size_t)ARENA_SLOTS_MAX * sizeof(struct conn_slot);
+	size_t len = ARENA_LEN;
 	int fd = channel_memory("sidestep-arena", len);
 
 	if (fd < 0)
 		return fd;
 	if (fcntl(fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL) < 0 ||
-	    getrandom(arena_id, sizeof(arena_id), GRND_NONBLOCK) != sizeof(arena_id)) {
+	    getrandom(arena_id, sizeof(arena_id), GRND_NONBLOCK) != sizeof(arena_id) ||
+	    getrandom(family_id, sizeof(family_id), GRND_NONBLOCK) != sizeof(family_id)) {
 		raw_close(fd);
 		return -EIO;
 	}
@@ -61,7 +122,9 @@ int arena_open(void)
 	arena->pid_namespace = pid_namespace();
 	foreign_pids = !arena->pid_namespace;
 	memcpy(arena->arena_id, arena_id, sizeof(arena_id));
+	memcpy(arena->family_id, family_id, sizeof(family_id));
 	arena_fd = own_fd(fd);
+	arena_inode = inode_of(arena_fd);
 	return 0;
 }
 

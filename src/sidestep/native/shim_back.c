@@ -1,9 +1,13 @@
 /* shim_back.c - a connection as a whole: it is attached, goes back to TCP, and may come again. */
 #include "shim_switch.h"
 
+#include <fcntl.h>
+#include <signal.h>
+
 /* How many milliseconds a call waits: */
 #define ACK_TURNS 10000    /* that has to go by TCP, until the provider between has told the peer our offset */
 #define REQUEST_TURNS 1000 /* until the peer has been asked back to TCP, which it will be in any case */
+#define ANSWER_TURNS 3     /* for a peer that was asleep on its doorbell to answer a recall */
 #define READ_TURNS 200     /* until the peer has read its ring, of which nobody can send anything again */
 
 /* All calls still come here, so one of the next can go back; and the connection may be promoted again. */
@@ -33,30 +37,29 @@ void conn_pin(struct conn *conn, enum reason_code reason)
 		word_store(slot->state, STATE_PINNED);
 }
 
+_Atomic bool rings_ever;
+
 int conn_attach(struct conn *conn, int fd, int segment_fd, int side, struct remote_doorbell *remote,
                 struct doorbell *local)
 {
 	struct conn_slot *slot = conn->slot;
-	struct channel_own own = {
-		.tail = &slot->tx_tail,
-		.head = &slot->rx_head,
-		.head_seen = &slot->tx_head_seen,
-		.ring_from = &slot->tx_ring_from,
-		.ring_to = &slot->tx_ring_to,
-		.spill_base = &slot->tx_spill_base,
-		.limit = &slot->tx_limit,
-		.room_max = &slot->tx_room_max,
-	};
+	struct channel_own own = channel_own_of(slot);
 	int failed = channel_map(&conn->channel, segment_fd, side, &own);
 
 	if (failed)
 		return failed;
+	conn_keep_segment(conn, segment_fd);
+	word_store(conn->channel.local->slot, slot_index(slot));
+	word_store(conn->channel.local->generation, conn->generation);
+	memcpy(conn->channel.local->family_id, family_id, sizeof(family_id));
+	atomic_store(&conn->channel.local->knows, KNOWS_RING_ALWAYS | KNOWS_BELL);
 	conn->remote_doorbell = remote;
 	conn->doorbell = local;
 	conn->probe_countdown = PROBE_EVERY;
 	word_store(slot->state, STATE_ATTACHED);
 	word_store(slot->reason, REASON_WAITING_FOR_PEER);
 	atomic_store(&conn->managed, 1);
+	word_store(rings_ever, true);
 	if (slot_has(slot,
 	             SLOT_DEMOTED |
 	                 SLOT_LENT)) { /* since the offer; conn_demote() sets this first and reads `managed` afterwards */
@@ -65,6 +68,7 @@ int conn_attach(struct conn *conn, int fd, int segment_fd, int side, struct remo
 		atomic_fetch_or(&conn->channel.local->notice, CHANNEL_DEMOTE);
 	}
 	conn_bound(conn, fd);
+	conn_loose(conn);
 	set_conn_attached(conn); /* waits must be able to wake us before we tell the peer that we are there */
 	if (slot_has(slot,
 	             SLOT_WR_SHUT)) /* else the FIN that the peer has, or will have, looks like a close; see shutdown() */
@@ -131,6 +135,27 @@ static void leave_to_stranger(struct conn *conn, int fd)
 }
 
 /*
+ * No lock is held. The peer is to send again what lies in the ring, and may be asleep where it does not hear of it: its process
+ * hears of it by the provider then.
+ */
+static void press_recall(struct conn *conn)
+{
+	struct conn_slot *slot = conn->slot;
+	const struct channel_side *remote = conn->channel.remote;
+	const uint32_t round = word_load(slot->rx_round);
+
+	if (conn_relayed(conn) || !rx_is(slot, RX_RECALLED) || channel_rx_avail(&conn->channel) <= 0)
+		return;
+	for (int turn = 0; word_load(remote->tx_ended) != round; turn++) {
+		if (turn == ANSWER_TURNS || !(word_load(*conn->remote_doorbell->word) & 0xffff)) {
+			rpc_serve(conn);
+			return;
+		}
+		raw_poll(NULL, 0, 1);
+	}
+}
+
+/*
  * Takes both directions back to TCP, and loses nothing. Ours goes at once: the peer reads the ring to its end, then TCP. The
  * peer's goes when it hears of the request, with its next call or wait. With `recall`, the bytes that it sent by ring and we
  * have not read come again by TCP: the next reader of the socket has no shim.
@@ -182,12 +207,100 @@ void conn_demote(struct conn *conn, int fd, enum reason_code reason, bool recall
 		recall_settle(conn, fd);
 	else if (requested && waits && relayed && !slot_has(slot, SLOT_RESET))
 		relay_acked(conn, CHANNEL_ACKED_REQUEST, REQUEST_TURNS);
-	if (recall)
+	if (recall) {
+		press_recall(conn);
 		leave_to_stranger(conn, fd);
+	}
 	if (moved)
 		conn_wake_own(conn); /* for threads that wait for room in the ring: TCP's buffer may have some */
 	set_conn_switched(conn);
 	errno = saved;
+}
+
+/* The kernel would have signalled bytes that have come just now. */
+static void signal_io(int fd)
+{
+	struct f_owner_ex owner;
+
+	if (!(real.fcntl64(fd, F_GETFL, 0) & O_ASYNC) || real.fcntl64(fd, F_GETOWN_EX, (long)&owner) < 0 || !owner.pid)
+		return;
+	long number = real.fcntl64(fd, F_GETSIG, 0);
+	if (number <= 0)
+		number = SIGIO;
+	if (owner.type == F_OWNER_TID)
+		real.syscall(SYS_tkill, owner.pid, number, 0, 0, 0, 0);
+	else
+		real.syscall(SYS_kill, owner.type == F_OWNER_PGRP ? -owner.pid : owner.pid, number, 0, 0, 0, 0);
+}
+
+/*
+ * rx_lock held, the ring is empty and its peer was asked for TCP before. Recalls what a send that has crossed our request may put
+ * there: it looks for requests once more before it returns, so these bytes need no other call of the peer. False: it has gone
+ * back by itself already.
+ */
+static bool recall_rest(struct conn *conn)
+{
+	struct conn_slot *slot = conn->slot;
+	struct channel_side *local = conn->channel.local;
+
+	if (slot_has(slot, SLOT_FIN))
+		return false;
+	atomic_store(&local->rx_frozen, atomic_load(conn->channel.own.head));
+	if (channel_decide(&conn->channel.remote->tx_back, word_load(slot->rx_round), CHANNEL_RECALLED) != CHANNEL_RECALLED)
+		return false;
+	rx_move(slot, RX_ON_RECALL);
+	atomic_fetch_or(&local->notice, CHANNEL_RECALL);
+	peer_wake(conn);
+	return true;
+}
+
+/*
+ * No lock is held, with SLOT_LEAVES, behind a read. If the ring is empty, all that follows comes by TCP, of which the kernel tells.
+ * What a send has put there that crossed our request is told anew.
+ */
+void conn_leave_dry(struct conn *conn, int fd)
+{
+	struct conn_slot *slot = conn->slot;
+	bool recalled = false, crossed = false;
+	KEEP_ERRNO;
+
+	slot_lock(&slot->rx_lock);
+	const bool leaves = conn->managed && slot_has(slot, SLOT_LEAVES);
+	if (leaves) {
+		bool watches = rx_watches(slot);
+		bool over = !watches || channel_rx_avail(&conn->channel) <= 0;
+		recalled = over && watches && recall_rest(conn);
+		uint64_t tail = atomic_load(&conn->channel.rx_peer_line->tail);
+		crossed = !recalled && watches && tail != word_load(conn->leave_tail);
+		word_store(conn->leave_tail, tail);
+		if (over)
+			slot_clear(slot, SLOT_LEAVES);
+	}
+	slot_unlock(&slot->rx_lock);
+	if (recalled)
+		recall_settle(conn, fd);
+	if (crossed)
+		signal_io(fd);
+	if (leaves) /* the read may have taken TCP's last byte before the ring's first, too */
+		set_conn_leaves(conn, crossed);
+}
+
+/*
+ * As conn_demote(), where the program reads on by calls of ours, but the kernel alone is to tell it of what comes: by a signal, or
+ * through a set in a set. What has arrived in the ring is read from there, and was told; what comes behind it comes by TCP. So the
+ * ring is given up when it is empty: at once, or by the call that reads its last byte.
+ */
+void conn_leave(struct conn *conn, int fd, enum reason_code reason)
+{
+	struct conn_slot *slot = conn->slot;
+
+	conn_demote(conn, fd, reason, false);
+	if (!conn->managed || !rx_watches(slot))
+		return;
+	if (!slot_has(slot, SLOT_LEAVES))
+		word_store(conn->leave_tail, atomic_load(&conn->channel.rx_peer_line->tail));
+	slot_set(slot, SLOT_LEAVES); /* not before the request: see recall_rest() */
+	conn_leave_dry(conn, fd);
 }
 
 /*

@@ -46,6 +46,7 @@ struct thread {
 	volatile uint64_t signals_interrupting; /* of them, installed without SA_RESTART */
 	int64_t full_until; /* when to look again, at the latest, at a reader that stands still or at bytes without an
 	                            * event; 0: there are none */
+	int64_t served_at, serve_at; /* the last conns_serve(), and when another is owed at the latest; 0: none is */
 	struct timespec sleep; /* a handler zeroes it, so that a sleep just about to start returns at once */
 	struct doorbell *doorbell;
 	int doorbell_epfd; /* edge-triggered set of the doorbells this thread sleeps on */

@@ -1,12 +1,17 @@
 /* shim_conn.c - connections: their structs and descriptors, and what ends them at once. */
 #include "shim_switch.h"
 
+#include <fcntl.h>
 #include <sys/mman.h>
+#include <sys/resource.h>
+#include <sys/stat.h>
 
 #define POOL_CHUNK 64
 
 static struct conn *free_conns;
 static _Atomic uint64_t conn_serials;
+static _Atomic uint32_t segments_kept;
+_Atomic bool bells_due;
 bool arena_shared; /* with a parent or children, which may have changed their user since */
 
 bool peer_attached(const struct conn *conn)
@@ -14,19 +19,14 @@ bool peer_attached(const struct conn *conn)
 	return atomic_load_explicit(&conn->channel.remote->attached, memory_order_acquire) == 1;
 }
 
-struct conn *conn_new(int fd, int family, enum role_code role)
+static struct conn *conn_alloc(void)
 {
-	struct conn_slot *slot = slot_alloc();
-
-	if (!slot)
-		return NULL;
 	shim_lock_take();
 	if (!free_conns) {
 		struct conn *chunk =
 			mmap(NULL, POOL_CHUNK * sizeof(*chunk), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
 		if (chunk == MAP_FAILED) {
 			shim_lock_drop();
-			slot_free(slot);
 			return NULL;
 		}
 		for (int i = 0; i < POOL_CHUNK; i++) {
@@ -38,7 +38,72 @@ struct conn *conn_new(int fd, int family, enum role_code role)
 	struct conn *conn = free_conns;
 	free_conns = conn->next_free;
 	shim_lock_drop();
+	return conn;
+}
 
+static void conn_begin(struct conn *conn, int fd, struct conn_slot *slot)
+{
+	memset((uint8_t *)conn + offsetof(struct conn, managed), 0, sizeof(*conn) - offsetof(struct conn, managed));
+	conn->slot = slot;
+	conn->generation = slot->generation;
+	word_store(conn->serial, atomic_fetch_add(&conn_serials, 1) + 1);
+	conn->fds = 1;
+	conn->pending_segment_fd = -1;
+	conn->segment_fd = -1;
+	conn->deferred_fd = -1;
+	conn->budget = (struct spin_budget){.ns = config.spin_ns};
+	atomic_store(&conn->refs, 1); /* last: from here on it can be held */
+	file_put(fd, &conn->file);
+}
+
+/* A connection that the family has, under a number of this process; its holders count it already. */
+struct conn *conn_of_slot(int fd, struct conn_slot *slot)
+{
+	struct conn *conn = conn_alloc();
+
+	if (conn)
+		conn_begin(conn, fd, slot);
+	return conn;
+}
+
+struct channel_own channel_own_of(struct conn_slot *slot)
+{
+	return (struct channel_own){
+		.tail = &slot->tx_tail,
+		.head = &slot->rx_head,
+		.head_seen = &slot->tx_head_seen,
+		.ring_from = &slot->tx_ring_from,
+		.ring_to = &slot->tx_ring_to,
+		.spill_base = &slot->tx_spill_base,
+		.limit = &slot->tx_limit,
+		.room_max = &slot->tx_room_max,
+	};
+}
+
+/* One of many, at most a quarter of the numbers that are ours: others are needed more. */
+void conn_keep_segment(struct conn *conn, int segment_fd)
+{
+	struct stat st;
+	struct rlimit limit;
+
+	if (getrlimit(RLIMIT_NOFILE, &limit) < 0 || atomic_load(&segments_kept) >= KEPT_MAX ||
+	    atomic_load(&segments_kept) >= limit.rlim_cur / 32 || real.fstat(segment_fd, &st) < 0)
+		return;
+	conn->segment_fd = own_fd(real.fcntl64(segment_fd, F_DUPFD_CLOEXEC, 0));
+	conn->segment_inode = (uint64_t)st.st_ino;
+	if (conn->segment_fd >= 0)
+		atomic_fetch_add(&segments_kept, 1);
+}
+
+struct conn *conn_new(int fd, int family, enum role_code role)
+{
+	struct conn_slot *slot = slot_alloc();
+	struct conn *conn = slot ? conn_alloc() : NULL;
+
+	if (slot && !conn)
+		slot_free(slot);
+	if (!conn)
+		return NULL;
 	uint32_t generation = slot->generation + 1; /* odd: in use */
 	size_t kept = offsetof(struct conn_slot, free_next), behind = kept + sizeof(slot->free_next);
 	memset(slot, 0, kept); /* not the link: a thread that loses the race for the slot may read it late */
@@ -57,16 +122,7 @@ struct conn *conn_new(int fd, int family, enum role_code role)
 	word_store(slot->state, STATE_NATIVE);
 	atomic_store_explicit(&slot->generation, generation, memory_order_release);
 
-	memset((uint8_t *)conn + offsetof(struct conn, managed), 0, sizeof(*conn) - offsetof(struct conn, managed));
-	conn->slot = slot;
-	conn->generation = generation;
-	word_store(conn->serial, atomic_fetch_add(&conn_serials, 1) + 1);
-	conn->fds = 1;
-	conn->pending_segment_fd = -1;
-	conn->deferred_fd = -1;
-	conn->budget = (struct spin_budget){.ns = config.spin_ns};
-	atomic_store(&conn->refs, 1); /* last: from here on it can be held */
-	file_put(fd, &conn->file);
+	conn_begin(conn, fd, slot);
 	return conn;
 }
 
@@ -76,12 +132,18 @@ void conn_free(struct conn *conn)
 	shim_lock_take();
 	if (conn->remote_doorbell)
 		remote_doorbell_unref(conn->remote_doorbell);
+	while (conn->bells_len)
+		remote_doorbell_unref(conn->bells[--conn->bells_len]);
 	if (conn->doorbell)
 		doorbell_unref(conn->doorbell);
 	conn->remote_doorbell = NULL;
 	conn->doorbell = NULL;
 	own_fd_close(conn->pending_segment_fd);
 	own_fd_close(conn->deferred_fd);
+	if (conn->segment_fd >= 0)
+		atomic_fetch_sub(&segments_kept, 1);
+	own_fd_close(conn->segment_fd);
+	conn->segment_fd = -1;
 	conn->pending_segment_fd = -1;
 	conn->deferred_fd = -1;
 	slot_release(conn->slot);
@@ -146,6 +208,8 @@ void conns_before_fork(void)
 		/* once for each connection, however many numbers it has */
 		if (conn && (int)fd == conn_fd(conn))
 			atomic_fetch_add(&conn->slot->holders, 1);
+		if (conn && conn->managed)
+			word_store(bells_due, true); /* the child may execute a program, which has it rung always */
 	}
 }
 

@@ -15,7 +15,10 @@
 #include <sys/eventfd.h>
 #include <sys/mman.h>
 #include <sys/random.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
+
+#define REMOTES_KEPT_MAX 256
 
 static struct {
 	uint8_t *base;
@@ -25,6 +28,7 @@ static struct {
 	uint64_t free_lines;
 } page = {.fd = -1};
 static struct remote_doorbell *remote_doorbells;
+static uint32_t remotes_kept; /* pages that are open for the next program; see shim_travel.c */
 static uint64_t serials;
 
 static bool page_ready(void)
@@ -71,8 +75,12 @@ static int doorbell_eventfd(void)
 
 struct doorbell *doorbell_new_locked(void)
 {
+	return doorbell_of_locked(doorbell_eventfd());
+}
+
+struct doorbell *doorbell_of_locked(int fd)
+{
 	struct doorbell *doorbell = NULL;
-	int fd = doorbell_eventfd();
 
 	if (fd < 0)
 		return NULL;
@@ -156,6 +164,31 @@ void doorbells_after_fork(void)
 	page.free_lines = 0;
 }
 
+void conn_loose(struct conn *conn)
+{
+	struct doorbell *doorbell = conn->doorbell;
+
+	if (conn->loose_at || !doorbell || !conn->managed || has_members(conn))
+		return;
+	conn->loose_next = doorbell->loose;
+	if (conn->loose_next)
+		conn->loose_next->loose_at = &conn->loose_next;
+	doorbell->loose = conn;
+	__atomic_store_n(&conn->loose_at, &doorbell->loose, __ATOMIC_RELAXED); /* see conn_is_loose() */
+	word_store(doorbell->loose_len, word_load(doorbell->loose_len) + 1);
+}
+
+void conn_unloose(struct conn *conn)
+{
+	if (!conn->loose_at)
+		return;
+	*conn->loose_at = conn->loose_next;
+	if (conn->loose_next)
+		conn->loose_next->loose_at = conn->loose_at;
+	__atomic_store_n(&conn->loose_at, NULL, __ATOMIC_RELAXED);
+	word_store(conn->doorbell->loose_len, word_load(conn->doorbell->loose_len) - 1);
+}
+
 /* Takes over the descriptors but for the page's. */
 static struct remote_doorbell *remote_doorbell_new(const uint8_t id[16], uint32_t index, int event_fd, int page_fd,
                                                    int liveness_fd)
@@ -166,6 +199,8 @@ static struct remote_doorbell *remote_doorbell_new(const uint8_t id[16], uint32_
 	size_t len = st.st_size >= (off_t)DOORBELL_PAGE_LEN ? DOORBELL_PAGE_LEN : 4096;
 	void *at = doorbell ? mmap(NULL, len, PROT_READ, MAP_SHARED, page_fd, 0) : MAP_FAILED;
 	int fd = own_fd(event_fd), own_liveness_fd = own_fd(liveness_fd);
+	int own_page_fd = -1;
+	struct rlimit limit;
 
 	if (at == MAP_FAILED || fd < 0 || (liveness_fd >= 0 && own_liveness_fd < 0)) {
 		own_fd_close(fd);
@@ -175,6 +210,11 @@ static struct remote_doorbell *remote_doorbell_new(const uint8_t id[16], uint32_
 		free(doorbell);
 		return NULL;
 	}
+	/* at most a quarter of the numbers that are ours, as conn_keep_segment() */
+	if (liveness_fd < 0 && remotes_kept < REMOTES_KEPT_MAX && getrlimit(RLIMIT_NOFILE, &limit) == 0 &&
+	    remotes_kept < limit.rlim_cur / 32)
+		own_page_fd = own_fd(real.fcntl64(page_fd, F_DUPFD_CLOEXEC, 0));
+	remotes_kept += own_page_fd >= 0;
 	*doorbell = (struct remote_doorbell){
 		.word = doorbell_word_at(at, index),
 		.hints = len == DOORBELL_PAGE_LEN ? doorbell_hints_at(at, index) : NULL,
@@ -183,6 +223,8 @@ static struct remote_doorbell *remote_doorbell_new(const uint8_t id[16], uint32_
 		.index = index,
 		.refs = 1,
 		.rung = UINT64_MAX,
+		.page_fd = own_page_fd,
+		.page_inode = (uint64_t)st.st_ino,
 		.page = at,
 		.page_len = len,
 		.next = remote_doorbells,
@@ -224,6 +266,8 @@ void remote_doorbell_unref(struct remote_doorbell *doorbell)
 		*at = doorbell->next;
 	own_fd_close(doorbell->fd);
 	own_fd_close(doorbell->liveness_fd);
+	remotes_kept -= doorbell->page_fd >= 0;
+	own_fd_close(doorbell->page_fd);
 	munmap(doorbell->page, doorbell->page_len);
 	free(doorbell);
 }
@@ -232,6 +276,15 @@ void remote_doorbell_unref(struct remote_doorbell *doorbell)
 void conn_hint(struct conn *conn, uint32_t number)
 {
 	struct hint_ring *hints = conn->doorbell->hints;
+
+	if (number & HINT_RING_ALWAYS) { /* the word that we look at is not the one that it sleeps by */
+		KEEP_ERRNO;
+		raw_doorbell_ring(conn->remote_doorbell->fd);
+		word_add(conn->slot->doorbells_sent, 1);
+	}
+	number &= ~HINT_RING_ALWAYS;
+	if (!number)
+		return;
 	uint64_t count = atomic_fetch_add(&hints->tail, 1);
 
 	/* Its place first, then its content: a reader that comes in between sees an entry of another round. */
@@ -239,9 +292,8 @@ void conn_hint(struct conn *conn, uint32_t number)
 	full_fence();
 }
 
-void doorbell_ring_slow(struct conn *conn, uint64_t generation)
+void doorbell_ring_slow(struct conn *conn, struct remote_doorbell *doorbell, uint64_t generation)
 {
-	struct remote_doorbell *doorbell = conn->remote_doorbell;
 	KEEP_ERRNO;
 
 	if (atomic_exchange_explicit(&doorbell->rung, generation, memory_order_relaxed) == generation)

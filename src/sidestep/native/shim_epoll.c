@@ -15,38 +15,45 @@ EXPORT int epoll_create1(int flags)
 	return set_created(fd_new(real.epoll_create1(flags)));
 }
 
-/* The kernel alone waits on a set inside a set, and does not look at rings: the members go back to TCP. */
-static void set_nest(struct set *set)
+/* Whether an entry that is already in the kernel's set carries data that would be taken for ours. */
+static bool secret_taken(int epfd, uint64_t secret)
 {
-	struct conn *conns[64];
-	int fds[64], n;
+	char path[40], line[256];
+	bool taken = false;
 
-	set->nested = true;
-	set_sweep(set);
-	do {
-		n = 0;
-		shim_lock_take();
-		set_lock(set);
-		for (uint32_t i = 0; i < set->managed_len && n < 64; i++)
-			if (!slot_has(set->managed[i]->conn->slot, SLOT_PIN)) {
-				conns[n] = set->managed[i]->conn;
-				fds[n] = set->managed[i]->fd;
-				conn_ref(conns[n++]);
-			}
-		set_unlock(set);
-		shim_lock_drop();
-		for (int i = 0; i < n; i++) {
-			conn_demote(conns[i], fds[i], REASON_EPOLL_UNSUPPORTED, true);
-			conn_unref(conns[i]);
-		}
-	} while (n);
-	/* The outer set would report a doorbell that has ever rung as something to read. */
-	shim_lock_take();
-	set_lock(set);
-	for (uint32_t i = 0; i < set->doorbells_len; i++)
-		real.epoll_ctl(set->epfd, EPOLL_CTL_DEL, set->doorbells[i].doorbell->fd, NULL);
-	set_unlock(set);
-	shim_lock_drop();
+	snprintf(path, sizeof(path), "/proc/self/fdinfo/%d", epfd);
+	FILE *entries = fopen(path, "re");
+	while (entries && !taken && fgets(line, sizeof(line), entries)) {
+		const char *data = strncmp(line, "tfd:", 4) == 0 ? strstr(line, "data:") : NULL;
+		taken = data && strtoull(data + strlen("data:"), NULL, 16) >> NAME_BITS == secret;
+	}
+	if (entries)
+		fclose(entries);
+	return taken;
+}
+
+/*
+ * Tracks a set that was made where we could not see it. The caller guarantees that no thread waits in it (such a thread would
+ * see our events), and that it is in no other set. Its present entries stay the kernel's.
+ */
+int set_adopt(int epfd)
+{
+	char path[40], target[64] = "";
+
+	snprintf(path, sizeof(path), "/proc/self/fd/%d", epfd);
+	if (set_get(epfd))
+		return 0;
+	if (readlink(path, target, sizeof(target) - 1) < 0)
+		return -EBADF;
+	if (strcmp(target, "anon_inode:[eventpoll]") != 0)
+		return -EINVAL;
+	set_created(epfd);
+	struct set *set = set_get(epfd);
+	if (!set)
+		return -ENOMEM;
+	while (secret_taken(epfd, set->secret))
+		set->secret = new_secret();
+	return 0;
 }
 
 /* ---- epoll_ctl: shim_lock and set lock held ---- */
@@ -151,6 +158,24 @@ static void secret_met(struct set *set)
 	set_unlock(set);
 }
 
+/* The kernel alone waits on that set, or other processes do as well. */
+static int add(struct set *set, struct conn *conn, int epfd, int fd, struct epoll_event *event)
+{
+	const bool shared = set->shared;
+
+	if (conn->managed && unlikely(shared))
+		conn_demote(conn, fd, REASON_EPOLL_UNSUPPORTED, true);
+	int result = set_change(set, conn, epfd, EPOLL_CTL_ADD, fd, event);
+	/* Looked at behind it: set_nest() finds the member, or we find that the set is nested. */
+	if (result < 0 || likely(!set->nested) || !conn->managed)
+		return result;
+	KEEP_ERRNO;
+	if (!shared)
+		conn_leave(conn, fd, REASON_EPOLL_UNSUPPORTED);
+	set_stand_in_look(set);
+	return result;
+}
+
 EXPORT int epoll_ctl(int epfd, int op, int fd, struct epoll_event *event)
 {
 	HELD_SET set = set_hold(epfd);
@@ -164,7 +189,7 @@ EXPORT int epoll_ctl(int epfd, int op, int fd, struct epoll_event *event)
 		return real.epoll_ctl(epfd, op, fd, event);
 	if (file->kind == FILE_SET) {
 		int result = real.epoll_ctl(epfd, op, fd, event);
-		if (set && op == EPOLL_CTL_ADD && result == 0)
+		if (op == EPOLL_CTL_ADD && result == 0)
 			set_nest((struct set *)file);
 		return result;
 	}
@@ -183,8 +208,8 @@ EXPORT int epoll_ctl(int epfd, int op, int fd, struct epoll_event *event)
 	    (event->events &
 	     ~(uint32_t)(EPOLLIN | EPOLLOUT | EPOLLERR | EPOLLHUP | EPOLLWAKEUP | EPOLLET | EPOLLEXCLUSIVE)))
 		return fail_with(EINVAL);
-	if (op == EPOLL_CTL_ADD && conn->managed && (set->nested || set->shared || (event->events & EPOLLEXCLUSIVE)))
-		conn_demote(conn, fd, REASON_EPOLL_UNSUPPORTED, true);
+	if (op == EPOLL_CTL_ADD)
+		return add(set, conn, epfd, fd, event);
 	return set_change(set, conn, epfd, op, fd, event);
 }
 
@@ -245,31 +270,53 @@ static bool look_is_due(const struct set_wait *wait)
 	return wait->now - word_load(wait->set->looked_at) > LOOK_EVERY_NS;
 }
 
-/* The first look of a wait. It reports all that is ready at once. -1: the kernel has failed. */
-static int set_first(struct set_wait *wait, bool once)
+/* The kernel had as much to tell as there was room for: with little, a doorbell's edge or a non-event may take an event's place. */
+static int set_look_more(struct set_wait *wait)
 {
 	struct set *set = wait->set;
-	int k = 0, max = wait->max < TOLD_MAX ? wait->max : TOLD_MAX;
+	int n = 0, k, max = wait->max < TOLD_MAX ? wait->max : TOLD_MAX;
 
-	set_pass_begin(set, SPENT_NOTHING);
-	bool look = (set->by_tcp || look_is_due(wait)) && !set->kernel_filled, more = true;
-	set->kernel_filled = false;
-	if (look) {
-		k = set_look(wait);
-		more = k == max; /* else the kernel has no more to tell */
+	for (uint32_t turns = set->doorbells_len + set->managed_len + 2; !n && turns; turns--) { /* at most so often */
+		if ((k = set_look(wait)) <= 0)
+			break;
+		n = set_report(wait, k);
+		if (k < max)
+			break; /* it has no more */
 	}
+	return n;
+}
+
+/* set lock held, which is dropped. The first look of a wait, at the kernel's events as well. */
+static int set_first_asked(struct set_wait *wait, bool once)
+{
+	struct set *set = wait->set;
+	int k = set_look(wait);
+
 	if (k < 0) {
 		set_unlock(set);
 		return -1;
 	}
 	int n = set_report(wait, k);
-	/* with little room a doorbell's edge, or a non-event, may take the place of an event: at most so often */
-	for (uint32_t turns = set->doorbells_len + set->managed_len + 2; !n && once && more && turns; turns--) {
-		if ((k = set_look(wait)) <= 0)
-			break;
-		more = k == max;
-		n = set_report(wait, k);
-	}
+	if (!n && once && k == (wait->max < TOLD_MAX ? wait->max : TOLD_MAX))
+		n = set_look_more(wait);
+	if (unlikely(set->nested))
+		set_stand_in(set); /* an edge has been told */
+	return set_pass_end(wait, n);
+}
+
+/* The first look of a wait. It reports all that is ready at once. -1: the kernel has failed. */
+static int set_first(struct set_wait *wait, bool once)
+{
+	struct set *set = wait->set;
+
+	set_pass_begin(set, SPENT_NOTHING);
+	bool look = (set->by_tcp || look_is_due(wait)) && !set->kernel_filled;
+	set->kernel_filled = false;
+	if (look)
+		return set_first_asked(wait, once);
+	int n = set_report(wait, 0);
+	if (unlikely(!n && once))
+		n = set_look_more(wait);
 	return set_pass_end(wait, n);
 }
 
@@ -281,7 +328,7 @@ static int set_spin(struct set_wait *wait)
 	struct spin spin;
 	int n = 0;
 
-	if (!spin_begin(&spin, spin_budget_now(&set->budget), peer_cpu))
+	if (!word_load(set->managed_len) || !spin_begin(&spin, spin_budget_now(&set->budget), peer_cpu))
 		return 0;
 	wait->spun = true;
 	do {
@@ -297,6 +344,8 @@ static int set_spin(struct set_wait *wait)
 	wait->vain = !n && spin_was_vain(&spin);
 	if (n)
 		spin_won(&set->budget);
+	if (n && unlikely(set->nested))
+		set_stand_in_look(set);
 	return n;
 }
 
@@ -330,6 +379,23 @@ static void set_sleep_undo(void *argument)
 	atomic_fetch_sub(&sleep->set->sleepers, 1);
 }
 
+/*
+ * As sleep_epoll(), where neither doorbells nor the provider's socket are among the set's entries: a set inside another, which would
+ * report them; a set that has nothing of ours yet, which another process may have, too.
+ */
+static int sleep_beside(struct set_wait *wait, const struct set_sleep *sleep, int max, int64_t until)
+{
+	struct pollfd fds[2] = {{.fd = wait->epfd, .events = POLLIN}, {.events = POLLIN}};
+
+	fds[1].fd = self_doorbell_fd(sleep->doorbells, (int)sleep->len);
+	int ready = sleep_poll(fds, 2, until, wait->signals, NULL);
+	if (ready > 0 && fds[1].revents) {
+		self_doorbells_clear();
+		rpc_listen_passing();
+	}
+	return ready > 0 ? raw_epoll_look(wait->epfd, wait->told, max) : ready;
+}
+
 /* Sleeps in the kernel. How many events there are to tell; -1: it was for nothing, with errno. */
 static int set_sleep(struct set_wait *wait)
 {
@@ -339,9 +405,13 @@ static int set_sleep(struct set_wait *wait)
 	struct set_sleep sleep;
 
 	rpc_listen();
-	rpc_watch(wait->epfd, &set->watched, set->secret << NAME_BITS | DOORBELL_INDEX);
+	const bool within = !set->nested && word_load(set->managed_len);
+	if (likely(within))
+		rpc_watch(wait->epfd, &set->watched, set->secret << NAME_BITS | DOORBELL_INDEX);
 	conns_trim(wait->now);
 	set_sweep(set);
+	if (unlikely(set->nested))
+		set_stand_in_look(set); /* what stands there for nothing would not let us sleep */
 	set_pass_begin(set, SPENT_NOTHING);
 	set_sleep_begin(&sleep, set);
 	int n = set_report(wait, 0);
@@ -351,12 +421,15 @@ static int set_sleep(struct set_wait *wait)
 	if (!n) {
 		self.full_until = set->full_until;
 		int64_t until = sleep_deadline(wait->deadline, now_ns());
+		until = conns_serve(sleep.doorbells, sleep.len, 0, until);
 		if (unlikely(sleep.truncated) && until - now_ns() > NAP_NS)
 			until = now_ns() + NAP_NS;
 		pthread_cleanup_push(set_sleep_undo, &sleep);
-		k = sleep_epoll(wait->epfd, wait->told, max, until, wait->signals);
+		k = likely(within) ? sleep_epoll(wait->epfd, wait->told, max, until, wait->signals)
+		                   : sleep_beside(wait, &sleep, max, until);
 		failed = errno;
 		pthread_cleanup_pop(0);
+		conns_serve(sleep.doorbells, sleep.len, 0, INT64_MAX);
 	}
 	set_sleep_undo(&sleep);
 	if (others) {
@@ -381,6 +454,8 @@ static int set_sleep(struct set_wait *wait)
 		return k;
 	set_pass_begin(set, wait->spun ? SPENT_BOTH : SPENT_SLEPT);
 	n = set_pass_end(wait, set_report(wait, k));
+	if (n && unlikely(set->nested))
+		set_stand_in_look(set);
 	errno = failed;
 	return n || k > 0 ? n : k;
 }
@@ -406,6 +481,8 @@ static int set_wait(struct set *set, int epfd, struct epoll_event *events, int m
 		rpc_poll();
 	for (;;) {
 		int n = set_first(&wait, timeout_ns == 0);
+		if (!n && timeout_ns == 0)
+			rpc_listen_passing();
 		if (n || timeout_ns == 0 || (wait.deadline != INT64_MAX && wait.now >= wait.deadline))
 			return n;
 		if (first && (n = set_spin(&wait)))
@@ -432,9 +509,12 @@ static int wait_common(int epfd, struct epoll_event *events, int max, int64_t ti
 	if (unlikely(!set || max <= 0 || !events))
 		return kernel(epfd, events, max, timeout, mask);
 	uint64_t signals = self.signals; /* before the mask lets any in */
-	if (likely(!word_load(set->managed_len))) {
+	/* in a process that has rings a wait hears the provider, as that of a set with managed members does */
+	if (likely(!word_load(set->managed_len)) && (!timeout_ns || !word_load(rings_ever))) {
 		if (unlikely(word_load(rpc_pending)))
 			rpc_poll();
+		if (!timeout_ns && unlikely(word_load(rings_ever)))
+			rpc_listen_passing();
 		int64_t start = set->members_len > 1 && timeout_ns > 0 ? now_ns() : 0;
 		atomic_fetch_add(&set->kernel_waiters, 1);
 		if (likely(!atomic_load(&set->managed_len))) {

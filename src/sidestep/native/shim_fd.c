@@ -200,7 +200,7 @@ EXPORT int fcntl64(int fd, int command, ...)
 	} else if (result >= 0 && command == F_SETFL && file->kind == FILE_CONN) {
 		noted((struct conn *)file, argument & O_NONBLOCK);
 		if (argument & O_ASYNC)
-			conn_demote((struct conn *)file, fd, REASON_ASYNC_SIGNAL_IO, true);
+			conn_leave((struct conn *)file, fd, REASON_ASYNC_SIGNAL_IO);
 	}
 	return result;
 }

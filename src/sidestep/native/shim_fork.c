@@ -13,6 +13,7 @@ static void (*const modules[][MOMENTS])(void) = {
 	{sets_before_fork, NULL, sets_after_fork},
 	{NULL, NULL, provider_after_fork},
 	{NULL, NULL, answers_after_fork},
+	{NULL, NULL, serve_after_fork},
 	{NULL, NULL, rpc_after_fork},
 	{NULL, NULL, explicit_after_fork},
 	{NULL, NULL, lent_after_fork},

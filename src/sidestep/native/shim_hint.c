@@ -41,14 +41,20 @@ static void hot_drop(struct set *set, struct member *member)
 void feed_enter(struct set *set, struct member *member)
 {
 	struct remote_doorbell *doorbell = member->conn->remote_doorbell;
-	uint32_t expected = 0, at = 0;
+	uint32_t expected = atomic_load(&member->conn->channel.local->hint) & HINT_RING_ALWAYS, at = 0;
 
 	while (at < set->feeds_len && set->feeds[at].doorbell != doorbell)
 		at++;
-	/* A connection in several sets gives its hints to one of them. */
-	if (!doorbell->hints ||
+	/* A connection in several sets gives its hints to one of them; a peer that rings always has another page by now. */
+	if (!doorbell->hints || atomic_load(&member->conn->channel.remote->hint) & HINT_RING_ALWAYS ||
 	    (at == set->feeds_len && !grow(&set->feeds, &set->feeds_cap, at + 1, sizeof(*set->feeds))) ||
-	    !atomic_compare_exchange_strong(&member->conn->channel.local->hint, &expected, member->index)) {
+	    !atomic_compare_exchange_strong(&member->conn->channel.local->hint, &expected, expected | member->index)) {
+		set->unhinted++;
+		return;
+	}
+	full_fence(); /* between asking for hints and this look; the peer does it the other way round, see take_up() */
+	if (atomic_load(&member->conn->channel.remote->hint) & HINT_RING_ALWAYS) {
+		atomic_fetch_and(&member->conn->channel.local->hint, HINT_RING_ALWAYS);
 		set->unhinted++;
 		return;
 	}
@@ -71,7 +77,7 @@ void feed_exit(struct set *set, struct member *member)
 	}
 	member->hinted = false;
 	if (set->owner_pid == shim_pid)
-		atomic_store(&member->conn->channel.local->hint, 0);
+		atomic_fetch_and(&member->conn->channel.local->hint, HINT_RING_ALWAYS);
 	for (uint32_t i = 0; i < set->feeds_len; i++)
 		if (set->feeds[i].doorbell == member->conn->remote_doorbell && --set->feeds[i].refs == 0) {
 			set->feeds[i] = set->feeds[--set->feeds_len];

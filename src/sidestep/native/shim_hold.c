@@ -11,6 +11,9 @@ __attribute__((noinline)) static void conn_destroy(struct conn *conn)
 	if (unlikely(conn->explicit))
 		explicit_unref(conn->explicit);
 	conn->explicit = NULL;
+	shim_lock_take();
+	conn_unloose(conn); /* before its channel goes: see find_asked() */
+	shim_lock_drop();
 	if (atomic_load(&conn->managed)) {
 		/* Both locks: nobody of this process is inside the rings. Waiters hold references, so there are none. */
 		slot_lock(&slot->rx_lock);

@@ -5,6 +5,7 @@
  */
 #include "shim_call.h"
 #include "shim_number.h"
+#include "shim_tcp_wait.h"
 
 #include <fcntl.h>
 #include <limits.h>
@@ -61,7 +62,7 @@ static TRACKED ssize_t tracked_readv(int fd, const struct iovec *iov, int len)
 	if (likely(!conn))
 		return real.readv(fd, iov, len);
 	if (native_rx_begin(conn))
-		return NATIVE_RX(conn, fd, real.readv(fd, iov, len), 0);
+		return NATIVE_RX(conn, fd, HEARING(fd, 0, real.readv(fd, iov, len)), 0);
 	if (len >= 0 && len <= IOV_MAX && iov_total(iov, len) == 0)
 		return 0;
 	return conn_recv(conn, fd, iov, len, 0);
@@ -76,7 +77,8 @@ EXPORT ssize_t preadv2(int fd, const struct iovec *iov, int len, off_t offset, i
 	if (likely(!conn || offset != -1))
 		return real.preadv2(fd, iov, len, offset, flags);
 	if (native_rx_begin(conn))
-		return NATIVE_RX(conn, fd, real.preadv2(fd, iov, len, offset, flags), 0);
+		return NATIVE_RX(
+			conn, fd, HEARING(fd, flags & RWF_NOWAIT ? MSG_DONTWAIT : 0, real.preadv2(fd, iov, len, offset, flags)), 0);
 	return conn_recv(conn, fd, iov, len, flags & RWF_NOWAIT ? MSG_DONTWAIT : 0);
 }
 
@@ -89,7 +91,9 @@ static TRACKED ssize_t tracked_recv(int fd, void *buf, size_t n, int flags)
 	if (likely(!conn))
 		return real.recv(fd, buf, n, flags);
 	if (native_rx_begin(conn))
-		return NATIVE_RX(conn, fd, flags ? real.recv(fd, buf, n, flags) : native_receive(conn, fd, buf, n), flags);
+		return NATIVE_RX(conn, fd,
+		                 flags ? HEARING(fd, flags, real.recv(fd, buf, n, flags)) : native_receive(conn, fd, buf, n),
+		                 flags);
 	return conn_recv(conn, fd, &(struct iovec){buf, n}, 1, flags);
 }
 
@@ -104,7 +108,7 @@ static TRACKED ssize_t tracked_recvfrom(int fd, void *buf, size_t n, int flags, 
 	if (likely(!conn))
 		return real.recvfrom(fd, buf, n, flags, address, len);
 	if (native_rx_begin(conn))
-		return NATIVE_RX(conn, fd, real.recvfrom(fd, buf, n, flags, address, len), flags);
+		return NATIVE_RX(conn, fd, HEARING(fd, flags, real.recvfrom(fd, buf, n, flags, address, len)), flags);
 	ssize_t got = conn_recv(conn, fd, &(struct iovec){buf, n}, 1, flags);
 	if (got >= 0 && address && len)
 		*len = 0; /* a stream tells no address, as the kernel's TCP does */
@@ -146,7 +150,7 @@ static TRACKED ssize_t tracked_recvmsg(int fd, struct msghdr *message, int flags
 	if (unlikely(flags & MSG_ERRQUEUE))
 		return message_errors(conn, fd, message, flags);
 	if (native_rx_begin(conn))
-		return NATIVE_RX(conn, fd, real.recvmsg(fd, message, flags), flags);
+		return NATIVE_RX(conn, fd, HEARING(fd, flags, real.recvmsg(fd, message, flags)), flags);
 	if (flags & MSG_OOB)
 		return real.recvmsg(fd, message, flags);
 	if (message->msg_iovlen > IOV_MAX)

@@ -7,7 +7,7 @@
 static void lend_begin(void)
 {
 	lending_begin();
-	demote_inherited(false);
+	demote_inherited(NULL, false);
 }
 
 /* The parent's connection, if the number still is that one in the child. */

@@ -1,7 +1,8 @@
 /*
  * shim_loader.c - how programs that are executed here come to the shim. Most do by their C library's loader and LD_PRELOAD. Those
  * without this C library are started by ours (loader.c), which stands beside the shim and is told the file in the
- * environment. Where it is not there, musl's loader must not see the shim: it would end the program over it.
+ * environment. Where it is not there, musl's loader must not see the shim: it would end the program over it. A program that gets an
+ * environment of its caller's own making gets our part of it besides; see shim_carry.c.
  */
 #include "shim_proc.h"
 
@@ -20,10 +21,15 @@
 #define HWCAP2_FSGSBASE 2 /* asm/hwcap2.h */
 
 static const char preload[] = "LD_PRELOAD=", kept[] = LOADED_PRELOAD "=", program[] = LOADED_PROGRAM "=";
-static const char ours[] = "libsidestep.so";
+static const char glibc_loader[] = "ld-linux";
+#if defined(__x86_64__)
+#define MACHINE EM_X86_64
+#else
+#define MACHINE EM_AARCH64
+#endif
 
 /* What a file says of how it is loaded. */
-enum kind { KIND_OTHER, KIND_SCRIPT, KIND_STATIC, KIND_MUSL, KIND_MUSL_RAISED, KIND_GO };
+enum kind { KIND_OTHER, KIND_SCRIPT, KIND_STATIC, KIND_MUSL, KIND_MUSL_RAISED, KIND_GO, KIND_DYNAMIC };
 
 static bool read_at(int fd, void *to, size_t n, uint64_t at)
 {
@@ -79,9 +85,13 @@ static enum kind kind_of_elf(int fd)
 		    !read_at(fd, name, segment.p_filesz - 1, segment.p_offset))
 			return KIND_OTHER;
 		const char *base = strrchr(name, '/');
-		if (strncmp(base ? base + 1 : name, "ld-musl", 7) == 0)
+		base = base ? base + 1 : name;
+		if (strncmp(base, "ld-musl", 7) == 0)
 			return KIND_MUSL;
-		return made_by_go(fd, &header) ? KIND_GO : KIND_OTHER;
+		if (made_by_go(fd, &header))
+			return KIND_GO;
+		return header.e_machine == MACHINE && strncmp(base, glibc_loader, sizeof(glibc_loader) - 1) == 0 ? KIND_DYNAMIC
+		                                                                                                 : KIND_OTHER;
 	}
 	return header.e_type == ET_EXEC || pie ? KIND_STATIC : KIND_OTHER;
 }
@@ -173,29 +183,6 @@ static bool is_traced(void)
 }
 
 /* ---- the environment ---- */
-static bool is_variable(const char *entry, const char *name)
-{
-	return strncmp(entry, name, strlen(name)) == 0;
-}
-
-/* The other libraries that are to be loaded first; an empty name is none. Whether ours was among them. */
-bool preload_without_ours(char *to, const char *entry)
-{
-	bool was_there = false;
-
-	to += sprintf(to, "%s", preload);
-	for (entry += sizeof(preload) - 1; *entry; entry += strspn(entry, " :")) {
-		size_t len = strcspn(entry, " :"), name = sizeof(ours) - 1;
-		bool our =
-			len >= name && memcmp(entry + len - name, ours, name) == 0 && (len == name || entry[len - name - 1] == '/');
-		if (!our)
-			to += sprintf(to, "%.*s:", (int)len, entry);
-		was_there |= our;
-		entry += len;
-	}
-	return was_there;
-}
-
 /* What has been kept takes its place again, but for a program that was told otherwise. */
 static bool env_restores(char *const env[], enum start_how how, char *scratch)
 {
@@ -211,7 +198,7 @@ static bool env_restores(char *const env[], enum start_how how, char *scratch)
 
 static char *const *env_make(char *const env[], const struct start *start, char **room)
 {
-	size_t count = 2, at = 0;
+	size_t count = 2 + (size_t)start->carried_len, at = 0;
 
 	for (char *const *each = env; *each; each++)
 		count++;
@@ -232,23 +219,18 @@ static char *const *env_make(char *const env[], const struct start *start, char 
 		made[at++] = text;
 		text += sprintf(text, "%s%s", program, start->resolved) + 1;
 	}
+	for (int i = 0; i < start->carried_len; i++)
+		made[at++] = start->carried[i];
 	made[at] = NULL;
 	*room = text;
 	return made;
 }
 
 /* ---- all together ---- */
-static bool env_has(char *const env[], const char *name)
-{
-	for (; *env; env++)
-		if (is_variable(*env, name))
-			return true;
-	return false;
-}
-
 static size_t room_needed(const struct start *start, char *const argv[], char *const env[])
 {
-	size_t text = sizeof(program) + strlen(start->resolved), count = 8 + 2 * START_SCRIPTS_MAX;
+	size_t text = sizeof(program) + strlen(start->resolved);
+	size_t count = 8 + 2 * START_SCRIPTS_MAX + (size_t)start->carried_len;
 
 	for (; *env; env++, count++)
 		if (is_variable(*env, preload) || is_variable(*env, kept))
@@ -265,10 +247,12 @@ bool start_differs(struct start *start, int dir, const char *file, char *const a
 	enum kind kind;
 
 	start->how = START_AS_IT_IS;
-	start->scripts_len = 0;
+	start->dynamic = false;
+	start->scripts_len = start->carried_len = 0;
 	start->loader = NULL;
-	if (!fd_table_len || !env || !file)
+	if (!fd_table_len || !file)
 		return false;
+	env = env_or_none(env);
 	while ((kind = look(dir, file, line, start->resolved)) == KIND_SCRIPT) {
 		if (start->scripts_len == START_SCRIPTS_MAX || !line_split(line, &start->scripts[start->scripts_len]))
 			return false;
@@ -279,8 +263,74 @@ bool start_differs(struct start *start, int dir, const char *file, char *const a
 		start->loader = loader_find();
 	const bool by_musl = kind == KIND_MUSL || kind == KIND_MUSL_RAISED;
 	start->how = start->loader ? START_LOADED : by_musl ? START_WITHOUT : START_AS_IT_IS;
+	start->dynamic = kind == KIND_DYNAMIC;
+	if (start->loader || kind == KIND_DYNAMIC || kind == KIND_GO)
+		start->carried_len = env_carried(env, &start->carried);
 	start->room = room_needed(start, argv, env);
-	return start->how != START_AS_IT_IS || env_has(env, kept) || env_has(env, program);
+	return start->how != START_AS_IT_IS || start->carried_len || env_has(env, kept) || env_has(env, program);
+}
+
+/* The same loader as ours: another may not load the library that this one has loaded. */
+static bool same_loader(const char *program_file)
+{
+	char name[LINE_LENGTH] = "";
+	Elf64_Ehdr header;
+	Elf64_Phdr segment;
+	struct stat theirs, our;
+	Dl_info info;
+	bool found = false;
+	int fd = proc_open(program_file, O_RDONLY);
+
+	if (fd < 0)
+		return false;
+	if (read_at(fd, &header, sizeof(header), 0))
+		for (int i = 0; i < header.e_phnum && i < SEGMENTS_MAX && !found; i++)
+			found = read_at(fd, &segment, sizeof(segment), header.e_phoff + (uint64_t)i * sizeof(segment)) &&
+			        segment.p_type == PT_INTERP && segment.p_filesz && segment.p_filesz <= sizeof(name) &&
+			        read_at(fd, name, segment.p_filesz - 1, segment.p_offset);
+	raw_close(fd);
+	return found && *name == '/' && stat(name, &theirs) == 0 && dladdr((void *)getauxval(AT_BASE), &info) &&
+	       info.dli_fname && stat(info.dli_fname, &our) == 0 && theirs.st_dev == our.st_dev &&
+	       theirs.st_ino == our.st_ino;
+}
+
+/* Where a security module is in force it may change the program's domain, and the loader ignores LD_PRELOAD then. */
+static bool confined(void)
+{
+	char text[64];
+	int fd = proc_open("/proc/self/attr/current", O_RDONLY);
+	ssize_t n = fd < 0 ? -1 : real.syscall(SYS_read, fd, (long)text, sizeof(text) - 1, 0, 0, 0);
+
+	if (fd >= 0)
+		raw_close(fd);
+	text[n > 0 ? n : 0] = '\0';
+	text[strcspn(text, "\n")] = '\0';
+	return n > 0 &&
+	       strcmp(text, "unconfined") != 0; /* AppArmor's word; SELinux' labels that begin with it are not free */
+}
+
+/* The file that this process runs, which has come so far by the calls that we see. */
+static bool is_own(const char *file)
+{
+	struct stat theirs, our;
+
+	return stat(file, &theirs) == 0 && stat("/proc/self/exe", &our) == 0 && theirs.st_dev == our.st_dev &&
+	       theirs.st_ino == our.st_ino;
+}
+
+bool start_has_shim(const struct start *start, char *const env[])
+{
+	const char *library = env_library();
+	int preloads = 0;
+
+	for (; *env; env++) {
+		if (is_variable(*env, "SIDESTEP_DISABLE="))
+			return false;
+		if (is_variable(*env, preload))
+			preloads = preload_names(*env, library) && !preloads ? 1 : 2;
+	}
+	return library && preloads == 1 && start->how == START_AS_IT_IS && start->dynamic && same_loader(start->resolved) &&
+	       !confined() && (is_own(start->resolved) || !program_calls(start->resolved));
 }
 
 /* As the kernel has it for a script: its interpreters with their arguments go before its name, which takes the place of argv[0]. */
@@ -308,5 +358,5 @@ void start_make(struct start *start, const char *file, char *const **argv, char 
 	char *at = room;
 
 	*argv = argv_make(*argv, file, start, &at);
-	*env = env_make(*env, start, &at);
+	*env = env_make(env_or_none(*env), start, &at);
 }

@@ -89,6 +89,7 @@ ssize_t message_errors(struct conn *conn, int fd, struct msghdr *message, int fl
 		if (!zerocopy_untold(slot) || sent == told)
 			return fail_with(EAGAIN);
 	} while (!atomic_compare_exchange_weak(&slot->zerocopy_told, &told, sent));
+	set_conn_leaves(conn, false);
 	struct {
 		struct sock_extended_err error;
 		struct sockaddr_in6 offender;

@@ -68,6 +68,9 @@ ssize_t native_rx_end(struct conn *conn, int fd, ssize_t result, int flags)
 	if (result > 0) {
 		count_turn(slot);
 		consider(conn, fd);
+	} else if (result < 0 && unlikely(word_load(rings_ever))) { /* it may come back for ever, and never sleep */
+		KEEP_ERRNO;
+		rpc_listen_passing();
 	}
 	return result;
 }

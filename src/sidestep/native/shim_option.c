@@ -93,6 +93,8 @@ static void option_set(struct conn *conn, int fd, int level, int name, const voi
 		int low;
 		memcpy(&low, value, sizeof(low));
 		conn->slot->rx_low_water = low > 0 ? (uint64_t)low : 1;
+		if (unlikely(slot_has(conn->slot, SLOT_LEAVES)))
+			set_conn_leaves(conn, false);
 	} else if (level == SOL_SOCKET &&
 	           (name == SO_SNDBUF || name == SO_SNDBUFFORCE || name == SO_RCVBUF || name == SO_RCVBUFFORCE)) {
 		if (conn->managed)
@@ -164,7 +166,7 @@ EXPORT int ioctl(int fd, unsigned long command, ...)
 		if (held > buffer)
 			*(int *)argument += (int)(held - buffer);
 	} else if (result == 0 && command == FIOASYNC) {
-		conn_demote(conn, fd, REASON_ASYNC_SIGNAL_IO, true);
+		conn_leave(conn, fd, REASON_ASYNC_SIGNAL_IO);
 	}
 	return result;
 }

@@ -13,6 +13,7 @@
 
 _Atomic uint32_t plain_reason;
 
+/* Under a filter the shim goes on making its calls, and reads the ring to its end; where others read, the bytes are recalled. */
 void plain_from_now(enum reason_code reason)
 {
 	uint32_t none = REASON_NONE;
@@ -22,7 +23,7 @@ void plain_from_now(enum reason_code reason)
 	for (uint32_t fd = 0; fd < atomic_load(&fd_end); fd++) {
 		HELD conn = conn_hold((int)fd);
 		if (conn)
-			conn_demote(conn, (int)fd, reason, true);
+			conn_demote(conn, (int)fd, reason, reason != REASON_SANDBOX);
 	}
 }
 

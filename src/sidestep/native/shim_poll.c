@@ -1,5 +1,6 @@
 /* shim_poll.c - poll, ppoll, select, pselect with promoted members. */
 #include "shim_spin.h"
+#include "shim_tcp_wait.h"
 
 #define DOORBELLS_MAX 32
 #define SMALL 64 /* descriptors a call handles without allocating */
@@ -115,6 +116,8 @@ struct sleep {
 	struct doorbell *doorbells[DOORBELLS_MAX];
 	int len;
 	bool truncated; /* there are more: nap */
+	uint32_t loose; /* connections of this wait that are in no set */
+	int64_t serve_at;
 };
 
 static void sleep_undo(void *argument)
@@ -131,10 +134,12 @@ static void collect_doorbells(struct poller *poller, struct sleep *sleep)
 	int n = 0;
 
 	sleep->truncated = false;
+	sleep->loose = 0;
 	for (nfds_t i = 0; i < poller->len; i++) {
 		struct doorbell *found[DOORBELLS_MAX];
 		int len = 0;
 		if (poller->conns[i]) {
+			sleep->loose += conn_is_loose(poller->conns[i]);
 			found[len++] = poller->conns[i]->doorbell;
 			atomic_fetch_add(&found[0]->refs, 1);
 		} else if (poller->sets[i]) {
@@ -255,6 +260,8 @@ static int sleep_told(struct poller *poller, const struct poll_wait *wait, const
 {
 	int64_t until = sleep_deadline(wait->deadline, wait->now);
 
+	if (sleep->serve_at < until)
+		until = sleep->serve_at;
 	if (sleeps_as_receive(poller)) {
 		int error = 0;
 		bool native = sleep_receiving(poller->conns[0], poller->kernel[0].fd, until, wait->signals, &error);
@@ -299,8 +306,10 @@ static int poll_sleep(struct poller *poller, struct poll_wait *wait)
 	int n = poller_tell(poller, LOOK_ASKED);
 	if (n == 0) {
 		pthread_cleanup_push(sleep_undo, &sleep);
+		sleep.serve_at = conns_serve(sleep.doorbells, (uint32_t)sleep.len, sleep.loose, INT64_MAX);
 		k = sleep_told(poller, wait, &sleep);
 		failed = errno;
+		conns_serve(sleep.doorbells, (uint32_t)sleep.len, sleep.loose, INT64_MAX);
 		pthread_cleanup_pop(0);
 		wait->slept = true;
 		self.calls += wait->looks++ != 0;
@@ -336,6 +345,8 @@ static int poll_managed(struct poller *poller, int64_t timeout_ns, uint64_t sign
 	int n = poll_look(poller, &wait, poller->others);
 	if (!poller->others && (n ? look_is_due(&wait) : timeout_ns == 0))
 		n = poll_look(poller, &wait, true);
+	if (!n && timeout_ns == 0)
+		rpc_listen_passing();
 	if (n || timeout_ns == 0 || (n = poll_spin(poller, &wait)))
 		return n;
 	while (self.signals == signals) {
@@ -374,8 +385,34 @@ static uint32_t classify(struct pollfd *fds, nfds_t len, bool *native)
 	return managed;
 }
 
+/* As ppoll(2), where the kernel alone knows what ends the wait. */
+static int kernel_poll(struct pollfd *fds, nfds_t len, const struct timespec *timeout, const sigset_t *mask,
+                       uint64_t signals)
+{
+	struct pollfd small[SMALL + 1], *watched = small;
+
+	if (likely(!word_load(rings_ever)))
+		return real.ppoll(fds, len, timeout, mask);
+	if (timeout && !timeout->tv_sec && !timeout->tv_nsec) {
+		rpc_listen_passing();
+		return real.ppoll(fds, len, timeout, mask);
+	}
+	if (len > SMALL && !(watched = malloc((len + 1) * sizeof(*watched))))
+		return real.ppoll(fds, len, timeout, mask);
+	for (nfds_t i = 0; i < len; i++)
+		watched[i] = fds[i];
+	int result = hear_poll(watched, len, deadline_after(timeout ? timespec_ns(timeout) : -1), signals, mask);
+	const int saved = errno;
+	for (nfds_t i = 0; i < len && result >= 0; i++)
+		fds[i].revents = watched[i].revents;
+	if (watched != small)
+		free(watched);
+	errno = saved;
+	return result;
+}
+
 static int native_poll(struct pollfd *fds, nfds_t len, const struct timespec *timeout, const sigset_t *mask,
-                       bool *retry)
+                       uint64_t signals, bool *retry)
 {
 	struct conn *small[SMALL], **waiting = small;
 	nfds_t n = 0;
@@ -393,7 +430,7 @@ static int native_poll(struct pollfd *fds, nfds_t len, const struct timespec *ti
 		*retry |= atomic_load(&conn->managed) != 0;
 	}
 	if (!*retry)
-		result = real.ppoll(fds, len, timeout, mask);
+		result = kernel_poll(fds, len, timeout, mask, signals);
 	int saved = errno;
 	for (nfds_t i = 0; i < n; i++) {
 		atomic_fetch_sub(&waiting[i]->slot->rx_kernel_waiters, 1);
@@ -416,8 +453,8 @@ static int poll_common(struct pollfd *fds, nfds_t len, const struct timespec *ti
 		rpc_poll();
 	if (likely(!classify(fds, len, &native))) {
 		if (!native || (timeout && !timeout->tv_sec && !timeout->tv_nsec))
-			return real.ppoll(fds, len, timeout, mask);
-		int result = native_poll(fds, len, timeout, mask, &retry);
+			return kernel_poll(fds, len, timeout, mask, signals);
+		int result = native_poll(fds, len, timeout, mask, signals, &retry);
 		if (!retry)
 			return result;
 	}
@@ -468,7 +505,7 @@ static int tracked_poll(struct pollfd *fds, nfds_t len, int timeout)
 	struct timespec limit = {timeout / 1000, timeout % 1000 * 1000000l};
 	bool native;
 
-	if (!classify(fds, len, &native) && !native)
+	if (!word_load(rings_ever) && !classify(fds, len, &native) && !native)
 		return real.poll(fds, len, timeout);
 	return poll_common(fds, len, timeout < 0 ? NULL : &limit, NULL);
 }
@@ -476,6 +513,8 @@ static int tracked_poll(struct pollfd *fds, nfds_t len, int timeout)
 /* without a descriptor of ours it is the kernel's own poll, with its own faults for bad pointers */
 EXPORT int poll(struct pollfd *fds, nfds_t len, int timeout)
 {
+	if (unlikely(word_load(rings_ever)) && timeout && (fds || !len))
+		return tracked_poll(fds, len, timeout);
 	for (nfds_t i = 0; fds && i < len; i++)
 		if (unlikely(file_get(fds[i].fd) != NULL))
 			return tracked_poll(fds, len, timeout);
@@ -507,8 +546,10 @@ EXPORT int __ppoll_chk(struct pollfd *fds, nfds_t len, const struct timespec *ti
 /* ---- select: the same, told by bits ---- */
 static bool select_concerns(int len, const fd_set *r, const fd_set *w, const fd_set *e)
 {
-	if (!fd_table_len)
+	if (!fd_table_len || len < 0)
 		return false;
+	if (unlikely(word_load(rings_ever)))
+		return true;
 	for (int at = 0; at < len; at += 64) {
 		uint64_t bits = 0;
 		const fd_set *sets[3] = {r, w, e};

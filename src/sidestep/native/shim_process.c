@@ -4,6 +4,7 @@
 #include <alloca.h>
 #include <fcntl.h>
 #include <limits.h>
+#include <paths.h>
 #include <sched.h>
 
 /* A vfork child shares our memory: its close() and dup2() would change the parent's table. fork is vfork that does not. */
@@ -87,7 +88,7 @@ EXPORT void _exit(int status)
 ALIAS(_Exit, _exit);
 
 /* A new program knows nothing of channels: connections that it inherits go back to TCP first. */
-void demote_inherited(bool leaving)
+void demote_inherited(struct travel *travel, bool leaving)
 {
 	rpc_before_exec();
 	shim_lock_take();
@@ -95,26 +96,56 @@ void demote_inherited(bool leaving)
 	shim_lock_drop();
 	for (uint32_t fd = 0; fd < atomic_load(&fd_end); fd++) {
 		struct conn *conn = conn_get((int)fd);
-		if (conn && conn->managed && !(real.fcntl64((int)fd, F_GETFD, 0) & FD_CLOEXEC)) {
+		if (!conn || real.fcntl64((int)fd, F_GETFD, 0) & FD_CLOEXEC)
+			continue;
+		if (conn->managed && travel_takes(travel, conn))
+			continue;
+		if (conn->managed) {
 			conn_demote(conn, (int)fd, REASON_INHERITED, true);
 			if (leaving)
 				conn_bequeath(conn, (int)fd);
-		} else if (conn && !(real.fcntl64((int)fd, F_GETFD, 0) & FD_CLOEXEC)) {
+		} else {
 			conn_pin(conn, REASON_INHERITED);
 		}
 	}
 }
 
-/* Connections that the kernel closes on exec lose this holder, or get it back. */
-static void hold_on_exec(int change)
+/* Whether the kernel closes all numbers of a connection on exec. */
+static bool closes_on_exec(const struct conn *conn, int fd)
 {
+	if (!(real.fcntl64(fd, F_GETFD, 0) & FD_CLOEXEC))
+		return false;
+	for (uint32_t other = 0; word_load(conn->fds) > 1 && other < atomic_load(&fd_end); other++)
+		if (conn_get((int)other) == conn && !(real.fcntl64((int)other, F_GETFD, 0) & FD_CLOEXEC))
+			return false;
+	return true;
+}
+
+/*
+ * Connections that the kernel closes on exec lose this holder, or get it back. A child that no call of ours has made, or that
+ * shares our memory, holds none.
+ */
+static void hold_on_exec(struct travel *travel, int change)
+{
+	if (shim_pid != (uint32_t)getpid())
+		return;
+	sets_on_exec(change < 0);
+	if (change < 0)
+		bells_on_exec(1);
 	for (uint32_t fd = 0; fd < atomic_load(&fd_end); fd++) {
 		struct conn *conn = conn_get((int)fd);
-		if (!conn || conn_fd(conn) != (int)fd || !(real.fcntl64((int)fd, F_GETFD, 0) & FD_CLOEXEC))
+		if (!conn || conn_fd(conn) != (int)fd)
+			continue;
+		bool closes = closes_on_exec(conn, (int)fd);
+		if (change < 0)
+			travel_leaves(travel, conn, !closes);
+		if (!closes)
 			continue;
 		atomic_fetch_add(&conn->slot->holders, (uint32_t)change);
 		holder_put(conn->slot, change < 0 ? shim_pid : 0, change < 0 ? 0 : shim_pid);
 	}
+	if (change > 0)
+		bells_on_exec(-1);
 }
 
 static bool executable(const char *path)
@@ -140,15 +171,18 @@ static const char *found_by_name(const char *file, char path[PATH_MAX])
 {
 	const char *at = getenv("PATH");
 
+	if (!at)
+		at = "/bin:/usr/bin"; /* confstr(3), _CS_PATH */
 	if (!file || strchr(file, '/'))
 		return executable(file) ? file : NULL;
-	for (; at && *at; at += *at == ':') {
-		size_t len = strcspn(at, ":");
-		if (len && snprintf(path, PATH_MAX, "%.*s/%s", (int)len, at, file) < PATH_MAX && executable(path))
+	for (;; at++) {
+		int len = (int)strcspn(at, ":"); /* 0: the current directory */
+		if (snprintf(path, PATH_MAX, "%.*s%s%s", len, at, len ? "/" : "", file) < PATH_MAX && executable(path))
 			return path;
 		at += len;
+		if (!*at)
+			return NULL;
 	}
-	return NULL;
 }
 
 /* `argv` and `env` become those that the program can be started with; they live as long as the caller. */
@@ -163,32 +197,43 @@ static const char *proc_fd(int fd, char path[PATH_MAX])
 	return path;
 }
 
+/* The file that execveat(2) means. */
+static const char *file_at(int dir, const char *path, int flags, char found[PATH_MAX])
+{
+	return path && !*path && (flags & AT_EMPTY_PATH) ? proc_fd(dir, found) : path;
+}
+
 /* A call that returns only if it fails. */
 #define EXEC(name, leaving, dir, program, params, args) \
 	EXPORT int name params \
 	{ \
 		char found[PATH_MAX]; \
 		const char *file = program; \
+		int list; \
 		(void)found; \
 		START_FOR(start, dir, file, argv, env); \
-		demote_inherited(leaving); \
-		hold_on_exec(-1); \
+		struct travel *travel = travel_begin(&start, argv, env, &list); \
+		demote_inherited(travel, leaving); \
+		hold_on_exec(travel, -1); \
+		travel_go(travel, list, &env, alloca(travel_room(travel, env))); \
 		int result = start.loader ? real.execve(start.loader, argv, env) : real.name args; \
-		hold_on_exec(1); \
+		travel_stay(travel, list); \
+		hold_on_exec(NULL, 1); \
 		return result; \
 	}
 EXEC(execve, executable(path), AT_FDCWD, path, (const char *path, char *const *argv, char *const *env),
      (path, argv, env))
 EXEC(execvpe, file, AT_FDCWD, found_by_name(name, found), (const char *name, char *const *argv, char *const *env),
      (name, argv, env))
-EXEC(execveat, executable_at(dir, path, flags), dir, path,
+EXEC(execveat, executable_at(dir, path, flags), dir, file_at(dir, path, flags, found),
      (int dir, const char *path, char *const *argv, char *const *env, int flags), (dir, path, argv, env, flags))
 EXEC(fexecve, executable_at(fd, "", AT_EMPTY_PATH), AT_FDCWD, proc_fd(fd, found),
      (int fd, char *const *argv, char *const *env), (fd, argv, env))
 
 long execute_bare(int dir, const char *path, char *const argv[], char *const env[], int flags)
 {
-	START_FOR(start, dir, path, argv, env);
+	char found[PATH_MAX];
+	START_FOR(start, dir, file_at(dir, path, flags, found), argv, env);
 	const char *file = start.loader;
 	if (!file && dir == AT_FDCWD && !flags)
 		file = path; /* execve(2) stays what it is: sandboxes, and emulators, may know no other */
@@ -251,7 +296,7 @@ EXPORT int execle(const char *path, const char *first, ...)
 static bool lend(void)
 {
 	lending_begin();
-	demote_inherited(false);
+	demote_inherited(NULL, false);
 	return true;
 }
 
@@ -288,18 +333,35 @@ EXPORT int posix_spawn_file_actions_adddup2(posix_spawn_file_actions_t *actions,
 SPAWN(posix_spawn, path)
 SPAWN(posix_spawnp, found_by_name(path, found))
 
+/* What libc's shell is to run. */
+#define COMMAND char *__attribute__((cleanup(command_free)))
+static char *command_for(const char *command)
+{
+	struct start start;
+
+	return command && start_differs(&start, AT_FDCWD, _PATH_BSHELL, NULL, environ) ? command_carrying(&start, command)
+	                                                                               : NULL;
+}
+
+static void command_free(char **command)
+{
+	free(*command);
+}
+
 EXPORT int system(const char *command)
 {
 	if (!command)
 		return real.system(command);
+	COMMAND carrying = command_for(command);
 	LENDING lent = lend();
-	return real.system(command);
+	return real.system(carrying ? carrying : command);
 }
 
 EXPORT FILE *popen(const char *command, const char *mode)
 {
+	COMMAND carrying = command_for(command);
 	LENDING lent = lend();
-	FILE *stream = real.popen(command, mode);
+	FILE *stream = real.popen(carrying ? carrying : command, mode);
 	if (stream)
 		fd_new(fileno(stream));
 	return stream;

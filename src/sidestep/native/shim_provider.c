@@ -11,6 +11,7 @@
 #include <sys/stat.h>
 #include <sys/un.h>
 
+#define WELCOME_MS 100 /* a process that is about to execute a program waits so long for the provider to know it */
 #define RETRY_CONNECT_NS 1000000000  /* between two attempts to connect to a provider */
 #define BACKOFF_MAX 10 /* an unanswered offer doubles the calls until the next one, 2^10 times at most */
 #define BACKOFF_NS 1000000 /* and also doubles this time, for connections with many calls */
@@ -116,6 +117,7 @@ bool rpc_up(void)
 		return false;
 	struct rpc_msg hello = {.type = RPC_HELLO};
 	memcpy(hello.arena_id, arena_id, sizeof(arena_id));
+	memcpy(hello.segment_id, family_id, sizeof(family_id));
 	int fd = arena_reader_fd();
 	bool sent = rpc_send(&hello, &fd, fd >= 0 ? 1 : 0);
 	if (fd >= 0)
@@ -284,6 +286,30 @@ bool rpc_delegated(struct conn *conn)
 	                            real.ioctl(provider.fd, SIOCOUTQ, &queued) < 0 || queued > 0);
 	shim_lock_drop();
 	return delegated;
+}
+
+/*
+ * No lock is held. The peer does not answer what this connection asks for: the provider tells its process. A process that is about
+ * to execute a program may have just met the provider, which hears nothing more of who is gone before it is welcomed.
+ */
+void rpc_serve(const struct conn *conn)
+{
+	const struct channel_side *remote = conn->channel.remote;
+	struct rpc_msg record = {.type = RPC_SERVE};
+	struct pollfd item = {.fd = -1, .events = POLLIN};
+
+	if (!(atomic_load(&provider.wants) & WELCOME_SERVES) || !(atomic_load(&remote->knows) & KNOWS_BELL))
+		return;
+	memcpy(record.segment_id, conn->slot->segment_id, sizeof(record.segment_id));
+	memcpy(record.arena_id, remote->family_id, sizeof(record.arena_id));
+	shim_lock_take();
+	bool sent = rpc_up() && rpc_send(&record, NULL, 0);
+	if (sent && !provider.welcomed)
+		item.fd = provider.fd;
+	shim_lock_drop();
+	if (item.fd >= 0)
+		raw_poll(&item, 1, WELCOME_MS);
+	shim_log("the peer does not answer; the provider %s", sent ? "tells it" : "is not there");
 }
 
 /* In a child: the connection and what is pending on it are the parent's. */

@@ -58,6 +58,13 @@ void provider_after_fork(void);
 extern struct command {
 	uint16_t type;
 	uint64_t slot_generation;
+	uint8_t segment_id[16]; /* RPC_SERVE */
+	struct bell {
+		int fds[2];
+		uint64_t number;
+		uint32_t index;
+		uint8_t id[16];
+	} bell;
 } commands[COMMANDS_MAX]; /* received and not run yet */
 extern _Atomic int commands_len;
 
@@ -78,6 +85,10 @@ extern bool
 
 struct conn *rpc_receive(bool *more);
 void answers_after_fork(void);
+
+/* ---- shim_bell.c ---- */
+void bells_look(void); /* no lock held */
+void bell_heard(struct conn *conn, const struct bell *bell); /* takes over the descriptors */
 
 /* ---- shim_offer.c ---- */
 bool offer_missing(struct conn *conn); /* an accepting end for which none has come */

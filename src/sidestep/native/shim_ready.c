@@ -5,23 +5,31 @@
 #include <sys/ioctl.h>
 
 /*
- * Whether what is ready is an edge that has not been reported; from now on it has been. `tail` is from before the look. What
- * comes on one path is an edge even if bytes of the other path, reported long ago, stand before it.
+ * Whether what is ready is an edge that has not been reported. `tail` is from before the look. What comes on one path is an edge
+ * even if bytes of the other path, reported long ago, stand before it.
  */
-static bool edge_taken(struct member *member, uint32_t ready, uint32_t kernel_bits, uint64_t tail)
+static bool edge_new(const struct member *member, uint32_t ready, uint32_t kernel_bits, uint64_t tail)
 {
 	const struct conn *conn = member->conn;
 	uint32_t told = ready & (member->events | EPOLLERR | EPOLLHUP);
 	uint32_t ends = ready & (EPOLLRDHUP | EPOLLHUP | EPOLLERR); /* IN alone is told for an end, too */
 	bool rx_by_tcp = !member->rx_ring || conn_peer_back(conn), tx_by_tcp = !tx_by_ring(conn->slot);
 
-	if (!member->armed && !(ends & ~member->reported) && !((told & EPOLLIN) && tail != member->seen_tail) &&
-	    !((told & EPOLLOUT) && !tx_by_tcp && member->out_armed) &&
-	    !(kernel_bits & (EPOLLPRI | (rx_by_tcp ? EPOLLIN : 0) | (tx_by_tcp ? EPOLLOUT : 0))))
+	return member->armed || (ends & ~member->reported) || ((told & EPOLLIN) && tail != member->seen_tail) ||
+	       ((told & EPOLLOUT) && !tx_by_tcp && member->out_armed) ||
+	       (kernel_bits & (EPOLLPRI | (rx_by_tcp ? EPOLLIN : 0) | (tx_by_tcp ? EPOLLOUT : 0)));
+}
+
+/* Likewise; from now on it has been reported. */
+static bool edge_taken(struct member *member, uint32_t ready, uint32_t kernel_bits, uint64_t tail)
+{
+	uint32_t told = ready & (member->events | EPOLLERR | EPOLLHUP);
+
+	if (!edge_new(member, ready, kernel_bits, tail))
 		return false;
 	if (told & EPOLLIN)
 		member->seen_tail = tail;
-	member->reported = ends;
+	member->reported = ready & (EPOLLRDHUP | EPOLLHUP | EPOLLERR);
 	member->armed = false;
 	if (told & EPOLLOUT)
 		member->out_armed = false;
@@ -249,10 +257,14 @@ bool set_has_ready(struct file *file)
 
 	set_lock(set);
 	for (uint32_t i = 0; i < set->managed_len && !found; i++) {
-		struct member *member = set->managed[i];
-		found =
-			!member->disabled && !member->away &&
-			(conn_ready(member->conn, member_fd(member), 0, member->events) & (member->events | EPOLLERR | EPOLLHUP));
+		const struct member *member = set->managed[i];
+		if (member->disabled || member->away)
+			continue;
+		/* before the look: see member_report() */
+		uint64_t tail = atomic_load_explicit(&member->conn->channel.rx_peer_line->tail, memory_order_acquire);
+		uint32_t ready = conn_ready(member->conn, member_fd(member), 0, member->events);
+		found = (ready & (member->events | EPOLLERR | EPOLLHUP)) &&
+		        (!(member->events & EPOLLET) || edge_new(member, ready, 0, tail));
 	}
 	set_unlock(set);
 	return found;

@@ -1,5 +1,6 @@
 /* shim_recv.c - receiving, from whichever path has the next bytes. */
 #include "shim_call.h"
+#include "shim_tcp_wait.h"
 
 #include <sys/ioctl.h>
 
@@ -314,7 +315,8 @@ static enum turn native_recv(struct call *call)
 		atomic_fetch_sub(&slot->rx_kernel_waiters, 1);
 		return TURN_AGAIN;
 	}
-	ssize_t n = tcp_message(call, (struct iovec *)call->iov, (size_t)call->iov_len, call->flags, real.recvmsg);
+	ssize_t n = HEARING(call->fd, call->flags,
+	                    tcp_message(call, (struct iovec *)call->iov, (size_t)call->iov_len, call->flags, real.recvmsg));
 	if (n < 0 && unlikely(errno == ENOTSOCK) && conn_misnamed(call->conn, call->fd)) {
 		atomic_fetch_sub(&slot->rx_kernel_waiters, 1);
 		conn_disown(call->conn, call->fd);
@@ -358,6 +360,8 @@ static enum turn recv_short(struct call *call, size_t target, size_t seen)
 
 	if (conn_disown(call->conn, call->fd))
 		return call_elsewhere(call, WAIT_RX);
+	if (call->look && !has)
+		rpc_listen_passing();
 	if (call->look)
 		return call_over(call, has ? has : -1, has ? call->saved : EAGAIN);
 	conn_check(call->conn, call->fd);
@@ -368,7 +372,7 @@ static enum turn recv_short(struct call *call, size_t target, size_t seen)
 	return call_wait(call, WAIT_RX, call->flags & MSG_PEEK ? target : 1);
 }
 
-static inline enum turn recv_turn(struct call *call, size_t target)
+static inline __attribute__((always_inline)) enum turn recv_turn(struct call *call, size_t target)
 {
 	struct conn *conn = call->conn;
 	struct conn_slot *slot = conn->slot;
@@ -419,6 +423,17 @@ static inline enum turn recv_turn(struct call *call, size_t target)
 	return likely(call->done >= target) ? call_over(call, (ssize_t)call->done, call->saved) : TURN_AGAIN;
 }
 
+/* A receive from a ring that is being left: it may take the last byte. */
+__attribute__((noinline)) static ssize_t recv_leaving(struct call *call, size_t target)
+{
+	do
+		conn_advance(call->conn, call->fd);
+	while (unlikely(recv_turn(call, target) == TURN_AGAIN));
+	if (conn_stays(call->conn, &call->fd))
+		conn_leave_dry(call->conn, call->fd);
+	return call_end(call);
+}
+
 ssize_t conn_recv_beside(struct conn *conn, int fd, const struct iovec *iov, int iov_len, int flags,
                          struct beside *beside)
 {
@@ -443,8 +458,12 @@ ssize_t conn_recv_beside(struct conn *conn, int fd, const struct iovec *iov, int
 		target = call.total;
 	if ((flags & MSG_PEEK) && target > conn->channel.rx.spill_size)
 		target = conn->channel.rx.spill_size;
-	do
-		conn_advance(conn, call.fd);
-	while (unlikely(recv_turn(&call, target) == TURN_AGAIN));
+	do {
+		if (unlikely(!conn_switched(conn))) {
+			if (unlikely(slot_has(conn->slot, SLOT_LEAVES)))
+				return recv_leaving(&call, target);
+			conn_advance(conn, call.fd);
+		}
+	} while (unlikely(recv_turn(&call, target) == TURN_AGAIN));
 	return call_end(&call);
 }

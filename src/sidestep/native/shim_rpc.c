@@ -23,8 +23,17 @@ static bool running; /* a thread runs commands, in the order in which they came 
 static void command_run(const struct command *command)
 {
 	int fd;
+
+	if (command->type == RPC_SERVE) {
+		conns_serve_segment(command->segment_id);
+		return;
+	}
 	HELD conn = conn_find((uint32_t)(command->slot_generation >> 32), (uint32_t)command->slot_generation, &fd);
 
+	if (command->type == RPC_BELL) {
+		bell_heard(conn, &command->bell);
+		return;
+	}
 	if (!conn)
 		return; /* another process of the family has it, or it has ended */
 	if (command->type == RPC_DEMOTE) {
@@ -159,6 +168,7 @@ bool rpc_asks_connect(void)
 void rpc_listen(void)
 {
 	provider_check();
+	bells_look();
 	const struct registry_header *page = atomic_load_explicit(&provider.registry, memory_order_acquire);
 
 	if (likely(page) && likely(atomic_load_explicit(&page->commands, memory_order_acquire) == word_load(commands_seen)))
@@ -168,6 +178,13 @@ void rpc_listen(void)
 	if (word_load(provider.fd) >= 0)
 		while (rpc_hear())
 			;
+}
+
+/* A call that does not wait finds nothing. Its program may come back for ever, and never sleep where it hears the provider. */
+void rpc_listen_passing(void)
+{
+	rpc_listen();
+	conns_serve(NULL, 0, 0, INT64_MAX);
 }
 
 /*

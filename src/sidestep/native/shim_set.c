@@ -106,47 +106,6 @@ int set_created(int epfd)
 	return epfd;
 }
 
-/* Whether an entry that is already in the kernel's set carries data that would be taken for ours. */
-static bool secret_taken(int epfd, uint64_t secret)
-{
-	char path[40], line[256];
-	bool taken = false;
-
-	snprintf(path, sizeof(path), "/proc/self/fdinfo/%d", epfd);
-	FILE *entries = fopen(path, "re");
-	while (entries && !taken && fgets(line, sizeof(line), entries)) {
-		const char *data = strncmp(line, "tfd:", 4) == 0 ? strstr(line, "data:") : NULL;
-		taken = data && strtoull(data + strlen("data:"), NULL, 16) >> NAME_BITS == secret;
-	}
-	if (entries)
-		fclose(entries);
-	return taken;
-}
-
-/*
- * Tracks a set that was made where we could not see it. The caller guarantees that no thread waits in it (such a thread would
- * see our events), and that it is in no other set. Its present entries stay the kernel's.
- */
-int set_adopt(int epfd)
-{
-	char path[40], target[64] = "";
-
-	snprintf(path, sizeof(path), "/proc/self/fd/%d", epfd);
-	if (set_get(epfd))
-		return 0;
-	if (readlink(path, target, sizeof(target) - 1) < 0)
-		return -EBADF;
-	if (strcmp(target, "anon_inode:[eventpoll]") != 0)
-		return -EINVAL;
-	set_created(epfd);
-	struct set *set = set_get(epfd);
-	if (!set)
-		return -ENOMEM;
-	while (secret_taken(epfd, set->secret))
-		set->secret = new_secret();
-	return 0;
-}
-
 /* ---- membership (shim_lock and set lock held) ---- */
 static uint32_t kernel_events(const struct member *member)
 {
@@ -183,12 +142,6 @@ static bool set_private(const struct set *set)
 	return set->forks == word_load(fork_count);
 }
 
-int set_ctl(const struct set *set, int op, int fd, struct epoll_event *event)
-{
-	self.calls++;
-	return real.epoll_ctl(set->epfd, op, fd, event);
-}
-
 /*
  * Whether the kernel's entry, which has just reported `bits`, has to be changed. It may hold more than is wanted until that is
  * reported: programs change their interest more often than the kernel has events of a connection on the ring.
@@ -214,9 +167,17 @@ int kernel_set(struct member *member, int op)
 		return 0;
 	struct epoll_event event = {.events = member->in_kernel,
 	                            .data.u64 = set->secret << NAME_BITS | member_name(member)};
+	/* epoll_ctl(2): an exclusive entry cannot be changed. Ours is not one: "one or more" of its sets are to be woken. */
+	if (unlikely(member->exclusive) && op == EPOLL_CTL_MOD) {
+		set_ctl(set, EPOLL_CTL_DEL, member->fd, NULL);
+		op = EPOLL_CTL_ADD;
+	}
+	member->exclusive = false;
 	int result = set_ctl(set, op, member->fd, &event);
 
 	member->known = result == 0;
+	if (unlikely(set->nested))
+		set_stand_in(set);
 	return result;
 }
 
@@ -235,6 +196,7 @@ int kernel_plain(struct member *member, int op)
 		event.data.u64 = set->secret << NAME_BITS | member_name(member);
 	}
 	member->known = false;
+	member->exclusive |= op == EPOLL_CTL_ADD && (member->events & EPOLLEXCLUSIVE);
 	return set_ctl(set, op, member->fd, &event);
 }
 
@@ -246,8 +208,9 @@ static bool doorbell_enter(struct set *set, struct doorbell *doorbell)
 			return true;
 		}
 	struct epoll_event event = {.events = DOORBELL_EDGES, .data.u64 = set->secret << NAME_BITS | DOORBELL_INDEX};
+	/* the outer set would report a doorbell that has ever rung as something to read */
 	if (!grow(&set->doorbells, &set->doorbells_cap, set->doorbells_len + 1, sizeof(*set->doorbells)) ||
-	    (set_ctl(set, EPOLL_CTL_ADD, doorbell->fd, &event) < 0 && errno != EEXIST))
+	    (!set->nested && set_ctl(set, EPOLL_CTL_ADD, doorbell->fd, &event) < 0 && errno != EEXIST))
 		return false;
 	set->doorbells[set->doorbells_len++] = (struct set_doorbell){doorbell, 1};
 	atomic_fetch_add(&doorbell->refs, 1);
@@ -328,6 +291,9 @@ static void member_unmanage(struct member *member)
 	set->managed[member->at]->at = member->at;
 	member->managed = false;
 	doorbell_exit(set, member->conn->doorbell);
+	set->partial |= set->owner_pid != shim_pid;
+	if (unlikely(set->nested))
+		set_stand_in(set);
 }
 
 struct member *member_find(struct set *set, struct conn *conn, int fd)
@@ -366,6 +332,7 @@ struct member *member_new(struct set *set, struct conn *conn, int fd, const stru
 		.out_armed = true,
 	};
 	__atomic_store_n(&conn->members, member, __ATOMIC_RELAXED);
+	conn_unloose(conn);
 	set->members[index] = member;
 	set->members_live++;
 	if (index >= set->members_len)
@@ -384,6 +351,7 @@ void member_free(struct member *member)
 	while (*at != member)
 		at = &(*at)->next;
 	__atomic_store_n(at, member->next, __ATOMIC_RELAXED); /* see has_members() */
+	conn_loose(member->conn);
 	free(member);
 }
 
@@ -557,10 +525,29 @@ struct doorbell *set_doorbell_for(struct conn *conn)
 	return member->set->doorbell;
 }
 
+void set_conn_leaves(struct conn *conn, bool anew)
+{
+	if (!has_members(conn))
+		return;
+	KEEP_ERRNO;
+	shim_lock_take();
+	for (struct member *member = conn->members; member; member = member->next) {
+		struct set *set = member->set;
+		if (!set->nested)
+			continue;
+		set_lock(set);
+		if (anew) /* an outer set that waits for edges hears of it once more */
+			stand_in_change(set, EPOLL_CTL_DEL);
+		set_stand_in(set);
+		set_unlock(set);
+	}
+	shim_lock_drop();
+}
+
 bool set_wants_pin(struct conn *conn)
 {
 	for (struct member *member = conn->members; member; member = member->next)
-		if (member->set->nested || member->set->shared || (member->events & EPOLLEXCLUSIVE))
+		if (member->set->nested || member->set->shared)
 			return true;
 	return false;
 }
@@ -589,6 +576,9 @@ void set_forget(int fd)
 	file_put(fd, NULL);
 	if (--set->refs == 0) {
 		set_lock(set);
+		set->nested = false; /* the entries are left as they are to a process that has the kernel's set as well */
+		own_fd_close(set->stand_in > 0 ? set->stand_in : -1);
+		set->stand_in = 0;
 		for (uint32_t i = 1; i < set->members_len; i++)
 			if (set->members[i])
 				member_free(set->members[i]);
@@ -654,12 +644,6 @@ void sets_after_fork(void)
 			set->kernel_waiters = set->users = 0;
 		}
 	}
-}
-
-/* epoll(7): a registration outlives the number it was made with while the socket has others. */
-int member_fd(const struct member *member)
-{
-	return likely(conn_get(member->fd) == member->conn) ? member->fd : conn_fd(member->conn);
 }
 
 bool set_is_managed(struct file *file)

@@ -27,6 +27,7 @@ struct member {
 	bool rx_ring; /* receiving was by ring when it was last looked at */
 	bool by_tcp; /* a direction was on TCP then */
 	uint32_t in_kernel; /* events of the kernel's entry; may be more than are wanted */
+	bool exclusive; /* the kernel's entry is: it can be taken out, and not changed */
 	bool known; /* the kernel's entry is as we set it: nothing has failed, and nobody else has changed it */
 	bool armed; /* edge: report what is true once, whatever has been seen */
 	bool out_armed; /* edge: room is news */
@@ -65,6 +66,8 @@ struct set {
 	uint64_t secret; /* 32 bits */
 	uint8_t age;
 	bool nested, shared;
+	bool partial; /* a forked child has closed its copy of a member that others still have */
+	int stand_in; /* see set_stand_in(); 0: there is none yet */
 	uint32_t forks; /* fork_count of then: processes forked since may change what the kernel has */
 	uint32_t away_len; /* members that are away */
 	struct member **members; /* by index */
@@ -116,7 +119,11 @@ uint64_t new_secret(void);
 int set_created(int epfd);
 /* set lock held; with shim_lock, where members come or go */
 uint32_t member_name(const struct member *member);
-int set_ctl(const struct set *set, int op, int fd, struct epoll_event *event);
+static inline int set_ctl(const struct set *set, int op, int fd, struct epoll_event *event)
+{
+	self.calls++;
+	return real.epoll_ctl(set->epfd, op, fd, event);
+}
 bool kernel_differs(const struct member *member, uint32_t bits);
 int kernel_set(struct member *member, int op);
 int kernel_plain(struct member *member, int op);
@@ -129,9 +136,21 @@ int member_change(struct member *member, const struct epoll_event *event);
 bool member_leave(struct member *member);
 int member_return(struct member *member, const struct epoll_event *event);
 void member_drop(struct member *member);
-int member_fd(const struct member *member);
+/* epoll(7): a registration outlives the number it was made with while the socket has others. */
+static inline int member_fd(const struct member *member)
+{
+	return likely(conn_get(member->fd) == member->conn) ? member->fd : conn_fd(member->conn);
+}
 void set_sweep(struct set *set); /* neither lock held */
 void wake_set(struct set *set);
+
+/* ---- shim_stand_in.c: set lock held ---- */
+void set_stand_in(struct set *set);
+void stand_in_change(struct set *set, int op);
+
+/* ---- shim_nest.c: neither lock held ---- */
+void set_nest(struct set *set);
+void set_stand_in_look(struct set *set);
 
 /* ---- shim_ready.c: set lock held ---- */
 int collect(struct set *set, struct epoll_event *events, int room);

@@ -55,8 +55,10 @@ enum {
 	SLOT_LENT = 1u << 12,      /* as SLOT_PIN, until no program that was started holds the socket; see shim_lent.c */
 	SLOT_DEMOTED = 1u << 13,   /* as SLOT_PIN, until a command says otherwise */
 	SLOT_PASSED = 1u << 14,    /* processes that `holders` does not count may hold the socket */
-	SLOT_RESERVED = 1u << 16,  /* the room behind the tail is being filled in place; nobody else sends by ring */
-	SLOT_RELAYED = 1u << 20,   /* the channel's other end is a provider; see shim_relayed.c */
+	SLOT_LEAVES =
+		1u << 15, /* who waits for more does not hear the ring: with its last byte all goes by TCP; see conn_leave() */
+	SLOT_RESERVED = 1u << 16, /* the room behind the tail is being filled in place; nobody else sends by ring */
+	SLOT_RELAYED = 1u << 20, /* the channel's other end is a provider; see shim_relayed.c */
 	SLOT_NATIVE_FIN = 1u << 21, /* with RELAYED: the native socket told the end, but bytes may still be on their way */
 	SLOT_NATIVE_RESET = 1u << 23, /* and the end was a reset, which stays in the kernel until the bytes have arrived */
 	SLOT_RELAY_OVER =

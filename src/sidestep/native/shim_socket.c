@@ -1,5 +1,6 @@
 /* shim_socket.c - the calls of a connection's life: socket, bind, connect, listen, accept, shutdown. */
 #include "shim_fd.h"
+#include "shim_tcp_wait.h"
 
 #include <netinet/in.h>
 

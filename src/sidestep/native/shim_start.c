@@ -29,8 +29,11 @@ __attribute__((constructor(101))) static void shim_init(void)
 	thread_init();
 	void *table = mmap(NULL, FD_TABLE_SIZE * sizeof(*fd_table), PROT_READ | PROT_WRITE,
 	                   MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-	if (table == MAP_FAILED)
-		return; /* fd_table_len stays 0: every call goes straight to the C library */
+	if (table == MAP_FAILED) { /* fd_table_len stays 0: every call goes straight to the C library */
+		travel_arrive();
+		travel_settle();
+		return;
+	}
 	fd_table = table;
 	/* With more rights than the user who started us, the environment is a stranger's, and we stay out. */
 	const char *off = getenv("SIDESTEP_DISABLE");
@@ -38,12 +41,15 @@ __attribute__((constructor(101))) static void shim_init(void)
 		return;
 	fd_table_len = FD_TABLE_SIZE;
 	config_read();
-	if (arena_open() < 0) {
+	env_keep();
+	if (!travel_arrive() && arena_open() < 0) {
 		fd_table_len = 0;
+		travel_settle();
 		return;
 	}
 	pthread_key_create(&thread_key, thread_gone);
 	signals_init();
+	travel_settle();
 	pthread_atfork(fork_prepare, fork_parent, fork_child);
 	rpc_before_exec();
 	shim_log("up: ring %u, promote after %u calls, spin %u ns", config.ring_size, config.promote_after_calls,

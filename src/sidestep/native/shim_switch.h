@@ -11,12 +11,20 @@
 extern bool foreign_pids;
 uint32_t slot_index(const struct conn_slot *slot);
 void arena_forked(void);
+bool arena_continue(int fd, const uint8_t id[16]);
+int arena_own_fd(void);
+bool arena_kept(void);
+struct conn_slot *slot_known(uint32_t index, uint32_t generation);
 void slot_release(struct conn_slot *slot);
 struct conn_slot *slot_alloc(void);
 void slot_free(struct conn_slot *slot);
 
 /* ---- shim_conn.c ---- */
 void conn_free(struct conn *conn);
+struct conn *conn_of_slot(int fd, struct conn_slot *slot);
+struct channel_own channel_own_of(struct conn_slot *slot);
+#define KEPT_MAX 1024 /* segments that are kept open for the next program; connections beyond do not go on in it */
+void conn_keep_segment(struct conn *conn, int segment_fd);
 bool peer_attached(const struct conn *conn);
 void mark_promoted(struct conn *conn);
 void conn_abort(struct conn *conn, int fd, int error, enum reason_code reason);

@@ -98,6 +98,8 @@ EXPORT int sidestep_consume(int fd, const struct sidestep_piece *piece, size_t l
 		}
 	}
 	slot_unlock(&slot->rx_lock);
+	if (unlikely(slot_has(slot, SLOT_LEAVES)))
+		conn_leave_dry(conn, fd);
 	return result;
 }
 

@@ -367,6 +367,7 @@ int conn_wait(struct conn *conn, int fd, int want, size_t space, const struct wa
 	conn_advance(conn, fd); /* the peer may have consented since, unheard */
 	pthread_cleanup_push(sleep_cancelled, conn);
 	if (!ready_now(conn, want, space) && conn_stays(conn, &fd)) {
+		deadline = conns_serve(&doorbell, 1, conn_is_loose(conn), deadline);
 		int error;
 		bool native = want == WAIT_RX ? sleep_receiving(conn, fd, deadline, signals, &error)
 		                              : sleep_sending(conn, fd, deadline, signals, &error);
@@ -382,6 +383,7 @@ int conn_wait(struct conn *conn, int fd, int want, size_t space, const struct wa
 	}
 	pthread_cleanup_pop(0);
 	doorbell_word_wake(doorbell->word);
+	conns_serve(&doorbell, 1, conn_is_loose(conn), INT64_MAX);
 	if (config.spin_ns)
 		spin_adapt(&conn->budget, now_ns() - start, vain);
 	calls_count(slot);

@@ -9,8 +9,9 @@ from __future__ import annotations
 import os
 import re
 import shlex
+import struct
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from enum import Enum
@@ -30,6 +31,8 @@ from sidestep.switch.protocol import Endpoint
 
 _COMMAND_MAX: Final = 120  # characters of a command line shown in a hint; a longer one is cut to its program
 _LISTENS: Final = "0A"  # states of TCP as /proc/net/tcp has them
+_OURS: Final = "SIDESTEP_"  # how the names of all our variables begin
+_AT_SECURE: Final = 23  # linux/auxvec.h
 _OVER: Final = frozenset({"06", "07"})  # TIME_WAIT, CLOSE
 
 
@@ -123,6 +126,12 @@ def is_here(address: Address, pid: int) -> bool:
         return False
 
 
+def _parent(pid: int) -> int:
+    """The process that started it, or has adopted it."""
+    lines = Path(f"/proc/{pid}/status").read_text(errors="replace").splitlines()
+    return int(dict(line.split(":", 1) for line in lines)["PPid"])
+
+
 class Outside(Enum):
     """Reason why a process is not under sidestep, or not with the provider that was asked: its name and two sentences.
 
@@ -136,6 +145,7 @@ class Outside(Enum):
         "was started under sidestep, but its loader did not bring the shim in",
         "start it again; if that does not help, 'sidestep doctor' shows whether the shim loads",
     )
+    LEFT_OUT = "was started by a program under sidestep, and left out: {}", "{}"
     OTHER_PROVIDER = "is under sidestep, but with the provider at {}", "start both ends with the same --socket"
     OTHER_USER = "runs as {}, and a user's own provider leaves out the programs of others", "{}"
     HIDDEN = "is another user's, and cannot be looked into", "ask as its user, or as root"
@@ -242,7 +252,49 @@ class Process:
             return Judgement.of(Outside.UNREACHABLE, obstacles[0].text, obstacles[0].remedy)
         if native_library().name in environ.get("LD_PRELOAD", ""):
             return Judgement.of(Outside.NOT_LOADED)
+        if left_out := self._left_out(environ):
+            return Judgement.of(Outside.LEFT_OUT, *left_out)
         return Judgement.of(Outside.NOT_STARTED, remedy=self.command)
+
+    def _left_out(self, environ: Mapping[str, str]) -> tuple[str, str] | None:
+        """The reason why its starter did not bring it under sidestep, and the remedy; None: its starter is not under it.
+
+        The shim carries its part of the environment where nothing is left of it: native/shim_carry.c.
+        """
+        if (found := self._under_sidestep()) is None:
+            return None
+        starter, its_environ = found
+        remedy = f"let {starter} pass LD_PRELOAD and {config.ENV_SOCKET} on to it"
+        if "LD_PRELOAD" in environ:
+            return f"{starter} has set LD_PRELOAD to something else", remedy
+        if any(name.startswith(_OURS) for name in environ):
+            return f"{starter} has taken LD_PRELOAD out of its environment", remedy
+        if its_environ.get(config.ENV_CARRY) == "0":
+            return f"{starter} has emptied its environment, under --no-carry", "start that without --no-carry"
+        library = native_library()
+        if not Path(f"/proc/{self.pid}/root{library}").exists():
+            return f"{library} is not there in its root directory", "copy or mount it there"
+        if self._is_secure():
+            return "it got other rights than its caller's, and the loader ignores LD_PRELOAD then", (
+                "start it as the user it runs as"
+            )
+        return f"{starter} has emptied its environment in a way that the shim did not see", remedy
+
+    def _under_sidestep(self) -> tuple[Process, dict[str, str]] | None:
+        """The nearest of those that it descends from into which the shim was loaded, and what that was started with."""
+        pid = self.pid
+        with suppress(OSError, ValueError, KeyError):  # gone, or another user's
+            while (pid := _parent(pid)) > 1:
+                if f"/{native_library().name}" in Path(f"/proc/{pid}/maps").read_text(errors="replace"):
+                    return Process(pid), dict(Process(pid)._environ())
+        return None
+
+    def _is_secure(self) -> bool:
+        """A secure execution started it: getauxval(3), AT_SECURE."""
+        with suppress(OSError):
+            words = Path(f"/proc/{self.pid}/auxv").read_bytes()
+            return any(key == _AT_SECURE and value for key, value in struct.iter_unpack("@LL", words))
+        return False
 
     def _environ(self) -> Iterator[tuple[str, str]]:
         for entry in Path(f"/proc/{self.pid}/environ").read_text(errors="replace").split("\0"):

@@ -53,7 +53,7 @@ class ClientTable:
     ) -> None:
         self._loop = loop
         self._users = users
-        self._quota = quota
+        self.quota = quota
         self._counters = counters
         self._tell = tell
         self.numbers = count(1)  # of clients and arenas
@@ -69,7 +69,7 @@ class ClientTable:
             self._counters.add("client_dropped", refusal)
             sock.close()
             return
-        self._quota.enter(uid)
+        self.quota.enter(uid)
         sock.setblocking(False)
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, limits.CLIENT_SEND_BUFFER)
         client = Client(ClientId(next(self.numbers)), sock, pid, uid, self._loop.now)
@@ -80,7 +80,7 @@ class ClientTable:
     def _refusal(self, uid: int) -> str | None:
         if not self._users.admits(uid):
             return "credentials"
-        return "too_many" if self._quota.full(uid) else None
+        return "too_many" if self.quota.full(uid) else None
 
     def heard(self, client: Client) -> None:
         """Takes note of the client's first message."""
@@ -100,13 +100,15 @@ class ClientTable:
                     self.on_message(client, packet)
             except BlockingIOError:
                 return
+            except ConnectionResetError:
+                continue  # it has closed without reading all; what it sent before follows, and then the end
             except PeerViolation as violation:
                 if violation.rule == "version":
                     self.send(client, Message(type=Rpc.LAYOUT))  # the program stays on TCP, and can give the reason
                 self._tell(f"client {client.pid} is dropped: {violation}", client.uid)
                 self.drop(client, violation.rule)
             except OSError as error:
-                self.drop(client, "closed" if error.errno in (errno.ECONNRESET, errno.EPIPE) else "broken")
+                self.drop(client, "closed" if error.errno == errno.EPIPE else "broken")
             except Exception:
                 # One client's message must not take the others down; the traceback goes to the log, and it is counted.
                 self._counters.add("internal_error", "message")
@@ -120,7 +122,7 @@ class ClientTable:
         client.open = False
         self._counters.add("client_dropped", reason)
         self._loop.forget(client.sock.fileno())
-        self._quota.leave(client)
+        self.quota.leave(client)
         del self.clients[client.client_id]
         self._silent.pop(client.client_id, None)
         self.on_dropped(client)
@@ -136,7 +138,7 @@ class ClientTable:
         if not client.open:
             return False
         try:
-            self._quota.count(client, len(fds))
+            self.quota.count(client, len(fds))
             rpc.send(client.sock, client.worded(message), fds, body)
         except OSError as error:
             self.drop(client, "slow" if error.errno in (errno.EAGAIN, errno.ENOBUFS, errno.ETOOMANYREFS) else "closed")
@@ -158,7 +160,7 @@ class ClientTable:
     def close(self) -> None:
         for client in list(self.clients.values()):
             self.drop(client, "shutting_down")
-        self._quota.close()
+        self.quota.close()
 
     @property
     def shims(self) -> int:

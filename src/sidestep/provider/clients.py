@@ -38,6 +38,7 @@ class Arena:
     pid: int  # of the first client
     from_root: bool = False  # the first client was root's, or a process that root's family became
     clients: set[ClientId] = field(default_factory=set)
+    family_id: bytes = bytes(16)  # by which its peers name it; zero: they do not
 
     def is_of(self, fd: int) -> bool:
         """True if `fd` is this very arena. Its id is no secret: every process of the family knows it."""

@@ -12,7 +12,8 @@ import fcntl
 import socket
 import struct
 import termios
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from enum import StrEnum
 from typing import Any, Final
 
@@ -20,13 +21,15 @@ from sidestep import limits
 from sidestep.errors import Misuse
 from sidestep.native import layout
 from sidestep.native.layout import Rpc
-from sidestep.provider import rpc
+from sidestep.provider import memory, rpc
+from sidestep.provider.client_quota import ClientQuota
 from sidestep.provider.clients import Arena, Client
 from sidestep.provider.pairing.registry import Registry
-from sidestep.provider.rpc import Message
+from sidestep.provider.rpc import Message, Packet, expect
 from sidestep.provider.users import ROOT
 from sidestep.switch.offers import ClientId
 
+_BELLS_SINCE: Final = 9  # version of the layout
 _INT: Final = struct.Struct("i")
 OPERATIONS: Final = {"demote": Rpc.DEMOTE, "promote": Rpc.PROMOTE}  # name of the control request -> message
 
@@ -93,13 +96,81 @@ def give(
     return {"passed": passed, "told": told}
 
 
-def _send(client: Client, message: Message) -> bool:
+def serve(
+    asked: Message, *, arenas: Mapping[bytes, Arena], clients: Mapping[ClientId, Client], registry: Registry
+) -> None:
+    """Tells a family that the peer of one of its connections waits for an answer, whatever its threads wait on."""
+    if not (members := _members(asked, arenas, clients)):
+        return
+    registry.bump_commands()
+    for client in members:
+        _send(client, Message(type=Rpc.SERVE, segment_id=asked.segment_id))
+    registry.bump_commands()
+
+
+def _members(
+    message: Message, arenas: Mapping[bytes, Arena], clients: Mapping[ClientId, Client], uid: int | None = None
+) -> list[Client]:
+    """The processes of the family that its peers know by that name, which understand what peers say.
+
+    A process that has learned the name may use it, too, and gets them as well. `uid`: of that user only.
+    """
+    return [
+        clients[client_id]
+        for arena in arenas.values()
+        if arena.family_id == message.arena_id != bytes(16) and uid in (None, ROOT, arena.uid)
+        for client_id in arena.clients
+        if clients[client_id].version >= _BELLS_SINCE
+    ]
+
+
+def pass_bell(
+    sender: Client,
+    packet: Packet,
+    *,
+    arenas: Mapping[bytes, Arena],
+    clients: Mapping[ClientId, Client],
+    registry: Registry,
+    quota: ClientQuota,
+) -> None:
+    """Tells the family of one end of a connection that the other has another doorbell.
+
+    The family checks that the sender is that end. Only the same user and root can reach it, so that no stranger fills
+    its queues. An end that does not learn it rings always, and the shim names it again later.
+    """
+    expect(packet, 2)
+    message = packet.message
+    memory.check_doorbell(message.doorbell_index, *packet.descriptors.numbers)
+    members = _members(message, arenas, clients, sender.uid)
+    if sender.arena is None or not members:
+        return
+    name = sender.doorbell_name(message.doorbell_page_id)
+    told = Message(
+        type=Rpc.BELL, token=message.token, cookie=message.cookie, doorbell_index=message.doorbell_index,
+        doorbell_page_id=name,
+    )  # fmt: skip
+    registry.bump_commands()
+    for client in members:
+        with suppress(OSError):  # too many descriptors are on their way to it
+            if _unread(client):
+                continue  # it is idle: what it does not take counts against its user, who could start nothing more
+            quota.count(client, len(packet.descriptors))
+            _send(client, told, packet.descriptors.numbers)
+    registry.bump_commands()
+
+
+def _unread(client: Client) -> int:
+    """Memory that holds what it was sent and has not received, in bytes. Raises OSError."""
+    (unread,) = _INT.unpack(fcntl.ioctl(client.sock, termios.TIOCOUTQ, bytes(_INT.size)))
+    return int(unread)
+
+
+def _send(client: Client, message: Message, fds: Sequence[int] = ()) -> bool:
     """Sends a message; False: there is no room. The next read finds a broken connection, and drops it."""
     try:
-        (unread,) = _INT.unpack(fcntl.ioctl(client.sock, termios.TIOCOUTQ, bytes(_INT.size)))
-        if unread > client.sock.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF) * limits.ORDERS_SHARE:
+        if _unread(client) > client.sock.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF) * limits.ORDERS_SHARE:
             return False
-        rpc.send(client.sock, client.worded(message))
+        rpc.send(client.sock, client.worded(message), fds)
     except OSError as error:
         return error.errno not in (errno.EAGAIN, errno.ENOBUFS)
     return True

@@ -64,6 +64,13 @@ def check_eventfd(fd: int, what: str) -> None:
         raise PeerViolation(f"the {what} is not an eventfd", rule="descriptor")
 
 
+def check_doorbell(index: int, eventfd: int, page: int) -> None:
+    """Raises PeerViolation unless these are an eventfd and the page in which the doorbell `index` stands."""
+    check_eventfd(eventfd, "doorbell")
+    if not sealed_size(page, "doorbell page") or index >= layout.DOORBELLS_PER_PAGE:
+        raise PeerViolation(f"doorbell {index} of an impossible doorbell page", rule="malformed")
+
+
 def sealed_memfd(name: str, size: int) -> int:
     """A new memfd of `size` bytes, sealed against shrinking and growing, close-on-exec."""
     fd = os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)

@@ -19,8 +19,9 @@ from sidestep import limits
 from sidestep.config import ProviderSettings
 from sidestep.errors import PeerViolation
 from sidestep.loop import READ
-from sidestep.native.layout import Rpc
+from sidestep.native.layout import Rpc, Welcome
 from sidestep.provider import arena as arenas
+from sidestep.provider import commands
 from sidestep.provider.clients import Arena, Client, Kind
 from sidestep.provider.decisions import subject_of
 from sidestep.provider.log import Source, to_stderr
@@ -173,7 +174,10 @@ class Provider:
             arenas.check_arena(packet.descriptors[0])
             from_root = client.uid == ROOT or client in parts.lineage
             (fd,) = packet.descriptors.take().numbers
-            arena = Arena(packet.message.arena_id, next(parts.table.numbers), fd, client.uid, client.pid, from_root)
+            arena = Arena(
+                packet.message.arena_id, next(parts.table.numbers), fd, client.uid, client.pid, from_root,
+                family_id=packet.message.segment_id,
+            )  # fmt: skip
             parts.table.arenas[packet.message.arena_id] = arena
             parts.table.history.forget(packet.message.arena_id)
         elif not arena.is_of(packet.descriptors[0]):
@@ -186,7 +190,7 @@ class Provider:
         near = netns_cookie_of(client.sock) == parts.netns_cookie  # accept() gives a socket of the client's namespace
         welcome = Message(
             type=Rpc.WELCOME,
-            flags=settings.wants if near else settings.wants_elsewhere,
+            flags=(settings.wants if near else settings.wants_elsewhere) | Welcome.SERVES | Welcome.BELLS,
             promote_after_calls=settings.promote_after.calls,
             promote_after_bytes=settings.promote_after.payload_len,
             ring_size=(settings.ring_size, settings.remote_ring_size),
@@ -199,12 +203,25 @@ class Provider:
         if (answer := self.parts.explicit.handle_ask(client, packet)) is not None:
             self.parts.table.send(client, answer)
 
+    def _on_serve(self, client: Client, packet: Packet) -> None:
+        expect(packet, 0)
+        table = self.parts.table
+        commands.serve(packet.message, arenas=table.arenas, clients=table.clients, registry=self.parts.registry)
+
+    def _on_bell(self, client: Client, packet: Packet) -> None:
+        table, registry = self.parts.table, self.parts.registry
+        commands.pass_bell(
+            client, packet, arenas=table.arenas, clients=table.clients, registry=registry, quota=table.quota
+        )
+
     _HANDLERS: Final[dict[Rpc, Callable[[Provider, Client, Packet], None]]] = {
         Rpc.HELLO: _on_hello,
         Rpc.OFFER: lambda self, client, packet: self.parts.pairing.handle_offer(client, packet),
         Rpc.CLAIM: lambda self, client, packet: self.parts.pairing.handle_claim(client, packet),
         Rpc.WITHDRAW: lambda self, client, packet: self.parts.pairing.handle_withdraw(client, packet),
         Rpc.ASK: _on_ask,
+        Rpc.SERVE: _on_serve,
+        Rpc.BELL: _on_bell,
         Rpc.CONTROL: lambda self, client, packet: self._operations.handle(client, packet),
     }
 

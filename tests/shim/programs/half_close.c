@@ -1,6 +1,6 @@
 /*
  * A client sends a request, ends its direction, and waits for the answer. The server does not read the request: another program does,
- * which gets the socket in the way that the argument names. Prints what that reader got. The two ends exchange small messages until
+ * which gets the socket in the way that the argument names, with BARE in the environment without LD_PRELOAD. Prints what that reader got. The two ends exchange small messages until
  * standard input has something, and the server waits until the whole request and the end behind it have come.
  */
 #include <errno.h>
@@ -186,6 +186,8 @@ int main(int argc, char **argv)
 		read_all(take(way[1]));
 		_exit(0);
 	}
+	if (getenv("BARE"))
+		unsetenv("LD_PRELOAD");
 	serve(argv[1], accept(listener, NULL, NULL), way[0]);
 	if (worker)
 		NEED(waitpid(worker, NULL, 0) == worker);

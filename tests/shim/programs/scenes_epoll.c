@@ -398,6 +398,37 @@ static void epoll_exclusive(void)
 	get(pair, 5);
 	put(pair, 10);
 	peer_get(pair, 10);
+	stays(pair);
+}
+
+static void epoll_exclusive_before(void)
+{
+	/* The entry is exclusive in the kernel when the connection is promoted, and in two sets. */
+	struct pair *pair = open_pair_raw();
+	int one = set_new(), other = set_new();
+	NEED(set_ctl(one, EPOLL_CTL_ADD, pair->fd, EPOLLIN | EPOLLEXCLUSIVE, 1) == 0);
+	NEED(set_ctl(other, EPOLL_CTL_ADD, pair->fd, EPOLLIN | EPOLLEXCLUSIVE, 2) == 0);
+	if (choice.warm)
+		warm_up(pair);
+	for (int i = 0; i < 100; i++) {
+		peer_put(pair, 5);
+		arrived(pair, 5);
+		say_wait("one", one, 8, 0);
+		say_wait("other", other, 8, 0);
+		get(pair, 5);
+		put(pair, 5);
+		peer_get(pair, 5);
+	}
+	say_ret("mod of it", set_ctl(one, EPOLL_CTL_MOD, pair->fd, EPOLLIN, 1));
+	NEED(epoll_ctl(one, EPOLL_CTL_DEL, pair->fd, NULL) == 0);
+	NEED(set_ctl(one, EPOLL_CTL_ADD, pair->fd, EPOLLIN | EPOLLEXCLUSIVE, 3) == 0);
+	peer_when_asleep(pair, ACT_SEND, 5, 0);
+	say_wait("once more", one, 8, 5000);
+	peer_done();
+	get(pair, 5);
+	peer(pair, ACT_CLOSE, 0, 0);
+	say_wait("the end in one", one, 8, 5000);
+	say_wait("the end in the other", other, 8, 5000);
 }
 
 static void epoll_nested(void)
@@ -450,6 +481,268 @@ static void epoll_nested_before(void)
 		put(pair, 5);
 		peer_get(pair, 5);
 	}
+	say_wait("outer, idle", outer, 8, 0);
+}
+
+/* A set in a set, with bytes that the peer sent before, who makes no call from now on. */
+static struct pair *nest_unread(int *inner, int *outer, uint32_t inner_events, uint32_t outer_events)
+{
+	struct pair *pair = open_pair();
+	*inner = set_new();
+	*outer = set_new();
+	NEED(set_ctl(*inner, EPOLL_CTL_ADD, pair->fd, inner_events, 1) == 0);
+	peer_put(pair, 6);
+	arrived(pair, 6);
+	NEED(set_ctl(*outer, EPOLL_CTL_ADD, *inner, outer_events, 2) == 0);
+	return pair;
+}
+
+static void epoll_nested_unread(void)
+{
+	int inner, outer, queued = 0;
+	struct pair *pair = nest_unread(&inner, &outer, EPOLLIN, EPOLLIN);
+	say_ret("FIONREAD", ioctl(pair->fd, FIONREAD, &queued));
+	say("%d bytes", queued);
+	say_wait("outer", outer, 8, 0);
+	say_wait("inner", inner, 8, 0);
+	get(pair, 2);
+	say_wait("outer, some are left", outer, 8, 5000);
+	say_wait("inner, some are left", inner, 8, -1);
+	NEED(set_ctl(inner, EPOLL_CTL_MOD, pair->fd, EPOLLPRI, 1) == 0);
+	say_wait("outer, not asked for", outer, 8, 0);
+	NEED(set_ctl(inner, EPOLL_CTL_MOD, pair->fd, EPOLLIN, 1) == 0);
+	say_wait("outer, asked for again", outer, 8, 0);
+	int copy = dup(inner);
+	NEED(copy >= 0 && close(inner) == 0);
+	say_wait("outer, by a copy's number", outer, 8, 0);
+	get(pair, 4);
+	say_wait("outer, idle", outer, 8, 0);
+	say_wait("inner, idle", copy, 8, 0);
+	peer_when_asleep(pair, ACT_SEND, 5, 0);
+	say_wait("outer, waited for", outer, 8, 5000);
+	peer_done();
+	say_wait("inner", copy, 8, 0);
+	NEED(close(copy) == 0);
+	say_wait("outer without it", outer, 8, 0);
+	get(pair, 5);
+}
+
+static void epoll_nested_unread_edges(void)
+{
+	int inner, outer;
+	struct pair *pair = nest_unread(&inner, &outer, EPOLLIN | EPOLLET, EPOLLIN);
+	say_wait("outer", outer, 8, 0);
+	say_wait("inner", inner, 8, 0);
+	if (!choice.warm || choice.shaken) { /* then an edge may be told once more */
+		get(pair, 6);
+		return;
+	}
+	say_wait("outer, told", outer, 8, 0);
+	say_wait("inner, told", inner, 8, 0);
+	NEED(set_ctl(inner, EPOLL_CTL_MOD, pair->fd, EPOLLIN | EPOLLET | EPOLLONESHOT, 1) == 0);
+	say_wait("outer, armed anew", outer, 8, 0);
+	say_wait("inner, armed anew", inner, 8, 0);
+	say_wait("outer, fired", outer, 8, 0);
+	NEED(set_ctl(inner, EPOLL_CTL_MOD, pair->fd, EPOLLIN, 1) == 0);
+	say_wait("outer, by level", outer, 8, 0);
+	NEED(epoll_ctl(inner, EPOLL_CTL_DEL, pair->fd, NULL) == 0);
+	say_wait("outer, taken out", outer, 8, 0);
+	NEED(set_ctl(inner, EPOLL_CTL_ADD, pair->fd, EPOLLIN, 1) == 0);
+	say_wait("outer, in again", outer, 8, 0);
+	get(pair, 6);
+	say_wait("outer, idle", outer, 8, 0);
+	peer_put(pair, 5);
+	say_wait("outer, new data", outer, 8, 5000);
+	NEED(close(pair->fd) == 0);
+	say_wait("outer, closed unread", outer, 8, 0);
+}
+
+static void epoll_nested_then_added(void)
+{
+	/* The connection has its ring, and bytes in it, when it comes into the inner set. */
+	struct pair *pair = open_pair();
+	int inner = set_new(), outer = set_new();
+	NEED(set_ctl(outer, EPOLL_CTL_ADD, inner, EPOLLIN | EPOLLET, 2) == 0);
+	peer_put(pair, 6);
+	arrived(pair, 6);
+	NEED(set_ctl(inner, EPOLL_CTL_ADD, pair->fd, EPOLLIN, 1) == 0);
+	say_wait("outer", outer, 8, 0);
+	say_wait("inner", inner, 8, 0);
+	get(pair, 6);
+	say_wait("outer, idle", outer, 8, 0);
+	peer_put(pair, 5);
+	say_wait("outer, new data", outer, 8, 5000);
+	say_wait("inner, new data", inner, 8, 0);
+	get(pair, 5);
+}
+
+static void epoll_nested_forked(void)
+{
+	int inner, outer;
+	struct pair *pair = nest_unread(&inner, &outer, EPOLLIN, EPOLLIN);
+	pid_t child = fork();
+	if (child == 0) {
+		forget_peer();
+		_exit(close(inner) || recv(pair->fd, data, 2, 0) != 2);
+	}
+	say_child(child);
+	pair->in += 2;
+	say_wait("outer, a child has read some", outer, 8, 0);
+	child = fork();
+	if (child == 0) {
+		struct epoll_event event;
+		forget_peer();
+		if (epoll_wait(outer, &event, 1, 0) != 1 || recv(pair->fd, data, 4, MSG_WAITALL) != 4)
+			_exit(1);
+		_exit(epoll_wait(outer, &event, 1, 0));
+	}
+	say_child(child);
+	pair->in += 4;
+	say_wait("outer, a child has read all", outer, 8, 0);
+	peer_put(pair, 5);
+	say_wait("outer, new data", outer, 8, 5000);
+	get(pair, 5);
+	say_wait("outer, idle", outer, 8, 0);
+}
+
+static void epoll_polled_edge(void)
+{
+	struct pair *pair = open_pair();
+	int set = set_new();
+	NEED(set_ctl(set, EPOLL_CTL_ADD, pair->fd, EPOLLIN | EPOLLET, 1) == 0);
+	peer_put(pair, 6);
+	arrived(pair, 6);
+	struct pollfd item = {.fd = set, .events = POLLIN};
+	int ready = poll(&item, 1, 0);
+	say_poll("poll", ready, item.revents);
+	say_wait("set", set, 8, 0);
+	if (!choice.shaken) { /* then an edge may be told once more */
+		ready = poll(&item, 1, 0);
+		say_poll("poll, told", ready, item.revents);
+	}
+	get(pair, 6);
+}
+
+/* Bytes of TCP are unread, and bytes of the ring behind them, when the inner set comes into another. */
+static void epoll_nested_both_ways(void)
+{
+	enum { PIECES = 200 };
+	struct pair *pair = open_pair_raw();
+	int inner = set_new(), outer = set_new(), silent = 0;
+	for (int i = 0; i < 2; i++) {
+		put(pair, 3);
+		peer_get(pair, 3);
+		peer_put(pair, 3);
+		get(pair, 3);
+	}
+	for (int i = 0; i < PIECES; i++) {
+		struct pollfd item = {.fd = pair->fd, .events = POLLIN};
+		peer_put(pair, 10);
+		NEED(poll(&item, 1, 0) >= 0);
+	}
+	arrived(pair, (size_t)PIECES * 10);
+	NEED(set_ctl(inner, EPOLL_CTL_ADD, pair->fd, EPOLLIN, 1) == 0);
+	NEED(set_ctl(outer, EPOLL_CTL_ADD, inner, EPOLLIN, 2) == 0);
+	for (int i = 0; i < PIECES; i++) {
+		struct epoll_event event;
+		silent += epoll_wait(outer, &event, 1, 100) != 1;
+		get(pair, 10);
+	}
+	say("silent %d times", silent);
+	say_wait("outer, idle", outer, 8, 0);
+}
+
+/* What keeps it on TCP came before the sets: it still reads its ring. */
+static void epoll_nested_pinned(void)
+{
+	struct pair *pair = open_pair();
+	int inner = set_new(), outer = set_new(), on = 1;
+	peer_put(pair, 6);
+	arrived(pair, 6);
+	NEED(setsockopt(pair->fd, SOL_SOCKET, SO_TIMESTAMP, &on, sizeof on) == 0);
+	NEED(set_ctl(inner, EPOLL_CTL_ADD, pair->fd, EPOLLIN, 1) == 0);
+	NEED(set_ctl(outer, EPOLL_CTL_ADD, inner, EPOLLIN, 2) == 0);
+	say_wait("outer", outer, 8, 0);
+	say_wait("inner", inner, 8, 0);
+	get(pair, 6);
+	say_wait("outer, all read", outer, 8, 0);
+	peer_put(pair, 5);
+	say_wait("outer, more", outer, 8, 5000);
+	say_wait("inner, more", inner, 8, 5000);
+	get(pair, 5);
+}
+
+static void epoll_nested_low_water(void)
+{
+	int inner, outer, low = 10;
+	struct pair *pair = open_pair();
+	inner = set_new();
+	outer = set_new();
+	NEED(setsockopt(pair->fd, SOL_SOCKET, SO_RCVLOWAT, &low, sizeof low) == 0);
+	peer_put(pair, 15);
+	arrived(pair, 15);
+	NEED(set_ctl(inner, EPOLL_CTL_ADD, pair->fd, EPOLLIN, 1) == 0);
+	NEED(set_ctl(outer, EPOLL_CTL_ADD, inner, EPOLLIN, 2) == 0);
+	say_wait("outer", outer, 8, 0);
+	get(pair, 10);
+	say_wait("outer, less than that is left", outer, 8, 0);
+	low = 5;
+	NEED(setsockopt(pair->fd, SOL_SOCKET, SO_RCVLOWAT, &low, sizeof low) == 0);
+	say_wait("outer, less is wanted", outer, 8, 5000);
+	get(pair, 5);
+}
+
+static void epoll_nested_zerocopy(void)
+{
+	struct pair *pair = open_pair();
+	int inner = set_new(), outer = set_new(), on = 1;
+	char control[200];
+	struct msghdr message = {.msg_control = control, .msg_controllen = sizeof control};
+	NEED(setsockopt(pair->fd, SOL_SOCKET, SO_ZEROCOPY, &on, sizeof on) == 0);
+	sent(pair, send(pair->fd, pattern_out(pair, 20000), 20000, MSG_ZEROCOPY));
+	peer_get(pair, 20000);
+	NEED(set_ctl(inner, EPOLL_CTL_ADD, pair->fd, EPOLLIN, 1) == 0);
+	NEED(set_ctl(outer, EPOLL_CTL_ADD, inner, EPOLLIN, 2) == 0);
+	say_wait("outer, it is done", outer, 8, 5000);
+	say_wait("inner, it is done", inner, 8, 0);
+	say_ret("told", recvmsg(pair->fd, &message, MSG_ERRQUEUE | MSG_DONTWAIT));
+	say_wait("outer, idle", outer, 8, 0);
+}
+
+/* A member's number was closed unseen, and is another file's. */
+static void epoll_nested_misnamed(void)
+{
+	struct pair *pair = open_pair();
+	int inner = set_new(), outer = set_new(), other = open("/dev/null", O_RDONLY | O_CLOEXEC);
+	NEED(set_ctl(inner, EPOLL_CTL_ADD, pair->fd, EPOLLIN, 1) == 0);
+#ifdef __x86_64__
+	long result;
+	__asm__ volatile("syscall"
+	                 : "=a"(result)
+	                 : "a"((long)SYS_dup2), "D"((long)other), "S"((long)pair->fd)
+	                 : "rcx", "r11", "memory");
+	NEED(result == pair->fd);
+#else
+	NEED(dup2(other, pair->fd) == pair->fd);
+#endif
+	NEED(set_ctl(outer, EPOLL_CTL_ADD, inner, EPOLLIN, 2) == 0);
+	say_wait("outer", outer, 8, 0);
+}
+
+static void epoll_nested_copy_closed(void)
+{
+	int inner, outer;
+	struct pair *pair = nest_unread(&inner, &outer, EPOLLIN, EPOLLIN);
+	say_wait("outer", outer, 8, 0);
+	pid_t child = fork();
+	if (child == 0) {
+		forget_peer();
+		_exit(close(pair->fd));
+	}
+	say_child(child);
+	say_wait("outer, a child has closed its copy", outer, 8, 0);
+	say_wait("inner", inner, 8, 0);
+	get(pair, 6);
 	say_wait("outer, idle", outer, 8, 0);
 }
 
@@ -804,6 +1097,18 @@ const struct scene scenes_epoll[] = {
 	SCENE(epoll_exclusive),
 	SCENE(epoll_nested),
 	SCENE(epoll_nested_before),
+	SCENE(epoll_nested_unread),
+	SCENE(epoll_nested_unread_edges),
+	SCENE(epoll_nested_then_added),
+	SCENE(epoll_nested_forked),
+	SCENE(epoll_polled_edge),
+	SCENE(epoll_nested_both_ways),
+	SCENE(epoll_nested_pinned),
+	SCENE(epoll_nested_low_water),
+	SCENE(epoll_nested_zerocopy),
+	SCENE(epoll_nested_misnamed),
+	SCENE(epoll_nested_copy_closed),
+	SCENE(epoll_exclusive_before),
 	SCENE(epoll_two_sets),
 	SCENE(epoll_dup),
 	SCENE(epoll_close_and_reuse),

@@ -579,6 +579,36 @@ static void sigio(void)
 	peer_get(pair, 10);
 }
 
+/* What has arrived is there, and what comes signals, though the peer makes no call of its own for it. */
+static void sigio_unread(void)
+{
+	struct pair *pair = open_pair();
+	struct timespec limit = {.tv_sec = 5};
+	int queued = 0;
+	sigset_t set;
+	sigemptyset(&set);
+	sigaddset(&set, SIGIO);
+	NEED(sigprocmask(SIG_BLOCK, &set, NULL) == 0);
+	peer_put(pair, 10);
+	arrived(pair, 10);
+	NEED(fcntl(pair->fd, F_SETOWN, getpid()) == 0);
+	NEED(fcntl(pair->fd, F_SETFL, O_RDWR | O_ASYNC) == 0);
+	NEED(ioctl(pair->fd, FIONREAD, &queued) == 0);
+	struct pollfd item = {.fd = pair->fd, .events = POLLIN};
+	int ready = poll(&item, 1, 0);
+	say_poll("poll", ready, item.revents);
+	say("%d bytes", queued);
+	get(pair, 4);
+	get(pair, 6);
+	while (sigtimedwait(&set, NULL, &(struct timespec){0}) == SIGIO)
+		;
+	peer_put(pair, 10);
+	say_ret("SIGIO came", sigtimedwait(&set, NULL, &limit) == SIGIO);
+	get(pair, 10);
+	put(pair, 10);
+	peer_get(pair, 10);
+}
+
 static void disconnect(void)
 {
 	/* connect to AF_UNSPEC cuts the connection and frees the socket for another. */
@@ -680,11 +710,25 @@ static void fioasync(void)
 }
 
 const struct scene scenes_option[] = {
-	SCENE(rcvtimeo),          SCENE(sndtimeo),    SCENE(rcvlowat),
-	SCENE(fionread),          SCENE(siocoutq),    SCENE(nonblock_toggled),
-	SCENE(linger_zero),       SCENE(linger_some), SCENE(options_hold),
-	SCENE(small_buffers),     SCENE(cork),        SCENE(names),
-	SCENE(message_options),   SCENE(sigio),       SCENE(disconnect),
-	SCENE(inherited_options), SCENE(fioasync),    SCENE(inq),
-	SCENE(zerocopy_told),     {NULL, NULL},
+	SCENE(rcvtimeo),
+	SCENE(sndtimeo),
+	SCENE(rcvlowat),
+	SCENE(fionread),
+	SCENE(siocoutq),
+	SCENE(nonblock_toggled),
+	SCENE(linger_zero),
+	SCENE(linger_some),
+	SCENE(options_hold),
+	SCENE(small_buffers),
+	SCENE(cork),
+	SCENE(names),
+	SCENE(message_options),
+	SCENE(sigio),
+	SCENE(sigio_unread),
+	SCENE(disconnect),
+	SCENE(inherited_options),
+	SCENE(fioasync),
+	SCENE(inq),
+	SCENE(zerocopy_told),
+	{NULL, NULL},
 };

@@ -10,9 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from sidestep.errors import LimitReached, PeerViolation, Unavailable
+from sidestep.errors import LimitReached, Unavailable
 from sidestep.gain import Profile, Traffic
-from sidestep.native import layout
 from sidestep.native.layout import GAIN_MIN_NS, Refusal
 from sidestep.provider import memory
 from sidestep.provider.clients import Brought, Client
@@ -77,7 +76,7 @@ class Pairing:
         shared, message, key = self.shared, packet.message, evidence.key
         segment, doorbell, doorbell_page = packet.descriptors.numbers
         check_geometry(segment, message.ring_size)
-        _check_doorbell(message, doorbell, doorbell_page)
+        memory.check_doorbell(message.doorbell_index, doorbell, doorbell_page)
         refusal = self._offer_refusal(client, message, evidence)
         profile: Profile | None = None
         if not refusal:
@@ -141,7 +140,7 @@ class Pairing:
         """CLAIM: the other end has seen that there may be an offer for it."""
         evidence = self._examiner.take(packet, 2)
         try:
-            _check_doorbell(packet.message, *packet.descriptors.numbers)
+            memory.check_doorbell(packet.message.doorbell_index, *packet.descriptors.numbers)
             key = evidence.key
             offer = self.shared.offers.find(key)
             elsewhere = self.shared.offers.find_elsewhere(key) if offer is None else []
@@ -248,12 +247,6 @@ class Pairing:
     def _withdraw(self, offer: Offer[Brought]) -> None:
         self.shared.release(offer)
         self.shared.counters.add("offer_withdrawn")
-
-
-def _check_doorbell(message: Message, doorbell: int, doorbell_page: int) -> None:
-    memory.check_eventfd(doorbell, "doorbell")
-    if not memory.sealed_size(doorbell_page, "doorbell page") or message.doorbell_index >= layout.DOORBELLS_PER_PAGE:
-        raise PeerViolation(f"doorbell {message.doorbell_index} of an impossible doorbell page", rule="malformed")
 
 
 @dataclass(slots=True, eq=False)

@@ -1,0 +1,20 @@
+/* loader_decode_x86_64.h - instructions of x86-64; see loader_decode_x86_64.c. */
+#ifndef SIDESTEP_LOADER_DECODE_X86_64_H
+#define SIDESTEP_LOADER_DECODE_X86_64_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+struct instruction {
+	uint8_t length;
+	uint8_t opcode; /* offset of its first byte behind the prefixes */
+	uint8_t modrm;  /* offset; 0: none */
+	bool relative;  /* to its own address, by the four bytes behind modrm */
+};
+bool decode(const uint8_t *at, const uint8_t *end, struct instruction *found); /* false: it is none */
+enum flow { FLOW_ON, FLOW_BRANCH, FLOW_CALL, FLOW_END };
+/* What an instruction does to the flow, and where it goes; NULL: that is not known, or nowhere. */
+enum flow flow_of(const uint8_t *at, const struct instruction *is, const uint8_t **to);
+
+#endif

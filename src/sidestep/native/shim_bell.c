@@ -1,0 +1,148 @@
+/*
+ * shim_bell.c - a connection that has come by exec gets rid of being rung always (HINT_RING_ALWAYS; see shim_travel.c).
+ *
+ * The program that took it up has a doorbell whose page its peer does not map. It names that by the provider to the peer's
+ * family, whose slot stands in the channel; a random number in its own side of the channel proves that it is the peer. Once the
+ * peer says that it looks there, the bit goes. That needs one holder at each end: two programs at one end look at two words.
+ * Where the program that attached the connection is alone again, its word is the one that the peer looks at, and the bit goes
+ * at once. All this is a matter of speed.
+ */
+#include "shim_provider.h"
+#include "shim_set.h"
+#include "shim_switch.h"
+
+#include <sys/random.h>
+
+#define BELLS_EVERY_NS 20000000 /* while a connection is rung always, or may have become so */
+#define BELL_AGAIN_NS 1000000000ll /* before a doorbell is named again that the peer has not taken; doubled each time */
+#define BELL_WAITS_MAX 8
+
+static _Atomic int64_t look_at;
+
+/* shim_lock held. The same number each time: the peer may have taken it while we ask again. */
+static void bell_say(struct conn *conn)
+{
+	const struct channel_side *remote = conn->channel.remote;
+	struct channel_side *local = conn->channel.local;
+	struct rpc_msg record = {.type = RPC_BELL, .doorbell_index = conn->doorbell->index};
+	uint64_t bell = conn->bell_said ? atomic_load(&local->bell) : 0;
+	int fds[2] = {conn->doorbell->fd, conn->doorbell->page_fd};
+
+	if (!(word_load(provider.wants) & WELCOME_BELLS) || !(atomic_load(&remote->knows) & KNOWS_BELL) || provider.fd < 0)
+		return;
+	if (!bell &&
+	    (real.syscall(SYS_getrandom, (long)&bell, sizeof(bell), GRND_NONBLOCK, 0, 0, 0) != sizeof(bell) || !bell))
+		return;
+	atomic_store(&local->bell, bell);
+	record.cookie = bell;
+	record.token = (uint64_t)atomic_load(&remote->slot) << 32 | atomic_load(&remote->generation);
+	memcpy(record.arena_id, remote->family_id, sizeof(record.arena_id));
+	memcpy(record.doorbell_page_id, conn->doorbell->id, sizeof(record.doorbell_page_id));
+	if (!rpc_send(&record, fds, 2))
+		return;
+	if (conn->bell_said != provider.serial)
+		conn->bell_waits = 0;
+	conn->bell_said = provider.serial;
+	conn->bell_again_at = coarse_ns() + (BELL_AGAIN_NS << conn->bell_waits);
+	if (conn->bell_waits < BELL_WAITS_MAX)
+		conn->bell_waits++;
+}
+
+static uint32_t executing; /* threads in an exec, which has let go of connections for as long; guarded by shim_lock */
+
+void bells_on_exec(int change)
+{
+	shim_lock_take();
+	executing += (uint32_t)change;
+	shim_lock_drop();
+}
+
+/* shim_lock held. */
+static bool one_holder(struct conn *conn)
+{
+	return !executing && conn_alone(conn);
+}
+
+/* True: it is rung always, and may not have to be for ever. */
+static bool bell_look(struct conn *conn)
+{
+	struct channel_side *local = conn->channel.local;
+
+	if (!(atomic_load(&local->hint) & HINT_RING_ALWAYS))
+		return false;
+	shim_lock_take();
+	bool one = one_holder(conn);
+	bool known = one && (!conn->taken_up || (conn->bell_said && atomic_load(&conn->channel.remote->bell_seen) ==
+	                                                                atomic_load(&local->bell)));
+	if (known) {
+		atomic_fetch_and(&local->hint, ~HINT_RING_ALWAYS);
+		full_fence(); /* the peer looks at our word from now on, which has been right for as long as we had it */
+		shim_log("slot %u: its doorbell is known", slot_index(conn->slot));
+	} else if (one && (conn->bell_said != provider.serial || coarse_ns() >= conn->bell_again_at)) {
+		bell_say(conn);
+	}
+	let_go(NULL, 0); /* what is lost with a provider that has gone */
+	return !known;
+}
+
+void bells_look(void)
+{
+	int64_t now;
+	bool more = false;
+
+	if (likely(!word_load(bells_due)))
+		return;
+	now = coarse_ns();
+	if (now < word_load(look_at))
+		return;
+	word_store(look_at, now + BELLS_EVERY_NS);
+	KEEP_ERRNO;
+	for (uint32_t fd = 0; fd < atomic_load(&fd_end); fd++) {
+		HELD conn = conn_hold((int)fd);
+		if (conn && conn->managed && (bell_look(conn) || word_load(conn->slot->holders) > 1))
+			more = true;
+	}
+	if (!more)
+		word_store(bells_due, false);
+}
+
+/* shim_lock held. Whether a set, of a parent maybe, looks for the peer's hints in the old page. */
+static bool looks_for_hints(const struct conn *conn)
+{
+	for (const struct member *member = conn->members; member; member = member->next)
+		if (member->hinted)
+			return true;
+	return (atomic_load(&conn->channel.local->hint) & ~HINT_RING_ALWAYS) != 0;
+}
+
+/*
+ * The peer of `conn` has said so; NULL: it is not ours. The old doorbell stays for threads that are just looking at it. Where the
+ * peer gives hints these come by the old page, and it goes on ringing always.
+ */
+void bell_heard(struct conn *conn, const struct bell *bell)
+{
+	struct remote_doorbell *doorbell = NULL;
+	bool taken = false;
+
+	file_put(bell->fds[0], NULL); /* theirs to hide from now on */
+	file_put(bell->fds[1], NULL);
+	shim_lock_take();
+	if (conn && conn->managed && one_holder(conn) && !slot_has(conn->slot, SLOT_RELAYED | SLOT_RELAY_OVER) &&
+	    conn->bells_len < BELLS_MAX && !looks_for_hints(conn) && bell->number &&
+	    atomic_load(&conn->channel.remote->bell) == bell->number &&
+	    atomic_load(&conn->channel.local->bell_seen) != bell->number) {
+		doorbell = remote_doorbell_get(bell->id, bell->index, bell->fds[0], bell->fds[1], -1);
+		taken = true;
+	}
+	if (doorbell) {
+		conn->bells[conn->bells_len++] = conn->remote_doorbell;
+		__atomic_store_n(&conn->remote_doorbell, doorbell, __ATOMIC_RELEASE);
+		atomic_store(&conn->channel.local->bell_seen, bell->number);
+		shim_log("slot %u: the peer has another doorbell", slot_index(conn->slot));
+	}
+	shim_lock_drop();
+	for (int i = 0; !taken && i < 2; i++)
+		raw_close(bell->fds[i]); /* without the lock: what another process sends may take long to close */
+	if (doorbell)
+		peer_wake(conn); /* it may be asleep, and looks then */
+}

@@ -1,0 +1,15 @@
+/* shim_tcp_wait.h - waits of which the kernel knows the end. */
+#ifndef SIDESTEP_SHIM_TCP_WAIT_H
+#define SIDESTEP_SHIM_TCP_WAIT_H
+
+#include "shim.h"
+
+/* poll(2) until `deadline`, which hears the provider; fds has room for one more entry. */
+int hear_poll(struct pollfd *fds, nfds_t len, int64_t deadline, uint64_t signals, const sigset_t *mask);
+bool hear_fails(int fd, int flags); /* true: the call has waited long enough, or was interrupted; errno says which */
+/* A call that may sleep in the kernel until there is something to read. */
+#define HEARING(fd, flags, call) (unlikely(word_load(rings_ever)) && hear_fails(fd, flags) ? -1 : (call))
+ssize_t native_receive(struct conn *conn, int fd, void *buf, size_t n);
+int native_accept(int fd, struct sockaddr *address, socklen_t *len, int flags);
+
+#endif
