@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import toolchain
 from common import PATIENCE_S
+from selection import rotate
 
 from sidestep.testing import Sidestep
 
@@ -22,7 +23,7 @@ STAYS = {"exclusive"}  # on its ring
 IN_SETS = {"exclusive", "nested"}
 
 
-@pytest.mark.parametrize("wait", ["asleep", "recv", "poll"])
+@pytest.mark.parametrize("wait", rotate(["asleep", "recv", "poll"], test=1, ci=2))
 @pytest.mark.parametrize("thing", ["async", "fioasync", "seccomp", "exclusive", "nested"])
 def test_needs_no_call_of_the_peer(sidestep: Sidestep, thing: str, wait: str) -> None:
     """The peer sleeps in a read of a pipe, in a receive of the same connection, or in a wait for something else."""
@@ -60,14 +61,14 @@ WAITS = ["recv", "poll", "set", "thread", "busy-recv", "busy-poll", "busy-set", 
 WAITS += [f"pinned-{wait}" for wait in WAITS]  # the kernel alone knows what ends the wait
 
 
-@pytest.mark.parametrize("wait", WAITS)
+@pytest.mark.parametrize("wait", rotate(WAITS, test=3, ci=7))
 def test_who_waits_on_another_connection_answers(sidestep: Sidestep, wait: str) -> None:
     """A program that is started may read the data, so its sender is asked to send it again."""
     _answered(sidestep, "popen", wait)
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root may make a program of another user's")
-@pytest.mark.parametrize("wait", WAITS)
+@pytest.mark.parametrize("wait", rotate(WAITS, 1, test=3, ci=7))
 def test_and_for_a_program_without_the_shim(sidestep: Sidestep, wait: str, tmp_path: Path) -> None:
     program = toolchain.build("two-connections", [PROGRAMS / "two_connections.c"], ["-D_GNU_SOURCE", "-pthread"])
     reader = tmp_path / "reader"

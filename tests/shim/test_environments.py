@@ -13,6 +13,7 @@ from pathlib import Path
 import needed
 import pytest
 import toolchain
+from selection import rotate
 
 from sidestep import native_library
 from sidestep.config import ENV_CARRY, ENV_DISABLE, ENV_SOCKET
@@ -50,7 +51,7 @@ def _started(sidestep: Sidestep, *argv: str | Path, **changes: str) -> dict[str,
     return _names(done.stdout)
 
 
-@pytest.mark.parametrize("how", STARTS)
+@pytest.mark.parametrize("how", rotate(STARTS, test=3, ci=8))
 @pytest.mark.parametrize("flags", [(), ("-static",)], ids=["dynamic", "static"])
 def test_what_is_ours_goes_on(sidestep: Sidestep, how: str, flags: tuple[str, ...]) -> None:
     own = {"A": "b"} if how in ("execvpe", "execle", "posix_spawnp") else {}

@@ -29,7 +29,7 @@ WHOLE = ["server: 0, the end"]
 
 def _landlock() -> bool:
     """Whether the kernel has it: landlock_create_ruleset(2) tells its version."""
-    return ctypes.CDLL(None).syscall(444, None, 0, 1) > 0
+    return bool(ctypes.CDLL(None).syscall(444, None, 0, 1) > 0)
 
 
 def _program(*flags: str) -> Path:

@@ -257,7 +257,7 @@ class Process:
         return Judgement.of(Outside.NOT_STARTED, remedy=self.command)
 
     def _left_out(self, environ: Mapping[str, str]) -> tuple[str, str] | None:
-        """The reason why its starter did not bring it under sidestep, and the remedy; None: its starter is not under it.
+        """The reason why its starter left it out, and the remedy; None: its starter is not under sidestep.
 
         The shim carries its part of the environment where nothing is left of it: native/shim_carry.c.
         """
