@@ -94,7 +94,7 @@ class HostilePeer:
 
     def poke(self, name: str, value: int) -> None:
         offset, size = _channel.HEADER_WORDS[name]
-        struct.pack_into("=Q" if size == 8 else "=I", self.words, offset, value % (1 << 8 * size))
+        self.words[offset : offset + size] = (value % (1 << 8 * size)).to_bytes(size, "little")
 
     def ring(self) -> None:
         """Rings the victim's doorbell."""

@@ -310,21 +310,9 @@ static bool outer_tells(struct program *mine, int timeout)
 	return n == 1;
 }
 
-static uint32_t set_wait(struct program *mine, int timeout)
+static uint32_t inner_tells(struct program *mine, int timeout)
 {
 	struct epoll_event event = {0};
-
-	for (int turn = 0; mine->outer; turn++) {
-		if (!outer_tells(mine, timeout))
-			return 0;
-		if (CALL(mine, int, poll, (struct pollfd *, nfds_t, int))(&(struct pollfd){mine->epfd, POLLIN, 0}, 1, 0) ||
-		    turn > 8) {
-			timeout = 0;
-			break;
-		}
-		if (timeout == 0)
-			return 0;
-	}
 	int n = CALL(mine, int, epoll_wait, (int, struct epoll_event *, int, int))(mine->epfd, &event, 1, timeout);
 
 	trace("%d: epoll_wait for %d: %d, %#x", mine->index, timeout, n, event.events);
@@ -332,6 +320,24 @@ static uint32_t set_wait(struct program *mine, int timeout)
 		fail("end %d: epoll_wait returns %d", mine->index, n);
 	judge_told(mine, mine->events, event.events);
 	return n ? event.events : 0;
+}
+
+/* Where another process of its end has read what the outer set tells of, the inner one has nothing, and it waits again. */
+static uint32_t set_wait(struct program *mine, int timeout)
+{
+	for (int turn = 0; mine->outer; turn++) {
+		if (!outer_tells(mine, timeout))
+			return 0;
+		if (turn > 8 ||
+		    CALL(mine, int, poll, (struct pollfd *, nfds_t, int))(&(struct pollfd){mine->epfd, POLLIN, 0}, 1, 0)) {
+			uint32_t told = inner_tells(mine, 0);
+			if (told || turn > 8 || !mine->side->forked)
+				return told;
+		}
+		if (timeout == 0)
+			return 0;
+	}
+	return inner_tells(mine, timeout);
 }
 
 /* FIONREAD counts what a look sees. How many bytes that is. */

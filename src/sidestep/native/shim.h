@@ -647,6 +647,7 @@ bool start_has_shim(const struct start *start, char *const env[]); /* for certai
 /* ---- shim_travel.c: connections that go on in the next program ---- */
 struct travel;
 struct travel *travel_begin(const struct start *start, char *const argv[], char *const env[], int *file);
+bool travel_all(const struct start *start, char *const argv[], char *const env[]);
 bool travel_takes(struct travel *travel, struct conn *conn);
 void travel_leaves(struct travel *travel, const struct conn *conn, bool held);
 size_t travel_room(const struct travel *travel, char *const env[]);

@@ -172,7 +172,7 @@ void conn_loose(struct conn *conn)
 		return;
 	conn->loose_next = doorbell->loose;
 	if (conn->loose_next)
-		conn->loose_next->loose_at = &conn->loose_next;
+		__atomic_store_n(&conn->loose_next->loose_at, &conn->loose_next, __ATOMIC_RELAXED);
 	doorbell->loose = conn;
 	__atomic_store_n(&conn->loose_at, &doorbell->loose, __ATOMIC_RELAXED); /* see conn_is_loose() */
 	word_store(doorbell->loose_len, word_load(doorbell->loose_len) + 1);
@@ -184,7 +184,7 @@ void conn_unloose(struct conn *conn)
 		return;
 	*conn->loose_at = conn->loose_next;
 	if (conn->loose_next)
-		conn->loose_next->loose_at = conn->loose_at;
+		__atomic_store_n(&conn->loose_next->loose_at, conn->loose_at, __ATOMIC_RELAXED);
 	__atomic_store_n(&conn->loose_at, NULL, __ATOMIC_RELAXED);
 	word_store(conn->doorbell->loose_len, word_load(conn->doorbell->loose_len) - 1);
 }

@@ -1,10 +1,10 @@
 /* shim_process.c - the calls that make or replace processes, end them, or change their user. */
+#include "shim_process.h"
 #include "shim_number.h"
 
 #include <alloca.h>
 #include <fcntl.h>
 #include <limits.h>
-#include <paths.h>
 #include <sched.h>
 
 /* A vfork child shares our memory: its close() and dup2() would change the parent's table. fork is vfork that does not. */
@@ -166,8 +166,7 @@ static bool executable_at(int dir, const char *path, int flags)
 	return access(named, X_OK) == 0;
 }
 
-/* What execvp() will find: itself, or a file in a directory of PATH. NULL: nothing that can be executed. */
-static const char *found_by_name(const char *file, char path[PATH_MAX])
+const char *found_by_name(const char *file, char path[PATH_MAX])
 {
 	const char *at = getenv("PATH");
 
@@ -184,12 +183,6 @@ static const char *found_by_name(const char *file, char path[PATH_MAX])
 			return NULL;
 	}
 }
-
-/* `argv` and `env` become those that the program can be started with; they live as long as the caller. */
-#define START_FOR(start, dir, program, argv, env) \
-	struct start start; \
-	if (unlikely(start_differs(&start, dir, program, argv, env))) \
-	start_make(&start, program, &argv, &env, alloca(start.room))
 
 static const char *proc_fd(int fd, char path[PATH_MAX])
 {
@@ -291,82 +284,6 @@ EXPORT int execle(const char *path, const char *first, ...)
 	return execve(path, argv, env);
 }
 
-/* What is lent is not looked for until the new program is there to be found, or the call has failed. */
-#define LENDING bool __attribute__((cleanup(lend_over), unused))
-static bool lend(void)
-{
-	lending_begin();
-	demote_inherited(NULL, false);
-	return true;
-}
-
-static void lend_over(bool *lent)
-{
-	(void)lent;
-	lending_end();
-}
-
-/* posix_spawn makes its child inside libc; a socket without FD_CLOEXEC, or named by an action, is inherited by it. */
-EXPORT int posix_spawn_file_actions_adddup2(posix_spawn_file_actions_t *actions, int fd, int to)
-{
-	struct conn *conn = conn_get(fd);
-
-	if (conn) {
-		conn_demote(conn, fd, REASON_PASSED, true);
-		conn_abandon(conn, fd); /* the child is to read it */
-	}
-	return real.posix_spawn_file_actions_adddup2(actions, fd, to);
-}
-
-#define SPAWN(name, program) \
-	EXPORT int name(pid_t *pid, const char *path, const posix_spawn_file_actions_t *actions, \
-	                const posix_spawnattr_t *attributes, char *const *argv, char *const *env) \
-	{ \
-		char found[PATH_MAX]; \
-		const char *file = program; \
-		(void)found; \
-		START_FOR(start, AT_FDCWD, file, argv, env); \
-		LENDING lent = lend(); \
-		return start.loader ? real.posix_spawn(pid, start.loader, actions, attributes, argv, env) \
-		                    : real.name(pid, path, actions, attributes, argv, env); \
-	}
-SPAWN(posix_spawn, path)
-SPAWN(posix_spawnp, found_by_name(path, found))
-
-/* What libc's shell is to run. */
-#define COMMAND char *__attribute__((cleanup(command_free)))
-static char *command_for(const char *command)
-{
-	struct start start;
-
-	return command && start_differs(&start, AT_FDCWD, _PATH_BSHELL, NULL, environ) ? command_carrying(&start, command)
-	                                                                               : NULL;
-}
-
-static void command_free(char **command)
-{
-	free(*command);
-}
-
-EXPORT int system(const char *command)
-{
-	if (!command)
-		return real.system(command);
-	COMMAND carrying = command_for(command);
-	LENDING lent = lend();
-	return real.system(carrying ? carrying : command);
-}
-
-EXPORT FILE *popen(const char *command, const char *mode)
-{
-	COMMAND carrying = command_for(command);
-	LENDING lent = lend();
-	FILE *stream = real.popen(carrying ? carrying : command, mode);
-	if (stream)
-		fd_new(fileno(stream));
-	return stream;
-}
-
 /* Before root drops its rights: the provider must know us by the user who started us. */
 #define CHANGES_USER(name, params, args) \
 	EXPORT int name params \
@@ -379,5 +296,3 @@ CHANGES_USER(setuid, (uid_t uid), (uid))
 CHANGES_USER(seteuid, (uid_t uid), (uid))
 CHANGES_USER(setreuid, (uid_t ruid, uid_t euid), (ruid, euid))
 CHANGES_USER(setresuid, (uid_t ruid, uid_t euid, uid_t suid), (ruid, euid, suid))
-
-ALIAS(_IO_popen, popen);

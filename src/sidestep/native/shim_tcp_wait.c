@@ -146,6 +146,17 @@ ssize_t native_receive(struct conn *conn, int fd, void *buf, size_t n)
 	return got;
 }
 
+/* The kernel refuses it at once on a socket that does not listen. */
+static int accept_now(int fd, struct sockaddr *address, socklen_t *len, int flags)
+{
+	int listens = 0;
+
+	if (unlikely(word_load(rings_ever)) && option_get(fd, SOL_SOCKET, SO_ACCEPTCONN, &listens, sizeof(listens)) &&
+	    listens && hear_fails(fd, 0))
+		return -1;
+	return real.accept4(fd, address, len, flags);
+}
+
 int native_accept(int fd, struct sockaddr *address, socklen_t *len, int flags)
 {
 	uint64_t signals = self.signals_interrupting;
@@ -154,13 +165,13 @@ int native_accept(int fd, struct sockaddr *address, socklen_t *len, int flags)
 
 	if (!native_begin(&spin_accepting, &spin) || raw_poll(&in, 1, 0) != 0 ||
 	    (real.fcntl64(fd, F_GETFL, 0) & O_NONBLOCK))
-		return HEARING(fd, 0, real.accept4(fd, address, len, flags));
+		return accept_now(fd, address, len, flags);
 	int64_t start = now_ns();
 	do {
 		if (self.signals_interrupting != signals)
 			return fail_with(EINTR);
 	} while (native_on(&spin) && raw_poll(&in, 1, 0) == 0);
-	int got = HEARING(fd, 0, real.accept4(fd, address, len, flags)), saved = errno;
+	int got = accept_now(fd, address, len, flags), saved = errno;
 	native_learn(&spin_accepting, now_ns() - start);
 	errno = saved;
 	return got;

@@ -246,6 +246,34 @@ bool travel_takes(struct travel *travel, struct conn *conn)
 	return true;
 }
 
+/* Whether this process holds the other end as well: while it waits for a child, nobody answers what that asks of its peer. */
+static bool peer_is_here(const struct conn *conn)
+{
+	const struct channel_side *remote = conn->channel.remote;
+	int fd;
+
+	if (memcmp(remote->family_id, family_id, sizeof(family_id)) != 0)
+		return false;
+	HELD peer = conn_find(atomic_load(&remote->slot), atomic_load(&remote->generation), &fd);
+	return peer != NULL;
+}
+
+/* Whether a program that a child executes now goes on with all that it inherits. */
+bool travel_all(const struct start *start, char *const argv[], char *const env[])
+{
+	int list;
+	struct travel *travel = travel_begin(start, argv, env, &list);
+	bool all = travel != NULL;
+
+	for (uint32_t fd = 0; all && fd < atomic_load(&fd_end); fd++) {
+		HELD conn = conn_hold((int)fd);
+		if (conn && conn->managed && inherited((int)fd))
+			all = !peer_is_here(conn) && travel_takes(travel, conn);
+	}
+	travel_stay(travel, list);
+	return all;
+}
+
 /* A connection that does not go on; `held`: the process counts as its holder, which the next program is not. */
 void travel_leaves(struct travel *travel, const struct conn *conn, bool held)
 {

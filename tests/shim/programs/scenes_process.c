@@ -344,6 +344,82 @@ static void spawn_and_return(void)
 	get(pair, 8);
 }
 
+/* A stream of popen() that reads, to its end. */
+static void say_lines(FILE *stream)
+{
+	char line[64];
+
+	NEED(stream);
+	while (fgets(line, sizeof line, stream))
+		say("line: %.*s", (int)strcspn(line, "\n"), line);
+}
+
+static void shell_results(void)
+{
+	/* What system() and popen() give back, and what their children have of ours, while they inherit the socket. */
+	struct pair *pair = open_pair();
+	sigset_t blocked;
+
+	say_ret("true", system("true"));
+	say_ret("exit 3", system("exit 3"));
+	say_ret("killed", system("kill -9 $$"));
+	say_ret("not found", system("exec nothing-of-that-name 2>/dev/null"));
+	say_ret("a shell", system(NULL) != 0);
+	FILE *reads = popen("echo one; echo two; exit 5", "r");
+	say_lines(reads);
+	say_ret("pclose", pclose(reads));
+	/* popen(3): a child does not have the streams of earlier ones, so this one ends with its own */
+	FILE *writes = popen("cat >/dev/null; exit 6", "w"), *later = popen("kill -9 $$", "re");
+	say("two streams: %d, the later closes on exec: %d, the earlier: %d", writes && later,
+	    fcntl(fileno(later), F_GETFD), fcntl(fileno(writes), F_GETFD));
+	NEED(fputs("bytes", writes) >= 0);
+	say_ret("pclose", pclose(writes));
+	say_ret("bad mode", popen("true", "rw") == NULL);
+	say("its error: %s", strerror(errno));
+	reads = popen("exit 7", "r");
+	int (*volatile end)(FILE *) = fclose; /* which compilers warn of */
+	say_ret("fclose waits", end(reads) == 7 << 8);
+	signal(SIGINT, SIG_IGN);
+	say_ret("ignored", system("kill -INT $$; exit 4"));
+	signal(SIGINT, SIG_DFL);
+	say_ret("by default", system("kill -INT $$; exit 4") == SIGINT);
+	sigprocmask(SIG_BLOCK, NULL, &blocked);
+	say("SIGCHLD is blocked: %d", sigismember(&blocked, SIGCHLD));
+	say_ret("pclose", pclose(later) != 0);
+	peer_put(pair, 8);
+	get(pair, 8);
+}
+
+static void spawn_attributes(void)
+{
+	/* A child without actions, whose attributes change its signals and its group; and one that is not there. */
+	struct pair *pair = open_pair();
+	char *argv[] = {"sh", "-c", "kill -INT $$; kill -TERM $$; exit 4", NULL};
+	posix_spawnattr_t attributes;
+	sigset_t set;
+	pid_t child;
+
+	signal(SIGINT, SIG_IGN);
+	NEED(posix_spawn(&child, "/bin/sh", NULL, NULL, argv, environ) == 0);
+	say_child(child);
+	NEED(posix_spawnattr_init(&attributes) == 0);
+	sigemptyset(&set);
+	sigaddset(&set, SIGINT);
+	NEED(posix_spawnattr_setsigdefault(&attributes, &set) == 0);
+	NEED(posix_spawnattr_setflags(&attributes, POSIX_SPAWN_SETSIGDEF | POSIX_SPAWN_SETPGROUP) == 0);
+	NEED(posix_spawnp(&child, "sh", NULL, &attributes, argv, environ) == 0);
+	say_child(child);
+	sigaddset(&set, SIGTERM);
+	NEED(posix_spawnattr_setsigmask(&attributes, &set) == 0);
+	NEED(posix_spawnattr_setflags(&attributes, POSIX_SPAWN_SETSIGMASK) == 0);
+	NEED(posix_spawn(&child, "/bin/sh", NULL, &attributes, argv, environ) == 0);
+	say_child(child);
+	signal(SIGINT, SIG_DFL);
+	say_ret("not there", posix_spawn(&child, "/nonexistent", NULL, NULL, argv, environ));
+	peer_put(pair, 8);
+	get(pair, 8);
+}
+
 static void vfork_exec(void)
 {
 	struct pair *pair = open_pair();
@@ -565,15 +641,10 @@ static void cloned(void)
 }
 
 const struct scene scenes_process[] = {
-	SCENE(fork_child_serves),   SCENE(fork_parent_serves),
-	SCENE(fork_child_exits),    SCENE(fork_last_holder),
-	SCENE(fork_both_write),     SCENE(fork_both_read),
-	SCENE(fork_turns),          SCENE(fork_before_first_byte),
-	SCENE(fork_child_killed),   SCENE(spawn_cat_on_socket),
-	SCENE(spawn_stranger),      SCENE(cloned),
-	SCENE(spawn_and_return),    SCENE(vfork_exec),
-	SCENE(vfork_exec_fails),    SCENE(exec_keeps),
-	SCENE(exec_keeps_stranger), SCENE(exec_in_flight),
-	SCENE(exec_closes),         SCENE(prefork),
-	SCENE(daemonised),          {NULL, NULL},
+	SCENE(fork_child_serves),   SCENE(fork_parent_serves),  SCENE(fork_child_exits), SCENE(fork_last_holder),
+	SCENE(fork_both_write),     SCENE(fork_both_read),      SCENE(fork_turns),       SCENE(fork_before_first_byte),
+	SCENE(fork_child_killed),   SCENE(spawn_cat_on_socket), SCENE(spawn_stranger),   SCENE(cloned),
+	SCENE(spawn_and_return),    SCENE(vfork_exec),          SCENE(vfork_exec_fails), SCENE(exec_keeps),
+	SCENE(exec_keeps_stranger), SCENE(exec_in_flight),      SCENE(exec_closes),      SCENE(prefork),
+	SCENE(daemonised),          SCENE(shell_results),       SCENE(spawn_attributes), {NULL, NULL},
 };
