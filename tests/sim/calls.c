@@ -324,6 +324,7 @@ static int sim_ioctl(int fd, unsigned long command, void *argument)
 		              ? object->line.to_driver != NULL
 		              : (int)(tcp_queued(&object->tcp) + (object->tcp.fin_out && !object->tcp.fin_acked));
 		return 0;
+	case SIOCATMARK: *number = 0; return 0; /* nothing is urgent */
 	case FIONBIO: object->nonblock = *number != 0; return 0;
 	case FIOASYNC: object->async = *number != 0; return 0;
 	default: fail("ioctl %#lx", command);

@@ -165,8 +165,19 @@ EXPORT int ioctl(int fd, unsigned long command, ...)
 		size_t held = channel_tx_unread(&conn->channel), buffer = (size_t)conn->channel.tx.size / 4 * 3;
 		if (held > buffer)
 			*(int *)argument += (int)(held - buffer);
+	} else if (result == 0 && command == SIOCATMARK && argument && *(int *)argument) {
+		/* it is one of TCP's stream, of which the next byte stands behind what the ring holds */
+		*(int *)argument = !rx_by_ring(conn->slot) || channel_rx_avail(&conn->channel) <= 0;
 	} else if (result == 0 && command == FIOASYNC) {
 		conn_leave(conn, fd, REASON_ASYNC_SIGNAL_IO);
 	}
 	return result;
+}
+
+/* libc's own asks the kernel within itself. */
+EXPORT int sockatmark(int fd)
+{
+	int at = 0;
+
+	return ioctl(fd, SIOCATMARK, &at) < 0 ? -1 : at;
 }

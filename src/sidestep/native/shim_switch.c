@@ -261,7 +261,7 @@ bool rx_ring_among(const struct conn *conn, size_t queued)
  */
 bool rx_goes_on(struct conn *conn, int fd)
 {
-	int queued = 0;
+	int queued = 0, marked = 0;
 
 	if (!rx_by_ring(conn->slot)) {
 		if (!rx_follow(conn, fd))
@@ -270,7 +270,10 @@ bool rx_goes_on(struct conn *conn, int fd)
 			return true;
 	}
 	/* also from a round in which nothing went by ring */
-	return conn_peer_back(conn) && rx_back(conn, fd) && real.ioctl(fd, FIONREAD, &queued) == 0 && queued > 0;
+	if (!conn_peer_back(conn) || !rx_back(conn, fd) || real.ioctl(fd, FIONREAD, &queued) < 0 || queued <= 0)
+		return false;
+	/* sockatmark(3): no read goes over the urgent mark */
+	return real.ioctl(fd, SIOCATMARK, &marked) < 0 || !marked;
 }
 
 /* tx_lock held. The peer decided first, and wants its unread bytes by TCP. */

@@ -616,7 +616,8 @@ static void urgent(void)
 {
 	struct pair *pair = open_pair();
 	int mark = -1;
-	peer_put(pair, 3);
+	peer_put(pair, 1307);
+	arrived(pair, 1307);
 	say_reply("urgent byte", peer(pair, ACT_OOB, 'X', 0));
 	peer_put(pair, 3);
 	struct pollfd item = {.fd = pair->fd, .events = POLLPRI};
@@ -627,7 +628,10 @@ static void urgent(void)
 	FD_SET(pair->fd, &except);
 	struct timeval none = {0};
 	say_ret("select except", select(pair->fd + 1, NULL, NULL, &except, &none));
-	say_bytes("recv stops at the mark", pair, data, recv(pair->fd, data, 100, 0));
+	say("before the mark %d", sockatmark(pair->fd));
+	say_bytes("recv", pair, data, recv(pair->fd, data, 1000, 0));
+	say("before the mark %d", sockatmark(pair->fd));
+	say_bytes("recv stops at the mark", pair, data, recv(pair->fd, data, 1000, 0));
 	mark = sockatmark(pair->fd);
 	say("at the mark %d", mark);
 	say_ret("recv OOB", recv(pair->fd, data, 1, MSG_OOB));
