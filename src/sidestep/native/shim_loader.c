@@ -259,7 +259,9 @@ bool start_differs(struct start *start, int dir, const char *file, char *const a
 		file = start->scripts[start->scripts_len++].interpreter;
 		dir = AT_FDCWD;
 	}
-	if ((kind == KIND_STATIC || kind == KIND_MUSL || kind == KIND_GO) && *start->resolved == '/' && !is_traced())
+	/* Valgrind's own program is static, and runs the other, with its preloaded libraries, itself. */
+	if ((kind == KIND_STATIC || kind == KIND_MUSL || kind == KIND_GO) && *start->resolved == '/' && !is_traced() &&
+	    !env_has(env, "VALGRIND_LAUNCHER="))
 		start->loader = loader_find();
 	const bool by_musl = kind == KIND_MUSL || kind == KIND_MUSL_RAISED;
 	start->how = start->loader ? START_LOADED : by_musl ? START_WITHOUT : START_AS_IT_IS;
