@@ -40,3 +40,13 @@ def test_a_number_that_nobody_has_seen_change(tmp_path: Path) -> None:
         assert ended.returncode == 0
         assert sidestep.status()["counters"]["claim_matched"] == 1
     assert writes - LIE_MAX <= int(ended.stdout) == (tmp_path / "file").stat().st_size
+
+
+@pytest.mark.parametrize("promote_after", ["0", None], ids=["at_once", "default"])
+def test_a_set_that_no_hook_has_seen(promote_after: str | None) -> None:
+    """Nobody would wake who waits in it for bytes by ring: its members stay on TCP."""
+    program = toolchain.build("raw-epoll", [PROGRAMS / "raw_epoll.c"], ["-D_GNU_SOURCE"])
+    with Sidestep(promote_after=promote_after) as sidestep:
+        ended = sidestep.run([program], stdout=subprocess.PIPE, text=True, timeout=100)
+        assert ended.stdout == "whole\n"
+        assert sidestep.status()["counters"].get("claim_matched", 0) == 0

@@ -614,6 +614,7 @@ struct start;
 char *command_carrying(const struct start *start, const char *command); /* to be freed */
 
 bool program_calls(const char *file); /* whether it makes calls by code of its own, or may (shim_code.c) */
+bool unseen_set_has(int fd); /* whether an epoll set has it that no call of ours has made */
 
 /* ---- shim_loader.c: how a program that is executed comes to the shim ---- */
 #define START_SCRIPTS_MAX 4 /* as the kernel's own limit */

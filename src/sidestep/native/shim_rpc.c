@@ -442,6 +442,10 @@ void rpc_consider(struct conn *conn, int fd)
 	if (unlikely(slot_has(slot, SLOT_DEMOTED)) || offer_missing(conn))
 		return;
 	KEEP_ERRNO;
+	if (unlikely(unseen_set_has(fd))) {
+		conn_pin(conn, REASON_EPOLL_UNSUPPORTED);
+		return;
+	}
 	if (offer_bearable(conn, fd)) {
 		if (!atomic_load_explicit(&slot->local_port, memory_order_acquire))
 			conn_set_addresses(conn, fd);
