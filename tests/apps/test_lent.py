@@ -35,6 +35,9 @@ def test_a_program_that_ends_gives_the_sockets_back(server: str, sidestep: Sides
         found = sidestep.connections()
         return len(found) == 2 * CONNECTIONS and all(c.promoted and c.promotions >= times for c in found)
 
+    lent = (
+        server == "python"
+    )  # to programs without the shim; Java's own helper has it, and goes on by ring until it closes all
     lender = start(_command(server, tmp_path))
     assert lender.stdin is not None
     assert lender.stdout is not None
@@ -43,8 +46,9 @@ def test_a_program_that_ends_gives_the_sockets_back(server: str, sidestep: Sides
     eventually(lambda: promoted(1), 30)
     for times in (2, 3):
         lender.stdin.write("0.5\n")
-        eventually(lambda: "INHERITED" in {c.reason for c in sidestep.connections()}, 30)
+        if lent:
+            eventually(lambda: "INHERITED" in {c.reason for c in sidestep.connections()}, 30)
         assert lender.stdout.readline() == "ended 0\n"
-        eventually(partial(promoted, times), 30)
+        eventually(partial(promoted, times if lent else 1), 30)
     assert talker.communicate(timeout=60)[0] == "whole\n"
     assert talker.returncode == 0

@@ -345,7 +345,8 @@ void member_free(struct member *member)
 	struct member **at = &member->conn->members;
 
 	member_unmanage(member);
-	member->set->away_len -= member->away;
+	if (member->away)
+		word_store(member->set->away_len, word_load(member->set->away_len) - 1);
 	member->set->members[member->index] = NULL;
 	member->set->members_live--;
 	while (*at != member)
@@ -386,7 +387,7 @@ bool member_leave(struct member *member)
 	if (!member->managed || !member->known || set->nested || !set_private(set) || !conn_switched(member->conn))
 		return false;
 	member->away = true;
-	set->away_len++;
+	word_store(set->away_len, word_load(set->away_len) + 1);
 	member_by_tcp(member, false);
 	return true;
 }
@@ -394,7 +395,7 @@ bool member_leave(struct member *member)
 int member_return(struct member *member, const struct epoll_event *event)
 {
 	member->away = false;
-	member->set->away_len--;
+	word_store(member->set->away_len, word_load(member->set->away_len) - 1);
 	member_by_tcp(member, !conn_switched(member->conn));
 	int result = member_change(member, event);
 	return result < 0 && errno == ENOENT ? kernel_set(member, EPOLL_CTL_ADD)
@@ -421,7 +422,7 @@ static void sweep(struct set *set)
 /* Takes members that are away out for good: their doorbells would wake this set, though they may be in another by now. */
 void set_sweep(struct set *set)
 {
-	if (likely(!set->away_len))
+	if (likely(!word_load(set->away_len)))
 		return;
 	shim_lock_take();
 	sweep(set);
@@ -628,7 +629,7 @@ void sets_before_fork(void)
 	fork_count++;
 	for (uint32_t fd = 0; fd < atomic_load(&fd_end); fd++) {
 		struct set *set = set_get((int)fd);
-		if (set && set->away_len)
+		if (set && word_load(set->away_len))
 			sweep(set);
 	}
 }

@@ -69,7 +69,7 @@ struct set {
 	bool partial; /* a forked child has closed its copy of a member that others still have */
 	int stand_in; /* see set_stand_in(); 0: there is none yet */
 	uint32_t forks; /* fork_count of then: processes forked since may change what the kernel has */
-	uint32_t away_len; /* members that are away */
+	_Atomic uint32_t away_len; /* members that are away */
 	struct member **members; /* by index */
 	_Atomic uint32_t members_len, members_live;
 	uint32_t members_cap;

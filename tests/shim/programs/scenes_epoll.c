@@ -685,7 +685,8 @@ static void epoll_nested_low_water(void)
 	NEED(set_ctl(outer, EPOLL_CTL_ADD, inner, EPOLLIN, 2) == 0);
 	say_wait("outer", outer, 8, 0);
 	get(pair, 10);
-	say_wait("outer, less than that is left", outer, 8, 0);
+	if (!choice.shaken) /* then the peer may be back on TCP, and what is left by ring is told as its last */
+		say_wait("outer, less than that is left", outer, 8, 0);
 	low = 5;
 	NEED(setsockopt(pair->fd, SOL_SOCKET, SO_RCVLOWAT, &low, sizeof low) == 0);
 	say_wait("outer, less is wanted", outer, 8, 5000);

@@ -1,4 +1,7 @@
-"""As Lender.java: echoes on sockets that programs inherit, and starts one for each line of its input, by system()."""
+"""As Lender.java: echoes on sockets that programs inherit, and starts one for each line of its input, by system().
+
+These programs do not have the shim, or the connections would go on in them.
+"""
 
 from __future__ import annotations
 
@@ -23,5 +26,6 @@ def accept(listener: socket.socket) -> None:
 server = socket.create_server(("127.0.0.1", 0))
 threading.Thread(target=accept, args=(server,), daemon=True).start()
 print(server.getsockname()[1], flush=True)
+os.environ["SIDESTEP_DISABLE"] = "1"
 for line in sys.stdin:
     print("ended", os.system(f"sleep {line}"), flush=True)
