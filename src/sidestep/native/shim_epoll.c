@@ -199,7 +199,8 @@ EXPORT int epoll_ctl(int epfd, int op, int fd, struct epoll_event *event)
 			conn_demote(conn, fd, REASON_EPOLL_UNSUPPORTED, true);
 		return real.epoll_ctl(epfd, op, fd, event);
 	}
-	if (op == EPOLL_CTL_ADD && conn->managed && !word_load(set->away_len) && conn_misnamed(conn, fd) && conn_disown(conn, fd))
+	if (op == EPOLL_CTL_ADD && conn->managed && !word_load(set->away_len) && conn_misnamed(conn, fd) &&
+	    conn_disown(conn, fd))
 		return real.epoll_ctl(epfd, op, fd, event);
 	word_store(conn->waited, true);
 	set->user_pid = shim_pid;
