@@ -125,7 +125,6 @@ int close_range(unsigned first, unsigned last, int flags); /* glibc declares it 
 	X(int, system, (const char *c), (c)) \
 	X(FILE *, popen, (const char *c, const char *m), (c, m)) \
 	X(int, pclose, (FILE * f), (f)) \
-	X(pid_t, waitpid, (pid_t p, int *s, int o), (p, s, o)) \
 	X(int, fclose, (FILE * f), (f)) \
 	X(FILE *, fdopen, (int fd, const char *mode), (fd, mode)) \
 	X(FILE *, freopen, (const char *path, const char *mode, FILE *file), (path, mode, file)) \

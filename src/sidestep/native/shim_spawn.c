@@ -49,42 +49,17 @@ static bool travels(const char *path, char *const *argv, char *const *env)
 }
 
 /*
- * waitpid(2), which sleeps where no peer is heard: so it sleeps here until the child has ended. The child may wait for bytes that
- * this process is to send again.
+ * The end of a child of ours. waitpid(2) sleeps where no peer is heard, and the child may wait for bytes that this process is to
+ * send again. So it sleeps by the child's descriptor, which tells of its end alone.
  */
-static pid_t child_end(pid_t pid, int *status, int options)
-{
-	const uint64_t interrupting = self.signals_interrupting;
-	const int saved = errno;
-	struct pollfd fds[2] = {{.fd = own_fd(real.pidfd_open(pid, 0)), .events = POLLIN}};
-	int ended = fds[0].fd < 0;
-
-	while (!ended) {
-		ended = hear_poll(fds, 1, INT64_MAX, self.signals, NULL);
-		if (ended < 0 && errno == EINTR && self.signals_interrupting == interrupting)
-			ended = 0;
-	}
-	own_fd_close(fds[0].fd);
-	if (ended < 0) {
-		errno = EINTR;
-		return -1;
-	}
-	errno = saved;
-	return real.waitpid(pid, status, options);
-}
-
-EXPORT pid_t waitpid(pid_t pid, int *status, int options)
-{
-	return likely(!word_load(rings_ever) || pid <= 0 || (options & ~(int)__WALL)) ? real.waitpid(pid, status, options)
-	                                                                              : child_end(pid, status, options);
-}
-
-ALIAS(__waitpid, waitpid);
-
 static pid_t wait_for(pid_t pid, int *status)
 {
+	struct pollfd fds[2] = {{.fd = own_fd(real.pidfd_open(pid, 0)), .events = POLLIN}};
 	pid_t ended;
 
+	while (fds[0].fd >= 0 && hear_poll(fds, 1, INT64_MAX, self.signals, NULL) < 0 && errno == EINTR)
+		; /* a signal's handler has run */
+	own_fd_close(fds[0].fd);
 	do
 		ended = waitpid(pid, status, 0);
 	while (ended < 0 && errno == EINTR);
