@@ -2,7 +2,37 @@
  * shim_fork.c - around every way to make a process with a memory of its own: what each part of the shim does before it, and
  * after it in the parent and in the child.
  */
+#include "shim_process.h"
 #include "shim_provider.h"
+
+/*
+ * Pipes by which children say that they could not execute (shim_spawn.c), each as long as its parent reads. Another thread's
+ * fork() copies them: a child that lives on would keep that parent reading.
+ */
+#define PIPES_MAX 32
+static _Atomic int kept[PIPES_MAX]; /* 0: free */
+static __thread int own_kept;
+
+void fork_keeps(int fd)
+{
+	int from = fd ? 0 : own_kept;
+
+	for (int i = 0; i < PIPES_MAX; i++) {
+		int expected = from;
+		if (atomic_compare_exchange_strong(&kept[i], &expected, fd))
+			break;
+	}
+	own_kept = fd;
+}
+
+static void kept_after_fork(void)
+{
+	for (int i = 0; i < PIPES_MAX; i++) {
+		if (kept[i] > 0 && kept[i] != own_kept)
+			own_fd_close(kept[i]);
+		kept[i] = 0;
+	}
+}
 
 enum { PREPARE, PARENT, CHILD, MOMENTS };
 static void (*const modules[][MOMENTS])(void) = {
@@ -17,6 +47,7 @@ static void (*const modules[][MOMENTS])(void) = {
 	{NULL, NULL, rpc_after_fork},
 	{NULL, NULL, explicit_after_fork},
 	{NULL, NULL, lent_after_fork},
+	{NULL, NULL, kept_after_fork},
 };
 
 static void each(int moment)

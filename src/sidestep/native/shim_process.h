@@ -16,4 +16,7 @@
 /* What execvp() will find: itself, or a file in a directory of PATH. NULL: nothing that can be executed. */
 const char *found_by_name(const char *file, char path[PATH_MAX]);
 
+/* The calling thread is about to fork: no other thread's child keeps this descriptor. 0: it has forked, and read. */
+void fork_keeps(int fd);
+
 #endif

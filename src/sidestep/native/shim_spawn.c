@@ -92,6 +92,7 @@ static pid_t child_start(const char *path, char *const *argv, char *const *env, 
 	told[1] = own_fd(told[1]);
 	sigfillset(&all);
 	pthread_sigmask(SIG_BLOCK, &all, &before);
+	fork_keeps(told[1]);
 	pid_t pid = told[0] < 0 || told[1] < 0 ? -1 : fork();
 	if (pid == 0) {
 		handlers_reset();
@@ -105,6 +106,7 @@ static pid_t child_start(const char *path, char *const *argv, char *const *env, 
 		_exit(127);
 	}
 	const int saved = errno;
+	fork_keeps(0);
 	own_fd_close(told[1]);
 	if (pid > 0 && real.read(told[0], &failed, sizeof(failed)) == sizeof(failed)) {
 		wait_for(pid, &status);
