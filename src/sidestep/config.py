@@ -28,8 +28,6 @@ from sidestep.native.layout import Welcome
 if TYPE_CHECKING:
     from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network
 
-# A program that was built with -fsanitize=address ends at its start where a library is loaded before its runtime.
-_ASAN_ORDER: Final = "verify_asan_link_order"
 ENV_SOCKET: Final = "SIDESTEP_SOCKET"  # path of the provider's socket
 ENV_PROMOTE_AFTER: Final = "SIDESTEP_PROMOTE_AFTER"  # `CALLS[:BYTES]` until promotion (else :65536); `0`: at once
 ENV_RING_SIZE: Final = "SIDESTEP_RING_SIZE"  # bytes of a channel in each direction, a power of two
@@ -347,8 +345,6 @@ class ShimSettings(NamedTuple):
         library = str(native_library())
         preloaded = [entry for entry in base.get("LD_PRELOAD", "").replace(":", " ").split() if entry != library]
         env = dict(base) | {"LD_PRELOAD": " ".join([*preloaded, library]), ENV_SOCKET: str(self.socket)}
-        if _ASAN_ORDER not in (asan := base.get("ASAN_OPTIONS", "")):
-            env["ASAN_OPTIONS"] = ":".join(filter(None, [asan, f"{_ASAN_ORDER}=0"]))
         if os.geteuid() == 0:
             env[ENV_FROM_ROOT] = "1"
         if self.promote_after is not None:

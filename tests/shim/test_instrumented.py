@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
+import sys
 from pathlib import Path
 
 import needed
@@ -10,6 +12,7 @@ import pytest
 import toolchain
 from common import PATIENCE_S
 
+from sidestep.config import ENV_SOCKET
 from sidestep.testing import Sidestep
 
 pytestmark = pytest.mark.slow
@@ -23,8 +26,10 @@ def test_it_starts_and_is_promoted(sidestep: Sidestep, by: str) -> None:
     flags = ["-D_GNU_SOURCE", "-pthread", *(["-g", "-fsanitize=address"] if by == "address" else [])]
     program = toolchain.build(f"two-connections-{by}", [PROGRAM], flags)
     before = [needed.program("valgrind"), "-q", "--error-exitcode=9"] if by == "valgrind" else []
-    with sidestep.popen(
-        [*before, program, "popen", "poll"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    run = [sys.executable, "-m", "sidestep", "run", "--promote-after", "0", "--"]
+    env = os.environ | {ENV_SOCKET: str(sidestep.socket)}
+    with subprocess.Popen(
+        [*run, *before, program, "popen", "poll"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=env
     ) as server:
         sidestep.wait_for(lambda found: len(found) == 4 and all(c.promoted for c in found))
         told, _ = server.communicate("go", timeout=PATIENCE_S)

@@ -15,6 +15,7 @@ from sidestep.observe import preload_check as reach
 EXIT_UNSUITED = 125  # of our own, as env and timeout have it
 EXIT_NOT_EXECUTABLE = 126  # as env and the shell have it
 EXIT_NOT_FOUND = 127
+_ASAN_OPTION = "verify_asan_link_order=0"  # first: the program's own word, if it has one, comes later and decides
 
 
 def start(
@@ -49,6 +50,8 @@ def start(
         sys.exit(EXIT_UNSUITED)
     if _move_is_fatal():
         env[config.ENV_STAY] = "1"
+    if program and os.access(program, os.R_OK) and reach.is_address_sanitized(program):
+        env["ASAN_OPTIONS"] = ":".join(filter(None, [_ASAN_OPTION, env.get("ASAN_OPTIONS", "")]))
     if any(obstacle.forbids_it for obstacle in obstacles):
         env = dict(os.environ)
     signals = _not_ignored()

@@ -30,6 +30,7 @@ _TABLE_MAX: Final = 1 << 20  # bytes of a table in the file; larger ones are not
 _INTERPRETERS_MAX: Final = 4  # as the kernel's own limit
 _SHEBANG_MAX: Final = 256  # bytes, as BINPRM_BUF_SIZE
 _SCAN_MAX: Final = 256 << 20  # bytes of a file that are searched for system calls; what lies behind is not looked at
+_NAMES_MAX: Final = 1 << 20  # bytes of a file in which the names of its libraries stand
 _LOADER_TIMEOUT_S: Final = 20.0  # for listing the libraries of a program
 
 
@@ -173,6 +174,15 @@ def inspect(path: Path) -> Program:
             return Program(path, tuple(chain), (_obstacle(_UNREADABLE, error.strerror or ""),))
         chain.append(interpreter)
     return Program(path, tuple(chain), (_obstacle(_NOT_A_PROGRAM),))
+
+
+def is_address_sanitized(path: Path) -> bool:
+    """True if the program names AddressSanitizer's library: its runtime refuses to be loaded behind another library.
+
+    The names of needed libraries (ELF, DT_NEEDED) stand in a table near the beginning of the file.
+    """
+    with path.open("rb") as file:
+        return b"\0libasan.so." in file.read(_NAMES_MAX)
 
 
 def libraries(path: Path) -> tuple[tuple[Path, ...], tuple[str, ...]]:
