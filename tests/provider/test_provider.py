@@ -23,7 +23,7 @@ from sidestep import config, limits
 from sidestep.config import ProviderSettings
 from sidestep.errors import Unavailable
 from sidestep.native import _channel, layout
-from sidestep.native.layout import Refusal, Rpc, State, Welcome
+from sidestep.native.layout import IPPROTO_SDP, Ask, Refusal, Rpc, State, Welcome
 from sidestep.provider import arena, control, memory, rpc
 from sidestep.provider.clients import Client
 from sidestep.provider.rpc import Message
@@ -715,6 +715,7 @@ def test_who_does_not_read_gets_no_second_doorbell(sidestep: Sidestep, channel: 
         for kind in (Rpc.BELL, Rpc.BELL, Rpc.SERVE):
             bells = [made.doorbell, made.doorbell_page] if kind is Rpc.BELL else []
             rpc.send(one.sock, Message(type=kind, arena_id=idle.family_id), bells)
+        one.ask(Ask.OPEN, protocol=IPPROTO_SDP)  # answered behind all three
         received = [idle.receive() for _ in range(2)]
         for packet in received:
             packet.descriptors.close()
