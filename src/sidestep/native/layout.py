@@ -553,7 +553,7 @@ RECORDS: Final[dict[str, tuple[Field, ...]]] = {
         ("acked", "I", 1),  # a provider: Acked, what of your words the other end has now
         # After Back.BACK: which came first, our first byte by TCP (BACK) or the reader (RECALLED). As tx_back.
         ("tx_follows", "I", 1),
-        # Who took it up after an exec has another doorbell, and is rung always (HINT_RING_ALWAYS) until that is used.
+        # A program that took it up after an exec has another doorbell, and is rung always (HINT_RING_ALWAYS).
         # `bell`: random, as BELL has it; `bell_seen`: the one of the other side's that we use.
         *_same("Q", "bell bell_seen"),
         ("knows", "I", 1),  # Knows: what its holder can be asked for; written after the three that follow

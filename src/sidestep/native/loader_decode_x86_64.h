@@ -14,7 +14,7 @@ struct instruction {
 };
 bool decode(const uint8_t *at, const uint8_t *end, struct instruction *found); /* false: it is none */
 enum flow { FLOW_ON, FLOW_BRANCH, FLOW_CALL, FLOW_END };
-/* What an instruction does to the flow, and where it goes; NULL: that is not known, or nowhere. */
+/* The effect of an instruction on the flow, and its target; NULL: that is not known, or nowhere. */
 enum flow flow_of(const uint8_t *at, const struct instruction *is, const uint8_t **to);
 
 #endif

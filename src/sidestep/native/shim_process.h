@@ -13,7 +13,7 @@
 	if (unlikely(start_differs(&start, dir, program, argv, env))) \
 	start_make(&start, program, &argv, &env, alloca(start.room))
 
-/* What execvp() will find: itself, or a file in a directory of PATH. NULL: nothing that can be executed. */
+/* The file that execvp() will find: itself, or one in a directory of PATH. NULL: nothing that can be executed. */
 const char *found_by_name(const char *file, char path[PATH_MAX]);
 
 /* The calling thread is about to fork: no other thread's child keeps this descriptor. 0: it has forked, and read. */

@@ -14,7 +14,7 @@
 #include <spawn.h>
 #include <sys/wait.h>
 
-/* What is lent is not looked for until the new program is there to be found, or the call has failed. */
+/* Lent sockets are not looked for until the new program is there to be found, or the call has failed. */
 #define LENDING bool __attribute__((cleanup(lend_over), unused))
 static bool lend(void)
 {
@@ -199,7 +199,7 @@ SPAWN(posix_spawnp, found_by_name(path, found))
 /* ---- the shell ---- */
 #define SHELL(command) ((char *const[]){"sh", "-c", "--", (char *)(command), NULL})
 
-/* What libc's shell is to run. */
+/* The command that libc's shell is to run. */
 #define COMMAND char *__attribute__((cleanup(command_free)))
 static char *command_for(const char *command)
 {

@@ -416,7 +416,7 @@ static struct doorbell *doorbell_again(int *place)
 	return doorbell;
 }
 
-/* What threads of the last program have left in the slot; they are no more. */
+/* Threads of the last program are no more; this clears their marks in the slot. */
 static void threads_gone(struct conn *conn)
 {
 	struct conn_slot *slot = conn->slot;

@@ -92,7 +92,7 @@ static void look_until_there(const char *wait)
 
 	NEED(epoll_ctl(set, EPOLL_CTL_ADD, control_fd, &event) == 0);
 	while (!look(wait, set))
-		usleep(1000);
+		usleep(1000); /* between two looks that do not wait: a sleep under a call of ours would hear the peer */
 }
 
 /* Waits for something on the control connection. */
