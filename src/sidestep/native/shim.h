@@ -304,7 +304,7 @@ bool conn_tcp_requested(const struct conn *conn);
 bool conn_judges_end(const struct conn *conn);
 bool conn_recalled_since(const struct conn *conn);
 bool conn_promote(struct conn *conn, int fd, uint32_t kept);
-struct conn *conn_find(uint32_t slot, uint32_t generation, int *fd);
+struct conn *conn_find(const struct conn_slot *slot, uint32_t generation, int *fd);
 void conn_violation(struct conn *conn, int fd);
 uint32_t conn_ready(struct conn *conn, int fd, uint32_t kernel_bits, uint32_t interest);
 ssize_t conn_send(struct conn *conn, int fd, const struct iovec *iov, int iov_len, int flags);

@@ -8,20 +8,66 @@
 
 #define REAP_EVERY_NS 1000000000 /* how often slots of processes that were killed are looked for */
 
+#define ARENA_LEN (ARENA_SLOTS_OFFSET + (size_t)ARENA_SLOTS_MAX * sizeof(struct conn_slot))
+#define GUESTS_MAX 16 /* families of which we hold connections at once: programs that have passed them to us */
+
 uint8_t arena_id[16], family_id[16];
 static struct arena_header *arena;
 static int arena_fd = -1;
 static uint64_t arena_inode;
 bool foreign_pids; /* this process counts them otherwise than who made the arena */
 
+/* Arenas of other families; guarded by shim_lock. A place is empty, or stays what it is as long as a slot of it is held. */
+static struct guest {
+	struct arena_header *arena;
+	int fd;
+	uint32_t slots_held;
+} guests[GUESTS_MAX];
+
+static struct conn_slot *slot_in(struct arena_header *of, uint32_t index)
+{
+	return (struct conn_slot *)((uint8_t *)of + ARENA_SLOTS_OFFSET) + index;
+}
+
 static struct conn_slot *slot_at(uint32_t index)
 {
-	return (struct conn_slot *)((uint8_t *)arena + ARENA_SLOTS_OFFSET) + index;
+	return slot_in(arena, index);
+}
+
+static bool lies_in(const struct arena_header *of, const struct conn_slot *slot)
+{
+	return of && (uintptr_t)slot - (uintptr_t)of < ARENA_LEN;
+}
+
+/* NULL: the slot lies in our own. Who asks holds the slot, or it could go meanwhile. */
+static struct guest *guest_of(const struct conn_slot *slot)
+{
+	for (int i = 0; i < GUESTS_MAX && !lies_in(arena, slot); i++)
+		if (lies_in(guests[i].arena, slot))
+			return &guests[i];
+	return NULL;
+}
+
+static struct arena_header *arena_of(const struct conn_slot *slot)
+{
+	const struct guest *guest = guest_of(slot);
+
+	return guest ? guest->arena : arena;
 }
 
 uint32_t slot_index(const struct conn_slot *slot)
 {
-	return (uint32_t)(slot - slot_at(0));
+	return (uint32_t)(slot - slot_in(arena_of(slot), 0));
+}
+
+bool slot_is_guest(const struct conn_slot *slot)
+{
+	return !lies_in(arena, slot);
+}
+
+const uint8_t *slot_family(const struct conn_slot *slot)
+{
+	return arena_of(slot)->family_id;
 }
 
 /* Numbers of processes mean the same only within one pid_namespaces(7). */
@@ -38,8 +84,6 @@ void arena_forked(void)
 	foreign_pids = !arena->pid_namespace || pid_namespace() != arena->pid_namespace;
 }
 
-#define ARENA_LEN (ARENA_SLOTS_OFFSET + (size_t)ARENA_SLOTS_MAX * sizeof(struct conn_slot))
-
 static uint64_t inode_of(int fd)
 {
 	struct stat st;
@@ -47,8 +91,8 @@ static uint64_t inode_of(int fd)
 	return real.fstat(fd, &st) == 0 ? (uint64_t)st.st_ino : 0;
 }
 
-/* Takes over the arena of the program that this process ran before; leaves `fd` as it is. */
-bool arena_continue(int fd, const uint8_t id[16])
+/* The arena behind a descriptor, which is left as it is; NULL: it is none. */
+static struct arena_header *arena_map(int fd, const uint8_t id[16])
 {
 	struct arena_header *at = MAP_FAILED;
 	struct stat st;
@@ -56,13 +100,23 @@ bool arena_continue(int fd, const uint8_t id[16])
 	if (channel_stays(fd) && fstat(fd, &st) == 0 && st.st_size == (off_t)ARENA_LEN)
 		at = mmap(NULL, ARENA_LEN, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
 	if (at == MAP_FAILED)
-		return false;
-	int own = at->magic == ARENA_MAGIC && at->version == LAYOUT_VERSION && at->slot_size == sizeof(struct conn_slot) &&
-	                  memcmp(at->arena_id, id, sizeof(at->arena_id)) == 0
-	              ? own_fd(real.fcntl64(fd, F_DUPFD_CLOEXEC, 0))
-	              : -1;
+		return NULL;
+	if (at->magic == ARENA_MAGIC && at->version == LAYOUT_VERSION && at->slot_size == sizeof(struct conn_slot) &&
+	    memcmp(at->arena_id, id, sizeof(at->arena_id)) == 0)
+		return at;
+	munmap(at, ARENA_LEN);
+	return NULL;
+}
+
+/* Takes over the arena of the program that this process ran before; leaves `fd` as it is. */
+bool arena_continue(int fd, const uint8_t id[16])
+{
+	struct arena_header *at = arena_map(fd, id);
+	int own = at ? own_fd(real.fcntl64(fd, F_DUPFD_CLOEXEC, 0)) : -1;
+
 	if (own < 0) {
-		munmap(at, ARENA_LEN);
+		if (at)
+			munmap(at, ARENA_LEN);
 		return false;
 	}
 	arena = at;
@@ -73,6 +127,87 @@ bool arena_continue(int fd, const uint8_t id[16])
 	memcpy(family_id, arena->family_id, sizeof(family_id));
 	arena_forked();
 	return true;
+}
+
+/* shim_lock held. A place for an arena that is not ours, with a slot of it held; NULL: there is none. */
+static struct guest *guest_take(int fd, const uint8_t id[16])
+{
+	struct guest *place = NULL;
+
+	for (int i = 0; i < GUESTS_MAX; i++) {
+		if (guests[i].arena && memcmp(guests[i].arena->arena_id, id, sizeof(guests[i].arena->arena_id)) == 0) {
+			guests[i].slots_held++;
+			return &guests[i];
+		}
+		if (!guests[i].arena && !place)
+			place = &guests[i];
+	}
+	struct guest made = {.arena = place ? arena_map(fd, id) : NULL, .slots_held = 1};
+	made.fd = made.arena ? own_fd(real.fcntl64(fd, F_DUPFD_CLOEXEC, 0)) : -1;
+	if (made.fd < 0) {
+		if (made.arena)
+			munmap(made.arena, ARENA_LEN);
+		return NULL;
+	}
+	*place = made;
+	return place;
+}
+
+/* shim_lock held. */
+static void guest_drop(struct guest *guest)
+{
+	if (--guest->slots_held)
+		return;
+	munmap(guest->arena, ARENA_LEN);
+	own_fd_close(guest->fd);
+	*guest = (struct guest){0};
+}
+
+/*
+ * The slot of a connection that has been passed to us, in our own arena or in that of `fd`. NULL: there is none, or a process of
+ * ours and one of its family could not tell whether the other lives. A later slot_release() gives a guest's back.
+ */
+struct conn_slot *slot_arrive(int fd, const uint8_t id[16], uint32_t index, uint32_t generation)
+{
+	struct conn_slot *slot = NULL;
+
+	if (index >= ARENA_SLOTS_MAX || !(generation & 1))
+		return NULL;
+	if (memcmp(id, arena_id, sizeof(arena_id)) == 0)
+		return slot_known(index, generation);
+	shim_lock_take();
+	struct guest *guest = foreign_pids ? NULL : guest_take(fd, id);
+	if (guest) {
+		slot = slot_in(guest->arena, index);
+		if (word_load(slot->generation) != generation || guest->arena->pid_namespace != pid_namespace()) {
+			slot = NULL;
+			guest_drop(guest);
+		}
+	}
+	shim_lock_drop();
+	return slot;
+}
+
+/* The opposite, of a slot that this process does not hold. */
+void slot_forgo(const struct conn_slot *slot)
+{
+	shim_lock_take();
+	struct guest *guest = guest_of(slot);
+	if (guest)
+		guest_drop(guest);
+	shim_lock_drop();
+}
+
+int slot_arena_fd(const struct conn_slot *slot)
+{
+	const struct guest *guest = guest_of(slot);
+
+	return guest ? guest->fd : arena_fd;
+}
+
+const uint8_t *slot_arena_id(const struct conn_slot *slot)
+{
+	return arena_of(slot)->arena_id;
 }
 
 int arena_own_fd(void)
@@ -155,11 +290,16 @@ void holder_put(struct conn_slot *slot, uint32_t before, uint32_t after)
 	}
 }
 
+/* shim_lock held. */
 void slot_release(struct conn_slot *slot)
 {
+	struct guest *guest = guest_of(slot);
+
 	holder_put(slot, shim_pid, 0);
 	if (atomic_fetch_sub(&slot->holders, 1) == 1)
 		slot_free(slot);
+	if (guest)
+		guest_drop(guest);
 }
 
 struct known_pids {
@@ -242,7 +382,7 @@ struct conn_slot *slot_alloc(void)
 
 void slot_free(struct conn_slot *slot)
 {
-	_Atomic uint64_t *head = &arena->free_head;
+	_Atomic uint64_t *head = &arena_of(slot)->free_head;
 	uint64_t top = atomic_load(head);
 	uint64_t mine;
 

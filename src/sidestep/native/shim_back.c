@@ -51,7 +51,7 @@ int conn_attach(struct conn *conn, int fd, int segment_fd, int side, struct remo
 	conn_keep_segment(conn, segment_fd);
 	word_store(conn->channel.local->slot, slot_index(slot));
 	word_store(conn->channel.local->generation, conn->generation);
-	memcpy(conn->channel.local->family_id, family_id, sizeof(family_id));
+	memcpy(conn->channel.local->family_id, slot_family(slot), sizeof(family_id));
 	atomic_store(&conn->channel.local->knows, KNOWS_RING_ALWAYS | KNOWS_BELL);
 	conn->remote_doorbell = remote;
 	conn->doorbell = local;

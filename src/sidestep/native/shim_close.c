@@ -102,6 +102,8 @@ void conn_forget(int fd, bool closing)
 	if (!conn)
 		return;
 	closing = closing && !((conn->managed || conn->delegated) && conn_misnamed(conn, fd));
+	if (closing && unlikely(word_load(passes_open)) && atomic_load(&conn->fds) == 1)
+		pass_settle(conn, fd);
 	bool lasting = atomic_load(&conn->fds) > 1;
 	if (closing && lasting && set_names(conn, fd))
 		conn_demote(conn, fd, REASON_EPOLL_UNSUPPORTED, false); /* nobody can change that registration any more */
@@ -143,6 +145,8 @@ void conn_family_exit(void)
 		struct conn *conn = conn_get((int)fd);
 		if (conn && (int)fd == conn_fd(conn)) {
 			bool ours = !((conn->managed || conn->delegated) && conn_misnamed(conn, (int)fd));
+			if (ours && unlikely(word_load(passes_open)))
+				pass_settle(conn, (int)fd);
 			if (ours)
 				announce_close(conn, (int)fd);
 			if (ours && unlikely(atomic_load(&conn->delegated)))

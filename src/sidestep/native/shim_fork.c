@@ -4,6 +4,7 @@
  */
 #include "shim_process.h"
 #include "shim_provider.h"
+#include "shim_switch.h"
 
 /*
  * Pipes by which children say that they could not execute (shim_spawn.c), each as long as its parent reads. Another thread's
@@ -47,6 +48,7 @@ static void (*const modules[][MOMENTS])(void) = {
 	{NULL, NULL, rpc_after_fork},
 	{NULL, NULL, explicit_after_fork},
 	{NULL, NULL, lent_after_fork},
+	{NULL, NULL, passes_after_fork},
 	{NULL, NULL, kept_after_fork},
 };
 

@@ -60,13 +60,13 @@ void conn_dup(int from, int to)
 }
 
 /* The connection of a slot, held, and a number of it; NULL: this process has none. */
-struct conn *conn_find(uint32_t slot, uint32_t generation, int *fd)
+struct conn *conn_find(const struct conn_slot *slot, uint32_t generation, int *fd)
 {
-	for (uint32_t at = 0; at < atomic_load(&fd_end); at++) {
+	for (uint32_t at = 0; slot && at < atomic_load(&fd_end); at++) {
 		struct conn *conn = conn_hold((int)at);
 		if (!conn)
 			continue;
-		if (slot_index(conn->slot) == slot && conn->generation == generation) {
+		if (conn->slot == slot && conn->generation == generation) {
 			*fd = (int)at;
 			return conn;
 		}

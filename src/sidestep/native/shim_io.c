@@ -6,6 +6,7 @@
 #include "shim_call.h"
 #include "shim_number.h"
 #include "shim_tcp_wait.h"
+#include "shim_travel.h"
 
 #include <fcntl.h>
 #include <limits.h>
@@ -120,33 +121,13 @@ HOOK(ssize_t, recvfrom, (int fd, void *buf, size_t n, int flags, struct sockaddr
 HOOK_CHECKED(recvfrom, (int fd, void *buf, size_t n, size_t room, int flags, struct sockaddr *address, socklen_t *len),
              (fd, buf, n, flags, address, len))
 
-/* The numbers of descriptors that have come with a message. */
-static void numbers_received(const struct msghdr *message)
-{
-	for (struct cmsghdr *header = message->msg_control ? CMSG_FIRSTHDR(message) : NULL; header;
-	     header = CMSG_NXTHDR((struct msghdr *)message, header)) {
-		if (header->cmsg_level != SOL_SOCKET || header->cmsg_type != SCM_RIGHTS)
-			continue;
-		size_t count = (header->cmsg_len - CMSG_LEN(0)) / sizeof(int);
-		for (size_t i = 0; i < count; i++) {
-			int fd;
-			memcpy(&fd, CMSG_DATA(header) + i * sizeof(int), sizeof(int));
-			fd_new(fd);
-		}
-	}
-}
-
-/* A TCP socket that arrives in a message has an unknown history of bytes: it stays untracked, on TCP. */
+/* A TCP socket that arrives in a message, and not by its ring, has an unknown history of bytes: it stays untracked, on TCP. */
 static TRACKED ssize_t tracked_recvmsg(int fd, struct msghdr *message, int flags)
 {
 	HELD conn = conn_hold(fd);
 
-	if (likely(!conn || !message)) {
-		ssize_t got = real.recvmsg(fd, message, flags);
-		if (got >= 0)
-			numbers_received(message);
-		return got;
-	}
+	if (likely(!conn || !message))
+		return message && fd_table_len ? rights_receive(fd, message, flags) : real.recvmsg(fd, message, flags);
 	if (unlikely(flags & MSG_ERRQUEUE))
 		return message_errors(conn, fd, message, flags);
 	if (native_rx_begin(conn))
@@ -178,12 +159,8 @@ static TRACKED int tracked_recvmmsg(int fd, struct mmsghdr *messages, unsigned l
 	HELD conn = conn_hold(fd);
 	unsigned done = 0;
 
-	if (likely(!conn)) {
-		int got = real.recvmmsg(fd, messages, len, flags, timeout);
-		for (int i = 0; i < got; i++)
-			numbers_received(&messages[i].msg_hdr);
-		return got;
-	}
+	if (likely(!conn && !rights_may_come(fd, messages, len)))
+		return real.recvmmsg(fd, messages, len, flags, timeout);
 	/* the kernel asks for the socket's error before it looks for data (do_recvmmsg) */
 	int error = 0;
 	socklen_t error_len = sizeof(error);
@@ -288,27 +265,6 @@ static TRACKED ssize_t tracked_sendto(int fd, const void *buf, size_t n, int fla
 HOOK(ssize_t, sendto, (int fd, const void *buf, size_t n, int flags, const struct sockaddr *address, socklen_t len),
      (fd, buf, n, flags, address, len))
 
-/* A socket that is passed on is used by somebody whose calls we do not see. */
-static void pin_passed(const struct msghdr *message)
-{
-	for (struct cmsghdr *header = CMSG_FIRSTHDR(message); header;
-	     header = CMSG_NXTHDR((struct msghdr *)message, header)) {
-		if (header->cmsg_level != SOL_SOCKET || header->cmsg_type != SCM_RIGHTS)
-			continue;
-		size_t count = (header->cmsg_len - CMSG_LEN(0)) / sizeof(int);
-		for (size_t i = 0; i < count; i++) {
-			int fd;
-			memcpy(&fd, CMSG_DATA(header) + i * sizeof(int), sizeof(int));
-			HELD conn = conn_hold(fd);
-			if (!conn)
-				continue;
-			conn_drain_ring(conn, fd);
-			conn_demote(conn, fd, REASON_PASSED, true);
-			conn_abandon(conn, fd); /* first: its next reader would take TCP's end for the stream's */
-		}
-	}
-}
-
 static TRACKED ssize_t tracked_sendmsg(int fd, const struct msghdr *message, int flags)
 {
 	HELD conn = conn_hold(fd);
@@ -321,9 +277,9 @@ static TRACKED ssize_t tracked_sendmsg(int fd, const struct msghdr *message, int
 		message = &plain;
 	}
 	if (likely(!conn || !message)) {
-		if (message && message->msg_control)
-			pin_passed(message);
-		return file_closing(fd) ? fail_with(EBADF) : real.sendmsg(fd, message, flags);
+		if (file_closing(fd))
+			return fail_with(EBADF);
+		return message && message->msg_control ? rights_send(fd, message, flags) : real.sendmsg(fd, message, flags);
 	}
 	if (explicit_bars_fast_open(conn, flags))
 		return -1;
@@ -347,12 +303,8 @@ EXPORT int sendmmsg(int fd, struct mmsghdr *messages, unsigned len, int flags)
 	HELD conn = conn_hold(fd);
 	unsigned done = 0;
 
-	if (likely(!conn && !explicit_named(fd))) {
-		for (unsigned i = 0; i < len; i++)
-			if (messages[i].msg_hdr.msg_control)
-				pin_passed(&messages[i].msg_hdr);
+	if (likely(!conn && !explicit_named(fd) && !rights_among(messages, len)))
 		return real.sendmmsg(fd, messages, len, flags);
-	}
 	while (done < len && done < 1024) {
 		ssize_t sent = sendmsg(fd, &messages[done].msg_hdr, flags);
 		if (sent < 0)

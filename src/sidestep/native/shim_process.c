@@ -1,6 +1,7 @@
 /* shim_process.c - the calls that make or replace processes, end them, or change their user. */
 #include "shim_process.h"
 #include "shim_number.h"
+#include "shim_switch.h"
 
 #include <alloca.h>
 #include <fcntl.h>
@@ -91,6 +92,8 @@ ALIAS(_Exit, _exit);
 void demote_inherited(struct travel *travel, bool leaving)
 {
 	rpc_before_exec();
+	if (leaving)
+		passes_settle();
 	shim_lock_take();
 	sets_before_fork(); /* nor of registrations that the kernel still has */
 	shim_lock_drop();

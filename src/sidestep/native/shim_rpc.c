@@ -7,6 +7,7 @@
  */
 #include "shim_provider.h"
 #include "shim_address.h"
+#include "shim_switch.h"
 
 #define POLL_EVERY_NS 10000          /* how often answers are looked for while calls come quickly */
 #define UNTOLD_EVERY_NS 20000000     /* and how often the socket is checked without a sign of one */
@@ -28,7 +29,8 @@ static void command_run(const struct command *command)
 		conns_serve_segment(command->segment_id);
 		return;
 	}
-	HELD conn = conn_find((uint32_t)(command->slot_generation >> 32), (uint32_t)command->slot_generation, &fd);
+	const uint32_t generation = (uint32_t)command->slot_generation;
+	HELD conn = conn_find(slot_known((uint32_t)(command->slot_generation >> 32), generation), generation, &fd);
 
 	if (command->type == RPC_BELL) {
 		bell_heard(conn, &command->bell);

@@ -15,6 +15,12 @@ bool arena_continue(int fd, const uint8_t id[16]);
 int arena_own_fd(void);
 bool arena_kept(void);
 struct conn_slot *slot_known(uint32_t index, uint32_t generation);
+struct conn_slot *slot_arrive(int fd, const uint8_t id[16], uint32_t index, uint32_t generation);
+void slot_forgo(const struct conn_slot *slot);
+bool slot_is_guest(const struct conn_slot *slot); /* it lies in the arena of another family */
+int slot_arena_fd(const struct conn_slot *slot);
+const uint8_t *slot_arena_id(const struct conn_slot *slot);
+const uint8_t *slot_family(const struct conn_slot *slot); /* by which peers know it */
 void slot_release(struct conn_slot *slot);
 struct conn_slot *slot_alloc(void);
 void slot_free(struct conn_slot *slot);
@@ -76,6 +82,13 @@ bool tx_full(const struct conn *conn);
 
 /* ---- shim_events.c ---- */
 size_t low_water(struct conn *conn);
+
+/* ---- shim_pass.c ---- */
+extern _Atomic uint32_t passes_open; /* given to another process, which has not been seen to take them */
+void pass_settle(struct conn *conn, int fd);
+void passes_settle(void);
+int64_t passes_look(int64_t now);
+void passes_after_fork(void);
 
 /* ---- shim_finish.c ---- */
 void conn_flush(struct conn *conn, int fd);

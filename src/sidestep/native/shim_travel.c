@@ -11,7 +11,7 @@
  * epoll set that the next program inherits as well, and those of which a thread of another process may sit in the kernel.
  */
 #include "shim_set.h"
-#include "shim_switch.h"
+#include "shim_travel.h"
 
 #include <fcntl.h>
 #include <sys/mman.h>
@@ -30,14 +30,6 @@
 #define ARGUMENTS_MIN 131072  /* ARG_MAX of linux/limits.h */
 #define ARGUMENTS_MAX (6u << 20)
 #define NUMBERS_SPARE 4 /* what the next program needs besides: its arena, its page of doorbells */
-
-struct traveller {
-	uint64_t cookie;
-	uint32_t slot, generation, side;
-	int segment_fd, remote_fd, remote_page_fd, doorbell_fd;
-	uint32_t remote_index;
-	uint8_t remote_id[16];
-};
 
 /* The list, in memory that both programs map. */
 struct travel {
@@ -118,20 +110,43 @@ static bool asks_for_hints(const struct conn *conn)
 	return atomic_load(&conn->channel.remote->hint) & ~HINT_RING_ALWAYS;
 }
 
-static bool can_travel(struct conn *conn)
+/* Whether another program can go on with it that gets the files of the connection. */
+bool traveller_can(struct conn *conn)
 {
 	struct conn_slot *slot = conn->slot;
 
-	if (asks_for_hints(conn) || conn->explicit ||
-	    tx_is(slot, TX_RESEND) || /* this process alone knows to whom it owes */
-	    slot_has(slot, SLOT_RELAYED | SLOT_RELAY_OVER | SLOT_RESET | SLOT_PIN | SLOT_LENT) ||
-	    !word_load(slot->cookie) || !(atomic_load(&conn->channel.remote->knows) & KNOWS_RING_ALWAYS) ||
-	    is_standard(conn) || !all_kept(conn) || !waiters_known(conn))
+	return !asks_for_hints(conn) && !conn->explicit &&
+	       !tx_is(slot, TX_RESEND) && /* this process alone knows to whom it owes */
+	       !slot_has(slot, SLOT_RELAYED | SLOT_RELAY_OVER | SLOT_RESET | SLOT_PIN | SLOT_LENT) &&
+	       word_load(slot->cookie) && atomic_load(&conn->channel.remote->knows) & KNOWS_RING_ALWAYS && all_kept(conn);
+}
+
+static bool can_travel(struct conn *conn)
+{
+	if (!traveller_can(conn) || slot_is_guest(conn->slot) || is_standard(conn) || !waiters_known(conn))
 		return false;
 	shim_lock_take();
 	bool alone = !in_inherited_set(conn);
 	shim_lock_drop();
 	return alone;
+}
+
+/* What that program needs to know; the descriptors stay the connection's. */
+struct traveller traveller_of(const struct conn *conn)
+{
+	const struct remote_doorbell *remote = conn->remote_doorbell;
+	struct traveller of = {.cookie = word_load(conn->slot->cookie),
+	                       .slot = slot_index(conn->slot),
+	                       .generation = conn->generation,
+	                       .side = conn->channel.local == &conn->channel.seg->side[1],
+	                       .segment_fd = conn->segment_fd,
+	                       .remote_fd = remote->fd,
+	                       .remote_page_fd = remote->page_fd,
+	                       .doorbell_fd = conn->doorbell->fd,
+	                       .remote_index = remote->index};
+
+	memcpy(of.remote_id, remote->id, sizeof(of.remote_id));
+	return of;
 }
 
 static size_t env_len(char *const env[])
@@ -232,17 +247,7 @@ bool travel_takes(struct travel *travel, struct conn *conn)
 			return true;
 	if (!travel || travel->len == TRAVELLERS_MAX || !can_travel(conn))
 		return false;
-	struct traveller *at = &travel->list[travel->len++];
-	*at = (struct traveller){.cookie = word_load(slot->cookie),
-	                         .slot = slot_index(slot),
-	                         .generation = conn->generation,
-	                         .side = conn->channel.local == &conn->channel.seg->side[1],
-	                         .segment_fd = conn->segment_fd,
-	                         .remote_fd = conn->remote_doorbell->fd,
-	                         .remote_page_fd = conn->remote_doorbell->page_fd,
-	                         .doorbell_fd = conn->doorbell->fd,
-	                         .remote_index = conn->remote_doorbell->index};
-	memcpy(at->remote_id, conn->remote_doorbell->id, sizeof(at->remote_id));
+	travel->list[travel->len++] = traveller_of(conn);
 	return true;
 }
 
@@ -254,7 +259,8 @@ static bool peer_is_here(const struct conn *conn)
 
 	if (memcmp(remote->family_id, family_id, sizeof(family_id)) != 0)
 		return false;
-	HELD peer = conn_find(atomic_load(&remote->slot), atomic_load(&remote->generation), &fd);
+	const uint32_t generation = atomic_load(&remote->generation);
+	HELD peer = conn_find(slot_known(atomic_load(&remote->slot), generation), generation, &fd);
 	return peer != NULL;
 }
 
@@ -385,7 +391,7 @@ static int descriptor_take(int *place)
 	int fd = *place;
 
 	*place = -1;
-	for (uint32_t i = 0; i < arrived->len; i++) {
+	for (uint32_t i = 0; arrived && i < arrived->len; i++) {
 		const struct traveller *other = &arrived->list[i];
 		if (other->remote_fd == fd || other->remote_page_fd == fd || other->doorbell_fd == fd)
 			return real.fcntl64(fd, F_DUPFD_CLOEXEC, 0);
@@ -403,13 +409,13 @@ static struct doorbell *doorbell_again(int *place)
 	static int len;
 	const int fd = *place;
 
-	for (int i = 0; i < len; i++)
+	for (int i = 0; arrived && i < len; i++)
 		if (known[i].fd == fd) {
 			atomic_fetch_add(&known[i].doorbell->refs, 1);
 			return known[i].doorbell;
 		}
 	struct doorbell *doorbell = doorbell_of_locked(descriptor_take(place));
-	if (doorbell && len < 64) {
+	if (doorbell && arrived && len < 64) {
 		known[len].fd = fd;
 		known[len++].doorbell = doorbell;
 	}
@@ -432,10 +438,10 @@ static void threads_gone(struct conn *conn)
 	}
 }
 
-static bool take_up(struct traveller *of, int fd)
+/* Makes a connection of a slot that counts this process as a holder; takes descriptors out of *of. False: none was made. */
+bool traveller_take(struct traveller *of, struct conn_slot *slot, int fd)
 {
-	struct conn_slot *slot = slot_known(of->slot, of->generation);
-	struct conn *conn = slot ? conn_of_slot(fd, slot) : NULL;
+	struct conn *conn = conn_of_slot(fd, slot);
 
 	if (!conn)
 		return false;
@@ -500,11 +506,12 @@ static bool number_seen(int dir, long number, void *argument)
 		struct traveller *at = &of->list[i];
 		if (at->cookie != cookie)
 			continue;
-		HELD conn = arena_shared ? conn_find(at->slot, at->generation, &first) : NULL;
+		struct conn_slot *slot = arena_shared ? slot_known(at->slot, at->generation) : NULL;
+		HELD conn = conn_find(slot, at->generation, &first);
 		bool only = only_here(at);
 		if (conn)
 			conn_dup(first, fd);
-		else if ((!arena_shared || !take_up(at, fd)) && only)
+		else if ((!slot || !traveller_take(at, slot, fd)) && only)
 			tcp_reset(fd); /* nobody else can read what the ring holds */
 	}
 	return true;

@@ -1,0 +1,634 @@
+/*
+ * shim_pass.c - connections that are given to another process with a message (SCM_RIGHTS), and go on by their rings there.
+ *
+ * Where each process that may read the message has the shim, what the connection consists of travels in the same message, behind
+ * the program's own descriptors: a page that says what is what, the arena, the segment, and the doorbells. The taker's shim takes
+ * them out, and is one more holder of the slot, as a child would be. The peer is asked nothing. A message that nobody reads takes
+ * all of it with it.
+ *
+ * The guess may be wrong: a child that holds the other end may execute a program without the shim. So until the taker has said in
+ * that page that it has come, the giver looks again who holds the other end: before it lets go of the connection, and a few times
+ * later. If a stranger does, the connection goes back to TCP.
+ */
+#include "shim_number.h"
+#include "shim_travel.h"
+
+#include <fcntl.h>
+#include <linux/futex.h>
+#include <netinet/in.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+
+#define PASS_MAGIC 0x50415353u
+#define GIVEN_MAX 16    /* connections in one message; others go by TCP */
+#define OPEN_MAX 32     /* given and not taken yet; of more, the giver waits for the first */
+#define LOOK_NS 100000000ll
+#define LOOKS_MAX 3
+#define RIGHTS_MAX 253  /* SCM_MAX_FD */
+#define CONTROL_MAX 2048 /* that, credentials, a label, a process: all that a UNIX socket delivers at once */
+
+enum { FILE_PAGE, FILE_ARENA, FILE_SEGMENT, FILE_REMOTE, FILE_REMOTE_PAGE, FILE_DOORBELL, FILES };
+enum { PASS_WAITS, PASS_TAKEN, PASS_WITHDRAWN };
+
+/* In memory that both programs map. */
+struct pass {
+	uint32_t magic, version;
+	_Atomic uint32_t state; /* a futex */
+	uint32_t files;
+	uint8_t arena_id[16];
+	struct traveller of; /* its descriptors have no meaning there */
+};
+
+struct given {
+	struct conn *conn; /* with a reference */
+	int fd, file;
+	struct pass *pass;
+};
+
+/* Guarded by shim_lock. */
+static struct open {
+	struct conn *conn; /* without a reference: `serial` is its own */
+	uint64_t serial;
+	struct pass *pass;
+	unsigned long other_end;
+	int64_t look_at;
+	int looks;
+} opened[OPEN_MAX];
+_Atomic uint32_t passes_open;
+
+#define EACH_RIGHT(message, header) \
+	for (struct cmsghdr *header = (message)->msg_control ? CMSG_FIRSTHDR(message) : NULL; header; \
+	     header = CMSG_NXTHDR((struct msghdr *)(message), header)) \
+		if (header->cmsg_level == SOL_SOCKET && header->cmsg_type == SCM_RIGHTS)
+
+static size_t rights_count(const struct cmsghdr *header)
+{
+	return header->cmsg_len < CMSG_LEN(0) ? 0 : (header->cmsg_len - CMSG_LEN(0)) / sizeof(int);
+}
+
+static int right_at(struct cmsghdr *header, size_t i)
+{
+	int fd;
+
+	memcpy(&fd, CMSG_DATA(header) + i * sizeof(int), sizeof(int));
+	return fd;
+}
+
+/* ---- the giver ---- */
+
+/* Somebody whose calls we do not see reads on: what is unread has to be in the kernel, or the stream is broken. */
+static void leave_to_stranger(struct conn *conn, int fd)
+{
+	conn_drain_ring(conn, fd);
+	conn_demote(conn, fd, REASON_PASSED, true);
+	conn_abandon(conn, fd); /* first: its next reader would take TCP's end for the stream's */
+}
+
+/* True: nobody takes it any more. */
+static bool pass_withdraw(struct pass *pass, struct conn *conn)
+{
+	uint32_t waits = PASS_WAITS;
+
+	if (!atomic_compare_exchange_strong(&pass->state, &waits, PASS_WITHDRAWN))
+		return false;
+	atomic_fetch_sub(&conn->slot->holders, 1);
+	return true;
+}
+
+static bool give(struct given *given, struct conn *conn, int fd)
+{
+	if (!conn->managed || !traveller_can(conn))
+		return false;
+	int file = channel_memory("sidestep-pass", sizeof(struct pass));
+	struct pass *pass = MAP_FAILED;
+	if (file >= 0 && real.fcntl64(file, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL) == 0)
+		pass = mmap(NULL, sizeof(*pass), PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
+	if (pass == MAP_FAILED) {
+		if (file >= 0)
+			raw_close(file);
+		return false;
+	}
+	*pass = (struct pass){
+		.magic = PASS_MAGIC, .version = LAYOUT_VERSION, .files = FILES, .of = traveller_of(conn)};
+	memcpy(pass->arena_id, slot_arena_id(conn->slot), sizeof(pass->arena_id));
+	conn_ref(conn);
+	*given = (struct given){.conn = conn, .fd = fd, .file = file, .pass = pass};
+	arena_shared = true;
+	atomic_fetch_add(&conn->slot->holders, 1); /* who is to take it */
+	word_store(bells_due, true);
+	return true;
+}
+
+static void put_files(int *to, const struct given *given)
+{
+	const struct traveller *of = &given->pass->of;
+
+	to[FILE_PAGE] = given->file;
+	to[FILE_ARENA] = slot_arena_fd(given->conn->slot);
+	to[FILE_SEGMENT] = of->segment_fd;
+	to[FILE_REMOTE] = of->remote_fd;
+	to[FILE_REMOTE_PAGE] = of->remote_page_fd;
+	to[FILE_DOORBELL] = of->doorbell_fd;
+}
+
+/* The message, with the files behind its own. False: there is no room for them. */
+static bool message_with_files(struct msghdr *with, const struct msghdr *message, char control[CONTROL_MAX],
+                               const struct given *given, int given_len)
+{
+	size_t count = (size_t)given_len * FILES, at = 0;
+	int files[GIVEN_MAX * FILES];
+
+	for (struct cmsghdr *header = CMSG_FIRSTHDR(message); header;
+	     header = CMSG_NXTHDR((struct msghdr *)message, header)) {
+		size_t len = header->cmsg_len;
+		if (len < CMSG_LEN(0) || at + CMSG_SPACE(len - CMSG_LEN(0)) + CMSG_SPACE(count * sizeof(int)) > CONTROL_MAX)
+			return false;
+		memcpy(control + at, header, len);
+		at += CMSG_SPACE(len - CMSG_LEN(0));
+	}
+	for (int i = 0; i < given_len; i++)
+		put_files(files + i * FILES, &given[i]);
+	struct cmsghdr *own = (struct cmsghdr *)(control + at);
+	*own = (struct cmsghdr){.cmsg_len = CMSG_LEN(count * sizeof(int)), .cmsg_level = SOL_SOCKET, .cmsg_type = SCM_RIGHTS};
+	memcpy(CMSG_DATA(own), files, count * sizeof(int));
+	*with = *message;
+	with->msg_control = control;
+	with->msg_controllen = at + CMSG_SPACE(count * sizeof(int));
+	return true;
+}
+
+static void pass_close(struct pass *pass)
+{
+	munmap(pass, sizeof(*pass));
+}
+
+/* What has been given and may not be taken. NULL: all of it, or of this connection. */
+static bool opened_take(const struct conn *conn, struct open *taken)
+{
+	bool found = false;
+
+	shim_lock_take();
+	for (int i = 0; i < OPEN_MAX && !found; i++)
+		if (opened[i].pass && (!conn || (opened[i].conn == conn && opened[i].serial == word_load(conn->serial)))) {
+			*taken = opened[i];
+			opened[i].pass = NULL;
+			atomic_fetch_sub(&passes_open, 1);
+			found = true;
+		}
+	shim_lock_drop();
+	return found;
+}
+
+static bool opened_put(const struct open *put)
+{
+	bool room = false;
+
+	shim_lock_take();
+	for (int i = 0; i < OPEN_MAX && !room; i++)
+		if (!opened[i].pass) {
+			opened[i] = *put;
+			atomic_fetch_add(&passes_open, 1);
+			room = true;
+		}
+	shim_lock_drop();
+	return room;
+}
+
+static void open_wait(const struct open *open, int64_t until)
+{
+	int64_t now;
+
+	while (atomic_load(&open->pass->state) == PASS_WAITS && (now = now_ns()) < until) {
+		struct timespec left = {(until - now) / 1000000000, (until - now) % 1000000000};
+		real.syscall(SYS_futex, (long)&open->pass->state, FUTEX_WAIT, PASS_WAITS, (long)&left, 0, 0);
+	}
+}
+
+/* Whether it may be left as it is: it is taken, or those who can take it have the shim. */
+static bool open_settled(const struct open *open)
+{
+	return atomic_load(&open->pass->state) != PASS_WAITS || receiver_again(open->other_end) == RECEIVER_SHIM;
+}
+
+/* No lock is held. This process lets go of the connection, or becomes another program. */
+void pass_settle(struct conn *conn, int fd)
+{
+	struct open open;
+	KEEP_ERRNO;
+
+	while (opened_take(conn, &open)) {
+		open_wait(&open, open.look_at);
+		if (!open_settled(&open) && pass_withdraw(open.pass, conn)) {
+			shim_log("fd %d: a program without the shim may take it", fd);
+			leave_to_stranger(conn, fd);
+		}
+		pass_close(open.pass);
+	}
+}
+
+/* This process becomes another program. */
+void passes_settle(void)
+{
+	for (uint32_t fd = 0; word_load(passes_open) && fd < atomic_load(&fd_end); fd++) {
+		HELD conn = conn_hold((int)fd);
+		if (conn)
+			pass_settle(conn, (int)fd);
+	}
+}
+
+/* No lock is held. Looks who may take what waits for too long; returns when to look again. */
+int64_t passes_look(int64_t now)
+{
+	int64_t next = INT64_MAX;
+
+	for (int i = 0; i < OPEN_MAX; i++) {
+		struct open open = {0};
+		shim_lock_take();
+		struct conn *conn = opened[i].pass && now >= opened[i].look_at ? opened[i].conn : NULL;
+		if (conn && refs_take(&conn->refs)) {
+			open = opened[i];
+			opened[i].pass = NULL;
+			atomic_fetch_sub(&passes_open, 1);
+		} else if (opened[i].pass && opened[i].look_at < next) {
+			next = opened[i].look_at;
+		}
+		shim_lock_drop();
+		if (!open.pass)
+			continue;
+		int fd = conn_fd(conn);
+		open.look_at = now + (LOOK_NS << 2 * open.looks);
+		if (!open_settled(&open)) {
+			if (pass_withdraw(open.pass, conn) && fd >= 0)
+				leave_to_stranger(conn, fd);
+			pass_close(open.pass);
+		} else if (atomic_load(&open.pass->state) != PASS_WAITS || ++open.looks == LOOKS_MAX || !opened_put(&open)) {
+			pass_close(open.pass);
+		} else if (open.look_at < next) {
+			next = open.look_at;
+		}
+		conn_unref(conn);
+	}
+	return next;
+}
+
+/* The parent looks after what it has given. */
+void passes_after_fork(void)
+{
+	for (int i = 0; i < OPEN_MAX; i++)
+		if (opened[i].pass) {
+			pass_close(opened[i].pass);
+			opened[i].pass = NULL;
+		}
+	passes_open = 0;
+}
+
+static void given_end(struct given *given)
+{
+	raw_close(given->file);
+	conn_unref(given->conn);
+}
+
+/* It is on its way. */
+static void given_sent(struct given *given, enum receiver receiver, unsigned long other_end)
+{
+	struct open open = {.conn = given->conn,
+	                    .serial = word_load(given->conn->serial),
+	                    .pass = given->pass,
+	                    .other_end = other_end,
+	                    .look_at = now_ns() + LOOK_NS}, first;
+
+	shim_log("fd %d is given away by ring", given->fd);
+	if (receiver == RECEIVER_SELF) {
+		pass_close(given->pass);
+	} else {
+		while (!opened_put(&open))
+			if (opened_take(NULL, &first)) {
+				open_wait(&first, first.look_at);
+				pass_close(first.pass);
+			}
+		if (!self.serve_at || open.look_at < self.serve_at)
+			self.serve_at = open.look_at;
+	}
+	given_end(given);
+}
+
+/* It was not sent. */
+static void given_back(struct given *given)
+{
+	pass_withdraw(given->pass, given->conn);
+	pass_close(given->pass);
+	given_end(given);
+}
+
+static bool is_given(const struct given *given, int given_len, const struct conn *conn)
+{
+	for (int i = 0; i < given_len; i++)
+		if (given[i].conn == conn)
+			return true;
+	return false;
+}
+
+/* Connections among the rights; those that are not given go back to TCP. */
+static void strangers_leave(const struct msghdr *message, const struct given *given, int given_len)
+{
+	EACH_RIGHT(message, header)
+		for (size_t i = 0; i < rights_count(header); i++) {
+			int fd = right_at(header, i);
+			HELD conn = conn_hold(fd);
+			if (conn && !is_given(given, given_len, conn))
+				leave_to_stranger(conn, fd);
+		}
+}
+
+static bool rights_have_rings(const struct msghdr *message)
+{
+	bool any = false;
+
+	EACH_RIGHT(message, header)
+		for (size_t i = 0; i < rights_count(header); i++) {
+			HELD conn = conn_hold(right_at(header, i));
+			any |= conn && conn->managed;
+		}
+	return any;
+}
+
+static int rights_give(const struct msghdr *message, struct given given[GIVEN_MAX])
+{
+	int given_len = 0;
+	size_t count = 0;
+
+	EACH_RIGHT(message, header)
+		for (size_t i = 0; i < rights_count(header); i++) {
+			int fd = right_at(header, i);
+			HELD conn = conn_hold(fd);
+			count++;
+			if (conn && given_len < GIVEN_MAX && !is_given(given, given_len, conn) && give(&given[given_len], conn, fd))
+				given_len++;
+		}
+	while (given_len && count + (size_t)given_len * FILES > RIGHTS_MAX)
+		given_back(&given[--given_len]);
+	return given_len;
+}
+
+bool rights_among(const struct mmsghdr *messages, unsigned len)
+{
+	for (unsigned i = 0; i < len; i++)
+		EACH_RIGHT(&messages[i].msg_hdr, header)
+			return true;
+	return false;
+}
+
+/* Errors of a message that would have been sent without the files. */
+static bool files_refused(int error)
+{
+	return error == EINVAL || error == ETOOMANYREFS || error == ENOBUFS || error == EBADF || error == EPERM;
+}
+
+/* sendmsg(2) on a socket that is no connection of ours. */
+ssize_t rights_send(int fd, const struct msghdr *message, int flags)
+{
+	_Alignas(struct cmsghdr) char control[CONTROL_MAX];
+	struct given given[GIVEN_MAX];
+	struct msghdr with;
+	unsigned long other_end = 0;
+	int given_len = 0;
+	enum receiver receiver = rights_have_rings(message) && !message->msg_name && arena_kept() && !foreign_pids
+	                             ? receiver_of(fd, &other_end)
+	                             : RECEIVER_UNKNOWN;
+
+	if (receiver != RECEIVER_UNKNOWN)
+		given_len = rights_give(message, given);
+	bool fits = given_len && message_with_files(&with, message, control, given, given_len);
+	while (!fits && given_len)
+		given_back(&given[--given_len]);
+	strangers_leave(message, given, given_len);
+	ssize_t sent = real.sendmsg(fd, given_len ? &with : message, flags);
+	if (!given_len)
+		return sent;
+	if (sent < 0) {
+		KEEP_ERRNO;
+		while (given_len)
+			given_back(&given[--given_len]);
+	}
+	for (int i = 0; i < given_len; i++)
+		given_sent(&given[i], receiver, other_end);
+	if (sent >= 0 || !files_refused(errno))
+		return sent;
+	strangers_leave(message, NULL, 0);
+	return real.sendmsg(fd, message, flags);
+}
+
+/* ---- the taker ---- */
+
+/* The page that tells of a connection, if this is one: of our user, and of a size and shape that cannot change. */
+static struct pass *pass_map(int fd)
+{
+	struct stat st;
+
+	if (real.fstat(fd, &st) < 0 || !S_ISREG(st.st_mode) || st.st_size != (off_t)sizeof(struct pass) ||
+	    st.st_uid != geteuid() || !channel_stays(fd))
+		return NULL;
+	struct pass *pass = mmap(NULL, sizeof(*pass), PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+	if (pass == MAP_FAILED)
+		return NULL;
+	if (pass->magic == PASS_MAGIC && pass->version == LAYOUT_VERSION && pass->files == FILES)
+		return pass;
+	munmap(pass, sizeof(*pass));
+	return NULL;
+}
+
+static bool is_ours(int fd)
+{
+	struct stat st;
+
+	return real.fstat(fd, &st) == 0 && st.st_uid == geteuid();
+}
+
+/* True: the place of a holder that the giver has kept is ours. */
+static bool pass_take(struct pass *pass)
+{
+	uint32_t waits = PASS_WAITS;
+	bool first = atomic_compare_exchange_strong(&pass->state, &waits, PASS_TAKEN);
+
+	real.syscall(SYS_futex, (long)&pass->state, FUTEX_WAKE, INT32_MAX, 0, 0, 0);
+	return first;
+}
+
+/* A connection whose socket came under the number `fd`; < 0: it was cut off. Takes descriptors out of `files`. */
+static void take(struct pass *pass, int *files, int fd)
+{
+	struct traveller of = pass->of; /* once: the giver can write it at any time */
+	struct conn_slot *slot =
+		is_ours(files[FILE_ARENA]) ? slot_arrive(files[FILE_ARENA], pass->arena_id, of.slot, of.generation) : NULL;
+	const bool first = pass_take(pass), withdrawn = atomic_load(&pass->state) == PASS_WITHDRAWN;
+	int known;
+	HELD conn = conn_find(slot, of.generation, &known);
+
+	if (slot && !withdrawn && !conn && fd >= 0) {
+		if (!first) /* it has come before, by MSG_PEEK */
+			atomic_fetch_add(&slot->holders, 1);
+		holder_put(slot, 0, shim_pid);
+		of.segment_fd = files[FILE_SEGMENT];
+		of.remote_fd = files[FILE_REMOTE];
+		of.remote_page_fd = files[FILE_REMOTE_PAGE];
+		of.doorbell_fd = files[FILE_DOORBELL];
+		arena_shared = true;
+		bool taken = traveller_take(&of, slot, fd);
+		files[FILE_SEGMENT] = of.segment_fd;
+		files[FILE_REMOTE] = of.remote_fd;
+		files[FILE_REMOTE_PAGE] = of.remote_page_fd;
+		files[FILE_DOORBELL] = of.doorbell_fd;
+		if (taken)
+			return;
+		if (of.segment_fd < 0)
+			slot = NULL; /* it has been released */
+	} else if (slot && first && atomic_fetch_sub(&slot->holders, 1) == 1) {
+		slot_free(slot); /* else we have it already, or another has */
+	}
+	if (conn && fd >= 0)
+		conn_dup(known, fd);
+	else if (fd >= 0 && !withdrawn)
+		tcp_reset(fd); /* nobody can read what its ring holds */
+	if (slot)
+		slot_forgo(slot);
+}
+
+/* All numbers of the socket among those that came; with no `files` their limit was met, and nobody can go on with it. */
+static void take_all(struct pass *pass, int *files, const int *fds, size_t len)
+{
+	bool any = false;
+	uint64_t cookie;
+
+	for (size_t i = 0; i < len; i++) {
+		if (!option_get(fds[i], SOL_SOCKET, SO_COOKIE, &cookie, sizeof(cookie)) || cookie != pass->of.cookie)
+			continue;
+		if (!files)
+			tcp_reset(fds[i]);
+		else if (!file_get(fds[i]))
+			take(pass, files, fds[i]);
+		any = true;
+	}
+	if (files && !any)
+		take(pass, files, -1);
+}
+
+/* `cut`: the limit of descriptors was met. What a socket needs may have been cut off with it. */
+static void doubtful_end(const int *fds, size_t len)
+{
+	int protocol;
+
+	for (size_t i = 0; i < len; i++)
+		if (option_get(fds[i], SOL_SOCKET, SO_PROTOCOL, &protocol, sizeof(protocol)) && protocol == IPPROTO_TCP)
+			tcp_reset(fds[i]);
+}
+
+/* Takes connections out of `len` descriptors that have come; `room`: how many the program can take, which becomes how many it gets. */
+static bool rights_take(int *fds, size_t len, size_t *room, bool cut)
+{
+	struct pass *pass = NULL;
+	size_t own = 0;
+
+	while (own < len && !(pass = pass_map(fds[own])))
+		own++;
+	const size_t kept = own < *room ? own : *room;
+	for (size_t i = 0; i < kept; i++)
+		fd_new(fds[i]);
+	if (cut && !pass)
+		doubtful_end(fds, kept);
+	for (size_t at = own; pass; pass = at < len ? pass_map(fds[at]) : NULL) {
+		take_all(pass, len - at < FILES ? NULL : fds + at, fds, kept);
+		pass_close(pass);
+		at += FILES;
+	}
+	for (size_t i = kept; i < len; i++)
+		if (fds[i] >= 0)
+			raw_close(fds[i]);
+	*room = kept;
+	return kept == own;
+}
+
+/* put_cmsg() of Linux: what does not fit is cut off. */
+static void control_put(struct msghdr *message, size_t *at, const struct cmsghdr *header, const void *data, size_t len)
+{
+	size_t left = message->msg_controllen - *at;
+
+	if (left < sizeof(*header)) {
+		message->msg_flags |= MSG_CTRUNC;
+		return;
+	}
+	struct cmsghdr put = *header;
+	put.cmsg_len = CMSG_LEN(len) < left ? CMSG_LEN(len) : left;
+	if (CMSG_LEN(len) > left)
+		message->msg_flags |= MSG_CTRUNC;
+	memcpy((char *)message->msg_control + *at, &put, sizeof(put));
+	memcpy((char *)message->msg_control + *at + CMSG_LEN(0), data, put.cmsg_len - CMSG_LEN(0));
+	*at += CMSG_SPACE(len) < left ? CMSG_SPACE(len) : left;
+}
+
+/* What came into a buffer of ours goes to the program's, as the kernel would have put it there. */
+static void control_deliver(struct msghdr *message, const struct msghdr *own)
+{
+	const bool cut = own->msg_flags & MSG_CTRUNC;
+	size_t at = 0;
+
+	message->msg_namelen = own->msg_namelen;
+	message->msg_flags = own->msg_flags;
+	for (struct cmsghdr *header = CMSG_FIRSTHDR(own); header; header = CMSG_NXTHDR((struct msghdr *)own, header)) {
+		int fds[RIGHTS_MAX];
+		if (header->cmsg_len < CMSG_LEN(0))
+			break;
+		if (header->cmsg_level != SOL_SOCKET || header->cmsg_type != SCM_RIGHTS) {
+			control_put(message, &at, header, CMSG_DATA(header), header->cmsg_len - CMSG_LEN(0));
+			continue;
+		}
+		size_t len = rights_count(header), left = message->msg_controllen - at;
+		size_t room = left <= CMSG_LEN(0) ? 0 : (left - CMSG_LEN(0)) / sizeof(int);
+		if (len > RIGHTS_MAX)
+			len = RIGHTS_MAX;
+		memcpy(fds, CMSG_DATA(header), len * sizeof(int));
+		if (!rights_take(fds, len, &room, cut))
+			message->msg_flags |= MSG_CTRUNC;
+		if (room)
+			control_put(message, &at, header, fds, room * sizeof(int));
+	}
+	message->msg_controllen = at;
+}
+
+static bool has_room(const struct msghdr *message)
+{
+	return message->msg_control && message->msg_controllen >= CMSG_LEN(sizeof(int));
+}
+
+static bool is_unix(int fd)
+{
+	int domain;
+
+	return option_get(fd, SOL_SOCKET, SO_DOMAIN, &domain, sizeof(domain)) && domain == AF_UNIX;
+}
+
+bool rights_may_come(int fd, const struct mmsghdr *messages, unsigned len)
+{
+	for (unsigned i = 0; i < len; i++)
+		if (has_room(&messages[i].msg_hdr))
+			return fd_table_len && is_unix(fd);
+	return false;
+}
+
+/* recvmsg(2) on a socket that is no connection of ours. */
+ssize_t rights_receive(int fd, struct msghdr *message, int flags)
+{
+	_Alignas(struct cmsghdr) char control[CONTROL_MAX];
+	struct msghdr own;
+
+	if (!has_room(message) || !is_unix(fd))
+		return real.recvmsg(fd, message, flags);
+	own = *message;
+	own.msg_control = control;
+	own.msg_controllen = sizeof(control);
+	ssize_t got = real.recvmsg(fd, &own, flags);
+	if (got >= 0) {
+		KEEP_ERRNO;
+		control_deliver(message, &own);
+	}
+	return got;
+}

@@ -1,0 +1,35 @@
+/* shim_travel.h - how a connection goes on in another program: the next of this process, or one that was given its socket. */
+#ifndef SIDESTEP_SHIM_TRAVEL_H
+#define SIDESTEP_SHIM_TRAVEL_H
+
+#include "shim_switch.h"
+
+struct traveller {
+	uint64_t cookie;
+	uint32_t slot, generation, side;
+	int segment_fd, remote_fd, remote_page_fd, doorbell_fd;
+	uint32_t remote_index;
+	uint8_t remote_id[16];
+};
+
+/* ---- shim_travel.c ---- */
+bool traveller_can(struct conn *conn);
+struct traveller traveller_of(const struct conn *conn);
+bool traveller_take(struct traveller *of, struct conn_slot *slot, int fd);
+
+/* ---- shim_receiver.c ---- */
+enum receiver {
+	RECEIVER_UNKNOWN, /* a program without the shim may read what is sent here */
+	RECEIVER_SHIM,
+	RECEIVER_SELF, /* this process alone */
+};
+enum receiver receiver_of(int fd, unsigned long *other_end);
+enum receiver receiver_again(unsigned long other_end);
+
+/* ---- shim_pass.c ---- */
+ssize_t rights_send(int fd, const struct msghdr *message, int flags);
+ssize_t rights_receive(int fd, struct msghdr *message, int flags);
+bool rights_among(const struct mmsghdr *messages, unsigned len);
+bool rights_may_come(int fd, const struct mmsghdr *messages, unsigned len);
+
+#endif
