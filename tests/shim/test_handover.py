@@ -203,12 +203,12 @@ def test_passed_at_both_ends_at_once() -> None:
 
 # Who reads on gets the socket by these calls, and by nothing else of the program's.
 GIVEN = [
-    "passed", "passed-by-sendmmsg", "executed", "executed-and-closed", "executed-as-stdin", "fexecve", "spawned",
+    "passed", "passed-by-sendmmsg", "passed-and-closed", "passed-late", "executed", "executed-and-closed", "executed-as-stdin", "fexecve", "spawned",
 ]  # fmt: skip
 
 
 # Of these the reader goes on by ring, if the shim is certain to be in it.
-TRAVELS = ["executed", "executed-and-closed", "fexecve"]
+TRAVELS = ["passed", "passed-by-sendmmsg", "passed-and-closed", "executed", "executed-and-closed", "fexecve"]
 
 
 def _half_closed(sidestep: Sidestep, how: str, **changes: str) -> str:

@@ -442,7 +442,7 @@ RECORDS: Final[dict[str, tuple[Field, ...]]] = {
         *_same("I", "magic version slot_size slots_max"),
         ("free_head", "Q", 1),  # tag << 32 | (index + 1); lock-free stack of freed slots
         ("slots_used", "I", 1),  # high-water mark
-        ("pad", "I", 1),
+        ("passes", "I", 1),  # whether a process of it has given a connection away by a message
         ("arena_id", "B", 16),
         ("pid_namespace", "Q", 1),  # inode of the one in which holder_pids count; 0: unknown
         # Random: by it peers name this family to the provider. They do not get `arena_id`: who has it could introduce

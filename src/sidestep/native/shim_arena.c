@@ -198,6 +198,18 @@ void slot_forgo(const struct conn_slot *slot)
 	shim_lock_drop();
 }
 
+/* A process of the family is about to give a connection away. */
+void arena_passes(void)
+{
+	arena_shared = true;
+	word_store(arena->passes, 1);
+}
+
+bool arena_has_passed(void)
+{
+	return fd_table_len && word_load(arena->passes);
+}
+
 int slot_arena_fd(const struct conn_slot *slot)
 {
 	const struct guest *guest = guest_of(slot);

@@ -19,6 +19,8 @@
 #include <sys/mman.h>
 #include <sys/stat.h>
 
+#include "shim_proc.h"
+
 #define PASS_MAGIC 0x50415353u
 #define GIVEN_MAX 16    /* connections in one message; others go by TCP */
 #define OPEN_MAX 32     /* given and not taken yet; of more, the giver waits for the first */
@@ -108,12 +110,11 @@ static bool give(struct given *given, struct conn *conn, int fd)
 			raw_close(file);
 		return false;
 	}
-	*pass = (struct pass){
-		.magic = PASS_MAGIC, .version = LAYOUT_VERSION, .files = FILES, .of = traveller_of(conn)};
+	*pass = (struct pass){.magic = PASS_MAGIC, .version = LAYOUT_VERSION, .files = FILES, .of = traveller_of(conn)};
 	memcpy(pass->arena_id, slot_arena_id(conn->slot), sizeof(pass->arena_id));
 	conn_ref(conn);
 	*given = (struct given){.conn = conn, .fd = fd, .file = file, .pass = pass};
-	arena_shared = true;
+	arena_passes();
 	atomic_fetch_add(&conn->slot->holders, 1); /* who is to take it */
 	word_store(bells_due, true);
 	return true;
@@ -149,7 +150,8 @@ static bool message_with_files(struct msghdr *with, const struct msghdr *message
 	for (int i = 0; i < given_len; i++)
 		put_files(files + i * FILES, &given[i]);
 	struct cmsghdr *own = (struct cmsghdr *)(control + at);
-	*own = (struct cmsghdr){.cmsg_len = CMSG_LEN(count * sizeof(int)), .cmsg_level = SOL_SOCKET, .cmsg_type = SCM_RIGHTS};
+	*own =
+		(struct cmsghdr){.cmsg_len = CMSG_LEN(count * sizeof(int)), .cmsg_level = SOL_SOCKET, .cmsg_type = SCM_RIGHTS};
 	memcpy(CMSG_DATA(own), files, count * sizeof(int));
 	*with = *message;
 	with->msg_control = control;
@@ -295,7 +297,8 @@ static void given_sent(struct given *given, enum receiver receiver, unsigned lon
 	                    .serial = word_load(given->conn->serial),
 	                    .pass = given->pass,
 	                    .other_end = other_end,
-	                    .look_at = now_ns() + LOOK_NS}, first;
+	                    .look_at = now_ns() + LOOK_NS},
+				first;
 
 	shim_log("fd %d is given away by ring", given->fd);
 	if (receiver == RECEIVER_SELF) {
@@ -332,12 +335,12 @@ static bool is_given(const struct given *given, int given_len, const struct conn
 static void strangers_leave(const struct msghdr *message, const struct given *given, int given_len)
 {
 	EACH_RIGHT(message, header)
-		for (size_t i = 0; i < rights_count(header); i++) {
-			int fd = right_at(header, i);
-			HELD conn = conn_hold(fd);
-			if (conn && !is_given(given, given_len, conn))
-				leave_to_stranger(conn, fd);
-		}
+	for (size_t i = 0; i < rights_count(header); i++) {
+		int fd = right_at(header, i);
+		HELD conn = conn_hold(fd);
+		if (conn && !is_given(given, given_len, conn))
+			leave_to_stranger(conn, fd);
+	}
 }
 
 static bool rights_have_rings(const struct msghdr *message)
@@ -345,10 +348,10 @@ static bool rights_have_rings(const struct msghdr *message)
 	bool any = false;
 
 	EACH_RIGHT(message, header)
-		for (size_t i = 0; i < rights_count(header); i++) {
-			HELD conn = conn_hold(right_at(header, i));
-			any |= conn && conn->managed;
-		}
+	for (size_t i = 0; i < rights_count(header); i++) {
+		HELD conn = conn_hold(right_at(header, i));
+		any |= conn && conn->managed;
+	}
 	return any;
 }
 
@@ -358,13 +361,13 @@ static int rights_give(const struct msghdr *message, struct given given[GIVEN_MA
 	size_t count = 0;
 
 	EACH_RIGHT(message, header)
-		for (size_t i = 0; i < rights_count(header); i++) {
-			int fd = right_at(header, i);
-			HELD conn = conn_hold(fd);
-			count++;
-			if (conn && given_len < GIVEN_MAX && !is_given(given, given_len, conn) && give(&given[given_len], conn, fd))
-				given_len++;
-		}
+	for (size_t i = 0; i < rights_count(header); i++) {
+		int fd = right_at(header, i);
+		HELD conn = conn_hold(fd);
+		count++;
+		if (conn && given_len < GIVEN_MAX && !is_given(given, given_len, conn) && give(&given[given_len], conn, fd))
+			given_len++;
+	}
 	while (given_len && count + (size_t)given_len * FILES > RIGHTS_MAX)
 		given_back(&given[--given_len]);
 	return given_len;
@@ -374,7 +377,7 @@ bool rights_among(const struct mmsghdr *messages, unsigned len)
 {
 	for (unsigned i = 0; i < len; i++)
 		EACH_RIGHT(&messages[i].msg_hdr, header)
-			return true;
+	return true;
 	return false;
 }
 
@@ -610,7 +613,7 @@ bool rights_may_come(int fd, const struct mmsghdr *messages, unsigned len)
 {
 	for (unsigned i = 0; i < len; i++)
 		if (has_room(&messages[i].msg_hdr))
-			return fd_table_len && is_unix(fd);
+			return fd_table_len && !word_load(plain_reason) && is_unix(fd);
 	return false;
 }
 
@@ -620,7 +623,7 @@ ssize_t rights_receive(int fd, struct msghdr *message, int flags)
 	_Alignas(struct cmsghdr) char control[CONTROL_MAX];
 	struct msghdr own;
 
-	if (!has_room(message) || !is_unix(fd))
+	if (!has_room(message) || unlikely(word_load(plain_reason)) || !is_unix(fd))
 		return real.recvmsg(fd, message, flags);
 	own = *message;
 	own.msg_control = control;
@@ -631,4 +634,40 @@ ssize_t rights_receive(int fd, struct msghdr *message, int flags)
 		control_deliver(message, &own);
 	}
 	return got;
+}
+
+/* ---- a program that becomes another ---- */
+
+/* What waits in a socket that the next program inherits goes back to TCP, as that program cannot take it. */
+static bool number_strands(int dir, long number, void *argument)
+{
+	_Alignas(struct cmsghdr) char control[CONTROL_MAX];
+	char byte;
+	struct iovec iov = {&byte, 1};
+	struct msghdr message = {
+		.msg_iov = &iov, .msg_iovlen = 1, .msg_control = control, .msg_controllen = sizeof(control)};
+	int flags = real.fcntl64((int)number, F_GETFD, 0);
+
+	(void)dir;
+	(void)argument;
+	if (file_get((int)number) || flags < 0 || flags & FD_CLOEXEC || !is_unix((int)number) ||
+	    rights_receive((int)number, &message, MSG_PEEK | MSG_DONTWAIT | MSG_CMSG_CLOEXEC) < 0)
+		return true;
+	strangers_leave(&message, NULL, 0);
+	EACH_RIGHT(&message, header)
+	for (size_t i = 0; i < rights_count(header); i++)
+		close(right_at(header, i));
+	return true;
+}
+
+/* This process becomes a program without the shim, for all that is known. */
+void passes_strand(void)
+{
+	KEEP_ERRNO;
+
+	int numbers = arena_has_passed() ? proc_open("/proc/self/fd", O_RDONLY | O_DIRECTORY) : -1;
+	if (numbers < 0)
+		return;
+	proc_numbers(numbers, number_strands, NULL);
+	raw_close(numbers);
 }

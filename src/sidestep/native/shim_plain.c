@@ -4,6 +4,7 @@
  * under a seccomp filter, which may forbid what the shim does.
  */
 #include "shim_proc.h"
+#include "shim_travel.h"
 
 #include <fcntl.h>
 #include <linux/seccomp.h>
@@ -20,6 +21,9 @@ void plain_from_now(enum reason_code reason)
 
 	if (!fd_table_len || !atomic_compare_exchange_strong(&plain_reason, &none, reason))
 		return;
+	int mark = channel_memory(PLAIN_MARK, 1);
+	if (mark >= 0 && own_fd(mark) < 0)
+		raw_close(mark);
 	for (uint32_t fd = 0; fd < atomic_load(&fd_end); fd++) {
 		HELD conn = conn_hold((int)fd);
 		if (conn)

@@ -2,7 +2,7 @@
  * shim_receiver.c - who may read what is sent to a UNIX socket: whether each process that holds its other end has the shim.
  *
  * The kernel names the other end (sock_diag(7)), and proc(5) tells who has it open. A program under the shim has an arena open as
- * well. Processes that we may not look into are not asked: who sends to them is of the same user, by SO_PEERCRED.
+ * well, and one that keeps to TCP has a mark. Processes that we may not look into are not asked: who sends to them is of the same user, by SO_PEERCRED.
  */
 #include "shim_travel.h"
 
@@ -15,7 +15,8 @@
 #include "shim_proc.h"
 
 #define KNOWN_MAX 8
-#define KNOWN_NS 1000000000ll /* for so long a receiver is taken for what it was: most have few, and are given many sockets */
+#define KNOWN_NS \
+	1000000000ll /* for so long a receiver is taken for what it was: most have few, and are given many sockets */
 
 /* Our end, and who has the other; guarded by shim_lock. */
 static struct {
@@ -28,7 +29,7 @@ static struct {
 struct search {
 	unsigned long inode; /* of the other end */
 	uint64_t namespace;  /* of process numbers: ours */
-	bool holds, shim;    /* of the process at hand */
+	bool holds, shim, plain; /* of the process at hand */
 	uint32_t others, strangers;
 	bool self;
 };
@@ -42,7 +43,7 @@ static uint64_t inode_of(const char *path)
 
 static bool number_seen(int dir, long number, void *argument)
 {
-	static const char arena[] = "/memfd:sidestep-arena";
+	static const char arena[] = "/memfd:sidestep-arena", plain[] = "/memfd:" PLAIN_MARK;
 	struct search *search = argument;
 	char name[16], target[64];
 	unsigned long inode;
@@ -52,6 +53,7 @@ static bool number_seen(int dir, long number, void *argument)
 	target[n > 0 ? n : 0] = '\0';
 	search->holds |= sscanf(target, "socket:[%lu]", &inode) == 1 && inode == search->inode;
 	search->shim |= strncmp(target, arena, sizeof(arena) - 1) == 0;
+	search->plain |= strncmp(target, plain, sizeof(plain) - 1) == 0;
 	return true;
 }
 
@@ -65,7 +67,7 @@ static bool process_seen(int dir, long pid, void *argument)
 	int numbers = proc_open(path, O_RDONLY | O_DIRECTORY);
 	if (numbers < 0)
 		return true;
-	search->holds = search->shim = false;
+	search->holds = search->shim = search->plain = false;
 	proc_numbers(numbers, number_seen, search);
 	raw_close(numbers);
 	if (!search->holds)
@@ -73,7 +75,7 @@ static bool process_seen(int dir, long pid, void *argument)
 	snprintf(path, sizeof(path), "/proc/%ld/ns/pid", pid);
 	search->self |= (uint32_t)pid == shim_pid;
 	search->others += (uint32_t)pid != shim_pid;
-	search->strangers += !search->shim || inode_of(path) != search->namespace;
+	search->strangers += !search->shim || search->plain || inode_of(path) != search->namespace;
 	return true;
 }
 

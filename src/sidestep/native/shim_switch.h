@@ -17,6 +17,8 @@ bool arena_kept(void);
 struct conn_slot *slot_known(uint32_t index, uint32_t generation);
 struct conn_slot *slot_arrive(int fd, const uint8_t id[16], uint32_t index, uint32_t generation);
 void slot_forgo(const struct conn_slot *slot);
+void arena_passes(void);
+bool arena_has_passed(void);
 bool slot_is_guest(const struct conn_slot *slot); /* it lies in the arena of another family */
 int slot_arena_fd(const struct conn_slot *slot);
 const uint8_t *slot_arena_id(const struct conn_slot *slot);
@@ -87,6 +89,7 @@ size_t low_water(struct conn *conn);
 extern _Atomic uint32_t passes_open; /* given to another process, which has not been seen to take them */
 void pass_settle(struct conn *conn, int fd);
 void passes_settle(void);
+void passes_strand(void);
 int64_t passes_look(int64_t now);
 void passes_after_fork(void);
 

@@ -18,6 +18,7 @@ struct traveller traveller_of(const struct conn *conn);
 bool traveller_take(struct traveller *of, struct conn_slot *slot, int fd);
 
 /* ---- shim_receiver.c ---- */
+#define PLAIN_MARK "sidestep-plain" /* name of a file that programs have open which keep to TCP */
 enum receiver {
 	RECEIVER_UNKNOWN, /* a program without the shim may read what is sent here */
 	RECEIVER_SHIM,

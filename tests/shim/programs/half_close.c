@@ -1,7 +1,8 @@
 /*
  * A client sends a request, ends its direction, and waits for the answer. The server does not read the request: another program does,
- * which gets the socket in the way that the argument names, with BARE in the environment without LD_PRELOAD. Prints what that reader got. The two ends exchange small messages until
- * standard input has something, and the server waits until the whole request and the end behind it have come.
+ * which gets the socket in the way that the argument names, with BARE in the environment without LD_PRELOAD. Prints what that reader
+ * got. `passed-late` with BARE: the reader has the shim until the message with the socket is there. The two ends exchange small messages
+ * until standard input has something, and the server waits until the whole request and the end behind it have come.
  */
 #include <errno.h>
 #include <fcntl.h>
@@ -51,6 +52,18 @@ static int take(int from)
 	NEED(recvmsg(from, &message, 0) == 1 && CMSG_FIRSTHDR(&message));
 	memcpy(&fd, CMSG_DATA(CMSG_FIRSTHDR(&message)), sizeof(fd));
 	return fd;
+}
+
+static void become_taker(int from, int late)
+{
+	struct pollfd there = {.fd = from, .events = POLLIN};
+	char number[16];
+
+	NEED(!late || poll(&there, 1, -1) == 1);
+	NEED(fcntl(from, F_SETFD, 0) == 0);
+	snprintf(number, sizeof(number), "%d", from);
+	execl("/proc/self/exe", "half_close", "taker", number, (char *)NULL);
+	NEED(!"exec");
 }
 
 /* ---- how it gets the socket ---- */
@@ -103,8 +116,10 @@ static void hand_over(const char *how, int fd, int way)
 {
 	pid_t child = 0;
 
-	if (strcmp(how, "passed") == 0 || strcmp(how, "passed-by-sendmmsg") == 0) {
-		give(way, fd, how[6] != '\0');
+	if (strncmp(how, "passed", 6) == 0) {
+		give(way, fd, strcmp(how, "passed-by-sendmmsg") == 0);
+		if (strcmp(how, "passed-and-closed") == 0)
+			NEED(close(fd) == 0);
 		return;
 	}
 	if (strcmp(how, "fexecve") == 0)
@@ -170,7 +185,7 @@ int main(int argc, char **argv)
 	int way[2];
 
 	if (argc > 2) {
-		read_all(atoi(argv[2]));
+		read_all(strcmp(argv[1], "taker") == 0 ? take(atoi(argv[2])) : atoi(argv[2]));
 		return 0;
 	}
 	int listener = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
@@ -182,12 +197,14 @@ int main(int argc, char **argv)
 		ask(&address);
 		_exit(0);
 	}
+	if (getenv("BARE"))
+		unsetenv("LD_PRELOAD");
 	if (strncmp(argv[1], "passed", 6) == 0 && !(worker = fork())) {
+		if (getenv("BARE"))
+			become_taker(way[1], strcmp(argv[1], "passed-late") == 0);
 		read_all(take(way[1]));
 		_exit(0);
 	}
-	if (getenv("BARE"))
-		unsetenv("LD_PRELOAD");
 	serve(argv[1], accept(listener, NULL, NULL), way[0]);
 	if (worker)
 		NEED(waitpid(worker, NULL, 0) == worker);
