@@ -118,6 +118,9 @@ struct doorbell {
 	_Atomic uint64_t *word;
 	struct hint_ring *hints;
 	int fd;
+	int heard_fd; /* what sleeps wait on: `fd`, or a set with it and `old_fd` */
+	int old_fd; /* of the program that had the connections before: their peers ring it, until they know ours; else -1 */
+	uint32_t old_users; /* connections whose peers do */
 	int page_fd;
 	uint8_t id[16];
 	uint32_t index;
@@ -421,7 +424,8 @@ static inline void look_again_until(int64_t when)
 /* ---- waiting (shim_doorbell.c, shim_spin.c, shim_wait.c) ---- */
 enum { WAIT_RX = 1, WAIT_TX = 2 };
 struct doorbell *doorbell_new_locked(void); /* shim_lock held */
-struct doorbell *doorbell_of_locked(int fd); /* likewise; takes over the eventfd */
+struct doorbell *doorbell_heir_locked(int old_fd); /* likewise, which hears another as well; takes over that eventfd */
+void doorbell_known(struct doorbell *doorbell); /* shim_lock held: one connection more needs the old one no more */
 void thread_register(void); /* this thread owns descriptors that must go with it */
 int sleep_poll(struct pollfd *fds, nfds_t fds_len, int64_t deadline, uint64_t signals, const sigset_t *mask);
 int sleep_epoll(int epfd, struct epoll_event *events, int max, int64_t deadline, uint64_t signals);

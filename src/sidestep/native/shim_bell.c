@@ -76,6 +76,9 @@ static bool bell_look(struct conn *conn)
 	                                                                atomic_load(&local->bell)));
 	if (known) {
 		atomic_fetch_and(&local->hint, ~HINT_RING_ALWAYS);
+		if (conn->taken_up)
+			doorbell_known(conn->doorbell);
+		conn->taken_up = false;
 		full_fence(); /* the peer looks at our word from now on, which has been right for as long as we had it */
 		shim_log("slot %u: its doorbell is known", slot_index(conn->slot));
 	} else if (one && (conn->bell_said != provider.serial || coarse_ns() >= conn->bell_again_at)) {

@@ -134,6 +134,8 @@ void conn_free(struct conn *conn)
 		remote_doorbell_unref(conn->remote_doorbell);
 	while (conn->bells_len)
 		remote_doorbell_unref(conn->bells[--conn->bells_len]);
+	if (conn->doorbell && conn->taken_up)
+		doorbell_known(conn->doorbell);
 	if (conn->doorbell)
 		doorbell_unref(conn->doorbell);
 	conn->remote_doorbell = NULL;

@@ -75,16 +75,9 @@ static int doorbell_eventfd(void)
 
 struct doorbell *doorbell_new_locked(void)
 {
-	return doorbell_of_locked(doorbell_eventfd());
-}
-
-struct doorbell *doorbell_of_locked(int fd)
-{
 	struct doorbell *doorbell = NULL;
+	int fd = own_fd(doorbell_eventfd());
 
-	if (fd < 0)
-		return NULL;
-	fd = own_fd(fd);
 	if (fd >= 0 && page_ready())
 		doorbell = calloc(1, sizeof(*doorbell));
 	if (!doorbell) {
@@ -99,7 +92,8 @@ struct doorbell *doorbell_of_locked(int fd)
 	}
 	doorbell->word = doorbell_word_at(page.base, doorbell->index);
 	doorbell->hints = doorbell_hints_at(page.base, doorbell->index);
-	doorbell->fd = fd;
+	doorbell->fd = doorbell->heard_fd = fd;
+	doorbell->old_fd = -1;
 	doorbell->page_fd = page.fd;
 	doorbell->serial = ++serials;
 	/* A line is handed out again with another eventfd, so what peers know a doorbell by is an id of its own. */
@@ -110,11 +104,51 @@ struct doorbell *doorbell_of_locked(int fd)
 	return doorbell;
 }
 
+static bool doorbell_hears(int set, int fd)
+{
+	struct epoll_event event = {.events = DOORBELL_EDGES};
+
+	return set >= 0 && real.epoll_ctl(set, EPOLL_CTL_ADD, fd, &event) == 0;
+}
+
+struct doorbell *doorbell_heir_locked(int old_fd)
+{
+	struct doorbell *doorbell = doorbell_new_locked();
+	int set = doorbell ? own_fd(real.epoll_create1(EPOLL_CLOEXEC)) : -1;
+	int old = set < 0 ? -1 : own_fd(old_fd);
+
+	if (old >= 0 && doorbell_hears(set, doorbell->fd) && doorbell_hears(set, old)) {
+		doorbell->heard_fd = set;
+		doorbell->old_fd = old;
+		return doorbell;
+	}
+	own_fd_close(set);
+	if (doorbell)
+		doorbell_unref(doorbell);
+	if (old >= 0)
+		own_fd_close(old);
+	else
+		raw_close(old_fd);
+	return NULL;
+}
+
+void doorbell_known(struct doorbell *doorbell)
+{
+	if (doorbell->old_fd < 0 || --doorbell->old_users)
+		return;
+	real.epoll_ctl(doorbell->heard_fd, EPOLL_CTL_DEL, doorbell->old_fd, NULL);
+	own_fd_close(doorbell->old_fd);
+	doorbell->old_fd = -1;
+}
+
 /* shim_lock held */
 void doorbell_unref(struct doorbell *doorbell)
 {
 	if (atomic_fetch_sub(&doorbell->refs, 1) != 1)
 		return;
+	if (doorbell->heard_fd != doorbell->fd)
+		own_fd_close(doorbell->heard_fd);
+	own_fd_close(doorbell->old_fd);
 	own_fd_close(doorbell->fd);
 	/* The line is handed out again: generations go on, so a peer's memory of the last one rung stays right. */
 	if (doorbell->page_fd == page.fd)

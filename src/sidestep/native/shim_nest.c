@@ -47,7 +47,7 @@ void set_nest(struct set *set)
 	shim_lock_take();
 	set_lock(set);
 	for (uint32_t i = 0; i < set->doorbells_len; i++)
-		real.epoll_ctl(set->epfd, EPOLL_CTL_DEL, set->doorbells[i].doorbell->fd, NULL);
+		real.epoll_ctl(set->epfd, EPOLL_CTL_DEL, set->doorbells[i].doorbell->heard_fd, NULL);
 	if (word_load(provider.fd) >= 0)
 		real.epoll_ctl(set->epfd, EPOLL_CTL_DEL, provider.fd, NULL);
 	set_stand_in(set);

@@ -52,6 +52,12 @@ static bool is_kept(int fd, uint64_t inode)
 	return fd >= 0 && real.fstat(fd, &st) == 0 && (uint64_t)st.st_ino == inode;
 }
 
+/* What the peers of its connections ring now. */
+static int rung_fd(const struct doorbell *doorbell)
+{
+	return doorbell->old_fd >= 0 ? doorbell->old_fd : doorbell->fd;
+}
+
 /* A program may have closed all numbers by system calls of its own, ours among them. */
 static bool all_kept(const struct conn *conn)
 {
@@ -59,7 +65,7 @@ static bool all_kept(const struct conn *conn)
 	struct stat st;
 
 	return is_kept(conn->segment_fd, conn->segment_inode) && is_kept(remote->page_fd, remote->page_inode) &&
-	       real.fstat(remote->fd, &st) == 0 && !(st.st_mode & S_IFMT) && real.fstat(conn->doorbell->fd, &st) == 0 &&
+	       real.fstat(remote->fd, &st) == 0 && !(st.st_mode & S_IFMT) && real.fstat(rung_fd(conn->doorbell), &st) == 0 &&
 	       !(st.st_mode & S_IFMT);
 }
 
@@ -142,7 +148,7 @@ struct traveller traveller_of(const struct conn *conn)
 	                       .segment_fd = conn->segment_fd,
 	                       .remote_fd = remote->fd,
 	                       .remote_page_fd = remote->page_fd,
-	                       .doorbell_fd = conn->doorbell->fd,
+	                       .doorbell_fd = rung_fd(conn->doorbell),
 	                       .remote_index = remote->index};
 
 	memcpy(of.remote_id, remote->id, sizeof(of.remote_id));
@@ -414,7 +420,7 @@ static struct doorbell *doorbell_again(int *place)
 			atomic_fetch_add(&known[i].doorbell->refs, 1);
 			return known[i].doorbell;
 		}
-	struct doorbell *doorbell = doorbell_of_locked(descriptor_take(place));
+	struct doorbell *doorbell = doorbell_heir_locked(descriptor_take(place));
 	if (doorbell && arrived && len < 64) {
 		known[len].fd = fd;
 		known[len++].doorbell = doorbell;
@@ -454,6 +460,9 @@ bool traveller_take(struct traveller *of, struct conn_slot *slot, int fd)
 	conn->remote_doorbell = remote_doorbell_get(of->remote_id, of->remote_index, descriptor_take(&of->remote_fd),
 	                                            descriptor_take(&of->remote_page_fd), -1);
 	conn->doorbell = doorbell_again(&of->doorbell_fd);
+	if (conn->doorbell)
+		conn->doorbell->old_users++;
+	conn->taken_up = conn->doorbell != NULL;
 	shim_lock_drop();
 	if (failed || !conn->remote_doorbell || !conn->doorbell) {
 		shim_log("fd %d cannot be taken up: %d", fd, failed);
@@ -467,7 +476,6 @@ bool traveller_take(struct traveller *of, struct conn_slot *slot, int fd)
 	conn->probe_countdown = PROBE_EVERY;
 	word_store(conn->nonblock, real.fcntl64(fd, F_GETFL, 0) & O_NONBLOCK);
 	word_store(conn->waited, true);
-	conn->taken_up = true;
 	word_store(bells_due, true);
 	word_store(conn->heritable, true);
 	word_store(slot->fd, (uint32_t)fd);

@@ -125,7 +125,7 @@ int self_doorbell_fd(struct doorbell *const *doorbells, int doorbells_len)
 			return self_doorbell_fd(doorbells, doorbells_len);
 		}
 		struct epoll_event event = {.events = DOORBELL_EDGES};
-		if (real.epoll_ctl(self.doorbell_epfd, EPOLL_CTL_ADD, doorbells[i]->fd, &event) < 0 && errno != EEXIST)
+		if (real.epoll_ctl(self.doorbell_epfd, EPOLL_CTL_ADD, doorbells[i]->heard_fd, &event) < 0 && errno != EEXIST)
 			return -1;
 		self.doorbells[self.doorbells_len++] = doorbells[i]->serial;
 	}
@@ -232,7 +232,7 @@ static int wait_set(struct conn *conn, int fd)
 	if (at == self.wait_doorbells_len) {
 		struct epoll_event event = {.events = DOORBELL_EDGES, .data.u32 = UINT32_MAX};
 		if (at == sizeof(self.wait_doorbells) / sizeof(*self.wait_doorbells) ||
-		    (real.epoll_ctl(self.wait_epfd, EPOLL_CTL_ADD, conn->doorbell->fd, &event) < 0 && errno != EEXIST)) {
+		    (real.epoll_ctl(self.wait_epfd, EPOLL_CTL_ADD, conn->doorbell->heard_fd, &event) < 0 && errno != EEXIST)) {
 			own_fd_close(self.wait_epfd); /* start over with the next wait */
 			self.wait_epfd = 0;
 			return -1;
