@@ -17,6 +17,7 @@ HELLO_TIMEOUT_S: Final = 5.0  # seconds a connection may stay silent before its 
 MESSAGES_PER_TURN: Final = 32  # read from one client before the others have their turn
 FDS_PER_MESSAGE: Final = 5  # an OFFER brings three, and two as proof; more the kernel closes: client_dropped{malformed}
 CLIENT_SEND_BUFFER: Final = 1 << 20  # bytes asked of the kernel; a client that lets it fill up is dropped
+GUEST_ARENAS_MAX: Final = 16  # families of which a program may hold connections that it was given
 ARENA_SIZE_MAX: Final = 64 << 20  # bytes of address space per process family; a larger arena is refused
 
 # Offers.

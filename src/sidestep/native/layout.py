@@ -72,7 +72,7 @@ class Rpc(IntEnum):
     WITHDRAW = 8  # shim -> provider: the offer with this token is off
     CONTROL = 9  # command -> provider; a JSON document follows the record in the same packet
     CONTROL_REPLY = 10  # provider -> command; a piece of a JSON document follows; flags & 1: more pieces follow
-    DEMOTE = 11  # provider -> shim: the connection in this slot of its arena goes back to TCP, and stays
+    DEMOTE = 11  # provider -> shim: the connection in this slot of that `arena_id` goes back to TCP, and stays
     PROMOTE = 12  # provider -> shim: it may be promoted again, unless something keeps it on TCP for good
     ASK = 13  # shim -> provider, which answers at once: what an explicit socket wants to do; `flags` is an Ask
     ANSWER = 14  # provider -> shim; `error`: errno that the call fails with; `reason`: a Refusal, so go on natively
@@ -83,6 +83,8 @@ class Rpc(IntEnum):
     BELL = 16
     # The end of that `segment_id` has been asked for TCP and does not answer, as it may wait on something else.
     SERVE = 17
+    JOIN = 18  # shim -> provider; fds: [arena, opened read-only]: it holds connections of that family, too, given to it
+    LEAVE = 19  # it holds none any more
 
 
 class Welcome(IntFlag):
@@ -93,6 +95,7 @@ class Welcome(IntFlag):
     REMOTE = 4  # connections with other hosts can be carried: they are offered and claimed as well
     SERVES = 8  # SERVE is passed on
     BELLS = 16  # BELL is passed on
+    JOINS = 32  # JOIN and LEAVE are understood
 
 
 class Attach(IntFlag):

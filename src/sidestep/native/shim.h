@@ -506,6 +506,7 @@ void rpc_withdraw(struct conn *conn);
 void rpc_after_fork(void);
 void rpc_ensure(void);
 void rpc_introduce(void);
+void rpc_given(void);
 void rpc_before_exec(void);
 void rpc_serve(const struct conn *conn);
 bool rpc_reaches_far(void);

@@ -44,12 +44,13 @@ static void welcome(const struct rpc_msg *record, int registry_fd)
 	void *map = mmap(NULL, REGISTRY_SIZE, PROT_READ, MAP_SHARED, registry_fd, 0);
 	if (map == MAP_FAILED)
 		return;
-	atomic_store(&provider.wants, record->flags & (WELCOME_POSSESSION | WELCOME_FAR | WELCOME_SERVES | WELCOME_BELLS));
+	atomic_store(&provider.wants, record->flags & (WELCOME_POSSESSION | WELCOME_FAR | WELCOME_SERVES | WELCOME_BELLS | WELCOME_JOINS));
 	atomic_store(&provider.answered, true);
 	/* The old page, of a provider that is gone, may still be looked at by another thread: it stays mapped. */
 	atomic_fetch_add(&provider.registry_epoch, 1);
 	atomic_store(&provider.registry, map);
 	provider.welcomed = true;
+	guests_join();
 	atomic_store(&provider.other_layout, false);
 }
 
@@ -148,6 +149,7 @@ static void take_bell(const struct rpc_msg *record, int *fds, int fds_len)
 		.slot_generation = record->token,
 		.bell = {.fds = {own_fd(fds[0]), own_fd(fds[1])}, .number = record->cookie, .index = record->doorbell_index}};
 	memcpy(command->bell.id, record->doorbell_page_id, sizeof(command->bell.id));
+	memcpy(command->arena_id, record->arena_id, sizeof(command->arena_id));
 	fds[0] = fds[1] = -1;
 	if (command->bell.fds[0] >= 0 && command->bell.fds[1] >= 0) {
 		commands_len++;
@@ -188,6 +190,7 @@ static struct conn *take_record(const struct rpc_msg *record, int *fds, int *fds
 		struct command *command = &commands[commands_len++];
 		*command = (struct command){.type = record->type, .slot_generation = record->token};
 		memcpy(command->segment_id, record->segment_id, sizeof(command->segment_id));
+		memcpy(command->arena_id, record->arena_id, sizeof(command->arena_id));
 		break;
 	}
 	}

@@ -17,11 +17,13 @@ static int arena_fd = -1;
 static uint64_t arena_inode;
 bool foreign_pids; /* this process counts them otherwise than who made the arena */
 
-/* Arenas of other families; guarded by shim_lock. A place is empty, or stays what it is as long as a slot of it is held. */
+/* Arenas of other families; guarded by shim_lock. A place stays what it is as long as a slot of it is held. */
 static struct guest {
-	struct arena_header *arena;
+	struct arena_header *arena; /* NULL: none is held */
 	int fd;
 	uint32_t slots_held;
+	uint8_t id[16];
+	uint32_t joined; /* serial of the provider connection that knows of it; 0: none does */
 } guests[GUESTS_MAX];
 
 static struct conn_slot *slot_in(struct arena_header *of, uint32_t index)
@@ -91,6 +93,14 @@ static uint64_t inode_of(int fd)
 	return real.fstat(fd, &st) == 0 ? (uint64_t)st.st_ino : 0;
 }
 
+static int reopen(int fd, int flags)
+{
+	char path[32];
+
+	snprintf(path, sizeof(path), "/proc/self/fd/%d", fd);
+	return open(path, flags | O_CLOEXEC);
+}
+
 /* The arena behind a descriptor, which is left as it is; NULL: it is none. */
 static struct arena_header *arena_map(int fd, const uint8_t id[16])
 {
@@ -135,20 +145,26 @@ static struct guest *guest_take(int fd, const uint8_t id[16])
 	struct guest *place = NULL;
 
 	for (int i = 0; i < GUESTS_MAX; i++) {
-		if (guests[i].arena && memcmp(guests[i].arena->arena_id, id, sizeof(guests[i].arena->arena_id)) == 0) {
+		bool same = memcmp(guests[i].id, id, sizeof(guests[i].id)) == 0;
+		if (guests[i].arena && same) {
 			guests[i].slots_held++;
 			return &guests[i];
 		}
-		if (!guests[i].arena && !place)
+		if (!guests[i].arena && (!place || same || (place->joined && !guests[i].joined)))
 			place = &guests[i];
+		if (place == &guests[i] && same)
+			break;
 	}
 	struct guest made = {.arena = place ? arena_map(fd, id) : NULL, .slots_held = 1};
+	memcpy(made.id, id, sizeof(made.id));
 	made.fd = made.arena ? own_fd(real.fcntl64(fd, F_DUPFD_CLOEXEC, 0)) : -1;
 	if (made.fd < 0) {
 		if (made.arena)
 			munmap(made.arena, ARENA_LEN);
 		return NULL;
 	}
+	if (memcmp(place->id, id, sizeof(place->id)) == 0)
+		made.joined = place->joined;
 	*place = made;
 	return place;
 }
@@ -160,7 +176,29 @@ static void guest_drop(struct guest *guest)
 		return;
 	munmap(guest->arena, ARENA_LEN);
 	own_fd_close(guest->fd);
-	*guest = (struct guest){0};
+	guest->arena = NULL;
+}
+
+/*
+ * shim_lock held. What a provider does not know yet of the families whose connections this process holds: true, and *fd is one's
+ * arena, to be closed by the caller; or -1: none of its connections is held any more.
+ */
+bool guest_news(uint32_t serial, uint8_t id[16], uint8_t family[16], int *fd)
+{
+	for (int i = 0; i < GUESTS_MAX; i++) {
+		struct guest *guest = &guests[i];
+		bool joined = guest->joined == serial;
+		if (joined == (guest->arena != NULL))
+			continue;
+		memcpy(id, guest->id, sizeof(guest->id));
+		guest->joined = guest->arena ? serial : 0;
+		*fd = guest->arena ? reopen(guest->fd, O_RDONLY) : -1;
+		if (*fd >= 0)
+			memcpy(family, guest->arena->family_id, sizeof(guest->arena->family_id));
+		if (*fd >= 0 || joined)
+			return true;
+	}
+	return false;
 }
 
 /*
@@ -184,6 +222,22 @@ struct conn_slot *slot_arrive(int fd, const uint8_t id[16], uint32_t index, uint
 			guest_drop(guest);
 		}
 	}
+	shim_lock_drop();
+	return slot;
+}
+
+/* A slot in the arena of that name, to be compared; NULL: this process has none. */
+const struct conn_slot *slot_named(const uint8_t id[16], uint32_t index, uint32_t generation)
+{
+	static const uint8_t none[16]; /* an older provider names none */
+	const struct conn_slot *slot = NULL;
+
+	if (memcmp(id, none, sizeof(none)) == 0 || memcmp(id, arena_id, sizeof(arena_id)) == 0)
+		return slot_known(index, generation);
+	shim_lock_take();
+	for (int i = 0; i < GUESTS_MAX && index < ARENA_SLOTS_MAX; i++)
+		if (guests[i].arena && memcmp(guests[i].id, id, sizeof(guests[i].id)) == 0)
+			slot = slot_in(guests[i].arena, index);
 	shim_lock_drop();
 	return slot;
 }
@@ -275,22 +329,14 @@ int arena_open(void)
 	return 0;
 }
 
-static int arena_reopen(int flags)
-{
-	char path[32];
-
-	snprintf(path, sizeof(path), "/proc/self/fd/%d", arena_fd);
-	return open(path, flags | O_CLOEXEC);
-}
-
 int arena_reader_fd(void)
 {
-	return arena_reopen(O_RDONLY);
+	return reopen(arena_fd, O_RDONLY);
 }
 
 int arena_path_fd(void)
 {
-	return arena_reopen(O_PATH);
+	return reopen(arena_fd, O_PATH);
 }
 
 void holder_put(struct conn_slot *slot, uint32_t before, uint32_t after)

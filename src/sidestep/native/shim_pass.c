@@ -481,8 +481,10 @@ static void take(struct pass *pass, int *files, int fd)
 		files[FILE_REMOTE] = of.remote_fd;
 		files[FILE_REMOTE_PAGE] = of.remote_page_fd;
 		files[FILE_DOORBELL] = of.doorbell_fd;
-		if (taken)
+		if (taken) {
+			rpc_given();
 			return;
+		}
 		if (of.segment_fd < 0)
 			slot = NULL; /* it has been released */
 	} else if (slot && first && atomic_fetch_sub(&slot->holders, 1) == 1) {

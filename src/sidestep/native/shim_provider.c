@@ -5,6 +5,7 @@
  * for it. Without a provider every connection simply stays on TCP.
  */
 #include "shim_provider.h"
+#include "shim_switch.h"
 
 #include <linux/sockios.h>
 #include <sys/ioctl.h>
@@ -129,6 +130,30 @@ void rpc_ensure(void)
 {
 	shim_lock_take();
 	rpc_up();
+	let_go(NULL, 0);
+}
+
+/* shim_lock held. The provider takes this process for one of each family whose connections it holds. */
+void guests_join(void)
+{
+	struct rpc_msg record = {0};
+	int fd;
+
+	while (provider.welcomed && (word_load(provider.wants) & WELCOME_JOINS) && provider.fd >= 0 &&
+	       guest_news(provider.serial, record.arena_id, record.segment_id, &fd)) {
+		record.type = fd >= 0 ? RPC_JOIN : RPC_LEAVE;
+		rpc_send(&record, &fd, fd >= 0 ? 1 : 0);
+		if (fd >= 0)
+			raw_close(fd);
+	}
+}
+
+/* This process has been given a connection. */
+void rpc_given(void)
+{
+	shim_lock_take();
+	if (rpc_up())
+		guests_join();
 	let_go(NULL, 0);
 }
 

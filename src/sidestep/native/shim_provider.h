@@ -58,6 +58,7 @@ void provider_after_fork(void);
 extern struct command {
 	uint16_t type;
 	uint64_t slot_generation;
+	uint8_t arena_id[16];
 	uint8_t segment_id[16]; /* RPC_SERVE */
 	struct bell {
 		int fds[2];
@@ -67,6 +68,7 @@ extern struct command {
 	} bell;
 } commands[COMMANDS_MAX]; /* received and not run yet */
 extern _Atomic int commands_len;
+void guests_join(void);
 
 #define ASKS_MAX 32 /* questions of this process at a time; one more is answered as without a provider */
 /*

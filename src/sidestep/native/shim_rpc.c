@@ -30,7 +30,7 @@ static void command_run(const struct command *command)
 		return;
 	}
 	const uint32_t generation = (uint32_t)command->slot_generation;
-	HELD conn = conn_find(slot_known((uint32_t)(command->slot_generation >> 32), generation), generation, &fd);
+	HELD conn = conn_find(slot_named(command->arena_id, (uint32_t)(command->slot_generation >> 32), generation), generation, &fd);
 
 	if (command->type == RPC_BELL) {
 		bell_heard(conn, &command->bell);

@@ -16,6 +16,8 @@ int arena_own_fd(void);
 bool arena_kept(void);
 struct conn_slot *slot_known(uint32_t index, uint32_t generation);
 struct conn_slot *slot_arrive(int fd, const uint8_t id[16], uint32_t index, uint32_t generation);
+const struct conn_slot *slot_named(const uint8_t id[16], uint32_t index, uint32_t generation);
+bool guest_news(uint32_t serial, uint8_t id[16], uint8_t family[16], int *fd);
 void slot_forgo(const struct conn_slot *slot);
 void arena_passes(void);
 bool arena_has_passed(void);

@@ -126,12 +126,16 @@ class ClientTable:
         del self.clients[client.client_id]
         self._silent.pop(client.client_id, None)
         self.on_dropped(client)
-        if client.arena:
-            client.arena.clients.discard(client.client_id)
-            if not client.arena.clients:
-                del self.arenas[client.arena.arena_id]
-                self.history.keep(client, self._loop.now)
-                client.arena.close()
+        for arena in filter(None, (client.arena, *client.guests.values())):
+            self.leave(client, arena)
+
+    def leave(self, client: Client, arena: Arena) -> None:
+        """Takes a client out of a family, which ends with its last."""
+        arena.clients.discard(client.client_id)
+        if not arena.clients:
+            del self.arenas[arena.arena_id]
+            self.history.keep(arena, client, self._loop.now)
+            arena.close()
 
     def send(self, client: Client, message: Message, fds: Sequence[int] = (), body: bytes = b"") -> bool:
         """Sends at once, or drops the client; False if it is gone."""

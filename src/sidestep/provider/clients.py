@@ -65,6 +65,7 @@ class Client:
     kind: Kind = Kind.NEW
     version: int = LAYOUT_VERSION  # of its layout
     arena: Arena | None = None
+    guests: dict[bytes, Arena] = field(default_factory=dict)  # of other families, whose connections it was given
     open: bool = True
     secret: bytes = field(default_factory=lambda: os.urandom(16))
 

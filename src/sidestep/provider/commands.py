@@ -14,6 +14,7 @@ import struct
 import termios
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from enum import StrEnum
 from typing import Any, Final
 
@@ -86,7 +87,7 @@ def give(
     told = 0
     passed = Passed.SENT
     for slot, generation in slots:
-        message = Message(type=kind, token=slot << 32 | generation)
+        message = Message(type=kind, token=slot << 32 | generation, arena_id=arena_id)
         # to every one, though one has no room: the order may be followed twice, and is then nothing the second time
         if not all([_send(client, message) for client in family]):  # noqa: C419 - a generator would stop early
             passed = Passed.BUSY
@@ -103,20 +104,20 @@ def serve(
     if not (members := _members(asked, arenas, clients)):
         return
     registry.bump_commands()
-    for client in members:
+    for client, _ in members:
         _send(client, Message(type=Rpc.SERVE, segment_id=asked.segment_id))
     registry.bump_commands()
 
 
 def _members(
     message: Message, arenas: Mapping[bytes, Arena], clients: Mapping[ClientId, Client], uid: int | None = None
-) -> list[Client]:
-    """The processes of the family that its peers know by that name, which understand what peers say.
+) -> list[tuple[Client, Arena]]:
+    """The processes of the family that its peers know by that name, which understand what peers say, and its arena.
 
     A process that has learned the name may use it, too, and gets them as well. `uid`: of that user only.
     """
     return [
-        clients[client_id]
+        (clients[client_id], arena)
         for arena in arenas.values()
         if arena.family_id == message.arena_id != bytes(16) and uid in (None, ROOT, arena.uid)
         for client_id in arena.clients
@@ -150,12 +151,12 @@ def pass_bell(
         doorbell_page_id=name,
     )  # fmt: skip
     registry.bump_commands()
-    for client in members:
+    for client, arena in members:
         with suppress(OSError):  # too many descriptors are on their way to it
             if _unread(client):
                 continue  # it is idle: what it does not take counts against its user, who could start nothing more
             quota.count(client, len(packet.descriptors))
-            _send(client, told, packet.descriptors.numbers)
+            _send(client, replace(told, arena_id=arena.arena_id), packet.descriptors.numbers)
     registry.bump_commands()
 
 

@@ -15,7 +15,7 @@ from typing import Any
 
 from sidestep import limits
 from sidestep.provider import arena as arenas
-from sidestep.provider.clients import Client
+from sidestep.provider.clients import Arena, Client
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,10 +47,8 @@ class History:
         self._rows: deque[EndedRow] = deque(maxlen=rows_max)
         self._sequence = 0
 
-    def keep(self, last: Client, now: float) -> None:
+    def keep(self, arena: Arena, last: Client, now: float) -> None:
         """Keeps the arena of a family that has just ended, given its last client."""
-        if (arena := last.arena) is None:
-            return
         namespace = arenas.pid_namespace(arena.fd)
         program = next(iter(last.subject.programs), "")[: limits.ENDED_NAME_MAX]
         for place, raw in islice(arenas.used_slots(arena.fd), limits.ENDED_PER_FAMILY_MAX):

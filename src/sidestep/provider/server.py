@@ -31,6 +31,7 @@ from sidestep.provider.proof.lookup import netns_cookie_of
 from sidestep.provider.rpc import Message, Packet, expect
 from sidestep.provider.users import ROOT
 
+_UNDERSTOOD: Final = Welcome.SERVES | Welcome.BELLS | Welcome.JOINS
 _TIMER_ONLY: Final = {int(signal.SIGALRM)}
 
 
@@ -164,24 +165,46 @@ class Provider:
         if client.kind is not Kind.CONTROL:  # looking changes nothing
             self._idle_since = self.parts.loop.now
 
+    def _arena_of(self, client: Client, packet: Packet) -> Arena:
+        """The arena that came with a message: one that is known, or a new one."""
+        table = self.parts.table
+        arena = table.arenas.get(packet.message.arena_id)
+        if arena is None:
+            arenas.check_arena(packet.descriptors[0])
+            from_root = client.uid == ROOT or client in self.parts.lineage
+            (fd,) = packet.descriptors.take().numbers
+            arena = Arena(
+                packet.message.arena_id, next(table.numbers), fd, client.uid, client.pid, from_root,
+                family_id=packet.message.segment_id,
+            )  # fmt: skip
+            table.arenas[packet.message.arena_id] = arena
+            table.history.forget(packet.message.arena_id)
+        elif not arena.is_of(packet.descriptors[0]):
+            raise PeerViolation("an arena that goes by the id of another", rule="arena")
+        return arena
+
+    def _on_join(self, client: Client, packet: Packet) -> None:
+        expect(packet, 1)
+        if client.arena is None or len(client.guests) == limits.GUEST_ARENAS_MAX:
+            raise PeerViolation("a JOIN before HELLO, or too many", rule="malformed")
+        if os.fstat(packet.descriptors[0]).st_uid != client.uid:
+            raise PeerViolation("a JOIN with an arena of another user", rule="arena")
+        arena = self._arena_of(client, packet)
+        if arena is not client.arena:
+            client.guests[arena.arena_id] = arena
+            arena.clients.add(client.client_id)
+
+    def _on_leave(self, client: Client, packet: Packet) -> None:
+        expect(packet, 0)
+        if (arena := client.guests.pop(packet.message.arena_id, None)) is not None:
+            self.parts.table.leave(client, arena)
+
     def _on_hello(self, client: Client, packet: Packet) -> None:
         parts, settings = self.parts, self._settings
         if client.arena:
             raise PeerViolation("a second HELLO", rule="malformed")
         expect(packet, 1)
-        arena = parts.table.arenas.get(packet.message.arena_id)
-        if arena is None:
-            arenas.check_arena(packet.descriptors[0])
-            from_root = client.uid == ROOT or client in parts.lineage
-            (fd,) = packet.descriptors.take().numbers
-            arena = Arena(
-                packet.message.arena_id, next(parts.table.numbers), fd, client.uid, client.pid, from_root,
-                family_id=packet.message.segment_id,
-            )  # fmt: skip
-            parts.table.arenas[packet.message.arena_id] = arena
-            parts.table.history.forget(packet.message.arena_id)
-        elif not arena.is_of(packet.descriptors[0]):
-            raise PeerViolation("an arena that goes by the id of another", rule="arena")
+        arena = self._arena_of(client, packet)
         if arena.from_root and settings.system:
             parts.lineage.remember(client)
         client.arena = arena
@@ -190,7 +213,7 @@ class Provider:
         near = netns_cookie_of(client.sock) == parts.netns_cookie  # accept() gives a socket of the client's namespace
         welcome = Message(
             type=Rpc.WELCOME,
-            flags=(settings.wants if near else settings.wants_elsewhere) | Welcome.SERVES | Welcome.BELLS,
+            flags=(settings.wants if near else settings.wants_elsewhere) | _UNDERSTOOD,
             promote_after_calls=settings.promote_after.calls,
             promote_after_bytes=settings.promote_after.payload_len,
             ring_size=(settings.ring_size, settings.remote_ring_size),
@@ -222,6 +245,8 @@ class Provider:
         Rpc.ASK: _on_ask,
         Rpc.SERVE: _on_serve,
         Rpc.BELL: _on_bell,
+        Rpc.JOIN: _on_join,
+        Rpc.LEAVE: _on_leave,
         Rpc.CONTROL: lambda self, client, packet: self._operations.handle(client, packet),
     }
 
