@@ -11,7 +11,7 @@ import socket
 import struct
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -754,6 +754,55 @@ def test_a_family_is_reached_by_its_name_whoever_has_it_too(sidestep: Sidestep) 
         for client in (taker, other):
             packet = client.receive()
             assert (packet.message.type, packet.message.segment_id) == (Rpc.SERVE, bytes(range(16)))
+
+
+def _join(client: ShimClient, other: ShimClient, arena: int | None = None) -> None:
+    given = memory.reopen_read_only(other.arena if arena is None else arena)
+    rpc.send(client.sock, Message(type=Rpc.JOIN, arena_id=other.arena_id, segment_id=other.family_id), [given])
+    os.close(given)
+
+
+def _told(client: ShimClient) -> tuple[Rpc, bytes]:
+    packet = client.receive()
+    with packet.descriptors:
+        return packet.message.type, packet.message.segment_id
+
+
+def test_who_holds_a_connection_of_another_family_hears_what_that_is_asked(sidestep: Sidestep) -> None:
+    """It was given one. The family lives on with it, and once it has left it hears nothing more."""
+    segment = bytes(range(16))
+    with ShimClient(sidestep.socket) as one, ShimClient(sidestep.socket) as given, ShimClient(sidestep.socket) as other:
+        for client in (one, given, other):
+            client.hello()
+        _join(given, other)
+        given.ask(Ask.OPEN, protocol=IPPROTO_SDP)  # answered behind it
+        ask = Message(type=Rpc.SERVE, arena_id=other.family_id, segment_id=segment)
+        rpc.send(one.sock, ask)
+        assert [_told(client) for client in (given, other)] == [(Rpc.SERVE, segment)] * 2
+        other.sock.close()
+        eventually(lambda: sidestep.status()["shims"] == 2)
+        assert sidestep.status()["families"] == 3
+        rpc.send(one.sock, ask)
+        assert _told(given) == (Rpc.SERVE, segment)
+        rpc.send(given.sock, Message(type=Rpc.LEAVE, arena_id=other.arena_id))
+        eventually(lambda: sidestep.status()["families"] == 2)
+
+
+@pytest.mark.parametrize("wrong", ["before HELLO", "another arena by its id", "too many", "no arena"])
+def test_a_false_join_costs_the_client_its_connection(sidestep: Sidestep, wrong: str) -> None:
+    with ShimClient(sidestep.socket) as one, ShimClient(sidestep.socket) as other:
+        other.hello()
+        if wrong != "before HELLO":
+            one.hello()
+        if wrong == "no arena":
+            rpc.send(one.sock, Message(type=Rpc.JOIN, arena_id=other.arena_id))
+        else:
+            _join(one, other, one.arena if wrong == "another arena by its id" else None)
+        for _ in range(limits.GUEST_ARENAS_MAX if wrong == "too many" else 0):
+            with ShimClient(sidestep.socket) as another, suppress(OSError):
+                _join(one, another)
+        assert one.hung_up()
+        assert sidestep.status()["shims"] == 1
 
 
 def test_what_a_client_sent_before_it_closed_is_read(sidestep: Sidestep) -> None:

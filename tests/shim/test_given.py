@@ -99,6 +99,32 @@ def test_it_goes_on_by_ring(sidestep: Sidestep, how: str, tmp_path: Path) -> Non
     given.ends_well()
 
 
+_NEW = """
+import os, select, socket, sys
+one = socket.create_connection(("127.0.0.1", int(sys.argv[1])))
+one.sendall(b"b" * 64)
+assert one.recv(64, socket.MSG_WAITALL) == b"b" * 64
+while not select.select([sys.stdin], [], [], 0)[0]:
+    word = os.urandom(64)
+    one.sendall(word)
+    assert one.recv(64, socket.MSG_WAITALL) == word
+"""
+
+
+def test_what_is_not_promoted_yet_is_promoted_there(sidestep: Sidestep, tmp_path: Path) -> None:
+    """The taker knows what TCP has carried, as each server does that hands new connections to workers."""
+    pipe, way = subprocess.PIPE, str(tmp_path / "way")
+    with sidestep.popen([sys.executable, PROGRAM, "taker", "alone", way], stdin=pipe, stdout=pipe, text=True) as taker:
+        assert line(taker) == "listens"
+        giver = sidestep.popen([sys.executable, PROGRAM, "giver", "alone", way], stdin=pipe, stdout=pipe, text=True)
+        client = sidestep.popen([sys.executable, "-c", _NEW, line(giver)], stdin=pipe, text=True)
+        assert line(taker) == "1 whole"
+        sidestep.wait_for(lambda found: len(found) == 2 and all(c.promoted for c in found))
+        for program in (client, taker, giver):
+            program.communicate("\n", timeout=PATIENCE_S)
+            assert program.returncode == 0
+
+
 def test_what_has_no_room_ends_as_over_tcp(sidestep: Sidestep, tmp_path: Path) -> None:
     """The kernel closes what it cannot deliver."""
     given = Given(sidestep, "cut", tmp_path)

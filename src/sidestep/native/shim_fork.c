@@ -48,7 +48,7 @@ static void (*const modules[][MOMENTS])(void) = {
 	{NULL, NULL, rpc_after_fork},
 	{NULL, NULL, explicit_after_fork},
 	{NULL, NULL, lent_after_fork},
-	{NULL, NULL, passes_after_fork},
+	{receivers_forget, NULL, passes_after_fork},
 	{NULL, NULL, kept_after_fork},
 };
 

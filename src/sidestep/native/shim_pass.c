@@ -4,7 +4,7 @@
  * Where each process that may read the message has the shim, what the connection consists of travels in the same message, behind
  * the program's own descriptors: a page that says what is what, the arena, the segment, and the doorbells. The taker's shim takes
  * them out, and is one more holder of the slot, as a child would be. The peer is asked nothing. A message that nobody reads takes
- * all of it with it.
+ * all of it with it. What is not promoted yet goes in the same way, so that the taker knows what TCP has carried.
  *
  * The guess may be wrong: a child that holds the other end may execute a program without the shim. So until the taker has said in
  * that page that it has come, the giver looks again who holds the other end: before it lets go of the connection, and a few times
@@ -30,6 +30,7 @@
 #define CONTROL_MAX 2048 /* that, credentials, a label, a process: all that a UNIX socket delivers at once */
 
 enum { FILE_PAGE, FILE_ARENA, FILE_SEGMENT, FILE_REMOTE, FILE_REMOTE_PAGE, FILE_DOORBELL, FILES };
+#define FILES_BY_TCP FILE_SEGMENT /* of a connection that has no ring, and may get one where it goes */
 enum { PASS_WAITS, PASS_TAKEN, PASS_WITHDRAWN };
 
 /* In memory that both programs map. */
@@ -97,10 +98,22 @@ static bool pass_withdraw(struct pass *pass, struct conn *conn)
 	return true;
 }
 
+/* A connection by TCP, of which no answer is awaited, and that nothing keeps there. */
+static bool waits_for_promotion(struct conn *conn, int fd, uint64_t *cookie)
+{
+	return word_load(conn->slot->state) == STATE_NATIVE && !conn->explicit && !word_load(conn->delegated) &&
+	       !slot_has(conn->slot, SLOT_STAYS | SLOT_RESET | SLOT_LENT) &&
+	       option_get(fd, SOL_SOCKET, SO_COOKIE, cookie, sizeof(*cookie));
+}
+
 static bool give(struct given *given, struct conn *conn, int fd)
 {
-	if (!conn->managed || !traveller_can(conn))
+	struct traveller of = {.slot = slot_index(conn->slot), .generation = conn->generation, .segment_fd = -1};
+
+	if (conn->managed ? !traveller_can(conn) : !waits_for_promotion(conn, fd, &of.cookie))
 		return false;
+	if (conn->managed)
+		of = traveller_of(conn);
 	int file = channel_memory("sidestep-pass", sizeof(struct pass));
 	struct pass *pass = MAP_FAILED;
 	if (file >= 0 && real.fcntl64(file, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL) == 0)
@@ -110,7 +123,8 @@ static bool give(struct given *given, struct conn *conn, int fd)
 			raw_close(file);
 		return false;
 	}
-	*pass = (struct pass){.magic = PASS_MAGIC, .version = LAYOUT_VERSION, .files = FILES, .of = traveller_of(conn)};
+	*pass = (struct pass){
+		.magic = PASS_MAGIC, .version = LAYOUT_VERSION, .files = of.segment_fd < 0 ? FILES_BY_TCP : FILES, .of = of};
 	memcpy(pass->arena_id, slot_arena_id(conn->slot), sizeof(pass->arena_id));
 	conn_ref(conn);
 	*given = (struct given){.conn = conn, .fd = fd, .file = file, .pass = pass};
@@ -120,24 +134,32 @@ static bool give(struct given *given, struct conn *conn, int fd)
 	return true;
 }
 
-static void put_files(int *to, const struct given *given)
+/* Behind those that are there; how many there are then. */
+static size_t put_files(int *files, size_t len, const struct given *given)
 {
 	const struct traveller *of = &given->pass->of;
+	const int its[FILES] = {
+		[FILE_PAGE] = given->file,
+		[FILE_ARENA] = slot_arena_fd(given->conn->slot),
+		[FILE_SEGMENT] = of->segment_fd,
+		[FILE_REMOTE] = of->remote_fd,
+		[FILE_REMOTE_PAGE] = of->remote_page_fd,
+		[FILE_DOORBELL] = of->doorbell_fd,
+	};
 
-	to[FILE_PAGE] = given->file;
-	to[FILE_ARENA] = slot_arena_fd(given->conn->slot);
-	to[FILE_SEGMENT] = of->segment_fd;
-	to[FILE_REMOTE] = of->remote_fd;
-	to[FILE_REMOTE_PAGE] = of->remote_page_fd;
-	to[FILE_DOORBELL] = of->doorbell_fd;
+	memcpy(files + len, its, given->pass->files * sizeof(*its));
+	return len + given->pass->files;
 }
 
 /* The message, with the files behind its own. False: there is no room for them. */
 static bool message_with_files(struct msghdr *with, const struct msghdr *message, char control[CONTROL_MAX],
                                const struct given *given, int given_len)
 {
-	size_t count = (size_t)given_len * FILES, at = 0;
+	size_t count = 0, at = 0;
 	int files[GIVEN_MAX * FILES];
+
+	for (int i = 0; i < given_len; i++)
+		count = put_files(files, count, &given[i]);
 
 	for (struct cmsghdr *header = CMSG_FIRSTHDR(message); header;
 	     header = CMSG_NXTHDR((struct msghdr *)message, header)) {
@@ -147,8 +169,6 @@ static bool message_with_files(struct msghdr *with, const struct msghdr *message
 		memcpy(control + at, header, len);
 		at += CMSG_SPACE(len - CMSG_LEN(0));
 	}
-	for (int i = 0; i < given_len; i++)
-		put_files(files + i * FILES, &given[i]);
 	struct cmsghdr *own = (struct cmsghdr *)(control + at);
 	*own =
 		(struct cmsghdr){.cmsg_len = CMSG_LEN(count * sizeof(int)), .cmsg_level = SOL_SOCKET, .cmsg_type = SCM_RIGHTS};
@@ -343,14 +363,14 @@ static void strangers_leave(const struct msghdr *message, const struct given *gi
 	}
 }
 
-static bool rights_have_rings(const struct msghdr *message)
+static bool rights_have_connections(const struct msghdr *message)
 {
 	bool any = false;
 
 	EACH_RIGHT(message, header)
 	for (size_t i = 0; i < rights_count(header); i++) {
 		HELD conn = conn_hold(right_at(header, i));
-		any |= conn && conn->managed;
+		any |= conn != NULL;
 	}
 	return any;
 }
@@ -395,7 +415,7 @@ ssize_t rights_send(int fd, const struct msghdr *message, int flags)
 	struct msghdr with;
 	unsigned long other_end = 0;
 	int given_len = 0;
-	enum receiver receiver = rights_have_rings(message) && !message->msg_name && arena_kept() && !foreign_pids
+	enum receiver receiver = rights_have_connections(message) && !message->msg_name && arena_kept() && !foreign_pids
 	                             ? receiver_of(fd, &other_end)
 	                             : RECEIVER_UNKNOWN;
 
@@ -423,28 +443,30 @@ ssize_t rights_send(int fd, const struct msghdr *message, int flags)
 
 /* ---- the taker ---- */
 
-/* The page that tells of a connection, if this is one: of our user, and of a size and shape that cannot change. */
+/* The page that tells of a connection, if this is one: of a size and shape that cannot change. */
 static struct pass *pass_map(int fd)
 {
 	struct stat st;
 
 	if (real.fstat(fd, &st) < 0 || !S_ISREG(st.st_mode) || st.st_size != (off_t)sizeof(struct pass) ||
-	    st.st_uid != geteuid() || !channel_stays(fd))
+	    !channel_stays(fd))
 		return NULL;
 	struct pass *pass = mmap(NULL, sizeof(*pass), PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
 	if (pass == MAP_FAILED)
 		return NULL;
-	if (pass->magic == PASS_MAGIC && pass->version == LAYOUT_VERSION && pass->files == FILES)
+	if (pass->magic == PASS_MAGIC && pass->version == LAYOUT_VERSION)
 		return pass;
 	munmap(pass, sizeof(*pass));
 	return NULL;
 }
 
-static bool is_ours(int fd)
+/* Another user's could be anything, and change at any time. */
+static bool are_ours(const int *files)
 {
-	struct stat st;
+	struct stat page, arena;
 
-	return real.fstat(fd, &st) == 0 && st.st_uid == geteuid();
+	return real.fstat(files[FILE_PAGE], &page) == 0 && page.st_uid == geteuid() &&
+	       real.fstat(files[FILE_ARENA], &arena) == 0 && arena.st_uid == geteuid();
 }
 
 /* True: the place of a holder that the giver has kept is ours. */
@@ -457,12 +479,38 @@ static bool pass_take(struct pass *pass)
 	return first;
 }
 
+static bool take_ring(struct traveller *of, int *files, struct conn_slot *slot, int fd)
+{
+	of->segment_fd = files[FILE_SEGMENT];
+	of->remote_fd = files[FILE_REMOTE];
+	of->remote_page_fd = files[FILE_REMOTE_PAGE];
+	of->doorbell_fd = files[FILE_DOORBELL];
+	bool taken = traveller_take(of, slot, fd);
+	files[FILE_SEGMENT] = of->segment_fd;
+	files[FILE_REMOTE] = of->remote_fd;
+	files[FILE_REMOTE_PAGE] = of->remote_page_fd;
+	files[FILE_DOORBELL] = of->doorbell_fd;
+	return taken;
+}
+
+static bool take_native(struct conn_slot *slot, int fd)
+{
+	struct conn *conn = conn_of_slot(fd, slot);
+
+	if (!conn)
+		return false;
+	word_store(conn->nonblock, real.fcntl64(fd, F_GETFL, 0) & O_NONBLOCK);
+	word_store(slot->fd, (uint32_t)fd);
+	shim_log("fd %d is taken up by TCP", fd);
+	return true;
+}
+
 /* A connection whose socket came under the number `fd`; < 0: it was cut off. Takes descriptors out of `files`. */
-static void take(struct pass *pass, int *files, int fd)
+static void take(struct pass *pass, int *files, bool by_ring, int fd)
 {
 	struct traveller of = pass->of; /* once: the giver can write it at any time */
 	struct conn_slot *slot =
-		is_ours(files[FILE_ARENA]) ? slot_arrive(files[FILE_ARENA], pass->arena_id, of.slot, of.generation) : NULL;
+		are_ours(files) ? slot_arrive(files[FILE_ARENA], pass->arena_id, of.slot, of.generation) : NULL;
 	const bool first = pass_take(pass), withdrawn = atomic_load(&pass->state) == PASS_WITHDRAWN;
 	int known;
 	HELD conn = conn_find(slot, of.generation, &known);
@@ -471,35 +519,32 @@ static void take(struct pass *pass, int *files, int fd)
 		if (!first) /* it has come before, by MSG_PEEK */
 			atomic_fetch_add(&slot->holders, 1);
 		holder_put(slot, 0, shim_pid);
-		of.segment_fd = files[FILE_SEGMENT];
-		of.remote_fd = files[FILE_REMOTE];
-		of.remote_page_fd = files[FILE_REMOTE_PAGE];
-		of.doorbell_fd = files[FILE_DOORBELL];
 		arena_shared = true;
-		bool taken = traveller_take(&of, slot, fd);
-		files[FILE_SEGMENT] = of.segment_fd;
-		files[FILE_REMOTE] = of.remote_fd;
-		files[FILE_REMOTE_PAGE] = of.remote_page_fd;
-		files[FILE_DOORBELL] = of.doorbell_fd;
+		word_store(slot->pid, shim_pid);
+		bool taken = by_ring ? take_ring(&of, files, slot, fd) : take_native(slot, fd);
 		if (taken) {
 			rpc_given();
 			return;
 		}
-		if (of.segment_fd < 0)
-			slot = NULL; /* it has been released */
+		if (!by_ring || files[FILE_SEGMENT] >= 0) {
+			shim_lock_take();
+			slot_release(slot);
+			shim_lock_drop();
+		}
+		slot = NULL;
 	} else if (slot && first && atomic_fetch_sub(&slot->holders, 1) == 1) {
 		slot_free(slot); /* else we have it already, or another has */
 	}
 	if (conn && fd >= 0)
 		conn_dup(known, fd);
-	else if (fd >= 0 && !withdrawn)
+	else if (fd >= 0 && !withdrawn && by_ring)
 		tcp_reset(fd); /* nobody can read what its ring holds */
 	if (slot)
 		slot_forgo(slot);
 }
 
 /* All numbers of the socket among those that came; with no `files` their limit was met, and nobody can go on with it. */
-static void take_all(struct pass *pass, int *files, const int *fds, size_t len)
+static void take_all(struct pass *pass, int *files, bool by_ring, const int *fds, size_t len)
 {
 	bool any = false;
 	uint64_t cookie;
@@ -507,14 +552,14 @@ static void take_all(struct pass *pass, int *files, const int *fds, size_t len)
 	for (size_t i = 0; i < len; i++) {
 		if (!option_get(fds[i], SOL_SOCKET, SO_COOKIE, &cookie, sizeof(cookie)) || cookie != pass->of.cookie)
 			continue;
-		if (!files)
+		if (!files && by_ring)
 			tcp_reset(fds[i]);
-		else if (!file_get(fds[i]))
-			take(pass, files, fds[i]);
+		else if (files && !file_get(fds[i]))
+			take(pass, files, by_ring, fds[i]);
 		any = true;
 	}
 	if (files && !any)
-		take(pass, files, -1);
+		take(pass, files, by_ring, -1);
 }
 
 /* `cut`: the limit of descriptors was met. What a socket needs may have been cut off with it. */
@@ -528,7 +573,7 @@ static void doubtful_end(const int *fds, size_t len)
 }
 
 /* Takes connections out of `len` descriptors that have come; `room`: how many the program can take, which becomes how many it gets. */
-static bool rights_take(int *fds, size_t len, size_t *room, bool cut)
+static bool rights_take(int *fds, size_t len, size_t *room, bool cut, int flags)
 {
 	struct pass *pass = NULL;
 	size_t own = 0;
@@ -536,14 +581,18 @@ static bool rights_take(int *fds, size_t len, size_t *room, bool cut)
 	while (own < len && !(pass = pass_map(fds[own])))
 		own++;
 	const size_t kept = own < *room ? own : *room;
-	for (size_t i = 0; i < kept; i++)
+	for (size_t i = 0; i < kept; i++) {
 		fd_new(fds[i]);
+		if (!(flags & MSG_CMSG_CLOEXEC))
+			real.fcntl64(fds[i], F_SETFD, 0);
+	}
 	if (cut && !pass)
 		doubtful_end(fds, kept);
 	for (size_t at = own; pass; pass = at < len ? pass_map(fds[at]) : NULL) {
-		take_all(pass, len - at < FILES ? NULL : fds + at, fds, kept);
+		const uint32_t files = pass->files == FILES_BY_TCP ? FILES_BY_TCP : FILES;
+		take_all(pass, len - at < files ? NULL : fds + at, files == FILES, fds, kept);
 		pass_close(pass);
-		at += FILES;
+		at += files;
 	}
 	for (size_t i = kept; i < len; i++)
 		if (fds[i] >= 0)
@@ -571,13 +620,13 @@ static void control_put(struct msghdr *message, size_t *at, const struct cmsghdr
 }
 
 /* What came into a buffer of ours goes to the program's, as the kernel would have put it there. */
-static void control_deliver(struct msghdr *message, const struct msghdr *own)
+static void control_deliver(struct msghdr *message, const struct msghdr *own, int flags)
 {
 	const bool cut = own->msg_flags & MSG_CTRUNC;
 	size_t at = 0;
 
 	message->msg_namelen = own->msg_namelen;
-	message->msg_flags = own->msg_flags;
+	message->msg_flags = own->msg_flags & ~(flags & MSG_CMSG_CLOEXEC ? 0 : MSG_CMSG_CLOEXEC);
 	for (struct cmsghdr *header = CMSG_FIRSTHDR(own); header; header = CMSG_NXTHDR((struct msghdr *)own, header)) {
 		int fds[RIGHTS_MAX];
 		if (header->cmsg_len < CMSG_LEN(0))
@@ -591,7 +640,7 @@ static void control_deliver(struct msghdr *message, const struct msghdr *own)
 		if (len > RIGHTS_MAX)
 			len = RIGHTS_MAX;
 		memcpy(fds, CMSG_DATA(header), len * sizeof(int));
-		if (!rights_take(fds, len, &room, cut))
+		if (!rights_take(fds, len, &room, cut, flags))
 			message->msg_flags |= MSG_CTRUNC;
 		if (room)
 			control_put(message, &at, header, fds, room * sizeof(int));
@@ -630,10 +679,13 @@ ssize_t rights_receive(int fd, struct msghdr *message, int flags)
 	own = *message;
 	own.msg_control = control;
 	own.msg_controllen = sizeof(control);
-	ssize_t got = real.recvmsg(fd, &own, flags);
+	/* what is ours among it is not for a program that another thread may be starting */
+	ssize_t got = real.recvmsg(fd, &own, flags | MSG_CMSG_CLOEXEC);
 	if (got >= 0) {
 		KEEP_ERRNO;
-		control_deliver(message, &own);
+		critical_enter();
+		control_deliver(message, &own, flags);
+		critical_leave();
 	}
 	return got;
 }

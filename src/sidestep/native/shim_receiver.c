@@ -2,7 +2,7 @@
  * shim_receiver.c - who may read what is sent to a UNIX socket: whether each process that holds its other end has the shim.
  *
  * The kernel names the other end (sock_diag(7)), and proc(5) tells who has it open. A program under the shim has an arena open as
- * well, and one that keeps to TCP has a mark. Processes that we may not look into are not asked: who sends to them is of the same user, by SO_PEERCRED.
+ * well, and one that keeps to TCP has a mark. Processes of other users may not be seen; but who has made the other end is of ours.
  */
 #include "shim_travel.h"
 
@@ -15,6 +15,7 @@
 #include "shim_proc.h"
 
 #define KNOWN_MAX 8
+#define DESCRIPTORS_MAX 65536 /* looked at; where there are more, nothing is known */
 #define KNOWN_NS \
 	1000000000ll /* for so long a receiver is taken for what it was: most have few, and are given many sockets */
 
@@ -30,7 +31,7 @@ struct search {
 	unsigned long inode; /* of the other end */
 	uint64_t namespace;  /* of process numbers: ours */
 	bool holds, shim, plain; /* of the process at hand */
-	uint32_t others, strangers;
+	uint32_t others, strangers, descriptors;
 	bool self;
 };
 
@@ -49,6 +50,8 @@ static bool number_seen(int dir, long number, void *argument)
 	unsigned long inode;
 
 	snprintf(name, sizeof(name), "%ld", number);
+	if (++search->descriptors > DESCRIPTORS_MAX)
+		return false;
 	ssize_t n = real.syscall(SYS_readlinkat, dir, (long)name, (long)target, sizeof(target) - 1, 0, 0);
 	target[n > 0 ? n : 0] = '\0';
 	search->holds |= sscanf(target, "socket:[%lu]", &inode) == 1 && inode == search->inode;
@@ -57,13 +60,31 @@ static bool number_seen(int dir, long number, void *argument)
 	return true;
 }
 
+/* Whether a process has no other user than ours, in any of the ways to have one. */
+static bool same_user(const char *process)
+{
+	char path[48], text[1024];
+	uint32_t uids[4], our = geteuid();
+
+	snprintf(path, sizeof(path), "%s/status", process);
+	int fd = proc_open(path, O_RDONLY);
+	ssize_t n = fd < 0 ? -1 : real.syscall(SYS_read, fd, (long)text, sizeof(text) - 1, 0, 0, 0);
+	if (fd >= 0)
+		raw_close(fd);
+	text[n > 0 ? n : 0] = '\0';
+	const char *line = strstr(text, "\nUid:");
+	return line && sscanf(line, "\nUid: %u %u %u %u", &uids[0], &uids[1], &uids[2], &uids[3]) == 4 && uids[0] == our &&
+	       uids[1] == our && uids[2] == our && uids[3] == our;
+}
+
 static bool process_seen(int dir, long pid, void *argument)
 {
 	struct search *search = argument;
-	char path[40];
+	char process[28], path[40];
 
 	(void)dir;
-	snprintf(path, sizeof(path), "/proc/%ld/fd", pid);
+	snprintf(process, sizeof(process), "/proc/%ld", pid);
+	snprintf(path, sizeof(path), "%s/fd", process);
 	int numbers = proc_open(path, O_RDONLY | O_DIRECTORY);
 	if (numbers < 0)
 		return true;
@@ -72,11 +93,11 @@ static bool process_seen(int dir, long pid, void *argument)
 	raw_close(numbers);
 	if (!search->holds)
 		return true;
-	snprintf(path, sizeof(path), "/proc/%ld/ns/pid", pid);
+	snprintf(path, sizeof(path), "%s/ns/pid", process);
 	search->self |= (uint32_t)pid == shim_pid;
 	search->others += (uint32_t)pid != shim_pid;
-	search->strangers += !search->shim || search->plain || inode_of(path) != search->namespace;
-	return true;
+	search->strangers += !search->shim || search->plain || inode_of(path) != search->namespace || !same_user(process);
+	return search->descriptors <= DESCRIPTORS_MAX;
 }
 
 /* The inode of the other end of a UNIX socket; 0: it has none, or the kernel does not tell. */
@@ -126,7 +147,7 @@ enum receiver receiver_again(unsigned long other_end)
 	bool seen = processes >= 0 && proc_numbers(processes, process_seen, &search);
 	if (processes >= 0)
 		raw_close(processes);
-	if (!seen || search.strangers || (!search.others && !search.self))
+	if (!seen || search.strangers || search.descriptors > DESCRIPTORS_MAX || (!search.others && !search.self))
 		return RECEIVER_UNKNOWN;
 	return search.others ? RECEIVER_SHIM : RECEIVER_SELF;
 }
@@ -166,4 +187,10 @@ enum receiver receiver_of(int fd, unsigned long *other)
 	known[place].until = now + KNOWN_NS;
 	shim_lock_drop();
 	return what;
+}
+
+/* Around a fork: there is one more that may read. */
+void receivers_forget(void)
+{
+	memset(known, 0, sizeof(known));
 }

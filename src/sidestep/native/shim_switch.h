@@ -94,6 +94,7 @@ void passes_settle(void);
 void passes_strand(void);
 int64_t passes_look(int64_t now);
 void passes_after_fork(void);
+void receivers_forget(void); /* shim_lock held */
 
 /* ---- shim_finish.c ---- */
 void conn_flush(struct conn *conn, int fd);
