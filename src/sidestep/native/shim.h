@@ -252,7 +252,6 @@ static inline bool conn_disown(struct conn *conn, int fd)
 size_t room_wanted(const struct conn *conn);
 bool conn_make_room(struct conn *conn);
 void conn_bound(struct conn *conn, int fd);
-void conn_drain_ring(struct conn *conn, int fd);
 void conn_demote(struct conn *conn, int fd, enum reason_code reason, bool recall);
 void conn_leave(struct conn *conn, int fd, enum reason_code reason);
 void conn_leave_dry(struct conn *conn, int fd);
@@ -322,8 +321,6 @@ static inline ssize_t conn_recv(struct conn *conn, int fd, const struct iovec *i
 extern _Atomic bool trim_due; /* bytes have gone by ring since the last conns_trim() that found none */
 void conns_trim(int64_t now);
 bool conn_alone(struct conn *conn);
-void conn_abandon(struct conn *conn, int fd);
-void conn_bequeath(struct conn *conn, int fd);
 void holder_put(struct conn_slot *slot, uint32_t before, uint32_t after);
 static inline bool conn_switched(const struct conn *conn)
 {
@@ -506,7 +503,6 @@ void rpc_withdraw(struct conn *conn);
 void rpc_after_fork(void);
 void rpc_ensure(void);
 void rpc_introduce(void);
-void rpc_given(void);
 void rpc_before_exec(void);
 void rpc_serve(const struct conn *conn);
 bool rpc_reaches_far(void);
@@ -618,7 +614,6 @@ int env_carried(char *const env[], char *const **entries); /* how many to add */
 struct start;
 char *command_carrying(const struct start *start, const char *command); /* to be freed */
 
-bool program_calls(const char *file); /* whether it makes calls by code of its own, or may (shim_code.c) */
 bool unseen_set_has(int fd); /* whether an epoll set has it that no call of ours has made */
 
 /* ---- shim_loader.c: how a program that is executed comes to the shim ---- */

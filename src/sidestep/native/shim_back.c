@@ -6,6 +6,7 @@
 
 /* How many milliseconds a call waits: */
 #define ACK_TURNS 10000    /* that has to go by TCP, until the provider between has told the peer our offset */
+#define HEIR_TURNS 200   /* milliseconds that exec waits for who else holds an inherited connection */
 #define REQUEST_TURNS 1000 /* until the peer has been asked back to TCP, which it will be in any case */
 #define ANSWER_TURNS 3     /* for a peer that was asleep on its doorbell to answer a recall */
 #define READ_TURNS 200     /* until the peer has read its ring, of which nobody can send anything again */
@@ -83,7 +84,7 @@ int conn_attach(struct conn *conn, int fd, int segment_fd, int side, struct remo
  * Before the socket is passed on: ends our round, and gives the peer a moment to read the ring. If the peer passes its socket
  * on as well, nobody is left who could send these bytes again.
  */
-void conn_drain_ring(struct conn *conn, int fd)
+static void conn_drain_ring(struct conn *conn, int fd)
 {
 	struct conn_slot *slot = conn->slot;
 
@@ -125,7 +126,7 @@ static void request_tcp(struct conn *conn, bool recall)
 }
 
 /* The next owner of the socket knows neither of bytes to be sent again nor of a reset that the kernel has told us alone. */
-static void leave_to_stranger(struct conn *conn, int fd)
+static void leave_nothing_owed(struct conn *conn, int fd)
 {
 	if (tx_is(conn->slot, TX_RESEND))
 		conn_flush(conn, fd);
@@ -209,7 +210,7 @@ void conn_demote(struct conn *conn, int fd, enum reason_code reason, bool recall
 		relay_acked(conn, CHANNEL_ACKED_REQUEST, REQUEST_TURNS);
 	if (recall) {
 		press_recall(conn);
-		leave_to_stranger(conn, fd);
+		leave_nothing_owed(conn, fd);
 	}
 	if (moved)
 		conn_wake_own(conn); /* for threads that wait for room in the ring: TCP's buffer may have some */
@@ -346,4 +347,50 @@ bool conn_promote(struct conn *conn, int fd, uint32_t kept)
 		set_conn_switched(conn);
 	}
 	return !managed && word_load(slot->state) == STATE_NATIVE;
+}
+
+/* Whether the ring of a socket that was passed on holds bytes that nobody can send again: the peer has ended its direction. */
+static bool leaves_hole(struct conn *conn)
+{
+	struct conn_slot *slot = conn->slot;
+
+	/* in this order: another process that is just going back (about to exec) sets the notice after its recall */
+	if (!conn->managed || !slot_has(slot, SLOT_PASSED) || !rx_watches(slot) ||
+	    !(atomic_load(&conn->channel.local->notice) & CHANNEL_DEMOTE) || channel_rx_peek(&conn->channel) == 0)
+		return false;
+	/* who has shut its reading down may meet the end at any time, but not what TCP brings behind the hole */
+	return !slot_has(slot, SLOT_RD_SHUT) || conn_peer_back(conn);
+}
+
+/* The socket lives on in a process without a shim. A stream with a hole must not look whole, so it is reset. */
+void conn_abandon(struct conn *conn, int fd)
+{
+	if (!leaves_hole(conn) || conn_misnamed(conn, fd))
+		return;
+	tcp_reset(fd);
+	shim_log("fd %d: reset, nobody can read what its ring still holds", fd);
+}
+
+/*
+ * This process becomes a program without a shim. Another that holds the connection may read the ring, or leave the socket to
+ * that program: a moment shows which. If neither happens, a program was meant to read it for which FD_CLOEXEC was taken away, or
+ * whose standard input it is.
+ */
+void conn_bequeath(struct conn *conn, int fd)
+{
+	for (int turn = 0; turn < HEIR_TURNS && !conn_alone(conn) && leaves_hole(conn); turn++)
+		raw_poll(NULL, 0, 1);
+	if (conn_alone(conn) || fd <= STDERR_FILENO || conn->heritable)
+		conn_abandon(conn, fd);
+}
+
+/*
+ * Somebody whose calls no shim sees reads on, from now on: what is unread has to be in the kernel, or the stream is broken before it
+ * is given away, as its next reader would take TCP's end for the stream's.
+ */
+void conn_leave_to_stranger(struct conn *conn, int fd, enum reason_code reason)
+{
+	conn_drain_ring(conn, fd);
+	conn_demote(conn, fd, reason, true);
+	conn_abandon(conn, fd);
 }

@@ -8,7 +8,6 @@
 #include <sys/ioctl.h>
 
 #define LINGER_TURN_MS 5 /* how often a close() that lingers looks whether all has gone out */
-#define HEIR_TURNS 200   /* milliseconds that exec waits for who else holds an inherited connection */
 
 /* SO_LINGER: waits as the kernel's close() would. */
 static void linger_out(int fd, int seconds)
@@ -58,41 +57,6 @@ static bool close_deferred(struct conn *conn, int fd)
 		return false;
 	atomic_store(&conn->deferred_fd, copy);
 	return true;
-}
-
-/* Whether the ring of a socket that was passed on holds bytes that nobody can send again: the peer has ended its direction. */
-static bool leaves_hole(struct conn *conn)
-{
-	struct conn_slot *slot = conn->slot;
-
-	/* in this order: another process that is just going back (about to exec) sets the notice after its recall */
-	if (!conn->managed || !slot_has(slot, SLOT_PASSED) || !rx_watches(slot) ||
-	    !(atomic_load(&conn->channel.local->notice) & CHANNEL_DEMOTE) || channel_rx_peek(&conn->channel) == 0)
-		return false;
-	/* who has shut its reading down may meet the end at any time, but not what TCP brings behind the hole */
-	return !slot_has(slot, SLOT_RD_SHUT) || conn_peer_back(conn);
-}
-
-/* The socket lives on in a process without a shim. A stream with a hole must not look whole, so it is reset. */
-void conn_abandon(struct conn *conn, int fd)
-{
-	if (!leaves_hole(conn) || conn_misnamed(conn, fd))
-		return;
-	tcp_reset(fd);
-	shim_log("fd %d: reset, nobody can read what its ring still holds", fd);
-}
-
-/*
- * This process becomes a program without a shim. Another that holds the connection may read the ring, or leave the socket to
- * that program: a moment shows which. If neither happens, a program was meant to read it for which FD_CLOEXEC was taken away, or
- * whose standard input it is.
- */
-void conn_bequeath(struct conn *conn, int fd)
-{
-	for (int turn = 0; turn < HEIR_TURNS && !conn_alone(conn) && leaves_hole(conn); turn++)
-		raw_poll(NULL, 0, 1);
-	if (conn_alone(conn) || fd <= STDERR_FILENO || conn->heritable)
-		conn_abandon(conn, fd);
 }
 
 void conn_forget(int fd, bool closing)

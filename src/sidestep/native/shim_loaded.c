@@ -1,5 +1,5 @@
 /* shim_loaded.c - what the loader of static programs needs of the shim; see loaded.h. */
-#include "shim.h"
+#include "shim_switch.h"
 
 #include "loaded.h"
 #include "shim_fd.h"
@@ -18,8 +18,7 @@ static void lend_number(int fd)
 
 	if (conn && (!conn->managed || (option_get(fd, SOL_SOCKET, SO_COOKIE, &cookie, sizeof(cookie)) &&
 	                                cookie == word_load(conn->slot->cookie)))) {
-		conn_demote(conn, fd, REASON_PASSED, true);
-		conn_abandon(conn, fd);
+		conn_leave_to_stranger(conn, fd, REASON_PASSED);
 	}
 }
 

@@ -4,6 +4,8 @@
 
 #include "shim.h"
 
+bool program_calls(const char *file); /* whether it makes calls by code of its own, or may (shim_code.c) */
+
 struct process {
 	uint32_t parent;
 	uint64_t began_ns;

@@ -69,6 +69,7 @@ extern struct command {
 } commands[COMMANDS_MAX]; /* received and not run yet */
 extern _Atomic int commands_len;
 void guests_join(void);
+void rpc_given(void);
 
 #define ASKS_MAX 32 /* questions of this process at a time; one more is answered as without a provider */
 /*

@@ -30,7 +30,8 @@ static void command_run(const struct command *command)
 		return;
 	}
 	const uint32_t generation = (uint32_t)command->slot_generation;
-	HELD conn = conn_find(slot_named(command->arena_id, (uint32_t)(command->slot_generation >> 32), generation), generation, &fd);
+	HELD conn = conn_find(slot_named(command->arena_id, (uint32_t)(command->slot_generation >> 32), generation),
+	                      generation, &fd);
 
 	if (command->type == RPC_BELL) {
 		bell_heard(conn, &command->bell);
@@ -171,6 +172,8 @@ void rpc_listen(void)
 {
 	provider_check();
 	bells_look();
+	if (unlikely(word_load(passes_open)))
+		passes_look();
 	const struct registry_header *page = atomic_load_explicit(&provider.registry, memory_order_acquire);
 
 	if (likely(page) && likely(atomic_load_explicit(&page->commands, memory_order_acquire) == word_load(commands_seen)))

@@ -29,12 +29,6 @@ static bool serve(struct conn *conn)
 	return fd >= 0 && tx_is(conn->slot, TX_RESEND) && !slot_has(conn->slot, SLOT_RESET);
 }
 
-static void serve_by(int64_t when)
-{
-	if (when != INT64_MAX && (!self.serve_at || when < self.serve_at))
-		self.serve_at = when;
-}
-
 static void owe(int64_t now)
 {
 	self.serve_at = now + SERVE_EVERY_NS;
@@ -97,8 +91,6 @@ int64_t conns_serve(struct doorbell *const *doorbells, uint32_t len, uint32_t lo
 	}
 	self.served_at = now;
 	self.serve_at = 0;
-	if (unlikely(word_load(passes_open)))
-		serve_by(passes_look(now));
 	shim_lock_take();
 	int told = find_unserved(found), n = 0;
 	shim_lock_drop();

@@ -6,6 +6,7 @@
  * makes it, and what it inherits is lent: TCP carries it until nobody else holds it.
  */
 #include "shim_process.h"
+#include "shim_switch.h"
 #include "shim_number.h"
 #include "shim_tcp_wait.h"
 
@@ -35,8 +36,7 @@ EXPORT int posix_spawn_file_actions_adddup2(posix_spawn_file_actions_t *actions,
 	struct conn *conn = conn_get(fd);
 
 	if (conn) {
-		conn_demote(conn, fd, REASON_PASSED, true);
-		conn_abandon(conn, fd); /* the child is to read it */
+		conn_leave_to_stranger(conn, fd, REASON_PASSED); /* the child is to read it */
 	}
 	return real.posix_spawn_file_actions_adddup2(actions, fd, to);
 }

@@ -87,12 +87,17 @@ bool tx_full(const struct conn *conn);
 /* ---- shim_events.c ---- */
 size_t low_water(struct conn *conn);
 
+/* ---- shim_back.c ---- */
+void conn_abandon(struct conn *conn, int fd);
+void conn_bequeath(struct conn *conn, int fd);
+void conn_leave_to_stranger(struct conn *conn, int fd, enum reason_code reason);
+
 /* ---- shim_pass.c ---- */
 extern _Atomic uint32_t passes_open; /* given to another process, which has not been seen to take them */
 void pass_settle(struct conn *conn, int fd);
 void passes_settle(void);
 void passes_strand(void);
-int64_t passes_look(int64_t now);
+void passes_look(void);
 void passes_after_fork(void);
 void receivers_forget(void); /* shim_lock held */
 

@@ -27,7 +27,7 @@ enum receiver {
 enum receiver receiver_of(int fd, unsigned long *other_end);
 enum receiver receiver_again(unsigned long other_end);
 
-/* ---- shim_pass.c ---- */
+/* ---- shim_rights.c ---- */
 ssize_t rights_send(int fd, const struct msghdr *message, int flags);
 ssize_t rights_receive(int fd, struct msghdr *message, int flags);
 bool rights_among(const struct mmsghdr *messages, unsigned len);
