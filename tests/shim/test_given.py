@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
+import tempfile
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import needed
 import pytest
 from common import PATIENCE_S, eventually
 
@@ -16,6 +19,7 @@ pytestmark = pytest.mark.slow
 
 PROGRAM = Path(__file__).resolve().parent / "programs" / "given.py"
 WORDS = 300  # that a client sends to the taker, and compares
+NOBODY = 65534
 COUNTS = {"many": 5, "cut": 2}
 _CLIENT = """
 import os, select, socket, sys
@@ -40,9 +44,9 @@ print(one.recv(1), flush=True)
 class Given:
     """A giver, a taker, and clients whose connections are promoted and then given away."""
 
-    def __init__(self, sidestep: Sidestep, how: str, place: Path) -> None:
+    def __init__(self, sidestep: Sidestep, how: str, place: Path, *before: str) -> None:
         self._sidestep = sidestep
-        self.taker = None if how == "self" else self._start(PROGRAM, "taker", how, place / "way")
+        self.taker = None if how == "self" else self._start(PROGRAM, "taker", how, place / "way", before=before)
         if self.taker is not None:
             assert line(self.taker) == "listens"
         self.giver = self._start(PROGRAM, "giver", how, place / "way")
@@ -52,9 +56,9 @@ class Given:
         for client in self.clients:
             tell(client)
 
-    def _start(self, *argv: object) -> subprocess.Popen[str]:
+    def _start(self, *argv: object, before: tuple[str, ...] = ()) -> subprocess.Popen[str]:
         pipe = subprocess.PIPE
-        return self._sidestep.popen([sys.executable, *map(str, argv)], stdin=pipe, stdout=pipe, text=True)
+        return self._sidestep.popen([*before, sys.executable, *map(str, argv)], stdin=pipe, stdout=pipe, text=True)
 
     def servers(self) -> list[Connection]:
         """The ends that were accepted."""
@@ -123,6 +127,25 @@ def test_what_is_not_promoted_yet_is_promoted_there(sidestep: Sidestep, tmp_path
         for program in (client, taker, giver):
             program.communicate("\n", timeout=PATIENCE_S)
             assert program.returncode == 0
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root may start a program of another user's")
+def test_another_user_gets_it_by_tcp(sidestep: Sidestep) -> None:
+    """That user's program has the shim, but no arena of ours is for it."""
+    before = (needed.program("setpriv"), f"--reuid={NOBODY}", "--clear-groups")
+    with tempfile.TemporaryDirectory() as place:
+        Path(place).chmod(0o777)
+        given = Given(sidestep, "alone", Path(place), *before)
+        assert given.taker is not None
+        assert line(given.taker) == "1 whole"
+        (client,) = given.clients
+        tell(client)
+        assert line(client) == "talked"
+        (end,) = (found for found in sidestep.connections() if found.role == "active")
+        assert (end.promoted, end.rx.ring_msgs < WORDS) == (False, True)
+        tell(client)
+        assert line(client) == "b''"
+        given.ends_well()
 
 
 def test_what_has_no_room_ends_as_over_tcp(sidestep: Sidestep, tmp_path: Path) -> None:

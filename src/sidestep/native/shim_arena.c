@@ -301,7 +301,7 @@ struct conn_slot *slot_known(uint32_t index, uint32_t generation)
 int arena_open(void)
 {
 	size_t len = ARENA_LEN;
-	int fd = channel_memory("sidestep-arena", len);
+	int fd = channel_memory(ARENA_NAME, len);
 
 	if (fd < 0)
 		return fd;

@@ -44,7 +44,7 @@ static uint64_t inode_of(const char *path)
 
 static bool number_seen(int dir, long number, void *argument)
 {
-	static const char arena[] = "/memfd:sidestep-arena", plain[] = "/memfd:" PLAIN_MARK;
+	static const char arena[] = "/memfd:" ARENA_NAME, plain[] = "/memfd:" PLAIN_MARK;
 	struct search *search = argument;
 	char name[16], target[64];
 	unsigned long inode;

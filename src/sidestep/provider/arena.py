@@ -19,7 +19,7 @@ from sidestep.native import layout
 from sidestep.native.layout import State
 from sidestep.provider import memory
 
-ARENA_NAME: Final = "/memfd:sidestep-arena"  # each program under the shim has it open (shim_arena.c)
+ARENA_NAME: Final = "/memfd:sidestep-arena"  # so begins the name of what each program under the shim has open (shim_arena.c)
 _CHUNK_SLOTS: Final = 128
 _SLOT: Final = layout.offsets("conn_slot")
 _CHANNEL_STATES: Final = frozenset({State.ATTACHED, State.PROMOTED})
@@ -29,7 +29,7 @@ def layout_of(pid: int) -> int | None:
     """The layout version of a program's shim; None: it has none, has gone, or may not be looked into."""
     with contextlib.suppress(OSError):  # closed meanwhile, or gone
         for entry in Path(f"/proc/{pid}/fd").iterdir():
-            if str(entry.readlink()).removesuffix(" (deleted)") == ARENA_NAME:
+            if str(entry.readlink()).startswith(ARENA_NAME):
                 with entry.open("rb") as file:
                     return header["version"] if (header := _header(file.fileno())) else None
     return None
