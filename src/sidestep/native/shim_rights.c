@@ -498,9 +498,7 @@ ssize_t rights_receive(int fd, struct msghdr *message, int flags)
 	ssize_t got = real.recvmsg(fd, &own, flags | MSG_CMSG_CLOEXEC);
 	if (got >= 0) {
 		KEEP_ERRNO;
-		critical_enter();
 		control_deliver(message, &own, flags);
-		critical_leave();
 	}
 	return got;
 }
