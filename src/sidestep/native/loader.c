@@ -61,6 +61,8 @@ static const uint16_t calls_wanted[] = {
 	SYS_pselect6,
 	SYS_pwritev2,
 	SYS_readlinkat,
+	SYS_recvmmsg,
+	SYS_recvmsg,
 	SYS_rt_sigaction,
 	SYS_seccomp,
 	SYS_sendfile,
@@ -79,7 +81,7 @@ static const uint16_t calls_wanted[] = {
 
 /* What the shim, too, passes on at once if it does not know the descriptor. */
 static const uint16_t calls_moving[] = {
-	SYS_read, SYS_readv, SYS_recvfrom, SYS_recvmmsg, SYS_recvmsg, SYS_sendto, SYS_write, SYS_writev,
+	SYS_read, SYS_readv, SYS_recvfrom, SYS_sendto, SYS_write, SYS_writev,
 };
 
 void *memory_there(void *memory)
