@@ -1,4 +1,4 @@
-"""Programs whose bytes move by ways that no shim sees, an io_uring and kernel AIO: their connections go back to TCP."""
+"""Programs that move bytes by io_uring or kernel AIO: which connections go back to TCP, and that no byte is lost."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+import needed
 import pytest
 import toolchain
 
@@ -18,6 +19,7 @@ PROGRAMS = Path(__file__).parent / "programs"
 Say = Callable[[str], int]
 
 
+SQPOLL, SQE128 = 1 << 1, 1 << 10  # of linux/io_uring.h
 LOADED = pytest.mark.parametrize("say", ["linked", "plugin"], indirect=True)
 
 
@@ -38,6 +40,11 @@ def say(request: pytest.FixtureRequest, sidestep: Sidestep, tmp_path: Path) -> S
          *made_of, "-o", user, f"-Wl,-rpath,{tmp_path}"], check=True, timeout=60,
     )  # fmt: skip
     argv = [sys.executable, "-c", f"import ctypes; ctypes.CDLL({str(user)!r}).use_ring()"] if plugin else [user]
+    return started(sidestep, argv)
+
+
+def started(sidestep: Sidestep, argv: list[str]) -> Say:
+    """The way to give a program commands, each of which it answers."""
     program = sidestep.popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1)
 
     def tell(what: str) -> int:
@@ -46,15 +53,15 @@ def say(request: pytest.FixtureRequest, sidestep: Sidestep, tmp_path: Path) -> S
         program.stdin.write(f"{what}\n")
         answer = int(program.stdout.readline())
         # switched off by kernel.io_uring_disabled or seccomp, as in many containers: then no program has one
-        if what == "ring" and -answer in (errno.ENOSYS, errno.EPERM):
+        if what.startswith("ring") and -answer in (errno.ENOSYS, errno.EPERM):
             pytest.skip("this kernel lets nobody have an io_uring")
         return answer
 
     return tell
 
 
-def promote(sidestep: Sidestep, say: Say) -> None:
-    while sum(c.promoted for c in sidestep.connections()) != 2:  # both ends claim, consent and switch in calls
+def promote(sidestep: Sidestep, say: Say, ends: int = 2) -> None:
+    while sum(c.promoted for c in sidestep.connections()) != ends:  # all ends claim, consent and switch in calls
         assert say("talk") == 0
 
 
@@ -81,3 +88,80 @@ def test_connections_stay_on_tcp(sidestep: Sidestep, say: Say) -> None:
     assert {c.reason for c in found} == {"IO_URING"}
     assert not any(c.promoted for c in found)
     assert say("mix") == 0
+
+
+def of_files(sidestep: Sidestep, *, policy: str = "") -> Say:
+    """The program with a ring for files."""
+    if not Path("/usr/include/liburing.h").exists():
+        needed.missing("liburing", "/usr/include/liburing.h")
+    flags = ["-O2", "-D_GNU_SOURCE", "-pthread", *toolchain.WARNINGS, "-luring"]
+    return started(sidestep, [str(toolchain.build("ring-files", [PROGRAMS / "ring_files.c"], flags))])
+
+
+@pytest.mark.parametrize("flags", [0, SQE128])
+def test_a_ring_for_files_is_no_reason(flags: int, sidestep: Sidestep) -> None:
+    say = of_files(sidestep)
+    assert say(f"ring {flags}") == 0
+    assert say("file") == 0
+    promote(sidestep, say, ends=4)
+    for _ in range(5):
+        assert say("file") == 0
+        assert say("talk") == 0
+    assert all(c.promoted for c in sidestep.connections())
+
+
+@pytest.mark.parametrize("way", ["number", "registered", "update", "wait", "splice"])
+def test_a_socket_in_a_ring_goes_back_to_tcp_and_no_other(way: str, sidestep: Sidestep) -> None:
+    say = of_files(sidestep)
+    assert say("ring 0") == 0
+    promote(sidestep, say, ends=4)
+    assert say("file") == 0
+    assert say(way) == 0
+    assert say("talk") == 0
+    assert sorted(str(c.reason) for c in sidestep.connections()) == ["IO_URING", "None", "None", "PEER_LEFT"]
+    for _ in range(30):
+        assert say("talk") == 0
+    assert sum(c.promoted for c in sidestep.connections()) == 2
+
+
+def test_a_socket_that_a_ring_sees_first_is_never_promoted(sidestep: Sidestep) -> None:
+    say = of_files(sidestep)
+    assert say("ring 0") == 0
+    assert say("wait") == 0
+    promote(sidestep, say, ends=2)
+    for _ in range(30):
+        assert say("talk") == 0
+    assert "IO_URING" in {c.reason for c in sidestep.connections()}
+    assert sum(c.promoted for c in sidestep.connections()) == 2
+
+
+def test_a_socket_that_a_ring_passes_on_goes_back_to_tcp(sidestep: Sidestep) -> None:
+    say = of_files(sidestep)
+    assert say("ring 0") == 0
+    promote(sidestep, say, ends=4)
+    assert say("pass") == 0
+    assert "PASSED" in {c.reason for c in sidestep.connections()}
+
+
+def test_a_number_that_a_ring_closes_is_anothers(sidestep: Sidestep) -> None:
+    say = of_files(sidestep)
+    assert say("ring 0") == 0
+    promote(sidestep, say, ends=4)
+    assert say("close") == 0
+
+
+def test_an_epoll_set_in_a_ring_keeps_all_on_tcp(sidestep: Sidestep) -> None:
+    say = of_files(sidestep)
+    assert say("ring 0") == 0
+    promote(sidestep, say, ends=4)
+    assert say("set") == 0
+    assert not any(c.promoted for c in sidestep.connections())
+
+
+def test_a_ring_that_a_thread_of_the_kernel_reads_keeps_all_on_tcp(sidestep: Sidestep) -> None:
+    say = of_files(sidestep)
+    promote(sidestep, say, ends=4)
+    assert say(f"ring {SQPOLL}") == 0
+    assert say("talk") == 0
+    assert {c.reason for c in sidestep.connections()} == {"IO_URING"}
+    assert not any(c.promoted for c in sidestep.connections())

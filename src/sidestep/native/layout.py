@@ -96,6 +96,7 @@ class Welcome(IntFlag):
     SERVES = 8  # SERVE is passed on
     BELLS = 16  # BELL is passed on
     JOINS = 32  # JOIN and LEAVE are understood
+    FILE_RINGS = 64  # the policy says that the program's io_urings have no sockets
 
 
 class Attach(IntFlag):
@@ -219,7 +220,7 @@ REASON_TEXT: Final[dict[Reason, str]] = {
     Reason.RELAY_LOST: "the relay between the two ends is gone, or lost bytes; the connection was reset",
     Reason.NO_PROTOCOL: "no offload protocol can carry it",
     Reason.BY_SDP: "bytes go by SDP, between the providers of the two hosts; TCP leads to the provider only",
-    Reason.IO_URING: "the program has an io_uring, whose calls the shim does not see",
+    Reason.IO_URING: "the program has put the socket into an io_uring, or has a ring that the shim does not see into",
     Reason.SANDBOX: "the program has put itself under a seccomp filter, which may forbid what the shim does",
     Reason.ASYNC_IO: "asynchronous I/O has been asked for: its bytes are moved inside libc or the kernel",
     Reason.LATENCY: "TCP is faster for what it does now: it waits for answers, or moves large pieces",

@@ -50,7 +50,8 @@ REMEDY: Final[dict[Reason, str]] = {
     Reason.ASYNC_IO: "let the program use recv() and send() instead of aio_read(), aio_write() or io_submit()",
     Reason.UNCOVERED: _NO_NEED + "TCP is what is safe then",
     Reason.SANDBOX: "switch the program's sandbox off, if you trust it without",
-    Reason.IO_URING: "switch io_uring off in this program",
+    Reason.IO_URING: "switch io_uring off in this program; or, if none of its rings has a socket, write a line "
+    "'rings files PROGRAM' into the policy",
     Reason.PEER_LEFT: "explain the other end: its own reason says why it went back",
     Reason.UNHEARD: "let the programs read what they are sent; where a direction has ended, the other stays on TCP",
     Reason.POLICY: "change the first line of the policy that matches it; 'sidestep policy test' names that line",
@@ -65,6 +66,21 @@ REMEDY: Final[dict[Reason, str]] = {
     "stays on TCP until it is opened anew",
     Reason.NO_PROTOCOL: "install or add an offload protocol that can: 'sidestep provider modules' lists them",
 }
+
+
+# Settings by which programs do without an io_uring, by the beginning of their names.
+_WITHOUT_RING: Final = {
+    "ceph-osd": "bdev_ioring = false", "mariadbd": "--innodb-use-native-aio=0", "mysqld": "--innodb-use-native-aio=0",
+    "postgres": "io_method = worker", "qemu-": "aio=threads", "smbd": "no io_uring among 'vfs objects'",
+}  # fmt: skip
+
+
+def remedy(reason: Reason, program: str) -> str:
+    """The remedy of a reason that a program's connection has; for some it names the program's own setting."""
+    for name, setting in _WITHOUT_RING.items():
+        if reason is Reason.IO_URING and program.startswith(name):
+            return f"switch io_uring off in this program: {setting}"
+    return REMEDY[reason].replace("PROGRAM", program or "PROGRAM")
 
 
 def why(reason: Reason, option: tuple[int, int] = (0, 0)) -> str:

@@ -31,6 +31,7 @@ enum file_kind {
 	FILE_CLOSING = 4,
 	FILE_EXPLICIT = 5,
 	FILE_LISTENER = 6,
+	FILE_RING = 7, /* an io_uring whose entries are looked through (shim_ring.c) */
 };
 
 struct file {
@@ -659,11 +660,6 @@ void travel_settle(void);
 
 void demote_inherited(struct travel *travel, bool leaving); /* what a program inherits that is executed next */
 long execute_bare(int directory, const char *path, char *const argv[], char *const env[], int flags);
-
-extern _Atomic uint32_t plain_reason; /* why this process keeps to TCP; 0: it does not (shim_plain.c) */
-void plain_from_now(enum reason_code reason);
-enum reason_code plain_why(void); /* looks, too; before a connection is offered */
-long raw_seccomp(long operation, long flags, long argument);
 
 /* ---- epoll (shim_set.c, shim_ready.c, shim_epoll.c; between them: shim_set.h) ---- */
 struct set;

@@ -44,7 +44,8 @@ static void welcome(const struct rpc_msg *record, int registry_fd)
 	void *map = mmap(NULL, REGISTRY_SIZE, PROT_READ, MAP_SHARED, registry_fd, 0);
 	if (map == MAP_FAILED)
 		return;
-	atomic_store(&provider.wants, record->flags & (WELCOME_POSSESSION | WELCOME_FAR | WELCOME_SERVES | WELCOME_BELLS | WELCOME_JOINS));
+	atomic_store(&provider.wants, record->flags & (WELCOME_POSSESSION | WELCOME_FAR | WELCOME_SERVES | WELCOME_BELLS |
+	                                               WELCOME_JOINS | WELCOME_FILE_RINGS));
 	atomic_store(&provider.answered, true);
 	/* The old page, of a provider that is gone, may still be looked at by another thread: it stays mapped. */
 	atomic_fetch_add(&provider.registry_epoch, 1);

@@ -3,6 +3,7 @@
 
 #include "loaded.h"
 #include "shim_fd.h"
+#include "shim_plain.h"
 
 static void lend_begin(void)
 {

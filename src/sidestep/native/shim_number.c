@@ -18,7 +18,7 @@ void fd_forget(int fd, bool closing)
 		set_forget(fd);
 	else if (file->kind == FILE_EXPLICIT)
 		explicit_forget(fd);
-	else if (file->kind == FILE_LISTENER)
+	else if (file->kind == FILE_LISTENER || file->kind == FILE_RING)
 		file_put(fd, NULL);
 	else if (file->kind == FILE_CLOSING && !closing)
 		file_closed(fd);

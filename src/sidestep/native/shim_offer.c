@@ -1,6 +1,7 @@
 /* shim_offer.c - offers and claims of connections: when they are made, and what goes to the provider with them. */
 #include "shim_provider.h"
 #include "shim_address.h"
+#include "shim_plain.h"
 
 #include <fcntl.h>
 #include <sys/random.h>
@@ -299,7 +300,8 @@ void offer_make(struct conn *conn, int fd)
 	const struct registry_header *page = atomic_load(&provider.registry);
 	if (provider.welcomed && far && far_unwanted())
 		word_store(conn->calls, 0); /* pinned at the next look */
-	else if (provider.welcomed && page && !page->closing && word_load(slot->state) == STATE_NATIVE)
+	else if (provider.welcomed && page && !page->closing && word_load(slot->state) == STATE_NATIVE &&
+	         !plain_ring_doubted())
 		approach(conn, fd, page);
 	let_go(NULL, 0);
 }

@@ -1,9 +1,11 @@
 /*
- * shim_plain.c - processes that keep to TCP, with all that they have and will have: who has an io_uring, whose calls do not
- * come by here (a read of a promoted socket would wait for ever, what was written would break it), and who has put itself
- * under a seccomp filter, which may forbid what the shim does.
+ * shim_plain.c - processes that keep to TCP, with all that they have and will have: those with an io_uring that may have
+ * sockets and whose entries do not come by here (a read of a promoted socket would wait for ever, what was written would break
+ * it), and those under a seccomp filter of their own, which may forbid what the shim does.
  */
+#include "shim_plain.h"
 #include "shim_proc.h"
+#include "shim_provider.h"
 #include "shim_travel.h"
 
 #include <fcntl.h>
@@ -64,13 +66,30 @@ long raw_seccomp(long operation, long flags, long argument)
 }
 
 /* ---- io_uring ---- */
+static _Atomic bool ring_unseen;
+
+bool plain_ring_doubted(void)
+{
+	return unlikely(atomic_load(&ring_unseen)) && !(atomic_load(&provider.wants) & WELCOME_FILE_RINGS);
+}
+
+/*
+ * The provider knows whether the policy says that rings of this program have no sockets. Before it has answered nothing is on its
+ * way to a ring of ours: then offer_make() asks again. Both sides store first and look then, at `ring_unseen` and `registry`.
+ */
+void plain_ring(void)
+{
+	atomic_store(&ring_unseen, true);
+	if (plain_ring_doubted() && (atomic_load(&provider.registry) || word_load(rings_ever)))
+		plain_from_now(REASON_IO_URING);
+}
 
 static bool not_a_ring(int dir, long number, void *argument)
 {
 	static const char ring[] = "anon_inode:[io_uring]";
 	char name[16], target[sizeof(ring)];
 
-	if (file_get((int)number)) /* a socket, an epoll set, or one of ours */
+	if (file_get((int)number)) /* a socket, an epoll set, a ring that is looked through, or one of ours */
 		return true;
 	snprintf(name, sizeof(name), "%ld", number);
 	ssize_t n = real.syscall(SYS_readlinkat, dir, (long)name, (long)target, sizeof(target), 0, 0);
@@ -95,7 +114,9 @@ enum reason_code plain_why(void)
 		}
 		errno = saved;
 		if (found)
-			plain_from_now(REASON_IO_URING);
+			plain_ring();
 	}
+	if (plain_ring_doubted())
+		plain_ring(); /* the provider may have answered since */
 	return (enum reason_code)word_load(plain_reason);
 }

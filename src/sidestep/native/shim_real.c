@@ -54,6 +54,26 @@ static void *missing_symbol(void)
 	return (void *)-1;
 }
 
+static void *symbol(void *scope, const char *name, const char *version)
+{
+	return version ? dlvsym(scope, name, version) : dlsym(scope, name);
+}
+
+/* A plug-in's library is in no scope that we can ask. It stays loaded, as the function is kept. */
+void *library_find(const char *name, const char *version)
+{
+	static const char *const libraries[] = {"liburing.so.1", "liburing.so.2", "libaio.so.1", "libaio.so.1t64"};
+	void *found = symbol(real_scope(), name, version);
+
+	for (size_t i = 0; !found && i < sizeof(libraries) / sizeof(*libraries); i++) {
+		void *library = dlopen(libraries[i], RTLD_LAZY | RTLD_NOLOAD);
+		found = library ? symbol(library, name, version) : NULL;
+		if (library && !found)
+			dlclose(library);
+	}
+	return found;
+}
+
 void real_init(void)
 {
 	void *found;

@@ -8,6 +8,7 @@
  */
 #include "shim_number.h"
 #include "shim_pass.h"
+#include "shim_plain.h"
 #include "shim_provider.h"
 #include "shim_travel.h"
 
@@ -178,6 +179,11 @@ static void strangers_leave(const struct msghdr *message, const struct given *gi
 	}
 }
 
+void rights_strand(const struct msghdr *message)
+{
+	strangers_leave(message, NULL, 0);
+}
+
 static bool rights_have_connections(const struct msghdr *message)
 {
 	bool any = false;
@@ -252,7 +258,7 @@ ssize_t rights_send(int fd, const struct msghdr *message, int flags)
 		given_sent(&given[i], receiver, other_end);
 	if (sent >= 0 || !files_refused(errno))
 		return sent;
-	strangers_leave(message, NULL, 0);
+	rights_strand(message);
 	return real.sendmsg(fd, message, flags);
 }
 
@@ -499,6 +505,8 @@ ssize_t rights_receive(int fd, struct msghdr *message, int flags)
 	if (got >= 0) {
 		KEEP_ERRNO;
 		control_deliver(message, &own, flags);
+		if (plain_ring_doubted())
+			plain_ring(); /* a connection may have come with it */
 	}
 	return got;
 }
@@ -520,7 +528,7 @@ static bool number_strands(int dir, long number, void *argument)
 	if (file_get((int)number) || flags < 0 || flags & FD_CLOEXEC || !is_unix((int)number) ||
 	    rights_receive((int)number, &message, MSG_PEEK | MSG_DONTWAIT | MSG_CMSG_CLOEXEC) < 0)
 		return true;
-	strangers_leave(&message, NULL, 0);
+	rights_strand(&message);
 	EACH_RIGHT(&message, header)
 	for (size_t i = 0; i < rights_count(header); i++)
 		close(right_at(header, i));

@@ -7,6 +7,7 @@
  */
 #include "shim_provider.h"
 #include "shim_address.h"
+#include "shim_plain.h"
 #include "shim_switch.h"
 
 #define POLL_EVERY_NS 10000          /* how often answers are looked for while calls come quickly */

@@ -1,7 +1,7 @@
-/* shim_syscall.c - ways into the kernel that bypass the hooked calls: raw system calls, io_uring, asynchronous I/O. */
+/* shim_syscall.c - ways into the kernel that bypass the hooked calls: raw system calls, asynchronous I/O. */
 #include "shim_number.h"
+#include "shim_plain.h"
 
-#include <dlfcn.h>
 #include <fcntl.h>
 #include <linux/aio_abi.h>
 #include <linux/close_range.h>
@@ -140,6 +140,11 @@ EXPORT long syscall(long number, ...)
 		if (fd_table_len)
 			return fail_with(ENOSYS);
 		break;
+	case SYS_io_uring_enter:
+		if (a[1]) /* entries that nobody has looked at */
+			plain_ring();
+		break;
+	case SYS_io_uring_register: ring_register_unseen((unsigned)a[1]); break;
 	case SYS_io_submit:
 		if (fd_table_len)
 			aio_kernel_demote(a[1], (struct iocb *const *)a[2]);
@@ -189,50 +194,12 @@ EXPORT long syscall(long number, ...)
 	return raw_moving(number, a);
 }
 
-/*
- * ---- io_uring and libaio ----
- * They make their system calls themselves; where they were loaded late they are in no scope that we can ask.
- */
-static void *library_find(const char *name)
-{
-	static const char *const libraries[] = {"liburing.so.1", "liburing.so.2", "libaio.so.1", "libaio.so.1t64"};
-	void *found = dlsym(real_scope(), name);
-
-	for (size_t i = 0; !found && i < sizeof(libraries) / sizeof(*libraries); i++) {
-		void *library = dlopen(libraries[i], RTLD_LAZY | RTLD_NOLOAD);
-		if (library) {
-			found = dlsym(library, name);
-			dlclose(library);
-		}
-	}
-	return found;
-}
-
-static int uring_result(int result)
-{
-	if (result >= 0)
-		plain_from_now(REASON_IO_URING);
-	return result;
-}
-
-#define URING(name, params, args) \
-	EXPORT int name params \
-	{ \
-		int(*found) params = (int(*) params)library_find(#name); \
-		return found ? uring_result(found args) : -ENOSYS; \
-	}
-URING(io_uring_setup, (unsigned n, void *setup), (n, setup))
-URING(io_uring_queue_init, (unsigned n, void *ring, unsigned flags), (n, ring, flags))
-URING(io_uring_queue_init_params, (unsigned n, void *ring, void *setup), (n, ring, setup))
-URING(io_uring_queue_init_mem, (unsigned n, void *ring, void *setup, void *memory, size_t len),
-      (n, ring, setup, memory, len))
-
 /* ---- asynchronous I/O: the kernel's, by libaio, and libc's, whose threads make the calls inside libc ---- */
 EXPORT int io_submit(aio_context_t context, long len, struct iocb *list[])
 {
 	static int (*_Atomic submit)(aio_context_t, long, struct iocb *[]);
 
-	if (unlikely(!submit) && !(submit = (int (*)(aio_context_t, long, struct iocb *[]))library_find("io_submit")))
+	if (unlikely(!submit) && !(submit = (int (*)(aio_context_t, long, struct iocb *[]))library_find("io_submit", NULL)))
 		return -ENOSYS;
 	aio_kernel_demote(len, list);
 	return submit(context, len, list);

@@ -18,6 +18,7 @@
 #include <sys/resource.h>
 #include <sys/stat.h>
 
+#include "shim_plain.h"
 #include "shim_proc.h"
 
 #define VARIABLE "SIDESTEP_TRAVEL="

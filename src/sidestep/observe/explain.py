@@ -20,7 +20,7 @@ from typing import Any, Final, TypeAlias
 
 from sidestep.errors import Misuse, Unavailable
 from sidestep.native.layout import REASON_TEXT, Reason
-from sidestep.native.reasons import REMEDY
+from sidestep.native.reasons import REMEDY, remedy
 from sidestep.observe import other_users
 from sidestep.observe.connections import Connection, Traffic, connections
 from sidestep.observe.processes import Pace
@@ -294,8 +294,8 @@ class Explainer:
     @staticmethod
     def _remedy(one: Connection) -> str:
         """Remedy of its reason, with its own address where one is wanted."""
-        remedy = REMEDY[Reason[one.reason]] if one.reason else ""
-        return remedy.replace("ADDRESS:PORT", one.local)
+        hint = remedy(Reason[one.reason], one.program or "") if one.reason else ""
+        return hint.replace("ADDRESS:PORT", one.local)
 
     def _decided(
         self, one: Connection, ends: tuple[Endpoint, Endpoint], peer: Connection | None

@@ -20,12 +20,19 @@ from heapq import heappop, heappush
 from typing import Any, Final, NamedTuple
 
 from sidestep import limits
-from sidestep.policy.model import BOTH, Identity, Pair, Role, Rule, Side, Statement, Subject, is_glob
+from sidestep.policy.model import BOTH, Identity, Pair, Rings, Role, Rule, Side, Statement, Subject, is_glob
 from sidestep.routing import Address, plain_address
 
 _WILDCARD: Final = re.compile(r"[*?\[]")
 _NONE: Final = limits.POLICY_RULES_MAX + 1  # an index behind that of every rule
 _IPV6_BITS: Final = 128
+# Programs known to have files alone in their rings; a statement of the policy about one of them comes before.
+_FILE_RINGS: Final = tuple(
+    Rings(files=True, program=name)
+    for name in (
+        "ceph-osd", "clickhouse*", "mariabackup", "mariadb-backup", "mariadbd", "mysqld", "postgres", "smbd",
+    )
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -227,6 +234,8 @@ class Policy:
         for index, statement in enumerate(self.statements):
             if isinstance(statement, Pair):
                 self._add_pair(index, statement)
+        stated = [statement for statement in self.statements if isinstance(statement, Rings)]
+        self._rings = [(_Glob(one.program), one.files) for one in (*stated, *_FILE_RINGS)]
 
     # ---- which way ----
 
@@ -245,6 +254,12 @@ class Policy:
             return Decision(BOTH, None)
         rule = self.rules[found]
         return Decision(rule.target, rule)
+
+    # ---- rings ----
+
+    def file_rings(self, subject: Subject) -> bool:
+        """True if the program's io_urings have no sockets, by the first statement about it."""
+        return next((files for glob, files in self._rings if any(map(glob.matches, subject.programs))), False)
 
     # ---- pairs of users ----
 

@@ -2,6 +2,7 @@
 
     use both|tcp|PROTOCOL [over TRANSPORT] connect|listen PROGRAM ADDRESS[/PREFIX]:PORT[-PORT] [user USER] [group GROUP]
     pair USER|@GROUP|* USER|@GROUP|*
+    rings files|sockets PROGRAM
     include FILE
     log [destination stderr|syslog|file NAME] [min-level 1..9]
 
@@ -24,9 +25,11 @@ from sidestep.policy.model import (
     ALL_PORTS,
     ANY,
     BOTH,
+    FILES,
     ID_MAX,
     PORT_MAX,
     ROLE_WORDS,
+    SOCKETS,
     TCP,
     Identity,
     Include,
@@ -34,6 +37,7 @@ from sidestep.policy.model import (
     Origin,
     Pair,
     Problem,
+    Rings,
     Rule,
     Side,
     Statement,
@@ -53,14 +57,16 @@ _ROLE_HINT: Final = "write connect (or client) for the end that connects, listen
 _ADDRESS_HINT: Final = "write ADDRESS[/PREFIX]:PORT[-PORT], as in 10.0.0.0/8:5000-5010, [2001:db8::]/32:80 or *:*"
 _PORT_HINT: Final = f"give a port from 0 to {PORT_MAX} without leading zeros, two of them as in 80-90, or * for all"
 _PAIR_HINT: Final = "the form is: pair USER|@GROUP|* USER|@GROUP|*"
+_RINGS_HINT: Final = "the form is: rings files|sockets PROGRAM"
 _INCLUDE_HINT: Final = "the form is: include FILE, where FILE may be a glob"
 _LOG_HINT: Final = "the form is: log [destination stderr|syslog|file NAME] [min-level 1..9]"
-_STATEMENTS_HINT: Final = "statements begin with use, pair, include or log; # begins a comment"
+_STATEMENTS_HINT: Final = "statements begin with use, pair, rings, include or log; # begins a comment"
 
 OVER: Final = "over"
-_STATEMENT_WORDS: Final = ("use", "pair", "include", "log")
+_STATEMENT_WORDS: Final = ("use", "pair", "rings", "include", "log")
 _CLAUSES: Final = ("user", "group")
 _LOG_WORDS: Final = ("destination", "min-level")
+_RING_WORDS: Final = (FILES, SOCKETS)
 _TARGETS: Final = (BOTH, TCP, "sdp", "local")
 _DESTINATIONS: Final = ("stderr", "syslog", "file")
 _JOINTS: Final = (":", "/", "-")  # spaces may stand around these in an address, as libsdp allows
@@ -296,6 +302,15 @@ def _side(words: _Words) -> Side:
     return Side(_number_or_name(word, name, "group" if is_group else "user"), is_group)
 
 
+def _parse_rings(words: _Words, origin: Origin) -> Rings:
+    what = words.take_keyword("what they have", _RINGS_HINT)
+    if what.text not in _RING_WORDS:
+        raise what.bad(f"{_shown(what.text)} is nothing that rings have", _suggest(what.text, _RING_WORDS, _RINGS_HINT))
+    program = words.take_name("a program", _RINGS_HINT)
+    words.finish(_RINGS_HINT)
+    return Rings(what.text == FILES, program.text, origin)
+
+
 def _parse_include(words: _Words, origin: Origin) -> Include:
     pattern = words.take_name("a file", _INCLUDE_HINT)
     words.finish('a name with spaces stands in quotes: include "my rules.conf"')
@@ -488,6 +503,7 @@ def _number(text: str, largest: int) -> int | None:
 _STATEMENTS: Final[dict[str, Callable[[_Words, Origin], Statement]]] = {
     "use": _parse_use,
     "pair": _parse_pair,
+    "rings": _parse_rings,
     "include": _parse_include,
     "log": _parse_log,
 }

@@ -17,6 +17,8 @@ from sidestep.routing import Network
 BOTH: Final = "both"  # any offload protocol that is installed, in order of preference, else TCP
 TCP: Final = "tcp"  # never offloaded
 ANY: Final = "*"
+FILES: Final = "files"
+SOCKETS: Final = "sockets"
 PORT_MAX: Final = 65535
 ALL_PORTS: Final = (0, PORT_MAX)
 ID_MAX: Final = (1 << 32) - 2  # the largest uid or gid; the one above it means "no one"
@@ -122,6 +124,18 @@ class Pair:
 
 
 @dataclass(frozen=True, slots=True)
+class Rings:
+    """`rings files|sockets PROGRAM`: whether the io_urings of a program, as far as no shim sees into them, have sockets."""
+
+    files: bool  # they move bytes of files alone
+    program: str  # a glob
+    origin: Origin = field(default=Origin(), compare=False)
+
+    def __str__(self) -> str:
+        return f"rings {FILES if self.files else SOCKETS} {quoted(self.program)}"
+
+
+@dataclass(frozen=True, slots=True)
 class Log:
     """`log ...` of libsdp: kept, without effect; `sidestep policy trace` shows more."""
 
@@ -152,7 +166,7 @@ class Include:
         return f"include {quoted(self.pattern)}"
 
 
-Statement = Rule | Pair | Log | Include
+Statement = Rule | Pair | Rings | Log | Include
 
 
 class Level(Enum):

@@ -210,10 +210,13 @@ class Provider:
         client.arena = arena
         client.subject = subject_of(client.sock, client.pid, client.uid, near=not settings.system)
         arena.clients.add(client.client_id)
+        wants = _UNDERSTOOD
+        if parts.policy.policy.file_rings(client.subject):
+            wants |= Welcome.FILE_RINGS
         near = netns_cookie_of(client.sock) == parts.netns_cookie  # accept() gives a socket of the client's namespace
         welcome = Message(
             type=Rpc.WELCOME,
-            flags=(settings.wants if near else settings.wants_elsewhere) | _UNDERSTOOD,
+            flags=(settings.wants if near else settings.wants_elsewhere) | wants,
             promote_after_calls=settings.promote_after.calls,
             promote_after_bytes=settings.promote_after.payload_len,
             ring_size=(settings.ring_size, settings.remote_ring_size),

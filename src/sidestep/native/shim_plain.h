@@ -1,0 +1,16 @@
+/* shim_plain.h - whether a process keeps to TCP. */
+#ifndef SIDESTEP_SHIM_PLAIN_H
+#define SIDESTEP_SHIM_PLAIN_H
+
+#include "shim.h"
+
+extern _Atomic uint32_t plain_reason; /* why this process keeps to TCP; 0: it does not */
+void plain_from_now(enum reason_code reason);
+enum reason_code plain_why(void); /* looks, too; before a connection is offered */
+void plain_ring(void); /* there is an io_uring whose entries do not come by here; no lock may be held */
+bool plain_ring_doubted(void); /* there is, and it may have sockets as far as the policy knows */
+void ring_register_unseen(
+	unsigned operation); /* shim_ring.c: io_uring_register(2) by a call that names no ring of ours */
+long raw_seccomp(long operation, long flags, long argument);
+
+#endif
