@@ -6,7 +6,7 @@ import ctypes
 from collections.abc import Iterable
 from ipaddress import IPv6Address
 
-from sidestep.policy.model import Pair, Role, Rule, Side, Statement, Subject
+from sidestep.policy.model import Pair, Rings, Role, Rule, Side, Statement, Subject
 from sidestep.routing import Address
 
 _fnmatch = ctypes.CDLL(None).fnmatch  # the C library's own, as libsdp used it
@@ -40,6 +40,14 @@ def first_rule(
         if isinstance(statement, Rule) and rule_matches(statement, role, subject, address, port):
             return statement
     return None
+
+
+def rings_have_files(statements: Iterable[Statement], subject: Subject) -> bool:
+    """Whether the first statement about the program's rings says that they have files alone."""
+    for one in statements:
+        if isinstance(one, Rings) and any(program_matches(one.program, name) for name in subject.programs):
+            return one.files
+    return False
 
 
 def side_matches(side: Side, uid: int, gids: frozenset[int]) -> bool:

@@ -16,6 +16,7 @@ from sidestep.policy.model import (
     Include,
     Log,
     Pair,
+    Rings,
     Role,
     Rule,
     Side,
@@ -85,6 +86,10 @@ def broad_rules() -> st.SearchStrategy[Rule]:
 def pairs(identity: st.SearchStrategy[int | str] = identities) -> st.SearchStrategy[Pair]:
     side = st.one_of(st.just(Side()), st.builds(Side, identity, st.booleans()))
     return st.builds(Pair, st.tuples(side, side))
+
+
+def rings() -> st.SearchStrategy[Rings]:
+    return st.builds(Rings, st.booleans(), programs)
 
 
 words = st.text(st.characters(exclude_categories=["C", "Z"], exclude_characters='"'), min_size=1, max_size=8)

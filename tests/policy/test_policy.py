@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from sidestep.policy import BOTH, Decision, Pair, Policy, Role, Rule, Subject
 from sidestep.policy.grammar import parse
-from sidestep.policy.model import Origin
+from sidestep.policy.model import Origin, Rings
 from sidestep.policy.review import _Ranges, review
 from sidestep.routing import Address, Network
 
@@ -71,6 +71,25 @@ def test_pairs_are_found_as_the_reference_finds_them(
     found = policy.may_pair(uids[0], gids_a, uids[1], gids_b)
     assert found is reference.first_pair(pairs, uids[0], gids_a, uids[1], gids_b)
     assert found is policy.may_pair(uids[1], gids_b, uids[0], gids_a)  # whoever comes first
+
+
+@given(rings=st.lists(some.rings(), max_size=6), subject=some.subjects)
+def test_rings_are_judged_as_the_reference_judges_them(rings: list[Rings], subject: Subject) -> None:
+    assert Policy(rings).file_rings(subject) is reference.rings_have_files(rings, subject)
+
+
+@pytest.mark.parametrize(
+    ("text", "program", "files"),
+    [
+        ("", "mariadbd", True),
+        ("", "qemu-system-x86_64", False),  # which waits for sockets by its ring, too
+        ("rings sockets mariadbd", "mariadbd", False),
+        ("rings files qemu-*\nrings sockets *", "qemu-system-x86_64", True),
+        ("use tcp listen mariadbd *:*", "mariadbd", True),
+    ],
+)
+def test_what_the_policy_says_of_rings_precedes_what_is_known(text: str, program: str, files: bool) -> None:
+    assert Policy(parse(text.encode()).statements).file_rings(Subject((program,), 0, frozenset())) is files
 
 
 @given(pattern=some.programs, name=some.names)

@@ -40,7 +40,7 @@ def test_the_sample_is_a_policy() -> None:
     (sample,) = re.findall(r"```conf\n(.*?)```", DOCUMENT, re.S)
     document = parse(sample.encode())
     assert document.problems == ()
-    assert {type(statement) for statement in document.statements} == {model.Rule, model.Pair, model.Include}
+    assert {type(statement) for statement in document.statements} == {model.Rule, model.Pair, model.Rings, model.Include}
 
 
 def test_the_sample_of_a_bad_line_is_what_check_shows() -> None:
@@ -54,7 +54,7 @@ def test_the_grammar_names_every_word_of_the_language() -> None:
     words = set(re.findall(r'"([a-z-]{2,})"', text))
     assert words == {
         *grammar._STATEMENT_WORDS, *grammar._CLAUSES, *grammar._LOG_WORDS, *grammar._DESTINATIONS, *model.ROLE_WORDS,
-        model.BOTH, model.TCP, grammar.OVER,
+        *grammar._RING_WORDS, model.BOTH, model.TCP, grammar.OVER,
     }  # fmt: skip
 
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from sidestep import limits
 from sidestep.policy.grammar import parse
-from sidestep.policy.model import Include, Log, Origin, Pair, Problem, Role, Rule, Side, Statement
+from sidestep.policy.model import Include, Log, Origin, Pair, Problem, Rings, Role, Rule, Side, Statement
 
 LIBSDP_DEFAULT = b"""\
 # libsdp.conf - configuration file for libsdp
@@ -102,6 +102,8 @@ def test_a_mapped_network_is_an_ipv4_network(endpoint: str) -> None:
     ("pair postgres @www-data", Pair((Side("postgres"), Side("www-data", True)))),
     ("pair 0 *", Pair((Side(0), Side()))),
     ('pair "@domain users" @100', Pair((Side("domain users", True), Side(100, True)))),
+    ("rings files postgres", Rings(True, "postgres")),
+    ('rings sockets "my server*"', Rings(False, "my server*")),
     ("include policy.d/*.conf", Include("policy.d/*.conf")),
     ('include "my rules # 1.conf"', Include("my rules # 1.conf")),
 ])  # fmt: skip
@@ -160,6 +162,10 @@ def test_extensions(line: str, expected: Statement) -> None:
     ("pair alice bob carol", 16, "carol", "one word too many", "pair USER|@GROUP|*"),
     ("pair alice @", 12, "@", "names no group", "pair USER|@GROUP|*"),
     ("pair alice @*", 12, "@*", "names no group", "pair USER|@GROUP|*"),
+    ("rings", 6, "", "ends where what they have is expected", "rings files|sockets PROGRAM"),
+    ("rings file postgres", 7, "file", "is nothing that rings have", "did you mean 'files'"),
+    ("rings files", 12, "", "ends where a program is expected", "rings files|sockets PROGRAM"),
+    ("rings files a b", 15, "b", "one word too many", "rings files|sockets PROGRAM"),
     ("include", 8, "", "ends where a file is expected", "include FILE"),
     ("include a b", 11, "b", "one word too many", 'include "my rules.conf"'),
     ("log min-level 0", 15, "0", "is not a level", "1, everything, to 9"),
@@ -221,7 +227,7 @@ def test_lengths_have_bounds() -> None:
 
 @pytest.mark.slow
 @settings(max_examples=300, deadline=None)
-@given(st.lists(st.one_of(some.rules(), some.pairs(), some.logs, some.includes), max_size=5))
+@given(st.lists(st.one_of(some.rules(), some.pairs(), some.rings(), some.logs, some.includes), max_size=5))
 def test_what_is_printed_reads_the_same(statements: list[Statement]) -> None:
     document = parse("\n".join(map(str, statements)).encode())
     assert document.problems == ()

@@ -6,7 +6,7 @@ import errno
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import needed
@@ -90,8 +90,8 @@ def test_connections_stay_on_tcp(sidestep: Sidestep, say: Say) -> None:
     assert say("mix") == 0
 
 
-def of_files(sidestep: Sidestep, *, policy: str = "") -> Say:
-    """The program with a ring for files."""
+def of_files(sidestep: Sidestep) -> Say:
+    """Starts ring_files, and gives it commands."""
     if not Path("/usr/include/liburing.h").exists():
         needed.missing("liburing", "/usr/include/liburing.h")
     flags = ["-O2", "-D_GNU_SOURCE", "-pthread", *toolchain.WARNINGS, "-luring"]
@@ -165,3 +165,31 @@ def test_a_ring_that_a_thread_of_the_kernel_reads_keeps_all_on_tcp(sidestep: Sid
     assert say("talk") == 0
     assert {c.reason for c in sidestep.connections()} == {"IO_URING"}
     assert not any(c.promoted for c in sidestep.connections())
+
+
+@pytest.fixture
+def trusting(tmp_path: Path) -> Iterator[Sidestep]:
+    """A provider whose policy says that rings of the programs here have no sockets."""
+    rules = tmp_path / "policy.conf"
+    rules.write_text('rings files "*ring*"\n')
+    with Sidestep(policy=rules) as made:
+        yield made
+
+
+def test_the_policy_makes_a_ring_no_reason_that_is_not_seen_into(trusting: Sidestep) -> None:
+    say = of_files(trusting)
+    assert say(f"ring {SQPOLL}") == 0
+    assert say("file") == 0
+    promote(trusting, say, ends=4)
+    assert say("file") == 0
+    assert say("talk") == 0
+    assert all(c.promoted for c in trusting.connections())
+
+
+def test_a_socket_that_is_seen_in_a_ring_goes_back_whatever_the_policy_says(trusting: Sidestep) -> None:
+    say = of_files(trusting)
+    assert say("ring 0") == 0
+    promote(trusting, say, ends=4)
+    assert say("number") == 0
+    assert say("set") == 0
+    assert not any(c.promoted for c in trusting.connections())
