@@ -90,12 +90,15 @@ def test_connections_stay_on_tcp(sidestep: Sidestep, say: Say) -> None:
     assert say("mix") == 0
 
 
-def of_files(sidestep: Sidestep) -> Say:
-    """Starts ring_files, and gives it commands."""
+def of_files(sidestep: Sidestep, *arguments: str, plugin: bool = False) -> Say:
+    """Starts ring_files, and gives it commands; as a plug-in it brings liburing into no scope of the shim's."""
     if not Path("/usr/include/liburing.h").exists():
         needed.missing("liburing", "/usr/include/liburing.h")
     flags = ["-O2", "-D_GNU_SOURCE", "-pthread", *toolchain.WARNINGS, "-luring"]
-    return started(sidestep, [str(toolchain.build("ring-files", [PROGRAMS / "ring_files.c"], flags))])
+    name, shared = ("ring-files.so", ["-shared", "-fPIC"]) if plugin else ("ring-files", [])
+    program = str(toolchain.build(name, [PROGRAMS / "ring_files.c"], [*flags, *shared]))
+    argv = [sys.executable, "-c", f"import ctypes; ctypes.CDLL({program!r}).main(1, None)"] if plugin else [program]
+    return started(sidestep, [*argv, *arguments])
 
 
 @pytest.mark.parametrize("flags", [0, SQE128])
@@ -110,10 +113,13 @@ def test_a_ring_for_files_is_no_reason(flags: int, sidestep: Sidestep) -> None:
     assert all(c.promoted for c in sidestep.connections())
 
 
-@pytest.mark.parametrize("way", ["number", "registered", "update", "wait", "splice"])
-def test_a_socket_in_a_ring_goes_back_to_tcp_and_no_other(way: str, sidestep: Sidestep) -> None:
+@pytest.mark.parametrize(
+    ("way", "flags"),
+    [("number", 0), ("number", SQE128), ("registered", 0), ("update", 0), ("wait", 0), ("splice", 0)],
+)
+def test_a_socket_in_a_ring_goes_back_to_tcp_and_no_other(way: str, flags: int, sidestep: Sidestep) -> None:
     say = of_files(sidestep)
-    assert say("ring 0") == 0
+    assert say(f"ring {flags}") == 0
     promote(sidestep, say, ends=4)
     assert say("file") == 0
     assert say(way) == 0
@@ -121,6 +127,29 @@ def test_a_socket_in_a_ring_goes_back_to_tcp_and_no_other(way: str, sidestep: Si
     assert sorted(str(c.reason) for c in sidestep.connections()) == ["IO_URING", "None", "None", "PEER_LEFT"]
     for _ in range(30):
         assert say("talk") == 0
+    assert sum(c.promoted for c in sidestep.connections()) == 2
+
+
+def test_a_child_goes_on_with_the_ring_of_its_parent(sidestep: Sidestep) -> None:
+    say = of_files(sidestep, "0")
+    assert say("ring") == 0
+    promote(sidestep, say, ends=4)
+    assert say("file") == 0
+    assert say("talk") == 0
+    assert sum(c.promoted for c in sidestep.connections()) == 4
+    assert say("number") == 0
+    assert say("talk") == 0
+    assert sum(c.promoted for c in sidestep.connections()) == 2
+
+
+def test_a_ring_of_a_plugin_is_seen_into(sidestep: Sidestep) -> None:
+    say = of_files(sidestep, plugin=True)
+    assert say("ring 0") == 0
+    assert say("file") == 0
+    promote(sidestep, say, ends=4)
+    assert say("file") == 0
+    assert say("number") == 0
+    assert say("talk") == 0
     assert sum(c.promoted for c in sidestep.connections()) == 2
 
 
@@ -143,11 +172,12 @@ def test_a_socket_that_a_ring_passes_on_goes_back_to_tcp(sidestep: Sidestep) -> 
     assert "PASSED" in {c.reason for c in sidestep.connections()}
 
 
-def test_a_number_that_a_ring_closes_is_anothers(sidestep: Sidestep) -> None:
+@pytest.mark.parametrize("way", ["close", "reuse"])
+def test_a_number_that_a_ring_closes_is_anothers(way: str, sidestep: Sidestep) -> None:
     say = of_files(sidestep)
     assert say("ring 0") == 0
     promote(sidestep, say, ends=4)
-    assert say("close") == 0
+    assert say(way) == 0
 
 
 def test_an_epoll_set_in_a_ring_keeps_all_on_tcp(sidestep: Sidestep) -> None:

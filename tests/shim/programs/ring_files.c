@@ -15,6 +15,7 @@
 #include <sys/epoll.h>
 #include <sys/ioctl.h>
 #include <sys/socket.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #define ENTRIES 8
@@ -32,7 +33,8 @@ struct way {
 static struct io_uring ring;
 static int ends[2];
 static pthread_t echoes[2];
-static int file;
+static int file, listener;
+static struct sockaddr_in address = {.sin_family = AF_INET};
 static char sent[PART], got[PART];
 
 /* What the oldest of the ring's requests has come to. */
@@ -241,7 +243,29 @@ static int put_to_close(void)
 		return fd;
 	if (pthread_join(echoes[0], NULL) != 0 || fd != ends[0])
 		return -EXDEV;
-	if (write(fd, "to the file", 11) != 11 || pread(fd, got, 11, 0) != 11 || memcmp(got, "to the file", 11) != 0)
+	if (write(fd, "to the file", 11) != 11 || lseek(fd, 0, SEEK_SET) != 0 || read(fd, got, PART) != 11)
+		return -EBADMSG;
+	return memcmp(got, "to the file", 11) == 0 ? 0 : -EBADMSG;
+}
+
+/* At the end of both directions; its number becomes another connection's. */
+static int put_to_close_before_another(void)
+{
+	int client = socket(AF_INET, SOCK_STREAM, 0);
+	if (shutdown(ends[0], SHUT_WR) < 0 || recv(ends[0], got, PART, 0) != 0 ||
+	    connect(client, (struct sockaddr *)&address, sizeof(address)) < 0)
+		return -errno;
+	struct io_uring_sqe *entry = io_uring_get_sqe(&ring);
+	io_uring_prep_close(entry, ends[0]);
+	int failed = submit(entry, 0);
+	entry = io_uring_get_sqe(&ring);
+	io_uring_prep_accept(entry, listener, NULL, NULL, 0);
+	int fd = failed ? failed : submit(entry, 0);
+	if (fd != ends[0])
+		return fd < 0 ? fd : -EXDEV;
+	if (send(client, "there", 5, 0) != 5 || recv(fd, got, PART, 0) != 5 || memcmp(got, "there", 5) != 0)
+		return -EBADMSG;
+	if (send(fd, "back", 4, 0) != 4 || recv(client, got, PART, 0) != 4 || memcmp(got, "back", 4) != 0)
 		return -EBADMSG;
 	return 0;
 }
@@ -264,9 +288,9 @@ static int put_set(void)
 static int connect_both(void)
 {
 	static int others[2];
-	struct sockaddr_in address = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
 	socklen_t len = sizeof(address);
-	int listener = socket(AF_INET, SOCK_STREAM, 0);
+	address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+	listener = socket(AF_INET, SOCK_STREAM, 0);
 	if (bind(listener, (struct sockaddr *)&address, len) < 0 || listen(listener, 2) < 0 ||
 	    getsockname(listener, (struct sockaddr *)&address, &len) < 0)
 		return -1;
@@ -281,23 +305,32 @@ static int connect_both(void)
 	return 0;
 }
 
-int main(void)
+/* With an argument a child does the commands, with the ring of its parent, as PostgreSQL's processes do. */
+int main(int argc, char *argv[])
 {
 	static const struct {
 		const char *name;
 		int (*run)(void);
 	} commands[] = {
-		{"talk", use_sockets},     {"file", use_file},    {"number", put_number},    {"registered", put_registered},
-		{"update", put_by_update}, {"wait", put_to_wait}, {"splice", put_to_splice}, {"pass", put_to_pass},
-		{"close", put_to_close},   {"set", put_set},
+		{"talk", use_sockets},     {"file", use_file},
+		{"number", put_number},    {"registered", put_registered},
+		{"update", put_by_update}, {"wait", put_to_wait},
+		{"splice", put_to_splice}, {"pass", put_to_pass},
+		{"close", put_to_close},   {"reuse", put_to_close_before_another},
+		{"set", put_set},
 	};
 	char line[32];
 	file = open("/tmp", O_TMPFILE | O_RDWR, 0600);
+	int made = argc > 1 ? io_uring_queue_init(ENTRIES, &ring, (unsigned)strtoul(argv[1], NULL, 0)) : -ENXIO;
+	if (made == 0 && fork())
+		return wait(NULL) < 0;
 	if (file < 0 || connect_both() < 0)
 		return 1;
 	while (fgets(line, sizeof(line), stdin)) {
 		int done = -ENOSYS;
 		line[strcspn(line, "\n")] = '\0';
+		if (strcmp(line, "ring") == 0)
+			done = made;
 		if (strncmp(line, "ring ", 5) == 0)
 			done = io_uring_queue_init(ENTRIES, &ring, (unsigned)strtoul(line + 5, NULL, 0));
 		for (size_t i = 0; i < sizeof(commands) / sizeof(*commands); i++)
