@@ -1,4 +1,4 @@
-"""MariaDB as Debian has it, whose InnoDB reads and writes its files by io_uring: rows, and the path of their connections."""
+"""MariaDB as Debian has it, whose InnoDB reads and writes files by io_uring: rows, and the path of connections."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ def body(row: int) -> str:
 
 def has_ring(pid: int) -> bool:
     """Whether a process has an io_uring."""
-    files = Path(f"/proc/{pid}/fd")
-    return any(os.readlink(file) == "anon_inode:[io_uring]" for file in files.iterdir() if file.is_symlink())
+    files = Path(f"/proc/{pid}/fd").iterdir()
+    return any(str(file.readlink()) == "anon_inode:[io_uring]" for file in files if file.is_symlink())
 
 
 def mariadb_server(stage: Stage) -> int:
@@ -33,7 +33,8 @@ def mariadb_server(stage: Stage) -> int:
     options = ["--no-defaults", f"--datadir={data}", *user]
     stage.run("nobody", [install, *options, "--auth-root-authentication-method=normal", "--skip-test-db"])
     allow = stage.workdir / "allow.sql"
-    allow.write_text("create user tester@'127.0.0.1';\ngrant all on *.* to tester@'127.0.0.1';\ncreate database test;\n")
+    rights = "create user tester@'127.0.0.1';\ngrant all on *.* to tester@'127.0.0.1';\n"
+    allow.write_text(rights + "create database test;\n")
     program, port = stage.serve(lambda port: [
         server, *options, f"--socket={local}", f"--port={port}", "--bind-address=127.0.0.1", f"--init-file={allow}",
         "--innodb-buffer-pool-size=6M", "--innodb-flush-log-at-trx-commit=0",

@@ -40,7 +40,8 @@ def test_the_sample_is_a_policy() -> None:
     (sample,) = re.findall(r"```conf\n(.*?)```", DOCUMENT, re.S)
     document = parse(sample.encode())
     assert document.problems == ()
-    assert {type(statement) for statement in document.statements} == {model.Rule, model.Pair, model.Rings, model.Include}
+    kinds = {type(statement) for statement in document.statements}
+    assert kinds == {model.Rule, model.Pair, model.Rings, model.Include}
 
 
 def test_the_sample_of_a_bad_line_is_what_check_shows() -> None:

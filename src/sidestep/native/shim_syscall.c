@@ -109,6 +109,18 @@ static long raw_moving(long number, const long a[6])
 	return raw_number(number, a);
 }
 
+static long raw_ring(long number, const long a[6])
+{
+	/* libuv batches epoll_ctl through io_uring, past every hook: it uses epoll_ctl when there is none */
+	if (number == SYS_io_uring_setup && fd_table_len)
+		return fail_with(ENOSYS);
+	if (number == SYS_io_uring_register)
+		ring_register_unseen((unsigned)a[1]);
+	else if (number == SYS_io_uring_enter && a[1]) /* entries that nobody has looked at */
+		plain_ring();
+	return real.syscall(number, a[0], a[1], a[2], a[3], a[4], a[5]);
+}
+
 /* Asynchronous I/O on a number: what moves its bytes does not come by here. */
 static void aio_demote(int fd)
 {
@@ -135,16 +147,9 @@ EXPORT long syscall(long number, ...)
 		a[i] = va_arg(args, long);
 	va_end(args);
 	switch (number) {
-	case SYS_io_uring_setup:
-		/* libuv batches epoll_ctl through io_uring, past every hook: it uses epoll_ctl when there is none */
-		if (fd_table_len)
-			return fail_with(ENOSYS);
-		break;
 	case SYS_io_uring_enter:
-		if (a[1]) /* entries that nobody has looked at */
-			plain_ring();
-		break;
-	case SYS_io_uring_register: ring_register_unseen((unsigned)a[1]); break;
+	case SYS_io_uring_register:
+	case SYS_io_uring_setup: return raw_ring(number, a);
 	case SYS_io_submit:
 		if (fd_table_len)
 			aio_kernel_demote(a[1], (struct iocb *const *)a[2]);

@@ -69,8 +69,8 @@ def _own_calls(name: str, files: list[Path]) -> Iterator[Finding]:
     if rings:
         yield Finding(
             name, Level.NOTE, f"may move socket bytes by io_uring, past the shim ({', '.join(rings)}); a guess",
-            "if so, switch io_uring off in its settings; a socket that liburing.so.2 has in a ring stays on TCP, as do all "
-            "of a program that makes rings in other ways",
+            "if so, switch io_uring off in its settings; sockets in rings of liburing.so.2 stay on TCP, and all where "
+            "rings are made in other ways",
         )  # fmt: skip
     if sockets:
         yield Finding(

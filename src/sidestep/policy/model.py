@@ -125,7 +125,7 @@ class Pair:
 
 @dataclass(frozen=True, slots=True)
 class Rings:
-    """`rings files|sockets PROGRAM`: whether the io_urings of a program, as far as no shim sees into them, have sockets."""
+    """`rings files|sockets PROGRAM`: whether io_urings of a program that no shim sees into have sockets."""
 
     files: bool  # they move bytes of files alone
     program: str  # a glob
