@@ -27,7 +27,7 @@ from shim_client import ShimClient
 from sidestep.config import Proof
 from sidestep.errors import Misuse
 from sidestep.native.layout import REASON_TEXT, Reason, State
-from sidestep.native.reasons import REMEDY
+from sidestep.native.reasons import REMEDY, remedy
 from sidestep.observe.explain import Explainer, Query
 from sidestep.testing import Sidestep, free_port
 
@@ -502,3 +502,9 @@ def test_young_ends_wait_for_one_another(closing: ExitStack) -> None:
     by_pid = {one["connection"]["pid"]: one for one in found}
     assert {by_pid[pid]["reason"] for pid in (client.pid, chat.server.pid)} == {"YOUNG"}
     assert "--promote-after 0" in by_pid[client.pid]["hint"]
+
+
+def test_the_remedy_of_a_ring_names_the_setting_of_the_program() -> None:
+    assert "--innodb-use-native-aio=0" in remedy(Reason.IO_URING, "mariadbd")
+    assert "'rings files fio'" in remedy(Reason.IO_URING, "fio")
+    assert remedy(Reason.IO_URING, "") == REMEDY[Reason.IO_URING]
