@@ -172,6 +172,15 @@ def test_a_socket_that_a_ring_passes_on_goes_back_to_tcp(sidestep: Sidestep) -> 
     assert "PASSED" in {c.reason for c in sidestep.connections()}
 
 
+def test_a_ring_by_which_a_connection_may_come_keeps_all_on_tcp(sidestep: Sidestep) -> None:
+    say = of_files(sidestep)
+    assert say("ring 0") == 0
+    promote(sidestep, say, ends=4)
+    assert say("arrive") == 0
+    assert say("talk") == 0
+    assert not any(c.promoted for c in sidestep.connections())
+
+
 @pytest.mark.parametrize("way", ["close", "reuse"])
 def test_a_number_that_a_ring_closes_is_anothers(way: str, sidestep: Sidestep) -> None:
     say = of_files(sidestep)

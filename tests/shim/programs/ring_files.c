@@ -9,6 +9,7 @@
 #include <liburing.h>
 #include <poll.h>
 #include <pthread.h>
+#include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -205,8 +206,8 @@ static int put_to_splice(void)
 	return memcmp(got, sent, UNREAD) == 0 ? 0 : -EBADMSG;
 }
 
-/* Passes it to ourselves, under another number. */
-static int put_to_pass(void)
+/* Passes it to ourselves, under another number; the ring sends the message or receives it. */
+static int pass(bool sends)
 {
 	union {
 		struct cmsghdr header;
@@ -219,15 +220,33 @@ static int put_to_pass(void)
 	if (failed || socketpair(AF_UNIX, SOCK_DGRAM, 0, pair) < 0)
 		return failed ? failed : -errno;
 	memcpy(CMSG_DATA(&control.header), &ends[0], sizeof(int));
-	struct io_uring_sqe *entry = io_uring_get_sqe(&ring);
-	io_uring_prep_sendmsg(entry, pair[0], &message, 0);
-	if (submit(entry, 0) != 1)
-		return -EIO;
-	part.iov_base = got;
-	if (recvmsg(pair[1], &message, 0) != 1)
+	if (sends) {
+		io_uring_prep_sendmsg(io_uring_get_sqe(&ring), pair[0], &message, 0);
+		if (io_uring_submit(&ring) != 1 || result() != 1)
+			return -EIO;
+	} else if (sendmsg(pair[0], &message, 0) != 1) {
 		return -errno;
+	}
+	part.iov_base = got;
+	if (!sends) {
+		io_uring_prep_recvmsg(io_uring_get_sqe(&ring), pair[1], &message, 0);
+		if (io_uring_submit(&ring) != 1 || result() != 1)
+			return -EIO;
+	} else if (recvmsg(pair[1], &message, 0) != 1) {
+		return -errno;
+	}
 	memcpy(&passed, CMSG_DATA(&control.header), sizeof(int));
 	return recv(passed, got, UNREAD, MSG_WAITALL) == UNREAD && memcmp(got, sent, UNREAD) == 0 ? 0 : -EBADMSG;
+}
+
+static int put_to_pass(void)
+{
+	return pass(true);
+}
+
+static int put_to_arrive(void)
+{
+	return pass(false);
 }
 
 /* Its number becomes a file's, in which alone what is written must be. */
@@ -312,11 +331,17 @@ int main(int argc, char *argv[])
 		const char *name;
 		int (*run)(void);
 	} commands[] = {
-		{"talk", use_sockets},     {"file", use_file},
-		{"number", put_number},    {"registered", put_registered},
-		{"update", put_by_update}, {"wait", put_to_wait},
-		{"splice", put_to_splice}, {"pass", put_to_pass},
-		{"close", put_to_close},   {"reuse", put_to_close_before_another},
+		{"talk", use_sockets},
+		{"file", use_file},
+		{"number", put_number},
+		{"registered", put_registered},
+		{"update", put_by_update},
+		{"wait", put_to_wait},
+		{"splice", put_to_splice},
+		{"pass", put_to_pass},
+		{"arrive", put_to_arrive},
+		{"close", put_to_close},
+		{"reuse", put_to_close_before_another},
 		{"set", put_set},
 	};
 	char line[32];
