@@ -6,7 +6,7 @@ import errno
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import needed
@@ -43,7 +43,7 @@ def say(request: pytest.FixtureRequest, sidestep: Sidestep, tmp_path: Path) -> S
     return started(sidestep, argv)
 
 
-def started(sidestep: Sidestep, argv: list[str]) -> Say:
+def started(sidestep: Sidestep, argv: Sequence[str | Path]) -> Say:
     """The way to give a program commands, each of which it answers."""
     program = sidestep.popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1)
 
