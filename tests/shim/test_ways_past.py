@@ -1,4 +1,4 @@
-"""Ways past the hooks: a close by a handle of the C library, or by a system call of a program's own."""
+"""Ways past the hooks: by a handle of the C library, within it, or by a system call of a program's own."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import toolchain
 
+from sidestep.observe import connections
 from sidestep.testing import Sidestep
 
 pytestmark = pytest.mark.slow
@@ -50,3 +51,16 @@ def test_a_set_that_no_hook_has_seen(promote_after: str | None) -> None:
         ended = sidestep.run([program], stdout=subprocess.PIPE, text=True, timeout=100)
         assert ended.stdout == "whole\n"
         assert sidestep.status()["counters"].get("claim_matched", 0) == 0
+
+
+@pytest.mark.parametrize("by", ["deep", "handle", "version"])
+def test_functions_that_are_asked_of_the_c_library_alone(by: str) -> None:
+    """A plug-in that is bound to it before us, and addresses from dlsym() and dlvsym() with a handle of it."""
+    flags = ["-D_GNU_SOURCE", "-ldl"]
+    program = toolchain.build("past-names", [PROGRAMS / "past_names.c"], flags)
+    plugin = toolchain.build("past-names.so", [PROGRAMS / "past_names.c"], [*flags, "-DPLUGIN", "-shared", "-fPIC"])
+    with Sidestep(promote_after="0") as sidestep:
+        ended = sidestep.run([program, by, plugin], stdout=subprocess.PIPE, text=True, timeout=100)
+        assert ended.stdout == "whole\n"
+        ends = [one.connection for one in connections.ended(sidestep.socket)]
+        assert [one.promoted for one in ends] == [True, True]

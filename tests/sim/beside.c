@@ -4,6 +4,7 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <link.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -29,6 +30,14 @@ WRAP(void *, dlopen, const char *path, int flags)
 	(void)path;
 	(void)flags;
 	return NULL;
+}
+
+/* The simulator's own C library is to call nobody in its place. */
+WRAP(int, dl_iterate_phdr, int (*each)(struct dl_phdr_info *, size_t, void *), void *argument)
+{
+	(void)each;
+	(void)argument;
+	return 0;
 }
 
 WRAP(int, clock_gettime, clockid_t clock, struct timespec *at)

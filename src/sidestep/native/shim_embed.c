@@ -4,21 +4,17 @@
  * Preloaded, the library comes first where the dynamic linker binds the calls of all objects. Loaded later it comes too
  * late for that, so it does the same itself: in every loaded object the slots through which it calls a function of ours
  * (GOT and PLT entries, and pointers in tables) are made to name ours. The functions that ours stand before are those
- * of the global scope, where another preloaded library may stand in turn. Objects that come later are seen to before
- * anybody can call them: dlopen() is ours, too, and so is dlsym(). Calls inside the C library stay its own, as ever.
+ * of the global scope, where another preloaded library may stand in turn. The linker itself binds objects that come later to us
+ * (shim_names.c).
  *
  * In `opt_in` mode only sockets that were adopted are tracked, and what listeners accept that were; all others pass
  * through. A socket may be adopted at any time before a byte has moved: the kernel's counts betray it if one has.
- *
- * Not seen: a call through an address that the program asked of dlsym() with the C library's own handle.
  */
+#include "shim_object.h"
+
 #include "shim.h"
 
-#include <dlfcn.h>
-#include <elf.h>
-#include <link.h>
 #include <netinet/in.h>
-#include <sys/mman.h>
 
 #if defined(__x86_64__)
 #define RELOC_SLOT R_X86_64_JUMP_SLOT
@@ -32,139 +28,31 @@
 #error "which relocations bind functions here?"
 #endif
 
-#define HOOKS_MAX 256 /* names; a test compares with what the library exports */
-
-static struct hook {
-	const char *name;
-	uintptr_t function;
-} hooks[HOOKS_MAX];
-static uint32_t hooks_len;
-static uintptr_t own_base; /* of this library */
 static _Atomic bool looked; /* whether calls are redirected */
-static _Atomic bool look_due;
-static pthread_mutex_t look_lock = PTHREAD_MUTEX_INITIALIZER;
-
-/* ---- what we export ---- */
-struct object {
-	uintptr_t base;
-	const ElfW(Sym) * symbols;
-	const char *names;
-	const ElfW(Rela) * tables[2]; /* DT_RELA, DT_JMPREL */
-	size_t lens[2];              /* entries */
-	const uint32_t *hash;
-};
-
-/* Linux's own object, and those of other systems' linkers, keep addresses as they are in the file. */
-static const void *located(const struct dl_phdr_info *info, ElfW(Addr) address)
-{
-	return (const void *)(address < info->dlpi_addr ? info->dlpi_addr + address : address);
-}
-
-static bool object_read(const struct dl_phdr_info *info, struct object *object)
-{
-	const ElfW(Dyn) *dynamic = NULL;
-
-	*object = (struct object){.base = info->dlpi_addr};
-	for (int i = 0; i < info->dlpi_phnum; i++)
-		if (info->dlpi_phdr[i].p_type == PT_DYNAMIC)
-			dynamic = (const ElfW(Dyn) *)(info->dlpi_addr + info->dlpi_phdr[i].p_vaddr);
-	for (; dynamic && dynamic->d_tag != DT_NULL; dynamic++) {
-		switch (dynamic->d_tag) {
-		case DT_SYMTAB: object->symbols = located(info, dynamic->d_un.d_ptr); break;
-		case DT_STRTAB: object->names = located(info, dynamic->d_un.d_ptr); break;
-		case DT_RELA: object->tables[0] = located(info, dynamic->d_un.d_ptr); break;
-		case DT_RELASZ: object->lens[0] = dynamic->d_un.d_val / sizeof(ElfW(Rela)); break;
-		case DT_JMPREL: object->tables[1] = located(info, dynamic->d_un.d_ptr); break;
-		case DT_PLTRELSZ: object->lens[1] = dynamic->d_un.d_val / sizeof(ElfW(Rela)); break;
-		case DT_GNU_HASH: object->hash = located(info, dynamic->d_un.d_ptr); break;
-		}
-	}
-	return object->symbols && object->names;
-}
-
-static void hook_add(const char *name, uintptr_t function)
-{
-	if (hooks_len < HOOKS_MAX)
-		hooks[hooks_len++] = (struct hook){name, function};
-}
-
-static int hook_compare(const void *a, const void *b)
-{
-	return strcmp(((const struct hook *)a)->name, ((const struct hook *)b)->name);
-}
-
-static uintptr_t hook_find(const char *name)
-{
-	const struct hook *found = bsearch(&(struct hook){.name = name}, hooks, hooks_len, sizeof(*hooks), hook_compare);
-
-	return found ? found->function : 0;
-}
-
-static void *late_dlopen(const char *path, int flags);
-static void *late_dlsym(void *handle, const char *name);
-
-/* The names that a linker would bind to us: those in our hash table, but for the ones of this file. */
-static int hooks_read(struct dl_phdr_info *info, size_t size, void *unused)
-{
-	struct object own;
-
-	(void)size;
-	(void)unused;
-	bool ours = false;
-	for (int i = 0; i < info->dlpi_phnum; i++) {
-		const ElfW(Phdr) *part = &info->dlpi_phdr[i];
-		ours |= part->p_type == PT_LOAD && (uintptr_t)hooks - info->dlpi_addr - part->p_vaddr < part->p_memsz;
-	}
-	if (!ours || !object_read(info, &own) || !own.hash)
-		return ours;
-	own_base = own.base;
-	uint32_t buckets_len = own.hash[0], first = own.hash[1], bloom_len = own.hash[2];
-	const uint32_t *buckets = own.hash + 4 + bloom_len * (sizeof(ElfW(Addr)) / 4), *chain = buckets + buckets_len;
-	for (uint32_t i = 0; i < buckets_len; i++)
-		for (uint32_t at = buckets[i]; at >= first; at++) {
-			const ElfW(Sym) *symbol = &own.symbols[at];
-			const char *name = own.names + symbol->st_name;
-			if (ELF64_ST_TYPE(symbol->st_info) == STT_FUNC && strncmp(name, "sidestep_", 9) != 0)
-				hook_add(name, own.base + symbol->st_value);
-			if (chain[at - first] & 1)
-				break;
-		}
-	hook_add("dlopen", (uintptr_t)late_dlopen);
-	hook_add("dlsym", (uintptr_t)late_dlsym);
-	qsort(hooks, hooks_len, sizeof(*hooks), hook_compare);
-	return 1;
-}
 
 /* ---- the calls of others ---- */
 struct look {
+	struct object ours;
 	uint32_t changed;
 	bool failed;
 };
 
-/* The pages that the linker made read-only when it was done. */
-static void relro(const struct dl_phdr_info *info, uintptr_t *start, uintptr_t *end)
+static uintptr_t function_of(const struct object *ours, const char *text)
 {
-	uintptr_t page = (uintptr_t)sysconf(_SC_PAGESIZE);
+	const ElfW(Sym) *symbol = strncmp(text, "sidestep_", 9) == 0 ? NULL : object_find(ours, text, name_hash(text));
 
-	*start = *end = 0;
-	for (int i = 0; i < info->dlpi_phnum; i++)
-		if (info->dlpi_phdr[i].p_type == PT_GNU_RELRO) {
-			*start = (info->dlpi_addr + info->dlpi_phdr[i].p_vaddr) & -page;
-			*end = (info->dlpi_addr + info->dlpi_phdr[i].p_vaddr + info->dlpi_phdr[i].p_memsz) & -page;
-		}
+	return symbol ? ours->base + symbol->st_value : 0;
 }
 
 static int object_redirect(struct dl_phdr_info *info, size_t size, void *argument)
 {
 	struct look *look = argument;
 	struct object object;
-	uintptr_t start, end;
 	bool open = false;
 
 	(void)size;
 	if (!object_read(info, &object))
 		return 0;
-	relro(info, &start, &end);
 	for (int table = 0; table < 2; table++)
 		for (size_t i = 0; object.tables[table] && i < object.lens[table]; i++) {
 			const ElfW(Rela) *entry = &object.tables[table][i];
@@ -174,14 +62,14 @@ static int object_redirect(struct dl_phdr_info *info, size_t size, void *argumen
 				continue;
 			const ElfW(Sym) *symbol = &object.symbols[ELF64_R_SYM(entry->r_info)];
 			/* A function of its own of that name stays. But our calls among ourselves are bound to the global scope, too. */
-			if (symbol->st_shndx != SHN_UNDEF && object.base != own_base)
+			if (symbol->st_shndx != SHN_UNDEF && object.base != look->ours.base)
 				continue;
-			uintptr_t function = hook_find(object.names + symbol->st_name);
+			uintptr_t function = function_of(&look->ours, object.names + symbol->st_name);
 			_Atomic uintptr_t *slot = (_Atomic uintptr_t *)(object.base + entry->r_offset);
 			if (!function || word_load(*slot) == function)
 				continue;
-			if ((uintptr_t)slot >= start && (uintptr_t)slot < end && !open) {
-				open = mprotect((void *)start, end - start, PROT_READ | PROT_WRITE) == 0;
+			if ((uintptr_t)slot >= object.relro && (uintptr_t)slot < object.relro_end && !open) {
+				open = pages_open(object.relro, object.relro_end);
 				if (!open) {
 					look->failed = true;
 					continue;
@@ -191,50 +79,8 @@ static int object_redirect(struct dl_phdr_info *info, size_t size, void *argumen
 			look->changed++;
 		}
 	if (open)
-		mprotect((void *)start, end - start, PROT_READ);
+		pages_shut(object.relro, object.relro_end);
 	return 0;
-}
-
-static struct look redirect(void)
-{
-	struct look look = {0};
-
-	atomic_store(&look_due, false);
-	pthread_mutex_lock(&look_lock);
-	dl_iterate_phdr(object_redirect, &look);
-	pthread_mutex_unlock(&look_lock);
-	return look;
-}
-
-static void *(*real_dlopen)(const char *, int);
-static void *(*real_dlsym)(void *, const char *);
-
-/*
- * The linker searches where the caller's object says, and knows the caller by the address it will return to. So where
- * that matters the call goes on as a jump, and the look comes with the dlsym() that must follow.
- */
-static void *late_dlopen(const char *path, int flags)
-{
-	if (!path || !strchr(path, '/') || strchr(path, '$')) {
-		atomic_store(&look_due, true);
-		return real_dlopen(path, flags);
-	}
-	void *handle = real_dlopen(path, flags);
-	if (handle)
-		redirect();
-	return handle;
-}
-
-static void *late_dlsym(void *handle, const char *name)
-{
-	if (unlikely(word_load(look_due)))
-		redirect();
-	if (handle == RTLD_DEFAULT || handle == main_program) {
-		uintptr_t function = hook_find(name);
-		if (function)
-			return (void *)function;
-	}
-	return real_dlsym(handle, name);
 }
 
 /* ---- for sidestep.embed ---- */
@@ -273,10 +119,10 @@ EXPORT int sidestep_embed(const struct sidestep_settings *settings)
 	if (settings->spin_us >= 0)
 		config.spin_ns = (uint32_t)settings->spin_us * 1000;
 	config.embedded = config.opt_in = true;
-	real_dlopen = dlopen; /* before our own slots are redirected */
-	real_dlsym = dlsym;
-	dl_iterate_phdr(hooks_read, NULL);
-	struct look look = redirect();
+	struct look look = {0};
+	if (!object_ours(&look.ours) || !names_redirect()) /* first: an object that is loaded just now is bound to us */
+		return -EPERM;
+	dl_iterate_phdr(object_redirect, &look);
 	if (!look.changed)
 		return look.failed ? -EPERM : -ENOENT;
 	atomic_store(&looked, true);

@@ -1,4 +1,6 @@
 /* shim_start.c - the shim comes up with the process, and its threads and the process end. It calls everybody. */
+#include "shim_object.h"
+
 #include "shim.h"
 
 #include <sys/auxv.h>
@@ -40,6 +42,8 @@ __attribute__((constructor(101))) static void shim_init(void)
 	if (getauxval(AT_SECURE) || (off && *off && strcmp(off, "0") != 0))
 		return;
 	fd_table_len = FD_TABLE_SIZE;
+	if (!main_program)
+		names_redirect();
 	config_read();
 	env_keep();
 	if (!travel_arrive() && arena_open() < 0) {
