@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
 
+import needed
 import pytest
 import toolchain
+from common import PATIENCE_S
 
 from sidestep.observe import connections
 from sidestep.testing import Sidestep
@@ -62,5 +65,34 @@ def test_functions_that_are_asked_of_the_c_library_alone(by: str) -> None:
     with Sidestep(promote_after="0") as sidestep:
         ended = sidestep.run([program, by, plugin], stdout=subprocess.PIPE, text=True, timeout=100)
         assert ended.stdout == "whole\n"
+        ends = [one.connection for one in connections.ended(sidestep.socket)]
+        assert [one.promoted for one in ends] == [True, True]
+
+
+INSIDE = ["fgets", "fread", "scanf", "wide", "other", "fdopen", "cin", "cin_alone", "printf", "perror", "exec"]
+
+
+def _inside(how: str) -> list[str | Path]:
+    program = toolchain.build("inside", [PROGRAMS / "inside.c"], ["-D_GNU_SOURCE", "-ldl", "-lrt"])
+    if not how.startswith("cin"):
+        return [program, how]
+    source = PROGRAMS / "inside_cin.cc"
+    compiler = needed.program(os.environ.get("CXX", "c++"), "g++")
+    command = [compiler, "-shared", "-fPIC", "-Wall", "-Wextra", "-Werror"]
+
+    def build(made: Path) -> None:
+        subprocess.run([*command, source, "-o", made], check=True)
+
+    return [program, how, toolchain.made_once(f"{toolchain.hashed(command, [source])}-inside.so", build)]
+
+
+@pytest.mark.parametrize("how", INSIDE)
+def test_calls_that_the_c_library_makes_within_itself(how: str) -> None:
+    """The peer sleeps, so that all that has arrived must be found in the ring; and more comes behind it."""
+    with Sidestep(promote_after="0") as sidestep:
+        with sidestep.popen(_inside(how), stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as program:
+            sidestep.wait_for(lambda found: len(found) == 2 and all(c.promoted for c in found))
+            assert program.communicate("go", timeout=PATIENCE_S)[0] == "whole\n"
+        assert program.returncode == 0
         ends = [one.connection for one in connections.ended(sidestep.socket)]
         assert [one.promoted for one in ends] == [True, True]

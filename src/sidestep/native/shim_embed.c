@@ -122,6 +122,7 @@ EXPORT int sidestep_embed(const struct sidestep_settings *settings)
 	struct look look = {0};
 	if (!object_ours(&look.ours) || !names_redirect()) /* first: an object that is loaded just now is bound to us */
 		return -EPERM;
+	streams_redirect();
 	dl_iterate_phdr(object_redirect, &look);
 	if (!look.changed)
 		return look.failed ? -EPERM : -ENOENT;

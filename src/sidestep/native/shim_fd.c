@@ -114,7 +114,7 @@ EXPORT void closefrom(int first)
 }
 
 /* ---- duplicating ---- */
-bool program_loaded;
+bool stdio_seen;
 
 static void duplicated(int from, int to)
 {
@@ -127,8 +127,8 @@ static void duplicated(int from, int to)
 		if (!conn || (conn_misnamed(conn, from) && conn_disown(conn, from)))
 			return;
 		conn_dup(from, to);
-		if (to <= STDERR_FILENO && !program_loaded) /* libc's stdin, stdout and stderr read and write inside libc */
-			conn_demote(conn, from, REASON_STDIO, true);
+		if (to <= STDERR_FILENO)
+			conn_streams(to);
 	} else if (file->kind == FILE_SET) {
 		set_dup(from, to);
 	} else if (file->kind == FILE_EXPLICIT) {

@@ -18,8 +18,17 @@ static inline void noted(struct conn *conn, bool nonblock)
 		word_store(conn->nonblock, nonblock);
 }
 
-extern bool
-	program_loaded; /* by our loader: libc's streams are not those of the program, of which each call comes by */
+/* Streams of the program read and write by us: see shim_stdio.c. Our loader's programs make no other calls. */
+extern bool stdio_seen;
+/* A stream is to have the number. */
+static inline void conn_streams(int fd)
+{
+	if (likely(stdio_seen))
+		return;
+	HELD conn = conn_hold(fd);
+	if (conn)
+		conn_demote(conn, fd, REASON_STDIO, true);
+}
 
 /* ---- options (shim_option.c) ---- */
 void option_inherit(struct conn *conn, int fd); /* accepted sockets have some from their listener */

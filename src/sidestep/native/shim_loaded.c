@@ -69,6 +69,6 @@ EXPORT const struct loaded *sidestep_loaded(int (*action)(int, const struct siga
 	real.poll = uncancelled_poll;
 	real.epoll_wait = uncancelled_epoll_wait;
 #endif
-	program_loaded = true;
+	stdio_seen = true;
 	return &loaded;
 }

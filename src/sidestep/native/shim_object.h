@@ -47,6 +47,7 @@ uint32_t names_read(const struct object *ours, struct name names[NAMES_MAX]);
 bool pages_open(uintptr_t start, uintptr_t end);
 void pages_shut(uintptr_t start, uintptr_t end);
 
-bool names_redirect(void); /* shim_names.c; false: the pages cannot be written */
+bool names_redirect(void);   /* shim_names.c; false: the pages cannot be written */
+void streams_redirect(void); /* shim_stdio.c */
 
 #endif

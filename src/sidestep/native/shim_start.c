@@ -42,8 +42,10 @@ __attribute__((constructor(101))) static void shim_init(void)
 	if (getauxval(AT_SECURE) || (off && *off && strcmp(off, "0") != 0))
 		return;
 	fd_table_len = FD_TABLE_SIZE;
-	if (!main_program)
+	if (!main_program) {
 		names_redirect();
+		streams_redirect();
+	}
 	config_read();
 	env_keep();
 	if (!travel_arrive() && arena_open() < 0) {

@@ -1,131 +1,150 @@
-/* shim_stdio.c - libc's streams read and write inside libc, where no shim is: a stream on a socket gets ours instead. */
-#include "shim.h"
+/*
+ * shim_stdio.c - the C library's streams, and what else reads and writes inside the C library.
+ *
+ * A stream reads, writes and closes its number through a table of functions. The linker has made the few tables read-only; ours
+ * stand in them. So each call looks at the number, whatever has become of it since the stream was made: standard input that
+ * dup2() has made a connection is read from its ring.
+ */
+#include "shim_fd.h"
+#include "shim_object.h"
 
-#include <fcntl.h>
-#include <stdio_ext.h>
+static struct {
+	ssize_t (*read)(FILE *, void *, ssize_t);
+	ssize_t (*write)(FILE *, const void *, ssize_t);
+	int (*close)(FILE *);
+} next;
 
-struct stream {
-	FILE *file;
-	int fd;
-	struct stream *next;
-};
-static struct stream *streams; /* guarded by shim_lock */
-
-static ssize_t stream_read(void *cookie, char *buf, size_t n)
+static ssize_t stream_read(FILE *file, void *to, ssize_t len)
 {
-	return read(((struct stream *)cookie)->fd, buf, n);
+	return likely(!file_get(file->_fileno)) ? next.read(file, to, len) : read(file->_fileno, to, (size_t)len);
 }
 
-static ssize_t stream_write(void *cookie, const char *buf, size_t n)
+/* As _IO_new_file_write() of glibc. */
+static ssize_t stream_write(FILE *file, const void *from, ssize_t len)
 {
-	size_t done = 0;
+	ssize_t done = 0;
 
-	while (done < n) { /* stdio takes a short count for an error */
-		ssize_t put = write(((struct stream *)cookie)->fd, buf + done, n - done);
-		if (put < 0)
-			return done ? (ssize_t)done : 0;
-		done += (size_t)put;
+	if (likely(!file_get(file->_fileno)))
+		return next.write(file, from, len);
+	while (done < len) {
+		ssize_t put = write(file->_fileno, (const uint8_t *)from + done, (size_t)(len - done));
+		if (put < 0) {
+			file->_flags |= _IO_ERR_SEEN;
+			break;
+		}
+		done += put;
 	}
-	return (ssize_t)done;
+	if (file->_offset >= 0)
+		file->_offset += done;
+	return done;
 }
 
-static int stream_seek(void *cookie, off64_t *offset, int whence)
+static int stream_close(FILE *file)
 {
-	off64_t at = lseek64(((struct stream *)cookie)->fd, *offset, whence);
-
-	if (at < 0)
-		return -1; /* ESPIPE until freopen() puts a file there */
-	*offset = at;
-	return 0;
+	return likely(!file_get(file->_fileno)) ? next.close(file) : close(file->_fileno);
 }
 
-static int stream_close(void *cookie)
+/* ---- the tables ---- */
+struct stream { /* libioP.h: struct _IO_FILE_plus */
+	FILE file;
+	void *const *functions;
+};
+
+static void function_replace(void **at, void *old, void *ours)
 {
-	struct stream *stream = cookie, **at = &streams;
-	int fd = stream->fd;
-
-	shim_lock_take();
-	while (*at != stream)
-		at = &(*at)->next;
-	*at = stream->next;
-	shim_lock_drop();
-	free(stream);
-	return fd < 0 ? 0 : close(fd);
+	if (*at == old)
+		__atomic_store_n(at, ours, __ATOMIC_RELEASE);
 }
 
+static bool has_function(void *const *table, const void *function)
+{
+	enum { FUNCTIONS = 21 }; /* libioP.h: struct _IO_jump_t */
+
+	for (int i = 0; i < FUNCTIONS; i++)
+		if (table[i] == function)
+			return true;
+	return false;
+}
+
+static void *function_of(const struct object *object, const char *text)
+{
+	const ElfW(Sym) *symbol = object_find(object, text, name_hash(text));
+
+	return symbol ? (void *)(object->base + symbol->st_value) : NULL;
+}
+
+static int tables_of_libc(struct dl_phdr_info *info, size_t size, void *unused)
+{
+	struct object object;
+	void *const *table = ((const struct stream *)stdin)->functions;
+
+	(void)size;
+	(void)unused;
+	if (!object_read(info, &object) || !object_is(&object, LIBC))
+		return 0;
+	void *reads = function_of(&object, "_IO_file_read"), *writes = function_of(&object, "_IO_file_write");
+	void *closes = function_of(&object, "_IO_file_close");
+	if (!reads || !writes || !closes || (uintptr_t)table < object.relro || (uintptr_t)table >= object.relro_end ||
+	    !has_function(table, reads) || !has_function(table, writes) || !has_function(table, closes) ||
+	    !pages_open(object.relro, object.relro_end))
+		return 1;
+	next.read = (__typeof__(next.read))reads;
+	next.write = (__typeof__(next.write))writes;
+	next.close = (__typeof__(next.close))closes;
+	for (void **at = (void **)object.relro; at < (void **)object.relro_end; at++) {
+		function_replace(at, reads, (void *)stream_read);
+		function_replace(at, writes, (void *)stream_write);
+		function_replace(at, closes, (void *)stream_close);
+	}
+	pages_shut(object.relro, object.relro_end);
+	stdio_seen = true;
+	return 1;
+}
+
+void streams_redirect(void)
+{
+	dl_iterate_phdr(tables_of_libc, NULL);
+}
+
+/* ---- calls ---- */
 EXPORT FILE *fdopen(int fd, const char *mode)
 {
-	if (likely(!conn_get(fd)))
-		return real.fdopen(fd, mode);
-	cookie_io_functions_t io = {.read = stream_read, .write = stream_write, .seek = stream_seek, .close = stream_close};
-	if (!mode || !strchr("rwa", mode[0]) || !mode[0]) {
-		errno = EINVAL;
-		return NULL;
-	}
-	struct stream *stream = calloc(1, sizeof(*stream));
-	FILE *file = stream ? fopencookie(stream, mode, io) : NULL;
-	if (!file) {
-		free(stream);
-		return NULL;
-	}
-	file->_fileno = fd; /* so that fileno() answers */
-	stream->fd = fd;
-	stream->file = file;
-	shim_lock_take();
-	stream->next = streams;
-	streams = stream;
-	shim_lock_drop();
-	return file;
+	conn_streams(fd);
+	return real.fdopen(fd, mode);
 }
 
-/* libc's freopen() knows its own kind of stream alone, and crashes with ours. */
-static FILE *stream_reopen(struct stream *stream, const char *path, const char *mode)
-{
-	/* libio.h: what a stream may not do */
-	enum { NO_READS = 4, NO_WRITES = 8 };
-	FILE *file = stream->file;
-	int how = !mode            ? -1
-	          : mode[0] == 'r' ? 0
-	          : mode[0] == 'w' ? O_CREAT | O_TRUNC
-	          : mode[0] == 'a' ? O_CREAT | O_APPEND
-	                           : -1;
-	bool both = mode && strchr(mode, '+');
-
-	fflush(file);
-	__fpurge(file);
-	clearerr(file);
-	if (stream->fd >= 0)
-		close(stream->fd); /* freopen(3): in any case */
-	stream->fd = file->_fileno = -1;
-	if (how >= 0 && path) {
-		how |= both ? O_RDWR : mode[0] == 'r' ? O_RDONLY : O_WRONLY;
-		how |= (strchr(mode, 'e') ? O_CLOEXEC : 0) | (strchr(mode, 'x') ? O_EXCL : 0);
-		stream->fd = file->_fileno = open(path, how, 0666);
-	} else {
-		errno = how < 0 ? EINVAL : ENXIO; /* without a path it is opened anew by its number, which a socket cannot be */
-	}
-	if (stream->fd < 0) {
-		int failed = errno;
-		fclose(file);
-		errno = failed;
-		return NULL;
-	}
-	file->_flags &= ~(NO_READS | NO_WRITES);
-	file->_flags |= both ? 0 : mode[0] == 'r' ? NO_WRITES : NO_READS;
-	return file;
-}
-
+/* libc puts the new file under the stream's number by calls of its own. */
 EXPORT FILE *freopen(const char *path, const char *mode, FILE *file)
 {
-	shim_lock_take();
-	struct stream *stream = streams;
-	while (stream && stream->file != file)
-		stream = stream->next;
-	shim_lock_drop();
-	return likely(!stream) ? real.freopen(path, mode, file) : stream_reopen(stream, path, mode);
+	const int fd = file->_fileno;
+	const bool known = file_get(fd);
+
+	if (unlikely(known)) {
+		fflush(file);
+		fd_forget(fd, true);
+	}
+	FILE *again = real.freopen(path, mode, file);
+	if (unlikely(known))
+		file_closed(fd);
+	else if (again)
+		fd_new(again->_fileno);
+	return again;
 }
 
 ALIAS(freopen64, freopen);
+
+/* libc writes to a copy of the number, of which only it knows. */
+EXPORT void perror(const char *text)
+{
+	const char *error = strerror(errno);
+
+	if (likely(!conn_get(STDERR_FILENO)))
+		real.perror(text);
+	else if (text && *text)
+		dprintf(STDERR_FILENO, "%s: %s\n", text, error);
+	else
+		dprintf(STDERR_FILENO, "%s\n", error);
+}
 
 EXPORT int vdprintf(int fd, const char *format, va_list args)
 {

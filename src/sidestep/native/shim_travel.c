@@ -7,9 +7,10 @@
  * whatever their numbers are by then, and takes up each where the last one left it. The peer is asked nothing. But the word by
  * which we sleep is not where the peer looks, as nobody can write the old page any more: so it rings always (HINT_RING_ALWAYS).
  *
- * Not: connections that a provider carries, explicit sockets, those of a standard stream (libc's own is unhooked), those in an
+ * Not: connections that a provider carries, explicit sockets, those of a standard stream that reads inside libc, those in an
  * epoll set that the next program inherits as well, and those of which a thread of another process may sit in the kernel.
  */
+#include "shim_fd.h"
 #include "shim_set.h"
 #include "shim_travel.h"
 
@@ -66,8 +67,8 @@ static bool all_kept(const struct conn *conn)
 	struct stat st;
 
 	return is_kept(conn->segment_fd, conn->segment_inode) && is_kept(remote->page_fd, remote->page_inode) &&
-	       real.fstat(remote->fd, &st) == 0 && !(st.st_mode & S_IFMT) && real.fstat(rung_fd(conn->doorbell), &st) == 0 &&
-	       !(st.st_mode & S_IFMT);
+	       real.fstat(remote->fd, &st) == 0 && !(st.st_mode & S_IFMT) &&
+	       real.fstat(rung_fd(conn->doorbell), &st) == 0 && !(st.st_mode & S_IFMT);
 }
 
 static bool inherited(int fd)
@@ -130,7 +131,7 @@ bool traveller_can(struct conn *conn)
 
 static bool can_travel(struct conn *conn)
 {
-	if (!traveller_can(conn) || slot_is_guest(conn->slot) || is_standard(conn) || !waiters_known(conn))
+	if (!traveller_can(conn) || slot_is_guest(conn->slot) || (!stdio_seen && is_standard(conn)) || !waiters_known(conn))
 		return false;
 	shim_lock_take();
 	bool alone = !in_inherited_set(conn);
@@ -522,6 +523,8 @@ static bool number_seen(int dir, long number, void *argument)
 			conn_dup(first, fd);
 		else if ((!slot || !traveller_take(at, slot, fd)) && only)
 			tcp_reset(fd); /* nobody else can read what the ring holds */
+		if (fd <= STDERR_FILENO)
+			conn_streams(fd);
 	}
 	return true;
 }
