@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import subprocess
 import sys
@@ -18,15 +19,20 @@ from sidestep.testing import Sidestep
 pytestmark = pytest.mark.slow
 
 PROGRAMS = Path(__file__).parent / "programs"
+PR_SET_MDWE, PR_MDWE_REFUSE_EXEC_GAIN = 65, 1  # Linux 6.3
 LIE_MAX = 64  # writes after which the shim asks whose number it is: PROBE_EVERY
 
 
+@pytest.mark.parametrize("unseen", [True, False])
 @pytest.mark.parametrize("promoted", [True, False])
-def test_a_close_by_the_c_librarys_own_handle(tmp_path: Path, *, promoted: bool) -> None:
+def test_a_close_by_a_function_that_a_handle_leads_to(tmp_path: Path, *, promoted: bool, unseen: bool) -> None:
     """The number is the next file's, whether the connection has been promoted or the peer is not there."""
     program = [sys.executable, str(PROGRAMS / "hidden_close.py")]
+    flags = ["-D_GNU_SOURCE", "-shared", "-fPIC"]
+    own = [toolchain.build("unseen-file.so", [PROGRAMS / "unseen_file.c"], flags), "unseen_close"]
+    serve = ["serve", tmp_path / "note", *(own if unseen else ["libc.so.6", "close"])]
     with Sidestep(promote_after="0") as sidestep:
-        with sidestep.popen([*program, "serve", tmp_path / "note"], stdout=subprocess.PIPE, text=True) as server:
+        with sidestep.popen([*program, *serve], stdout=subprocess.PIPE, text=True) as server:
             assert server.stdout is not None
             ask = [*program, "ask", server.stdout.readline().strip()]
             asked = sidestep.run(ask) if promoted else subprocess.run(ask, timeout=60)
@@ -56,6 +62,11 @@ def test_a_set_that_no_hook_has_seen(promote_after: str | None) -> None:
         assert sidestep.status()["counters"].get("claim_matched", 0) == 0
 
 
+def _make_no_code() -> None:
+    """As in a service with MemoryDenyWriteExecute=: no page that could be written is executed from now on."""
+    ctypes.CDLL(None).prctl(PR_SET_MDWE, PR_MDWE_REFUSE_EXEC_GAIN, 0, 0, 0)
+
+
 @pytest.mark.parametrize("by", ["deep", "handle", "version"])
 def test_functions_that_are_asked_of_the_c_library_alone(by: str) -> None:
     """A plug-in that is bound to it before us, and addresses from dlsym() and dlvsym() with a handle of it."""
@@ -63,7 +74,7 @@ def test_functions_that_are_asked_of_the_c_library_alone(by: str) -> None:
     program = toolchain.build("past-names", [PROGRAMS / "past_names.c"], flags)
     plugin = toolchain.build("past-names.so", [PROGRAMS / "past_names.c"], [*flags, "-DPLUGIN", "-shared", "-fPIC"])
     with Sidestep(promote_after="0") as sidestep:
-        ended = sidestep.run([program, by, plugin], stdout=subprocess.PIPE, text=True, timeout=100)
+        ended = sidestep.run([program, by, plugin], stdout=subprocess.PIPE, text=True, preexec_fn=_make_no_code)
         assert ended.stdout == "whole\n"
         ends = [one.connection for one in connections.ended(sidestep.socket)]
         assert [one.promoted for one in ends] == [True, True]
@@ -86,13 +97,14 @@ def _inside(how: str) -> list[str | Path]:
     return [program, how, toolchain.made_once(f"{toolchain.hashed(command, [source])}-inside.so", build)]
 
 
-@pytest.mark.parametrize("how", INSIDE)
+@pytest.mark.parametrize("how", [*INSIDE, "aio", "aio-list"])
 def test_calls_that_the_c_library_makes_within_itself(how: str) -> None:
     """The peer sleeps, so that all that has arrived must be found in the ring; and more comes behind it."""
     with Sidestep(promote_after="0") as sidestep:
-        with sidestep.popen(_inside(how), stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as program:
+        pipe = subprocess.PIPE
+        with sidestep.popen(_inside(how), stdin=pipe, stdout=pipe, text=True, preexec_fn=_make_no_code) as program:
             sidestep.wait_for(lambda found: len(found) == 2 and all(c.promoted for c in found))
             assert program.communicate("go", timeout=PATIENCE_S)[0] == "whole\n"
         assert program.returncode == 0
         ends = [one.connection for one in connections.ended(sidestep.socket)]
-        assert [one.promoted for one in ends] == [True, True]
+        assert [one.promoted for one in ends] == [not how.startswith("aio")] * 2

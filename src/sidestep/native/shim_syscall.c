@@ -121,20 +121,14 @@ static long raw_ring(long number, const long a[6])
 	return real.syscall(number, a[0], a[1], a[2], a[3], a[4], a[5]);
 }
 
-/* Asynchronous I/O on a number: what moves its bytes does not come by here. */
-static void aio_demote(int fd)
-{
-	HELD conn = conn_hold(fd);
-
-	if (conn)
-		conn_demote(conn, fd, REASON_ASYNC_IO, true);
-}
-
+/* The kernel moves the bytes of asynchronous I/O. */
 static void aio_kernel_demote(long len, struct iocb *const list[])
 {
-	for (long i = 0; list && i < len; i++)
-		if (list[i])
-			aio_demote((int)list[i]->aio_fildes);
+	for (long i = 0; list && i < len; i++) {
+		HELD conn = list[i] ? conn_hold((int)list[i]->aio_fildes) : NULL;
+		if (conn)
+			conn_demote(conn, (int)list[i]->aio_fildes, REASON_ASYNC_IO, true);
+	}
 }
 
 EXPORT long syscall(long number, ...)
@@ -210,29 +204,63 @@ EXPORT int io_submit(aio_context_t context, long len, struct iocb *list[])
 	return submit(context, len, list);
 }
 
-static void aio_block_demote(const struct aiocb *block)
+/*
+ * Bytes that come from now on go by TCP, where libc's threads find them. Bytes that lie in the ring are read at once, as these
+ * threads would wait for them in vain. True: the request has ended.
+ */
+static bool aio_ended(struct aiocb *block, bool reads)
 {
-	if (block)
-		aio_demote(block->aio_fildes);
+	HELD conn = conn_hold(block->aio_fildes);
+
+	if (!conn)
+		return false;
+	conn_leave(conn, block->aio_fildes, REASON_ASYNC_IO);
+	if (!reads || !conn->managed || !slot_has(conn->slot, SLOT_LEAVES))
+		return false;
+	ssize_t n = recv(block->aio_fildes, (void *)block->aio_buf, block->aio_nbytes, MSG_DONTWAIT);
+	if (n <= 0)
+		return false;
+	block->__return_value = n;
+	block->__error_code = 0;
+	return true;
+}
+
+/* libc notifies the program of the end of a list: of an empty one, as the request has ended. */
+static void aio_notify(struct sigevent *event)
+{
+	struct aiocb *none = NULL;
+
+	real.lio_listio(LIO_NOWAIT, &none, 0, event);
 }
 
 EXPORT int aio_read(struct aiocb *block)
 {
-	aio_block_demote(block);
-	return real.aio_read(block);
+	if (likely(!aio_ended(block, true)))
+		return real.aio_read(block);
+	aio_notify(&block->aio_sigevent);
+	return 0;
 }
 
 EXPORT int aio_write(struct aiocb *block)
 {
-	aio_block_demote(block);
+	aio_ended(block, false);
 	return real.aio_write(block);
 }
 
+/* Requests that have ended are left out. */
 EXPORT int lio_listio(int mode, struct aiocb *const list[], int len, struct sigevent *event)
 {
-	for (int i = 0; i < len; i++)
-		aio_block_demote(list[i]);
-	return real.lio_listio(mode, list, len, event);
+	struct aiocb **left = rings_ever && len > 0 ? malloc((size_t)len * sizeof(*left)) : NULL;
+
+	for (int i = 0; i < len; i++) {
+		bool counts = list[i] && list[i]->aio_lio_opcode != LIO_NOP;
+		bool ended = counts && aio_ended(list[i], left && list[i]->aio_lio_opcode == LIO_READ);
+		if (left)
+			left[i] = ended ? NULL : list[i];
+	}
+	int result = real.lio_listio(mode, left ? left : list, len, event);
+	free(left);
+	return result;
 }
 
 /* the 64 names: one and the same where off_t has 64 bits */

@@ -1,6 +1,6 @@
-"""A server closes a connection by the C library's own handle. The number goes to a file, then to the next connection.
+"""A server closes a connection by a function of a library. The number goes to a file, then to the next connection.
 
-`hidden_close.py serve PATH` prints its port, then "right"; `hidden_close.py ask PORT` talks to it.
+`hidden_close.py serve PATH LIBRARY FUNCTION` prints its port, then "right"; `hidden_close.py ask PORT` talks to it.
 """
 
 from __future__ import annotations
@@ -21,21 +21,21 @@ def echo(one: socket.socket) -> None:
         one.sendall(one.recv(SIZE, socket.MSG_WAITALL))
 
 
-def serve(path: str) -> None:
+def serve(path: str, library: str, function: str) -> None:
     """Takes two connections, one after the other, under the same number."""
-    libc = ctypes.CDLL("libc.so.6", use_errno=True)
+    close = getattr(ctypes.CDLL(library), function)
     with socket.create_server(("127.0.0.1", 0)) as listener:
         print(listener.getsockname()[1], flush=True)
         one, _ = listener.accept()
         echo(one)
         number = one.detach()
-        assert libc.close(number) == 0
+        assert close(number) == 0
         file = os.open(path, os.O_CREAT | os.O_RDWR | os.O_TRUNC, 0o600)
         assert file == number
         assert os.write(file, NOTE) == len(NOTE)
         os.lseek(file, 0, os.SEEK_SET)
         assert os.read(file, 100) == NOTE
-        assert libc.close(file) == 0
+        assert close(file) == 0
         one, _ = listener.accept()
         with one:
             assert one.fileno() == number
@@ -56,6 +56,6 @@ def ask(port: int) -> None:
 
 if __name__ == "__main__":
     if sys.argv[1] == "serve":
-        serve(sys.argv[2])
+        serve(*sys.argv[2:])
     else:
         ask(int(sys.argv[2]))
