@@ -255,6 +255,18 @@ static bool recall_rest(struct conn *conn)
 	return true;
 }
 
+/* Rings count for the kernel's low-water mark, too, where it alone is to tell of what comes. Else it is as the program has set it. */
+void low_water_left(struct conn *conn, int fd)
+{
+	uint64_t low = word_load(conn->slot->rx_low_water);
+
+	if (likely(low <= 1))
+		return;
+	size_t there = slot_has(conn->slot, SLOT_LEAVES) ? channel_rx_peek(&conn->channel) : 0;
+	int left = low > there ? (int)(low - there) : 1;
+	real.setsockopt(fd, SOL_SOCKET, SO_RCVLOWAT, &left, sizeof(left));
+}
+
 /*
  * No lock is held, with SLOT_LEAVES, behind a read. If the ring is empty, all that follows comes by TCP, of which the kernel tells.
  * What a send has put there that crossed our request is told anew.
@@ -278,6 +290,8 @@ void conn_leave_dry(struct conn *conn, int fd)
 			slot_clear(slot, SLOT_LEAVES);
 	}
 	slot_unlock(&slot->rx_lock);
+	if (leaves)
+		low_water_left(conn, fd);
 	if (recalled)
 		recall_settle(conn, fd);
 	if (crossed)

@@ -59,6 +59,21 @@ enum count tx_count(struct conn *conn, int fd)
 	return acked + (uint64_t)before == word_load(conn->slot->tx_tcp_bytes) ? COUNT_EQUAL : COUNT_DIFFERS;
 }
 
+/*
+ * Bytes that TCP has brought and that were not read, or a few more: urgent bytes that reads have passed over are among them.
+ * FIONREAD leaves out those behind an urgent mark.
+ */
+size_t tcp_unread(const struct conn *conn, int fd)
+{
+	uint8_t info[TCPI_SIZE];
+
+	if (!tcp_info_get(fd, info))
+		return 0;
+	uint64_t came = tcp_info_u64(info, TCPI_BYTES_RECEIVED) - (tcp_info_fin(info) ? 1 : 0);
+	uint64_t read = word_load(conn->slot->rx_tcp_bytes);
+	return came > read ? (size_t)(came - read) : 0;
+}
+
 /* Whether the connection is dead: an error that is none of single sends. */
 bool kernel_closed(int fd)
 {

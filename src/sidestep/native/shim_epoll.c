@@ -104,7 +104,7 @@ static int ctl_mod(struct set *set, struct member *member, int fd, struct epoll_
 			*member = before;
 		return result;
 	}
-	if (event->events & EPOLLEXCLUSIVE || member->events & EPOLLEXCLUSIVE)
+	if (member->events & EPOLLEXCLUSIVE)
 		return fail_with(EINVAL);
 	return member_change(member, event);
 }
@@ -176,6 +176,8 @@ static int add(struct set *set, struct conn *conn, int epfd, int fd, struct epol
 	return result;
 }
 
+#define EXCLUSIVE_OK (EPOLLIN | EPOLLOUT | EPOLLERR | EPOLLHUP | EPOLLWAKEUP | EPOLLET | EPOLLEXCLUSIVE)
+
 EXPORT int epoll_ctl(int epfd, int op, int fd, struct epoll_event *event)
 {
 	HELD_SET set = set_hold(epfd);
@@ -205,9 +207,8 @@ EXPORT int epoll_ctl(int epfd, int op, int fd, struct epoll_event *event)
 	word_store(conn->waited, true);
 	set->user_pid = shim_pid;
 	/* epoll_ctl(2): what EPOLLEXCLUSIVE goes with */
-	if (op == EPOLL_CTL_ADD && (event->events & EPOLLEXCLUSIVE) &&
-	    (event->events &
-	     ~(uint32_t)(EPOLLIN | EPOLLOUT | EPOLLERR | EPOLLHUP | EPOLLWAKEUP | EPOLLET | EPOLLEXCLUSIVE)))
+	if (event && (event->events & EPOLLEXCLUSIVE) &&
+	    (op == EPOLL_CTL_MOD || (op == EPOLL_CTL_ADD && (event->events & ~(uint32_t)EXCLUSIVE_OK))))
 		return fail_with(EINVAL);
 	if (op == EPOLL_CTL_ADD)
 		return add(set, conn, epfd, fd, event);

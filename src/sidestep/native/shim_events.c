@@ -26,21 +26,16 @@ static uint32_t relay_mask(struct conn *conn, int fd, uint32_t kernel_bits)
 	return kernel_bits;
 }
 
-/*
- * Below SO_RCVLOWAT the kernel wakes nobody for TCP's last bytes. The ring's bytes come behind them, and were reported before
- * they could be read.
- */
+/* Below SO_RCVLOWAT the kernel wakes nobody for TCP's bytes, and does not know of those that the ring has beside them. */
 bool rx_untold(const struct conn *conn)
 {
-	return unlikely(word_load(conn->slot->rx_low_water) > 1) && !rx_by_ring(conn->slot) && rx_divided(conn);
+	return unlikely(word_load(conn->slot->rx_low_water) > 1) && rx_divided(conn);
 }
 
 size_t low_water(struct conn *conn)
 {
 	uint64_t low = word_load(conn->slot->rx_low_water);
 
-	if (unlikely(conn_peer_back(conn)))
-		return 1; /* the rest comes by TCP once the ring has been read */
 	/* more than half of the room might never come together, as the sender waits for room */
 	return low > conn->channel.rx.spill_size / 2 ? conn->channel.rx.spill_size / 2 : low;
 }
@@ -48,6 +43,21 @@ size_t low_water(struct conn *conn)
 #define UNTOLD_LOOK_NS 1000000
 #define READABLE (EPOLLIN | EPOLLRDNORM)
 #define WRITABLE (EPOLLOUT | EPOLLWRNORM)
+
+/* Whether ring and TCP together hold as much as is to be told of; if not, it is looked at again. */
+static bool rx_enough(struct conn *conn, int fd)
+{
+	int queued = 0;
+	bool split = word_load(conn->slot->rx_low_water) > 1 && channel_rx_peek(&conn->channel) != 0;
+
+	if (!split)
+		real.ioctl(fd, FIONREAD, &queued);
+	if (conn_unread(conn, split ? tcp_unread(conn, fd) : (size_t)queued) >= low_water(conn))
+		return true;
+	if (rx_untold(conn))
+		look_again_until(now_ns() + UNTOLD_LOOK_NS);
+	return false;
+}
 
 /* What is true of receiving, by ring or by TCP, but for the end. */
 static uint32_t rx_events(struct conn *conn, int fd, uint32_t kernel_bits)
@@ -65,6 +75,8 @@ static uint32_t rx_events(struct conn *conn, int fd, uint32_t kernel_bits)
 			if (conn->managed && rx_by_ring(slot) && rx_back(conn, fd))
 				ready |= kernel_bits & READABLE;
 			slot_unlock(&slot->rx_lock);
+			if (rx_by_ring(slot) && rx_enough(conn, fd))
+				ready |= READABLE;
 		}
 		return ready;
 	}
@@ -75,12 +87,8 @@ static uint32_t rx_events(struct conn *conn, int fd, uint32_t kernel_bits)
 	if (rx_consented(slot) && !ready && slot_trylock(&slot->rx_lock)) {
 		bool moved = conn->managed && !rx_by_ring(slot) && rx_follow(conn, fd);
 		slot_unlock(&slot->rx_lock);
-		int queued = 0;
-		if (moved ? channel_rx_tell(&conn->channel) >= low_water(conn)
-		          : rx_divided(conn) && real.ioctl(fd, FIONREAD, &queued) == 0 && queued > 0)
-			ready |= READABLE; /* the kernel alone would wait for the low-water mark */
-		else if (rx_untold(conn))
-			look_again_until(now_ns() + UNTOLD_LOOK_NS);
+		if (moved || rx_divided(conn) ? rx_enough(conn, fd) : false)
+			ready |= READABLE;
 	}
 	return ready;
 }

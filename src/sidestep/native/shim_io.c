@@ -56,6 +56,14 @@ static TRACKED ssize_t tracked_read(int fd, void *buf, size_t n)
 HOOK(ssize_t, read, (int fd, void *buf, size_t n), (fd, buf, n))
 HOOK_CHECKED(read, (int fd, void *buf, size_t n, size_t room), (fd, buf, n))
 
+/* Then the kernel does not ask the socket: sock_read_iter(), do_iter_write(). */
+static bool moves_nothing(const struct iovec *iov, int len)
+{
+	if (likely(len > 0 && iov->iov_len))
+		return false;
+	return len >= 0 && len <= IOV_MAX && iov_total(iov, len) == 0;
+}
+
 static TRACKED ssize_t tracked_readv(int fd, const struct iovec *iov, int len)
 {
 	HELD conn = conn_hold(fd);
@@ -64,7 +72,7 @@ static TRACKED ssize_t tracked_readv(int fd, const struct iovec *iov, int len)
 		return real.readv(fd, iov, len);
 	if (native_rx_begin(conn))
 		return NATIVE_RX(conn, fd, HEARING(fd, 0, real.readv(fd, iov, len)), 0);
-	if (len >= 0 && len <= IOV_MAX && iov_total(iov, len) == 0)
+	if (unlikely(moves_nothing(iov, len)))
 		return 0;
 	return conn_recv(conn, fd, iov, len, 0);
 }
@@ -80,6 +88,8 @@ EXPORT ssize_t preadv2(int fd, const struct iovec *iov, int len, off_t offset, i
 	if (native_rx_begin(conn))
 		return NATIVE_RX(
 			conn, fd, HEARING(fd, flags & RWF_NOWAIT ? MSG_DONTWAIT : 0, real.preadv2(fd, iov, len, offset, flags)), 0);
+	if (unlikely(moves_nothing(iov, len)))
+		return 0;
 	return conn_recv(conn, fd, iov, len, flags & RWF_NOWAIT ? MSG_DONTWAIT : 0);
 }
 
@@ -211,6 +221,8 @@ static TRACKED ssize_t tracked_writev(int fd, const struct iovec *iov, int len)
 		return file_closing(fd) ? fail_with(EBADF) : real.writev(fd, iov, len);
 	if (native_tx_begin(conn))
 		return NATIVE_TX(conn, fd, real.writev(fd, iov, len));
+	if (unlikely(moves_nothing(iov, len)))
+		return 0;
 	return conn_send(conn, fd, iov, len, 0);
 }
 
@@ -224,6 +236,8 @@ EXPORT ssize_t pwritev2(int fd, const struct iovec *iov, int len, off_t offset, 
 		return file_closing(fd) ? fail_with(EBADF) : real.pwritev2(fd, iov, len, offset, flags);
 	if (native_tx_begin(conn))
 		return NATIVE_TX(conn, fd, real.pwritev2(fd, iov, len, offset, flags));
+	if (unlikely(moves_nothing(iov, len)))
+		return 0;
 	return conn_send(conn, fd, iov, len, flags & RWF_NOWAIT ? MSG_DONTWAIT : 0);
 }
 

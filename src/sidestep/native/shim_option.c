@@ -1,5 +1,6 @@
 /* shim_option.c - socket options and ioctl: some keep a connection on TCP, or take it back there. */
 #include "shim_fd.h"
+#include "shim_switch.h"
 
 #include <linux/sockios.h>
 #include <netinet/in.h>
@@ -83,6 +84,13 @@ EXPORT int getsockopt(int fd, int level, int name, void *value, socklen_t *len)
 	}
 	if (unlikely(own(fd)))
 		return fail_with(EBADF);
+	if (unlikely(conn && level == SOL_SOCKET && name == SO_RCVLOWAT && value && len && *len >= sizeof(int) &&
+	             slot_has(conn->slot, SLOT_LEAVES))) { /* the kernel has another: low_water_left() */
+		int low = (int)word_load(conn->slot->rx_low_water);
+		memcpy(value, &low, sizeof(low));
+		*len = sizeof(low);
+		return 0;
+	}
 	return real.getsockopt(fd, level, name, value, len);
 }
 
@@ -93,8 +101,10 @@ static void option_set(struct conn *conn, int fd, int level, int name, const voi
 		int low;
 		memcpy(&low, value, sizeof(low));
 		conn->slot->rx_low_water = low > 0 ? (uint64_t)low : 1;
-		if (unlikely(slot_has(conn->slot, SLOT_LEAVES)))
+		if (unlikely(slot_has(conn->slot, SLOT_LEAVES))) {
+			low_water_left(conn, fd);
 			set_conn_leaves(conn, false);
+		}
 	} else if (level == SOL_SOCKET &&
 	           (name == SO_SNDBUF || name == SO_SNDBUFFORCE || name == SO_RCVBUF || name == SO_RCVBUFFORCE)) {
 		if (conn->managed)

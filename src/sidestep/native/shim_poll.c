@@ -13,7 +13,7 @@ struct poller {
 	struct pollfd *kernel; /* the same with what the kernel is to watch, and one more entry for the doorbells */
 	struct conn **conns;   /* NULL: the kernel's alone */
 	struct file **sets;
-	bool others; /* some are the kernel's alone: it is asked every time */
+	bool others; /* the kernel has some of them, or a direction: it is asked every time */
 };
 
 /* The number may have been closed and reused meanwhile; the kernel's poll keeps the socket it began with. */
@@ -476,8 +476,10 @@ static int poll_common(struct pollfd *fds, nfds_t len, const struct timespec *ti
 		poller.conns[i] = NULL;
 		poller.sets[i] = NULL;
 		if (file && file->kind == FILE_CONN && (poller.conns[i] = conn_hold(fds[i].fd))) {
-			if (poller.conns[i]->managed)
+			if (poller.conns[i]->managed) {
+				poller.others |= !conn_switched(poller.conns[i]) || conn_peer_back(poller.conns[i]);
 				continue;
+			}
 			conn_unref(poller.conns[i]);
 			poller.conns[i] = NULL;
 		}

@@ -87,12 +87,15 @@ static ssize_t rx_tcp(const struct call *call, size_t at)
 				most = (size_t)queued;
 			} else {
 				char byte;
+				int marked = 0;
 				ssize_t n = raw_recv(fd, &byte, 1, MSG_PEEK | MSG_DONTWAIT);
 				if (n <= 0)
 					return n;
 				if (again++ == 0)
 					continue; /* it has come since */
-				most = 1; /* an urgent mark stands before it, which FIONREAD stops at */
+				/* FIONREAD stops at an urgent mark. Its sender has left the ring for good before it set that. */
+				if (real.ioctl(fd, SIOCATMARK, &marked) < 0 || !marked)
+					most = 1;
 			}
 		}
 		/* more than 64 pieces: as many calls as fill them */
@@ -130,6 +133,9 @@ static size_t look_behind(const struct call *call, size_t at, size_t first, size
 	if (!wanted || !conn_peer_back(conn) ||
 	    atomic_load(&conn->channel.remote->tx_back_at) != atomic_load(conn->channel.own.head) + ringed)
 		return 0;
+	int marked = 0;
+	if (!first && real.ioctl(call->fd, SIOCATMARK, &marked) == 0 && marked)
+		return 0; /* nor does it go over the urgent mark */
 	struct iovec rest[128];
 	int front = iov_from(call->iov, call->iov_len, at, first, rest);
 	int back = iov_from(call->iov, call->iov_len, at + seen, wanted, rest + front);
@@ -194,10 +200,10 @@ static enum step tcp_ended(struct conn *conn, int fd, ssize_t n, bool waits)
 	if (error == EAGAIN && slot_has(slot, SLOT_RESET)) /* rx_follow() has just judged so, or long ago */
 		error = take_error(conn);
 	/*
-	 * The kernel reports it once, maybe to a sender, and a provider between does not know of it: the next call must meet the end,
-	 * too, and no other.
+	 * The kernel reports it once, maybe to a sender: the next call must meet the end, and no reset of ours; see fin_heard(). Nor
+	 * does a provider between know of it.
 	 */
-	if ((error == ECONNRESET || error == ETIMEDOUT || (error == 0 && rx_lost(conn))) && conn_relayed(conn))
+	if (error == ECONNRESET || error == ETIMEDOUT || (error == 0 && conn_relayed(conn) && rx_lost(conn)))
 		slot_set(slot, SLOT_RESET | SLOT_FIN | SLOT_PEER_GONE);
 	errno = error;
 	return error == 0 ? STEP_END : error == EAGAIN ? STEP_EMPTY : STEP_ERROR;
@@ -221,8 +227,11 @@ static enum step tcp_left(const struct call *call, size_t at, size_t *moved)
 static enum step tcp_step(const struct call *call, size_t at, size_t *moved)
 {
 	struct conn *conn = call->conn;
-	int fd = call->fd;
+	int fd = call->fd, marked = 0;
 
+	/* sockatmark(3): no read goes over the urgent mark */
+	if (at && (rx_over(conn->slot) || !conn_tcp_read(conn)) && real.ioctl(fd, SIOCATMARK, &marked) == 0 && marked)
+		return STEP_END;
 	if (!rx_consent(conn, fd))
 		return STEP_NATIVE;
 	if (conn_relay_news(conn))
@@ -324,6 +333,8 @@ static enum turn native_recv(struct call *call)
 	}
 	if (n == 0 && conn_tcp_ended(call->conn, call->fd))
 		n = -1;
+	else if (n < 0 && (errno == ECONNRESET || errno == ETIMEDOUT)) /* as in tcp_ended() */
+		slot_set(slot, SLOT_RESET | SLOT_FIN | SLOT_PEER_GONE);
 	n = native_rx_end(call->conn, call->fd, n, call->flags);
 	return call_over(call, n, errno);
 }
@@ -434,6 +445,22 @@ __attribute__((noinline)) static ssize_t recv_leaving(struct call *call, size_t 
 	return call_end(call);
 }
 
+/*
+ * recv(2) of nothing waits for something all the same, but once: a wait that comes to nothing is no error, as in tcp_recvmsg() in
+ * Linux. read(2) of nothing does not come here.
+ */
+static ssize_t recv_nothing(struct conn *conn, int fd, int flags)
+{
+	const int saved = errno;
+	char byte;
+	ssize_t n = conn_recv(conn, fd, &(struct iovec){&byte, 1}, 1, (flags & MSG_DONTWAIT) | MSG_PEEK);
+
+	if (n < 0 && errno != EINTR && (errno != EAGAIN || would_not_block(fd, flags)))
+		return n;
+	errno = saved;
+	return 0;
+}
+
 ssize_t conn_recv_beside(struct conn *conn, int fd, const struct iovec *iov, int iov_len, int flags,
                          struct beside *beside)
 {
@@ -447,12 +474,8 @@ ssize_t conn_recv_beside(struct conn *conn, int fd, const struct iovec *iov, int
 		return flags & MSG_ERRQUEUE ? message_errors(conn, fd, &message, flags) : real.recvmsg(fd, &message, flags);
 	}
 	pthread_testcancel();
-	if (call.total ==
-	    0) { /* recv(2) of nothing waits for something all the same; read(2) of nothing does not come here */
-		char byte;
-		ssize_t n = conn_recv(conn, fd, &(struct iovec){&byte, 1}, 1, (flags & MSG_DONTWAIT) | MSG_PEEK);
-		return n < 0 ? n : 0;
-	}
+	if (unlikely(call.total == 0))
+		return recv_nothing(conn, fd, flags);
 	size_t target = flags & MSG_WAITALL ? call.total : low_water(conn);
 	if (target > call.total)
 		target = call.total;

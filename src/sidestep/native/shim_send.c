@@ -26,9 +26,9 @@ again:
 			tx_honour(conn, fd);
 			goto again;
 		}
-		if (!tx_by_ring(slot) && !(flags & SLOT_RESET))
-			return STEP_NATIVE;
 		int error = take_error(conn);
+		if (!error && !tx_by_ring(slot) && !(flags & SLOT_RESET))
+			return STEP_NATIVE;
 		if (!error && (flags & SLOT_WR_SHUT) && !(flags & SLOT_RESET))
 			option_get(fd, SOL_SOCKET, SO_ERROR, &error, sizeof(error)); /* told before EPIPE: sk_stream_error */
 		if (!error && (flags & SLOT_PEER_GONE) && !(flags & (SLOT_RESET | SLOT_WR_SHUT)))
@@ -258,9 +258,11 @@ ssize_t conn_send(struct conn *conn, int fd, const struct iovec *iov, int iov_le
 	struct call call = call_of(conn, fd, iov, iov_len, flags);
 
 	pthread_testcancel();
-	if (call.total == 0 && tx_by_ring(conn->slot) && !word_load(conn->slot->error) &&
-	    !slot_has(conn->slot, SLOT_WR_SHUT | SLOT_PEER_GONE | SLOT_RESET))
-		return 0;
+	if (unlikely(call.total == 0) && tx_by_ring(conn->slot)) {
+		conn_probe(conn, fd); /* it tells of a reset all the same */
+		if (!word_load(conn->slot->error) && !slot_has(conn->slot, SLOT_WR_SHUT | SLOT_PEER_GONE | SLOT_RESET))
+			return 0;
+	}
 	do
 		conn_advance(conn, call.fd);
 	while (unlikely(send_turn(&call) == TURN_AGAIN));

@@ -47,6 +47,7 @@ void keep_error(struct conn *conn, ssize_t result);
 enum count { COUNT_EQUAL, COUNT_DIFFERS, COUNT_UNSTABLE };
 enum count rx_count(struct conn *conn, int fd);
 enum count tx_count(struct conn *conn, int fd);
+size_t tcp_unread(const struct conn *conn, int fd);
 bool kernel_fin(int fd);
 bool kernel_lost(int fd, uint64_t bytes);
 bool kernel_failed(int fd, uint32_t events);
@@ -81,6 +82,9 @@ bool rx_divided(const struct conn *conn);
 bool rx_untold(const struct conn *conn);
 bool rx_ring_among(const struct conn *conn, size_t queued);
 bool rx_goes_on(struct conn *conn, int fd);
+
+/* ---- shim_back.c ---- */
+void low_water_left(struct conn *conn, int fd);
 
 /* ---- shim_room.c ---- */
 bool tx_full(const struct conn *conn);

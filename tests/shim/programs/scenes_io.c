@@ -440,6 +440,7 @@ static void zero_length(void)
 	say_ret("writev 0", writev(pair->fd, &empty, 1));
 	say_ret("read 0, empty", read(pair->fd, data, 0));
 	say_ret("readv 0, empty", readv(pair->fd, &empty, 1));
+	say_ret("preadv2 0, empty", preadv2(pair->fd, &empty, 1, -1, 0));
 	say_ret("recv 0 DONTWAIT, empty", recv(pair->fd, data, 0, MSG_DONTWAIT));
 	peer_put(pair, 10);
 	arrived(pair, 10);
@@ -459,6 +460,9 @@ static void zero_length(void)
 	signal(SIGPIPE, SIG_IGN);
 	say_ret("send 0 after shutdown", send(pair->fd, data, 0, 0));
 	say_ret("write 0 after shutdown", write(pair->fd, data, 0));
+	say_ret("writev 0 after shutdown", writev(pair->fd, &empty, 1));
+	say_ret("writev of no piece", writev(pair->fd, NULL, 0));
+	say_ret("pwritev2 0 after shutdown", pwritev2(pair->fd, &empty, 1, -1, 0));
 }
 
 static void errors(void)
@@ -647,6 +651,29 @@ static void urgent(void)
 	stays(other);
 }
 
+/* Bytes by ring, and behind them others by TCP: one stream all the same. */
+static void urgent_low_water(void)
+{
+	struct pair *pair = open_pair();
+	struct pollfd item = {.fd = pair->fd, .events = POLLIN};
+	int low = 10;
+	NEED(setsockopt(pair->fd, SOL_SOCKET, SO_RCVLOWAT, &low, sizeof low) == 0);
+	peer_put(pair, 4);
+	arrived(pair, 4);
+	say_reply("urgent byte", peer(pair, ACT_OOB, 'X', 0));
+	item.events = POLLPRI;
+	int ready = poll(&item, 1, 5000);
+	say_poll("poll PRI", ready, item.revents);
+	item.events = POLLIN;
+	ready = poll(&item, 1, 0);
+	say_poll("poll with 5 of 10", ready, item.revents);
+	peer_put(pair, 5);
+	ready = poll(&item, 1, 5000);
+	say_poll("poll with 10 of 10", ready, item.revents);
+	say_bytes("recv stops at the mark", pair, data, recv(pair->fd, data, 1000, 0));
+	get(pair, 5);
+}
+
 static void urgent_inline(void)
 {
 	struct pair *pair = open_pair();
@@ -786,6 +813,7 @@ const struct scene scenes_io[] = {
 	SCENE(sigpipe),
 	SCENE(sigpipe_kills),
 	SCENE(urgent),
+	SCENE(urgent_low_water),
 	SCENE(urgent_inline),
 	SCENE(zerocopy),
 	SCENE(asynchronous),

@@ -330,8 +330,35 @@ static void number_again(void)
 	peer_done();
 }
 
+/* One connection is on TCP for good, the other is not: a poll right behind another leaves neither out. */
+static void tcp_beside_rings(void)
+{
+	struct pair *ring = open_pair(), *tcp = open_pair();
+	struct pollfd items[2] = {{.fd = ring->fd, .events = POLLIN}, {.fd = tcp->fd, .events = POLLIN}};
+	int both = 0;
+	char urgent_byte;
+	say_reply("urgent byte", peer(tcp, ACT_OOB, 'X', 0));
+	struct pollfd urgent = {.fd = tcp->fd, .events = POLLPRI};
+	int ready = poll(&urgent, 1, 5000);
+	say_poll("poll PRI", ready, urgent.revents);
+	peer_put(tcp, 5);
+	peer_put(ring, 5);
+	arrived(ring, 5);
+	say_ret("recv OOB", recv(tcp->fd, &urgent_byte, 1, MSG_OOB));
+	poll(&items[1], 1, 5000);
+	for (int i = 0; i < 1000; i++)
+		both += poll(items, 2, 0) == 2;
+	say("%d of 1000 tell of both", both);
+	get(ring, 5);
+	get(tcp, 5);
+}
+
 const struct scene scenes_wait[] = {
-	SCENE(poll_states),   SCENE(poll_sets),    SCENE(poll_times),      SCENE(poll_writable),   SCENE(poll_both_ways),
-	SCENE(select_states), SCENE(select_times), SCENE(select_writable), SCENE(wait_for_others), SCENE(poll_only_reader),
-	SCENE(one_wait_many), SCENE(number_again), {NULL, NULL},
+	SCENE(poll_states),      SCENE(poll_sets),
+	SCENE(poll_times),       SCENE(poll_writable),
+	SCENE(poll_both_ways),   SCENE(select_states),
+	SCENE(select_times),     SCENE(select_writable),
+	SCENE(wait_for_others),  SCENE(poll_only_reader),
+	SCENE(tcp_beside_rings), SCENE(one_wait_many),
+	SCENE(number_again),     {NULL, NULL},
 };

@@ -1,0 +1,81 @@
+"""Random programs of one process that holds both ends of its connections (player.c): each call as over kernel TCP.
+
+The seed decides all, so a difference comes again. A long run: SIDESTEP_PLAYER_SECONDS=3600 plays so long in each
+setting, from seed SIDESTEP_PLAYER_SEED on.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import time
+from collections.abc import Mapping
+from itertools import count
+from pathlib import Path
+from typing import Final
+
+import pytest
+import toolchain
+from common import PATIENCE_S
+
+from sidestep.testing import Sidestep
+
+pytestmark = pytest.mark.slow
+
+SECONDS: Final = float(os.environ.get("SIDESTEP_PLAYER_SECONDS", "0"))
+FIRST: Final = int(os.environ.get("SIDESTEP_PLAYER_SEED", "1"))
+SEEDS: Final = 40  # without a time
+STEPS: Final = 60
+AGAIN: Final = 3  # plays that have to agree
+
+
+@pytest.fixture(scope="module")
+def player() -> Path:
+    return toolchain.build("player", [Path(__file__).with_name("player.c")], ["-O2", "-D_GNU_SOURCE"])
+
+
+def play(player: Path, seed: int, env: Mapping[str, str] | None) -> list[str]:
+    """Lines that the program prints, and how it ends."""
+    argv = [player, str(seed), str(STEPS)]
+    try:
+        done = subprocess.run(argv, env=env, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
+    except subprocess.TimeoutExpired as stuck:
+        return [*(stuck.stdout or b"").decode().splitlines(), "it stands still"]
+    return [*done.stdout.splitlines(), *done.stderr.splitlines(), f"ended with {done.returncode}"]
+
+
+def differing(one: list[str], other: list[str]) -> int | None:
+    """The first line in which two plays differ."""
+    pairs = enumerate(zip(one, other, strict=False))
+    return next((at for at, (a, b) in pairs if a != b), None if len(one) == len(other) else min(len(one), len(other)))
+
+
+def difference(player: Path, seed: int, env: Mapping[str, str]) -> str | None:
+    """Where the shim differs from kernel TCP, each time; None: nowhere, or TCP differs from itself there."""
+    native = play(player, seed, None)
+    for _ in range(AGAIN):
+        shimmed = play(player, seed, env)
+        at = differing(native, shimmed)
+        if at is None:
+            return None
+        changed = differing(native, play(player, seed, None))
+        if changed is not None and changed <= at:
+            return None
+    before = native[at - 1] if at else "nothing"
+    return f"seed {seed}: behind '{before}'\n  over kernel TCP: {native[at]}\n  under the shim:  {shimmed[at]}"
+
+
+@pytest.mark.timeout(0 if SECONDS else 100)
+@pytest.mark.parametrize("promote_after", ["0", None], ids=["at-once", "default"])
+def test_each_call_as_over_kernel_tcp(player: Path, promote_after: str | None) -> None:
+    end = time.monotonic() + SECONDS
+    found = []
+    with Sidestep(promote_after=promote_after) as sidestep:
+        for seed in count(FIRST):
+            if seed >= FIRST + SEEDS and time.monotonic() >= end:
+                break
+            if text := difference(player, seed, sidestep.env()):
+                found.append(text)
+        promoted = sidestep.status()["counters"].get("claim_matched", 0)
+    assert not found, "\n".join(found)
+    assert promoted > SEEDS
