@@ -116,6 +116,15 @@ def test_a_program_of_which_a_call_is_left_runs_as_without(provider: Sidestep, l
     assert (ran.stdout, ran.returncode) == (b"ran\n", 3)
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_so_does_one_that_has_a_use_for_the_loaders_register(provider: Sidestep, loader: Path, kind: str) -> None:
+    program = build("segment", kind)
+    found = json.loads(subprocess.run([loader, "--check", program], stdout=subprocess.PIPE, check=False).stdout)
+    assert "%gs" in found["refused"]
+    ran = provider.run([loader, "--run", program, program], stdout=subprocess.PIPE, check=False)
+    assert (ran.stdout, ran.returncode) == (b"found 42\n", 4)
+
+
 def test_so_does_one_that_does_not_say_what_is_code(provider: Sidestep, loader: Path, tmp_path: Path) -> None:
     program = put_out_of_reach(Path(shutil.copy(build("told", "static"), tmp_path / "program")))
     found = json.loads(subprocess.run([loader, "--check", program], stdout=subprocess.PIPE, check=False).stdout)

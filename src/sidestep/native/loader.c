@@ -129,6 +129,8 @@ static const char *load(struct image *image, struct image *interpreter, struct s
 	}
 	if (!why && sites->left_len)
 		why = "a system call in its code cannot be replaced";
+	if (!why && sites->takes_block)
+		why = "its code sets the base of %gs, by which the loader finds what it knows of a thread";
 	if (!why && !trampolines_finish())
 		why = "memory that was written to cannot be made executable here";
 	return why;

@@ -76,6 +76,7 @@ struct block {
 	uint32_t *clear_tid; /* as set_tid_address(2) has it */
 	bool bare; /* a child in its parent's memory: its calls go to the kernel, not to the shim */
 	bool lends; /* and its parent waits, so that the parent's connections can be spoken for */
+	bool strict; /* it ends by the kernel's exit(2), before which nothing can be done */
 	uint64_t mask; /* of signals, for a bare child's beginning */
 	struct frame *interrupted; /* the call that a signal has come into, as its handler is to see it */
 	struct frame
@@ -111,6 +112,7 @@ struct code {
 struct sites {
 	uint32_t found, idle, patched; /* of `found` so many make no call that matters */
 	uint32_t left_len; /* and so many could not be replaced */
+	bool takes_block; /* it uses the register that names a thread's block */
 	const uint8_t *left[LEFT_MAX]; /* the first of them */
 };
 extern uint8_t wanted[CALLS_MAX];

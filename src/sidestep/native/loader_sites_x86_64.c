@@ -99,7 +99,34 @@ static void note_padding(struct sweep *sweep, uint8_t *at, uint32_t length, bool
 	sweep->holes[sweep->holes_len++] = (struct hole){at, length};
 }
 
-static void sweep_code(struct sweep *sweep)
+/* ---- %gs ---- */
+#define NEAR 64
+/* Whether the number of arch_prctl(2) is loaded near an instruction, for the kernel or for syscall(3). */
+static bool near_arch_prctl(const struct sweep *sweep, const uint8_t *at)
+{
+	const uint8_t *begin = at - sweep->code->begin > NEAR ? at - NEAR : sweep->code->begin,
+				  *end = sweep->code->end - at > NEAR ? at + NEAR : sweep->code->end;
+
+	return memmem(begin, (size_t)(end - begin), "\xb8\x9e\0\0\0", 5) ||
+	       memmem(begin, (size_t)(end - begin), "\xbf\x9e\0\0\0", 5);
+}
+
+/*
+ * Whether an instruction sets the base of %gs, or loads ARCH_SET_GS as arch_prctl(2) is to get it. What it is used by need not be
+ * looked for, which data between code may look like.
+ */
+static bool takes_gs(const struct sweep *sweep, const uint8_t *at, const struct instruction *is)
+{
+	static const uint8_t set_gs[] = {0x01, 0x10, 0, 0};
+	const uint8_t *opcode = at + is->opcode;
+
+	if (*opcode == 0x0f && opcode[1] == 0xae && at[is->modrm] >> 3 == (0xc0 >> 3 | 3))
+		return memchr(at, 0xf3, is->opcode); /* wrgsbase */
+	return (*opcode == 0xbe || *opcode == 0xbf) && !is->opcode && memcmp(at + 1, set_gs, sizeof(set_gs)) == 0 &&
+	       near_arch_prctl(sweep, at);
+}
+
+static void sweep_code(struct sweep *sweep, struct sites *sites)
 {
 	uint8_t *recent[BEFORE_MAX];
 	uint32_t recent_len = 0, decoded = DOUBT;
@@ -114,7 +141,8 @@ static void sweep_code(struct sweep *sweep)
 			ended = padding = false;
 			continue;
 		}
-		decoded++;
+		if (++decoded > DOUBT)
+			sites->takes_block |= takes_gs(sweep, at, &is);
 		bool is_syscall = at[is.opcode] == 0x0f && at[is.opcode + 1] == 0x05;
 		if (is_syscall || (at[is.opcode] == 0xcd && at[is.opcode + 1] == 0x80))
 			note_site(sweep, at, recent, recent_len, !is_syscall || decoded < DOUBT);
@@ -385,7 +413,7 @@ static void code_patch(const struct code *code, struct sites *sites)
 {
 	struct sweep sweep = {.code = code, .targets = memory_there(calloc((size_t)(code->end - code->begin) / 8 + 1, 1))};
 
-	sweep_code(&sweep);
+	sweep_code(&sweep, sites);
 	for (uint32_t i = 0; i < sweep.sites_len; i++)
 		site_patch(&sweep, &sweep.sites[i], sites);
 	free(sweep.targets);
