@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import subprocess
+
 import pytest
+import toolchain
+from common import PATIENCE_S
+from foreign_programs import KINDS, PROGRAMS, build, loader_missing
 from told_ends import End, join, promote
 
 from sidestep.testing import Sidestep
@@ -56,3 +61,25 @@ def test_connections_stay_on_tcp(sidestep: Sidestep, way: str) -> None:
     assert not any(c.promoted for c in sidestep.connections())
     b.ask("near.close()")
     assert a.ask("near.recv(1)") == b""
+
+
+@pytest.mark.parametrize("promoted", [True, False])
+@pytest.mark.parametrize(("how", "told"), [("strict", "600 400 10 3\n"), ("child", "10 3\n")])
+@pytest.mark.parametrize("kind", ["dynamic", *KINDS])
+def test_threads_that_the_shim_cannot_serve(
+    sidestep: Sidestep, kind: str, how: str, told: str, *, promoted: bool
+) -> None:
+    """In strict mode a look at the clock is forbidden, too; a child in the same memory goes past the shim."""
+    if kind != "dynamic" and (why := loader_missing()):
+        pytest.skip(why)  # such a program stays on TCP on this machine
+    options = ["-O1", "-D_GNU_SOURCE"]
+    program = toolchain.build("confined", [PROGRAMS / "confined.c"], options) if kind == "dynamic" else None
+    env = {} if promoted else {"SIDESTEP_PROMOTE_AFTER": "1000000:1000000000"}
+    with sidestep.popen(
+        [program or build("confined", kind), how],
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=sidestep.env(**env),
+    ) as running:  # fmt: skip
+        sidestep.wait_for(lambda found: len(found) == 2 and all(c.promoted == promoted for c in found))
+        said, _ = running.communicate("go", timeout=PATIENCE_S)
+    assert said == told
+    assert running.returncode == 5

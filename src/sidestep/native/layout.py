@@ -224,7 +224,7 @@ REASON_TEXT: Final[dict[Reason, str]] = {
     Reason.SANDBOX: "the program has put itself under a seccomp filter, which may forbid what the shim does",
     Reason.ASYNC_IO: "asynchronous I/O has been asked for: its bytes are moved inside libc or the kernel",
     Reason.LATENCY: "TCP is faster for what it does now: it waits for answers, or moves large pieces",
-    Reason.UNCOVERED: "the program has made code as it ran, whose system calls the shim may not see",
+    Reason.UNCOVERED: "the program has made code, or a child in its memory, whose system calls the shim may not see",
     Reason.INHERITED: "a program that was started here may hold the socket, too",
     Reason.CROWDED: "the connection was idle, and its place on the device to the other host went to another one",
     Reason.PEER_LEFT: "the other end had to go back to TCP after the promotion",

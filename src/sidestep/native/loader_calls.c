@@ -3,11 +3,13 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <linux/seccomp.h>
 #include <pthread.h>
 #include <sched.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/prctl.h>
 #include <sys/resource.h>
 #include <sys/syscall.h>
 #include <unistd.h>
@@ -167,6 +169,18 @@ static uint64_t file_open(const struct block *block, long number, long directory
 	BY_SHIM(syscall(number, directory, path, flags, mode));
 }
 
+/* Into the strict mode of seccomp, in which a thread that makes another call than read(2), write(2) and exit(2) is killed. */
+static uint64_t strict_enter(const struct frame *frame)
+{
+	struct block *block = this_block();
+
+	raw(SYS_set_tid_address, (long)block->clear_tid, 0, 0, 0, 0, 0); /* as thread_exit() does, which may not any more */
+	long result = syscall(frame_number(frame), frame->argument[0], frame->argument[1], frame->argument[2],
+	                      frame->argument[3], frame->argument[4], frame->argument[5]);
+	block->strict = result == 0;
+	BY_SHIM(result);
+}
+
 static uint64_t call_make(struct frame *frame, const struct block *block)
 {
 	const long a = (long)frame->argument[0], b = (long)frame->argument[1], c = (long)frame->argument[2];
@@ -200,6 +214,14 @@ static uint64_t call_make(struct frame *frame, const struct block *block)
 	case SYS_mprotect:
 	case SYS_pkey_mprotect:
 		return (uint64_t)memory_protect(number, (uint64_t)a, (uint64_t)b, c, (long)frame->argument[3]);
+	case SYS_prctl:
+		if (a == PR_SET_SECCOMP && b == SECCOMP_MODE_STRICT)
+			return strict_enter(frame);
+		break;
+	case SYS_seccomp:
+		if (a == SECCOMP_SET_MODE_STRICT)
+			return strict_enter(frame);
+		break;
 	case SYS_execve: BY_SHIM(execve(path_meant((const char *)a), (char *const *)b, (char *const *)c));
 	}
 	BY_SHIM(syscall(number, a, b, c, frame->argument[3], frame->argument[4], frame->argument[5]));

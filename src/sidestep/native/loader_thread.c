@@ -166,8 +166,7 @@ static long bare_make(const struct frame *frame, uint64_t flags, uint64_t stack,
 	block->program_sp = child->sp;
 	block->leaving = child;
 	block->inside = INSIDE_SIGNAL;
-	if (block->lends)
-		shim->lend();
+	(block->lends ? shim->lend : shim->release)();
 	block->mask = signals_set(ALL_SIGNALS);
 	long result = with ? clone3_bare(with, block)
 	                   : loader_clone((long)(flags & ~(uint64_t)CLONE_SETTLS), child, parent_tid, child_tid, block);
@@ -293,6 +292,8 @@ void thread_exit(long status)
 {
 	struct block *block = this_block();
 
+	if (block->strict)
+		raw(SYS_exit, status, 0, 0, 0, 0, 0);
 	if (!block->bare && block->exit_sp && !holds_robust() &&
 	    raw(SYS_gettid, 0, 0, 0, 0, 0, 0) != raw(SYS_getpid, 0, 0, 0, 0, 0, 0)) {
 		signals_set(ALL_SIGNALS);

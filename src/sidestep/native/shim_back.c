@@ -239,7 +239,7 @@ static void signal_io(int fd)
  * there: it looks for requests once more before it returns, so these bytes need no other call of the peer. False: it has gone
  * back by itself already.
  */
-static bool recall_rest(struct conn *conn)
+bool recall_rest(struct conn *conn)
 {
 	struct conn_slot *slot = conn->slot;
 	struct channel_side *local = conn->channel.local;
@@ -251,7 +251,6 @@ static bool recall_rest(struct conn *conn)
 		return false;
 	rx_move(slot, RX_ON_RECALL);
 	atomic_fetch_or(&local->notice, CHANNEL_RECALL);
-	peer_wake(conn);
 	return true;
 }
 
@@ -283,6 +282,8 @@ void conn_leave_dry(struct conn *conn, int fd)
 		bool watches = rx_watches(slot);
 		bool over = !watches || channel_rx_avail(&conn->channel) <= 0;
 		recalled = over && watches && recall_rest(conn);
+		if (recalled)
+			peer_wake(conn);
 		uint64_t tail = atomic_load(&conn->channel.rx_peer_line->tail);
 		crossed = !recalled && watches && tail != word_load(conn->leave_tail);
 		word_store(conn->leave_tail, tail);

@@ -1,4 +1,5 @@
 /* shim_close.c - the end of a descriptor, and of the connection with its last one. */
+#include "shim_process.h"
 #include "shim_switch.h"
 
 #include <fcntl.h>
@@ -101,6 +102,51 @@ bool conn_disown_found(struct conn *conn, int fd)
 	shim_log("fd %d is another file's: it was closed unseen", fd);
 	conn_forget(fd, false);
 	return true;
+}
+
+_Atomic bool kernel_strict;
+
+/*
+ * Whether the connection's ring holds bytes that no call is needed for. They have arrived: a peer that sleeps need not send them
+ * again. Behind the last of them the kernel has all; see recv_strictly().
+ */
+static bool ring_read_on(struct conn *conn, int fd, enum reason_code reason)
+{
+	if (!word_load(kernel_strict) || !conn->managed || conn_relayed(conn) || !rx_by_ring(conn->slot) ||
+	    channel_rx_peek(&conn->channel) == 0)
+		return false;
+	conn_leave(conn, fd, reason);
+	return true;
+}
+
+/*
+ * Hands all connections to the kernel, for good, with what lies in their rings: a thread that we must not or cannot serve makes
+ * calls on them. They leave the table, but for those that a set or a lease has. `strict`: that thread can make no other calls than
+ * read(2) and write(2), but comes by here.
+ */
+void conns_release(enum reason_code reason, bool strict)
+{
+	if (!fd_table_len)
+		return;
+	plain_from_now(reason);
+	config.opt_in = true;
+	word_store(kernel_strict, strict);
+	for (int pass = 0; pass < 2; pass++)
+		for (uint32_t fd = 0; fd < atomic_load(&fd_end); fd++) {
+			HELD conn = conn_hold((int)fd);
+			if (!conn)
+				continue;
+			if (pass == 0 && !ring_read_on(conn, (int)fd, reason))
+				conn_demote(conn, (int)fd, reason, true);
+			if (pass == 0)
+				continue;
+			if (conn->managed) {
+				conn_check(conn, (int)fd); /* its other end may be ours as well, and has asked for its bytes */
+				conn_flush(conn, (int)fd);
+			}
+			if (!has_members(conn) && !conn->explicit && !slot_has(conn->slot, SLOT_LEAVES))
+				conn_forget((int)fd, false);
+		}
 }
 
 void conn_family_exit(void)

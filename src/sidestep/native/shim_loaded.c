@@ -1,4 +1,5 @@
 /* shim_loaded.c - what the loader of static programs needs of the shim; see loaded.h. */
+#include "shim_process.h"
 #include "shim_switch.h"
 
 #include "loaded.h"
@@ -21,6 +22,12 @@ static void lend_number(int fd)
 	                                cookie == word_load(conn->slot->cookie)))) {
 		conn_leave_to_stranger(conn, fd, REASON_PASSED);
 	}
+}
+
+/* A child in our memory goes on beside us, and its calls go to the kernel. */
+static void release(void)
+{
+	conns_release(REASON_UNCOVERED, false);
 }
 
 static void uncovered(void)
@@ -53,8 +60,9 @@ UNCANCELLED(int, epoll_wait, (int e, struct epoll_event *ev, int n, int t), SYS_
 
 EXPORT const struct loaded *sidestep_loaded(int (*action)(int, const struct sigaction *, struct sigaction *))
 {
-	static struct loaded loaded = {execute_bare, lend_begin,           lending_end, lend_number, signal_interrupts,
-	                               uncovered,    preload_without_ours, made_by_go,  NULL,        0};
+	static struct loaded loaded = {
+		execute_bare, lend_begin,           lending_end, lend_number, release, signal_interrupts,
+		uncovered,    preload_without_ours, made_by_go,  NULL,        0};
 
 	loaded.known = (const void *)fd_table;
 	loaded.known_len = fd_table_len;

@@ -9,8 +9,6 @@
 #include "shim_travel.h"
 
 #include <fcntl.h>
-#include <linux/seccomp.h>
-#include <sys/prctl.h>
 
 #define LOOK_EVERY_NS 1000000000ll
 
@@ -31,38 +29,6 @@ void plain_from_now(enum reason_code reason)
 		if (conn)
 			conn_demote(conn, (int)fd, reason, reason != REASON_SANDBOX);
 	}
-}
-
-/* ---- seccomp ---- */
-/*
- * What is accepted or opened from now on passes us by: to look after it takes calls that the program may not make. A connection
- * that has a channel still makes calls of its own: sendmsg, recvmsg, getsockopt, ioctl, ppoll, futex, preadv2.
- */
-static void sandboxed(void)
-{
-	plain_from_now(REASON_SANDBOX);
-	config.opt_in = true;
-}
-
-EXPORT int prctl(int option, ...)
-{
-	va_list args;
-	long a[4];
-
-	va_start(args, option);
-	for (int i = 0; i < 4; i++)
-		a[i] = va_arg(args, long);
-	va_end(args);
-	if (option == PR_SET_SECCOMP)
-		sandboxed();
-	return (int)real.syscall(SYS_prctl, option, a[0], a[1], a[2], a[3], 0);
-}
-
-long raw_seccomp(long operation, long flags, long argument)
-{
-	if (operation == SECCOMP_SET_MODE_STRICT || operation == SECCOMP_SET_MODE_FILTER)
-		sandboxed();
-	return real.syscall(SYS_seccomp, operation, flags, argument, 0, 0, 0);
 }
 
 /* ---- io_uring ---- */

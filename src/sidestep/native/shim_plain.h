@@ -11,6 +11,6 @@ void plain_ring(void); /* there is an io_uring whose entries do not come by here
 bool plain_ring_doubted(void); /* there is, and it may have sockets as far as the policy knows */
 void ring_register_unseen(
 	unsigned operation); /* shim_ring.c: io_uring_register(2) by a call that names no ring of ours */
-long raw_seccomp(long operation, long flags, long argument);
+long raw_seccomp(long operation, long flags, long argument); /* shim_sandbox.c */
 
 #endif

@@ -40,6 +40,9 @@ EXPORT int clone(int (*run)(void *), void *stack, int flags, void *argument, ...
 	va_end(args);
 	if ((flags & CLONE_VFORK) && !(flags & CLONE_THREAD))
 		flags &= ~CLONE_VM; /* as vfork() */
+	if ((flags & CLONE_VM) && !(flags & CLONE_THREAD))
+		conns_release(REASON_UNCOVERED,
+		              false); /* it has our thread's own variables, too: we cannot tell the two apart */
 	if (!fd_table_len || (flags & CLONE_VM) || !run)
 		return real.clone(run, stack, flags, argument, extra[0], extra[1], extra[2]);
 	struct cloned cloned = {run, argument};

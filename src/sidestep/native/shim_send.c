@@ -132,6 +132,10 @@ static enum turn native_send(struct call *call)
 	struct msghdr message = {.msg_iov = (struct iovec *)call->iov, .msg_iovlen = (size_t)call->iov_len};
 	size_t most = call->total;
 
+	if (unlikely(word_load(kernel_strict)) && slot_has(slot, SLOT_LEAVES) && tx_follows(conn)) {
+		ssize_t written = real.write(call->fd, call->iov->iov_base, call->iov->iov_len);
+		return call_over(call, written, errno);
+	}
 	atomic_fetch_add(&slot->tx_kernel_waiters, 1);
 	full_fence();
 	uint32_t state = word_load(slot->tx_state);

@@ -84,7 +84,11 @@ bool rx_ring_among(const struct conn *conn, size_t queued);
 bool rx_goes_on(struct conn *conn, int fd);
 
 /* ---- shim_back.c ---- */
+bool recall_rest(struct conn *conn);
 void low_water_left(struct conn *conn, int fd);
+
+/* ---- shim_close.c ---- */
+extern _Atomic bool kernel_strict; /* a thread is in the strict mode of seccomp: see conns_release() */
 
 /* ---- shim_room.c ---- */
 bool tx_full(const struct conn *conn);
