@@ -262,6 +262,13 @@ void keep_error(struct conn *conn, ssize_t result)
 		word_store(conn->slot->error, (uint32_t)errno);
 }
 
+/* A call has told this error. If it is the end of the connection, later calls meet that, and no reset of ours; see fin_heard(). */
+void error_told(struct conn *conn, int error)
+{
+	if (error == ECONNRESET || error == ETIMEDOUT)
+		slot_set(conn->slot, SLOT_RESET | SLOT_FIN | SLOT_PEER_GONE);
+}
+
 /* Resets the connection, so that the peer does not take what it got for the whole stream. Any thread, any lock. */
 void conn_abort(struct conn *conn, int fd, int error, enum reason_code reason)
 {

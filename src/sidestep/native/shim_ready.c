@@ -46,6 +46,18 @@ static uint32_t end_whole(const struct member *member, int fd, uint32_t kernel_b
 	return kernel_bits | ((unsigned short)native.revents & ~(uint32_t)POLLNVAL);
 }
 
+/* Room of TCP's that the kernel was not asked for: another process has moved the direction there. */
+static uint32_t room_untold(const struct member *member, int fd, uint32_t ready)
+{
+	const struct conn_slot *slot = member->conn->slot;
+	struct pollfd native = {.fd = fd, .events = POLLOUT};
+
+	if (tx_by_ring(slot) || tx_is(slot, TX_RESEND) || (ready & EPOLLOUT) || !(member->events & EPOLLOUT) ||
+	    raw_poll(&native, 1, 0) <= 0)
+		return 0;
+	return (unsigned short)native.revents & (uint32_t)EPOLLOUT;
+}
+
 /* Whether TCP has brought bytes since the last look that the kernel does not report. */
 static bool came_untold(struct member *member, int fd)
 {
@@ -83,6 +95,7 @@ static bool member_report(struct set *set, struct member *member, uint32_t kerne
 		kernel_set(member, EPOLL_CTL_MOD);
 		member->out_armed = true;
 		member->armed |= member->rx_ring && !rx_ring;
+		ready |= room_untold(member, fd, ready);
 	}
 	/* A read that went over to the ring has taken what TCP had still to tell; who counts by FIONREAD, as nginx does, knew only
 	 * of TCP's bytes, and waits to hear of the others. */

@@ -199,12 +199,8 @@ static enum step tcp_ended(struct conn *conn, int fd, ssize_t n, bool waits)
 		return STEP_ERROR;
 	if (error == EAGAIN && slot_has(slot, SLOT_RESET)) /* rx_follow() has just judged so, or long ago */
 		error = take_error(conn);
-	/*
-	 * The kernel reports it once, maybe to a sender: the next call must meet the end, and no reset of ours; see fin_heard(). Nor
-	 * does a provider between know of it.
-	 */
-	if (error == ECONNRESET || error == ETIMEDOUT || (error == 0 && conn_relayed(conn) && rx_lost(conn)))
-		slot_set(slot, SLOT_RESET | SLOT_FIN | SLOT_PEER_GONE);
+	/* The kernel reports it once, maybe to a sender, and a provider between does not know of it. */
+	error_told(conn, error == 0 && conn_relayed(conn) && rx_lost(conn) ? ECONNRESET : error);
 	errno = error;
 	return error == 0 ? STEP_END : error == EAGAIN ? STEP_EMPTY : STEP_ERROR;
 }
@@ -333,8 +329,8 @@ static enum turn native_recv(struct call *call)
 	}
 	if (n == 0 && conn_tcp_ended(call->conn, call->fd))
 		n = -1;
-	else if (n < 0 && (errno == ECONNRESET || errno == ETIMEDOUT)) /* as in tcp_ended() */
-		slot_set(slot, SLOT_RESET | SLOT_FIN | SLOT_PEER_GONE);
+	if (n < 0)
+		error_told(call->conn, errno);
 	n = native_rx_end(call->conn, call->fd, n, call->flags);
 	return call_over(call, n, errno);
 }
@@ -376,6 +372,10 @@ static enum turn recv_short(struct call *call, size_t target, size_t seen)
 	if (call->look)
 		return call_over(call, has ? has : -1, has ? call->saved : EAGAIN);
 	conn_check(call->conn, call->fd);
+	/* an end that the peer has told of is no wait's */
+	if (unlikely((conn_notice(call->conn) & CHANNEL_CLOSED) || word_load(call->conn->channel.remote->shut_wr)) &&
+	    !slot_has(call->conn->slot, SLOT_FIN))
+		conn_probe(call->conn, call->fd);
 	if (would_not_block(call->fd, call->flags)) {
 		call->look = call->flags || !rx_by_ring(call->conn->slot) || !conn_lingers(call->conn);
 		return TURN_AGAIN;
@@ -474,10 +474,14 @@ __attribute__((noinline)) static ssize_t recv_leaving(struct call *call, size_t 
 static ssize_t recv_nothing(struct conn *conn, int fd, int flags)
 {
 	const int saved = errno;
+	int marked = 0;
 	char byte;
 	ssize_t n = conn_recv(conn, fd, &(struct iovec){&byte, 1}, 1, (flags & MSG_DONTWAIT) | MSG_PEEK);
 
-	if (n < 0 && errno != EINTR && (errno != EAGAIN || would_not_block(fd, flags)))
+	if (n < 0 && errno == EAGAIN && would_not_block(fd, flags) &&
+	    (real.ioctl(fd, SIOCATMARK, &marked) < 0 || !marked)) /* an urgent byte is something */
+		return fail_with(EAGAIN);
+	if (n < 0 && errno != EINTR && errno != EAGAIN)
 		return n;
 	errno = saved;
 	return 0;

@@ -41,6 +41,7 @@ void mark_promoted(struct conn *conn);
 void conn_abort(struct conn *conn, int fd, int error, enum reason_code reason);
 int take_error(struct conn *conn);
 void keep_error(struct conn *conn, ssize_t result);
+void error_told(struct conn *conn, int error);
 
 /* ---- shim_count.c ---- */
 /* Whether the kernel has counted the bytes that we have. Some arrive between two questions: then nothing is known yet. */

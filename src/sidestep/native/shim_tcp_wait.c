@@ -85,8 +85,11 @@ bool hear_fails(int fd, int flags)
 	struct pollfd fds[2] = {{.fd = fd, .events = POLLIN}};
 	struct timeval limit = {0};
 	const int saved = errno;
+	int low = 1;
 
-	if ((flags & (MSG_DONTWAIT | MSG_OOB | MSG_ERRQUEUE)) || raw_poll(fds, 1, 0) != 0 || would_not_block(fd, flags)) {
+	/* a call that ends below the low-water mark returns what is there, of which poll(2) does not tell */
+	if ((flags & (MSG_DONTWAIT | MSG_OOB | MSG_ERRQUEUE)) || raw_poll(fds, 1, 0) != 0 || would_not_block(fd, flags) ||
+	    (option_get(fd, SOL_SOCKET, SO_RCVLOWAT, &low, sizeof(low)) && low > 1)) {
 		errno = saved;
 		return false;
 	}

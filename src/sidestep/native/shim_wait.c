@@ -376,8 +376,11 @@ int conn_wait(struct conn *conn, int fd, int want, size_t space, const struct wa
 			conn_probe(conn, fd);
 		if (error && error != EINTR)
 			result = -error;
-		else if (self.signals_interrupting != clock->signals_interrupting || (timed && self.signals != clock->signals))
-			result = -EINTR; /* signal(7): with a timeout set, SA_RESTART does not restart */
+		else if ((self.signals_interrupting != clock->signals_interrupting ||
+		          (timed &&
+		           self.signals != clock->signals)) && /* signal(7): with a timeout, SA_RESTART does not restart */
+		         !ready_now(conn, want, space))
+			result = -EINTR;
 		else if (clock->deadline != INT64_MAX && now_ns() >= clock->deadline && !ready_now(conn, want, space))
 			result = -ETIMEDOUT;
 	}
