@@ -292,6 +292,10 @@ static enum step ring_step(const struct call *call, size_t at, bool look, size_t
 			errno = take_error(conn);
 			return STEP_ERROR;
 		}
+		if (unlikely(ended == SLOT_RD_SHUT) && turn == 0) {
+			conn_probe(conn, fd); /* a reset is told before an end of our own: tcp_recvmsg() in Linux */
+			continue;
+		}
 		if (ended)
 			return STEP_END;
 		if (turn >= 2 || (!look && !slot_has(slot, SLOT_FIN | SLOT_RESET)))
