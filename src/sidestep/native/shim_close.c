@@ -1,5 +1,6 @@
 /* shim_close.c - the end of a descriptor, and of the connection with its last one. */
 #include "shim_process.h"
+#include "shim_plain.h"
 #include "shim_switch.h"
 
 #include <fcntl.h>
