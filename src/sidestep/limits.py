@@ -75,6 +75,7 @@ PEER_GROUPS_MAX: Final = 256  # supplementary groups of a client; with more only
 # Connections through the provider.
 RELAYS_MAX: Final = 1024  # connections of one process, as far as descriptors allow; more stay on TCP: PROTOCOL_FAILED
 RELAY_DESCRIPTORS: Final = 8  # descriptors that a connection may cost: two doorbells, and those of its protocol
+RELAY_DOORBELLS_MAX: Final = 16  # doorbells of one end, each of another program; beyond: relay_reset{doorbell}
 RELAY_ATTACH_S: Final = 10.0  # seconds for the ends here to attach: relay_dropped{not_attached}
 RELAY_CHECK_S: Final = 0.1  # seconds after the end of a client until the kernel is asked about its connections
 RELAY_CHECK_MAX_S: Final = 60.0  # seconds, at most, between two such questions, while another process holds one

@@ -437,6 +437,12 @@ static PyObject *get_pages(PyObject *self, void *Py_UNUSED(unused))
 	return channel ? PyLong_FromUnsignedLong(channel_rx_pages(&channel->end)) : NULL;
 }
 
+static PyObject *get_bell(PyObject *self, void *Py_UNUSED(unused))
+{
+	struct channel *channel = mapped(self);
+	return channel ? PyLong_FromUnsignedLongLong(atomic_load(&channel->end.remote->bell)) : NULL;
+}
+
 static void channel_dealloc(PyObject *self)
 {
 	channel_unmap(&((struct channel *)self)->end);
@@ -473,6 +479,7 @@ static PyGetSetDef channel_getset[] = {
 	{"unread", get_unread, NULL, "Bytes written that the peer has not read.", NULL},
 	{"pages", get_pages, NULL,
      "Another number once the peer has given pages of the receiving ring back; 0: that is not known.", NULL},
+	{"bell", get_bell, NULL, "The peer's word `bell`, which proves that a doorbell is its own.", NULL},
 	{"wanted", get_wanted, NULL, "Whether the peer waits for room: ring its doorbell after making some.", NULL},
 	{0},
 };

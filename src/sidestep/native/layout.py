@@ -79,7 +79,8 @@ class Rpc(IntEnum):
     LAYOUT = 15  # provider -> shim, of any version of the record: it does not serve the shim's layout
     # Both: shim -> provider -> shims of the family that its peers know by `arena_id` (see `family_id`).
     # The other end of the connection in that slot (`token`, as of DEMOTE) has another doorbell; `cookie`: the `bell` of
-    # its side. fds: [doorbell eventfd, its page]
+    # its side. fds: [doorbell eventfd, its page]. To a provider between, whose doorbell is `arena_id`: `token` is its
+    # `hint`, and `flags` are Doorbells.
     BELL = 16
     # The end of that `segment_id` has been asked for TCP and does not answer, as it may wait on something else.
     SERVE = 17
@@ -103,6 +104,12 @@ class Attach(IntFlag):
     """Kind of the channel's other end (the `flags` of `Rpc.ATTACH` and `Rpc.CLAIMED`)."""
 
     RELAYED = 1  # the provider itself; one more descriptor, the last: a pipe that hangs up when the provider dies
+
+
+class Doorbells(IntFlag):
+    """Doorbells of one end (the `flags` of `Rpc.BELL` to a provider between)."""
+
+    ALONE = 1  # unless another has been named since (`bell`), it is the only one: all others are no more
 
 
 class Ask(IntEnum):
@@ -254,9 +261,11 @@ class Knows(IntFlag):
 
     RING_ALWAYS = 1  # HINT_RING_ALWAYS in `hint`
     BELL = 2  # Rpc.BELL, and `slot`, `generation` and `family_id` are right
+    DOORBELLS = 4  # a provider: Rpc.BELL for one more doorbell of this connection
 
 
 HINT_RING_ALWAYS: Final = 1 << 31  # in `hint`: ring whenever you publish, whatever the word says that you look at
+BELL_COUNT: Final = (1 << 24) - 1  # in `bell`, to a provider: how many doorbells were named; the bits above prove it
 
 
 class Acked(IntFlag):
@@ -558,7 +567,7 @@ RECORDS: Final[dict[str, tuple[Field, ...]]] = {
         # After Back.BACK: which came first, our first byte by TCP (BACK) or the reader (RECALLED). As tx_back.
         ("tx_follows", "I", 1),
         # A program that took it up after an exec has another doorbell, and is rung always (HINT_RING_ALWAYS).
-        # `bell`: random, as BELL has it; `bell_seen`: the one of the other side's that we use.
+        # `bell`: random, as BELL has it; `bell_seen`: the one of the other side's that we use. See BELL_COUNT, too.
         *_same("Q", "bell bell_seen"),
         ("knows", "I", 1),  # Knows: what its holder can be asked for; written after the three that follow
         *_same("I", "slot generation"),  # of its holder's family

@@ -87,9 +87,9 @@ struct conn {
 	uint64_t segment_inode;
 	bool taken_up;       /* from the program before: the peer does not look at our doorbell's word */
 	uint32_t bell_said;  /* serial of the provider connection by which the peer was told of it; 0: it was not */
-	uint32_t bell_waits;
+	uint32_t bell_waits, bells_len;
 	int64_t bell_again_at; /* then it is named again */
-	uint32_t bells_len;
+	uint64_t bell_named, bell_alone; /* a relay: our last `bell`, and the one by which it has our doorbell alone */
 	struct remote_doorbell *bells[BELLS_MAX]; /* that the peer had before; see shim_bell.c */
 	_Atomic uint64_t idle_tail;      /* of our ring when it was last looked at; see trim() */
 	_Atomic uint64_t trimmed_tail;   /* of our ring when its pages were last given back */

@@ -16,8 +16,30 @@
 #define BELLS_EVERY_NS 20000000 /* while a connection is rung always, or may have become so */
 #define BELL_AGAIN_NS 1000000000ll /* before a doorbell is named again that the peer has not taken; doubled each time */
 #define BELL_WAITS_MAX 8
+#define LEARN_TURNS 10000 /* milliseconds that a program waits, before it begins, for a provider to know its doorbell */
+#define LOST_TURNS 1000 /* and so many for news of a provider that has dropped the connection by which it is told */
 
 static _Atomic int64_t look_at;
+static uint32_t executing; /* threads in an exec, which has let go of connections for as long; guarded by shim_lock */
+
+/* shim_lock held. */
+static bool one_holder(struct conn *conn)
+{
+	return !executing && conn_alone(conn);
+}
+
+/* shim_lock held. Nobody rings the doorbell of the program before for this connection. */
+static void heir_known(struct conn *conn)
+{
+	if (conn->taken_up)
+		doorbell_known(conn->doorbell);
+	conn->taken_up = false;
+}
+
+static bool random_number(uint64_t *number)
+{
+	return real.syscall(SYS_getrandom, (long)number, sizeof(*number), GRND_NONBLOCK, 0, 0, 0) == sizeof(*number);
+}
 
 /* shim_lock held. The same number each time: the peer may have taken it while we ask again. */
 static void bell_say(struct conn *conn)
@@ -30,8 +52,7 @@ static void bell_say(struct conn *conn)
 
 	if (!(word_load(provider.wants) & WELCOME_BELLS) || !(atomic_load(&remote->knows) & KNOWS_BELL) || provider.fd < 0)
 		return;
-	if (!bell &&
-	    (real.syscall(SYS_getrandom, (long)&bell, sizeof(bell), GRND_NONBLOCK, 0, 0, 0) != sizeof(bell) || !bell))
+	if (!bell && (!random_number(&bell) || !bell))
 		return;
 	atomic_store(&local->bell, bell);
 	record.cookie = bell;
@@ -48,7 +69,119 @@ static void bell_say(struct conn *conn)
 		conn->bell_waits++;
 }
 
-static uint32_t executing; /* threads in an exec, which has let go of connections for as long; guarded by shim_lock */
+/* ---- with a provider between ---- */
+
+/*
+ * The family names one more doorbell: how many it has named, behind what proves that they are its own. 0: nothing can prove it. So
+ * the provider knows whether another holder has named one since.
+ */
+static uint64_t bell_count(struct conn *conn)
+{
+	_Atomic uint64_t *bell = &conn->channel.local->bell;
+	const uint64_t count = BELL_COUNT;
+	uint64_t before = atomic_load(bell), proof = before & ~count, next;
+
+	if (!proof && (!random_number(&proof) || !(proof &= ~count)))
+		return 0;
+	do {
+		next = (before & ~count ? before & ~count : proof) | ((before + 1) & count);
+	} while (!atomic_compare_exchange_strong(bell, &before, next));
+	return next;
+}
+
+/* shim_lock held: nothing is forked. False: it cannot go out now. */
+static bool relay_tell(struct conn *conn, int line)
+{
+	const struct remote_doorbell *remote = conn->remote_doorbell;
+	const int fds[2] = {conn->doorbell->fd, conn->doorbell->page_fd};
+	struct rpc_msg record = {.type = RPC_BELL,
+	                         .flags = one_holder(conn) ? DOORBELLS_ALONE : 0,
+	                         .token = atomic_load(&conn->channel.remote->hint),
+	                         .cookie = bell_count(conn),
+	                         .doorbell_index = conn->doorbell->index};
+
+	memcpy(record.arena_id, remote->id, sizeof(record.arena_id));
+	memcpy(record.doorbell_page_id, conn->doorbell->id, sizeof(record.doorbell_page_id));
+	bool sent = record.cookie && rpc_send_over(line, &record, fds, 2) == 0;
+	if (sent)
+		conn->bell_named = record.cookie;
+	if (sent && record.flags)
+		conn->bell_alone = record.cookie;
+	return sent;
+}
+
+/* Whether the provider has taken our last, or one that was named after it. */
+static bool relay_knows(const struct conn *conn)
+{
+	const uint64_t ahead = atomic_load(&conn->channel.remote->bell_seen) - conn->bell_named;
+
+	return conn->bell_named && (ahead & BELL_COUNT) <= BELL_COUNT / 2 && atomic_load(&conn->channel.remote->bell_seen);
+}
+
+/*
+ * A connection that has just come to this program: its provider is to know our doorbell before anything else is done. `line` is a
+ * connection to it. False: it cannot learn of it. A provider that takes long hears it all the same, and nothing of ours before.
+ */
+bool relay_learns(struct conn *conn, int line)
+{
+	struct remote_doorbell *remote = conn->remote_doorbell;
+	struct pollfd items[2] = {{.fd = remote->liveness_fd}, {.fd = line, .events = 0}};
+	bool sent = false;
+	int turns = LEARN_TURNS;
+
+	for (; turns > 0 && !(sent && relay_knows(conn)) && !relay_gone(conn); turns--) {
+		if (!sent) {
+			shim_lock_take();
+			sent = relay_tell(conn, line);
+			shim_lock_drop();
+		}
+		if (raw_poll(items, 2, 1) > 0 && items[0].revents)
+			atomic_store(&remote->dead, true);
+		if (items[1].revents & (POLLHUP | POLLERR | POLLNVAL)) { /* it has read what it was sent, or will not */
+			items[1].fd = -1;
+			turns = turns < LOST_TURNS ? turns : LOST_TURNS;
+		}
+	}
+	shim_lock_take();
+	const bool known = relay_knows(conn);
+	if (known)
+		heir_known(conn);
+	shim_lock_drop();
+	shim_log("slot %u: its provider %s", slot_index(conn->slot), known ? "knows our doorbell" : "does not answer");
+	return known || relay_gone(conn) || (sent && items[1].fd >= 0);
+}
+
+/* shim_lock held. The provider knows doorbells of programs that are no more: it learns that ours is the only one. */
+static void relay_forgets(struct conn *conn)
+{
+	if (one_holder(conn) && provider.fd >= 0 && relay_tell(conn, provider.fd))
+		conn->bell_again_at = coarse_ns() + BELL_AGAIN_NS;
+}
+
+/* True: its provider may come to know fewer doorbells. */
+static bool relay_look(struct conn *conn)
+{
+	const struct channel_side *local = conn->channel.local;
+
+	shim_lock_take();
+	const uint64_t bell = atomic_load(&local->bell);
+	const bool alone = bell == conn->bell_alone && (!bell || relay_knows(conn));
+	if (relay_knows(conn))
+		heir_known(conn);
+	if (!alone && coarse_ns() >= conn->bell_again_at)
+		relay_forgets(conn);
+	shim_lock_drop();
+	return !alone;
+}
+
+void bells_before_fork(void)
+{
+	for (uint32_t fd = 0; word_load(bells_due) && fd < atomic_load(&fd_end); fd++) {
+		struct conn *conn = conn_get((int)fd);
+		if (conn && conn->managed && conn_relayed(conn) && atomic_load(&conn->channel.local->bell) != conn->bell_alone)
+			relay_forgets(conn);
+	}
+}
 
 void bells_on_exec(int change)
 {
@@ -57,17 +190,13 @@ void bells_on_exec(int change)
 	shim_lock_drop();
 }
 
-/* shim_lock held. */
-static bool one_holder(struct conn *conn)
-{
-	return !executing && conn_alone(conn);
-}
-
 /* True: it is rung always, and may not have to be for ever. */
 static bool bell_look(struct conn *conn)
 {
 	struct channel_side *local = conn->channel.local;
 
+	if (conn_relayed(conn))
+		return relay_look(conn);
 	if (!(atomic_load(&local->hint) & HINT_RING_ALWAYS))
 		return false;
 	shim_lock_take();
@@ -76,9 +205,7 @@ static bool bell_look(struct conn *conn)
 	                                                                atomic_load(&local->bell)));
 	if (known) {
 		atomic_fetch_and(&local->hint, ~HINT_RING_ALWAYS);
-		if (conn->taken_up)
-			doorbell_known(conn->doorbell);
-		conn->taken_up = false;
+		heir_known(conn);
 		full_fence(); /* the peer looks at our word from now on, which has been right for as long as we had it */
 		shim_log("slot %u: its doorbell is known", slot_index(conn->slot));
 	} else if (one && (conn->bell_said != provider.serial || coarse_ns() >= conn->bell_again_at)) {

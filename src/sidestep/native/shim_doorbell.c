@@ -245,8 +245,7 @@ static struct remote_doorbell *remote_doorbell_new(const uint8_t id[16], uint32_
 		return NULL;
 	}
 	/* at most a quarter of the numbers that are ours, as conn_keep_segment() */
-	if (liveness_fd < 0 && remotes_kept < REMOTES_KEPT_MAX && getrlimit(RLIMIT_NOFILE, &limit) == 0 &&
-	    remotes_kept < limit.rlim_cur / 32)
+	if (remotes_kept < REMOTES_KEPT_MAX && getrlimit(RLIMIT_NOFILE, &limit) == 0 && remotes_kept < limit.rlim_cur / 32)
 		own_page_fd = own_fd(real.fcntl64(page_fd, F_DUPFD_CLOEXEC, 0));
 	remotes_kept += own_page_fd >= 0;
 	*doorbell = (struct remote_doorbell){

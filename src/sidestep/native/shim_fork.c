@@ -39,6 +39,7 @@ enum { PREPARE, PARENT, CHILD, MOMENTS };
 static void (*const modules[][MOMENTS])(void) = {
 	{shim_lock_take, shim_lock_drop,
      shim_after_fork}, /* first: the others come under its lock, which is new in the child */
+	{bells_before_fork, NULL, NULL},
 	{conns_before_fork, NULL, conns_after_fork},
 	{NULL, NULL, doorbells_after_fork},
 	{sets_before_fork, NULL, sets_after_fork},

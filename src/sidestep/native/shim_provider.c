@@ -79,8 +79,8 @@ static bool rpc_connect(void)
 	return provider.fd >= 0;
 }
 
-/* Sends one record with descriptors; false if it cannot go out now. */
-bool rpc_send(struct rpc_msg *record, const int *fds, int fds_len)
+/* Sends one record with descriptors over `line`, a connection to a provider. 0, or an errno. */
+int rpc_send_over(int line, struct rpc_msg *record, const int *fds, int fds_len)
 {
 	union {
 		struct cmsghdr header;
@@ -102,11 +102,17 @@ bool rpc_send(struct rpc_msg *record, const int *fds, int fds_len)
 		header->cmsg_len = CMSG_LEN((size_t)fds_len * sizeof(int));
 		memcpy(CMSG_DATA(header), fds, (size_t)fds_len * sizeof(int));
 	}
-	if (raw_sendmsg(provider.fd, &message, MSG_DONTWAIT | MSG_NOSIGNAL) == (ssize_t)sizeof(*record))
-		return true;
-	if (errno != EAGAIN)
+	return raw_sendmsg(line, &message, MSG_DONTWAIT | MSG_NOSIGNAL) == (ssize_t)sizeof(*record) ? 0 : errno;
+}
+
+/* Sends one record with descriptors; false if it cannot go out now. */
+bool rpc_send(struct rpc_msg *record, const int *fds, int fds_len)
+{
+	int failed = rpc_send_over(provider.fd, record, fds, fds_len);
+
+	if (failed && failed != EAGAIN)
 		rpc_lost();
-	return false;
+	return !failed;
 }
 
 /* shim_lock held */

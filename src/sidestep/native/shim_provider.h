@@ -44,6 +44,7 @@ static inline int64_t coarse_ns(void)
 }
 
 /* ---- shim_provider.c: shim_lock held ---- */
+int rpc_send_over(int line, struct rpc_msg *record, const int *fds, int fds_len); /* no lock needed */
 bool rpc_send(struct rpc_msg *record, const int *fds, int fds_len);
 bool rpc_up(void);
 struct conn *pending_take(uint64_t token);
@@ -92,6 +93,11 @@ void answers_after_fork(void);
 /* ---- shim_bell.c ---- */
 void bells_look(void); /* no lock held */
 void bell_heard(struct conn *conn, const struct bell *bell); /* takes over the descriptors */
+void bells_before_fork(void); /* shim_lock held: more programs may come to share connections */
+bool relay_learns(struct conn *conn, int line); /* likewise no lock held */
+
+/* ---- shim_rpc.c, no lock held ---- */
+int rpc_line(void); /* a copy of the connection to a provider that knows us, to be closed; -1: there is none */
 
 /* ---- shim_offer.c ---- */
 bool offer_missing(struct conn *conn); /* an accepting end for which none has come */

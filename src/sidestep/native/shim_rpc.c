@@ -10,6 +10,8 @@
 #include "shim_plain.h"
 #include "shim_switch.h"
 
+#include <fcntl.h>
+
 #define POLL_EVERY_NS 10000          /* how often answers are looked for while calls come quickly */
 #define UNTOLD_EVERY_NS 20000000     /* and how often the socket is checked without a sign of one */
 #define CHECK_EVERY_NS 100000000 /* the provider's socket is asked at least this often whether it is still there */
@@ -150,7 +152,8 @@ static void provider_check(void)
 		rpc_ensure();
 }
 
-bool rpc_asks_connect(void)
+/* The registry of a provider that knows us; NULL: there is none. */
+static const struct registry_header *rpc_meet(void)
 {
 	const struct registry_header *page = atomic_load_explicit(&provider.registry, memory_order_acquire);
 
@@ -166,7 +169,26 @@ bool rpc_asks_connect(void)
 				asks_stalled = true;
 		}
 	}
+	return page;
+}
+
+bool rpc_asks_connect(void)
+{
+	const struct registry_header *page = rpc_meet();
+
 	return page && word_load(page->asks_connect) != 0;
+}
+
+int rpc_line(void)
+{
+	KEEP_ERRNO;
+
+	if (!rpc_meet())
+		return -1;
+	shim_lock_take();
+	int line = provider.fd < 0 ? -1 : own_fd(real.fcntl64(provider.fd, F_DUPFD_CLOEXEC, 0));
+	shim_lock_drop();
+	return line;
 }
 
 void rpc_listen(void)

@@ -7,10 +7,14 @@
  * whatever their numbers are by then, and takes up each where the last one left it. The peer is asked nothing. But the word by
  * which we sleep is not where the peer looks, as nobody can write the old page any more: so it rings always (HINT_RING_ALWAYS).
  *
- * Not: connections that a provider carries, explicit sockets, those of a standard stream that reads inside libc, those in an
- * epoll set that the next program inherits as well, and those of which a thread of another process may sit in the kernel.
+ * A provider between hears nobody whose doorbell it does not know: it learns the new one before the next program does anything,
+ * by a connection to it that travels as well (shim_bell.c).
+ *
+ * Not: explicit sockets, those of a standard stream that reads inside libc, those in an epoll set that the next program inherits
+ * as well, and those of which a thread of another process may sit in the kernel.
  */
 #include "shim_fd.h"
+#include "shim_provider.h"
 #include "shim_set.h"
 #include "shim_travel.h"
 
@@ -31,13 +35,14 @@
 #define ARGUMENTS_SPARE 65536 /* names of files, what the kernel adds, and our own name */
 #define ARGUMENTS_MIN 131072  /* ARG_MAX of linux/limits.h */
 #define ARGUMENTS_MAX (6u << 20)
-#define NUMBERS_SPARE 4 /* what the next program needs besides: its arena, its page of doorbells */
+#define NUMBERS_SPARE 5 /* what the next program needs besides: its arena, its page of doorbells, a line */
 
 /* The list, in memory that both programs map. */
 struct travel {
 	uint32_t magic, version;
 	uint32_t pid, len, left_len;
 	int arena_fd;
+	int line_fd; /* to the provider, where it stands between; else -1 */
 	uint8_t arena_id[16];
 	struct traveller list[TRAVELLERS_MAX];
 	struct {
@@ -67,8 +72,9 @@ static bool all_kept(const struct conn *conn)
 	struct stat st;
 
 	return is_kept(conn->segment_fd, conn->segment_inode) && is_kept(remote->page_fd, remote->page_inode) &&
-	       real.fstat(remote->fd, &st) == 0 && !(st.st_mode & S_IFMT) &&
-	       real.fstat(rung_fd(conn->doorbell), &st) == 0 && !(st.st_mode & S_IFMT);
+	       real.fstat(remote->fd, &st) == 0 && !(st.st_mode & S_IFMT) && real.fstat(rung_fd(conn->doorbell), &st) == 0 &&
+	       !(st.st_mode & S_IFMT) &&
+	       (remote->liveness_fd < 0 || (real.fstat(remote->liveness_fd, &st) == 0 && S_ISFIFO(st.st_mode)));
 }
 
 static bool inherited(int fd)
@@ -115,23 +121,43 @@ static bool waiters_known(struct conn *conn)
 /* The peer looks for our hints in a page that the next program cannot write. */
 static bool asks_for_hints(const struct conn *conn)
 {
-	return atomic_load(&conn->channel.remote->hint) & ~HINT_RING_ALWAYS;
+	return conn->remote_doorbell->liveness_fd < 0 && (atomic_load(&conn->channel.remote->hint) & ~HINT_RING_ALWAYS);
 }
 
-/* Whether another program can go on with it that gets the files of the connection. */
-bool traveller_can(struct conn *conn)
+/* Whether the other end of the channel goes on with the next program; *line as in traveller_can(). */
+static bool finds_next(const struct conn *conn, int *line)
+{
+	uint32_t knows = atomic_load(&conn->channel.remote->knows);
+
+	if (slot_has(conn->slot, SLOT_RELAY_OVER))
+		return true; /* there is none */
+	if (!conn_relayed(conn))
+		return knows & KNOWS_RING_ALWAYS;
+	if (!(knows & KNOWS_DOORBELLS) || relay_gone(conn))
+		return false;
+	if (*line < 0)
+		*line = rpc_line();
+	return *line >= 0;
+}
+
+/*
+ * Whether another program can go on with it that gets the files of the connection. Where a provider stands between, that needs a
+ * connection to it as well: *line, if it is -1, becomes one.
+ */
+bool traveller_can(struct conn *conn, int *line)
 {
 	struct conn_slot *slot = conn->slot;
 
 	return !asks_for_hints(conn) && !conn->explicit &&
 	       !tx_is(slot, TX_RESEND) && /* this process alone knows to whom it owes */
-	       !slot_has(slot, SLOT_RELAYED | SLOT_RELAY_OVER | SLOT_RESET | SLOT_PIN | SLOT_LENT) &&
-	       word_load(slot->cookie) && atomic_load(&conn->channel.remote->knows) & KNOWS_RING_ALWAYS && all_kept(conn);
+	       !slot_has(slot, SLOT_RESET | SLOT_PIN | SLOT_LENT) && word_load(slot->cookie) && all_kept(conn) &&
+	       finds_next(conn, line);
 }
 
-static bool can_travel(struct conn *conn)
+static bool can_travel(struct travel *travel, struct conn *conn)
 {
-	if (!traveller_can(conn) || slot_is_guest(conn->slot) || (!stdio_seen && is_standard(conn)) || !waiters_known(conn))
+	if (slot_is_guest(conn->slot) || (!stdio_seen && is_standard(conn)) || !waiters_known(conn) ||
+	    !traveller_can(conn, &travel->line_fd))
 		return false;
 	shim_lock_take();
 	bool alone = !in_inherited_set(conn);
@@ -151,6 +177,7 @@ struct traveller traveller_of(const struct conn *conn)
 	                       .remote_fd = remote->fd,
 	                       .remote_page_fd = remote->page_fd,
 	                       .doorbell_fd = rung_fd(conn->doorbell),
+	                       .liveness_fd = remote->liveness_fd,
 	                       .remote_index = remote->index};
 
 	memcpy(of.remote_id, remote->id, sizeof(of.remote_id));
@@ -241,6 +268,7 @@ struct travel *travel_begin(const struct start *start, char *const argv[], char 
 	travel->version = LAYOUT_VERSION;
 	travel->pid = shim_pid;
 	travel->arena_fd = arena_own_fd();
+	travel->line_fd = -1;
 	memcpy(travel->arena_id, arena_id, sizeof(arena_id));
 	return travel;
 }
@@ -253,10 +281,28 @@ bool travel_takes(struct travel *travel, struct conn *conn)
 	for (uint32_t i = 0; travel && i < travel->len; i++)
 		if (travel->list[i].slot == slot_index(slot))
 			return true;
-	if (!travel || travel->len == TRAVELLERS_MAX || !can_travel(conn))
+	if (!travel || travel->len == TRAVELLERS_MAX || !can_travel(travel, conn))
 		return false;
 	travel->list[travel->len++] = traveller_of(conn);
 	return true;
+}
+
+static bool mirrors(const struct conn_slot *one, const struct conn_slot *other)
+{
+	return one->local_port == other->remote_port && one->remote_port == other->local_port &&
+	       memcmp(one->local_addr, other->remote_addr, sizeof(one->local_addr)) == 0 &&
+	       memcmp(one->remote_addr, other->local_addr, sizeof(one->remote_addr)) == 0;
+}
+
+/* The same, where a provider stands between the two ends. */
+static bool far_peer_is_here(const struct conn *conn)
+{
+	for (uint32_t fd = 0; fd < atomic_load(&fd_end); fd++) {
+		HELD other = conn_hold((int)fd);
+		if (other && mirrors(conn->slot, other->slot))
+			return true;
+	}
+	return false;
 }
 
 /* Whether this process holds the other end as well: while it waits for a child, nobody answers what that asks of its peer. */
@@ -265,6 +311,8 @@ static bool peer_is_here(const struct conn *conn)
 	const struct channel_side *remote = conn->channel.remote;
 	int fd;
 
+	if (conn_relayed(conn))
+		return far_peer_is_here(conn);
 	if (memcmp(remote->family_id, family_id, sizeof(family_id)) != 0)
 		return false;
 	const uint32_t generation = atomic_load(&remote->generation);
@@ -307,11 +355,13 @@ static void all_inherit(const struct travel *travel, int file, int flag)
 {
 	real.fcntl64(file, F_SETFD, flag);
 	real.fcntl64(travel->arena_fd, F_SETFD, flag);
+	real.fcntl64(travel->line_fd, F_SETFD, flag);
 	for (uint32_t i = 0; i < travel->len; i++) {
 		real.fcntl64(travel->list[i].segment_fd, F_SETFD, flag);
 		real.fcntl64(travel->list[i].remote_fd, F_SETFD, flag);
 		real.fcntl64(travel->list[i].remote_page_fd, F_SETFD, flag);
 		real.fcntl64(travel->list[i].doorbell_fd, F_SETFD, flag);
+		real.fcntl64(travel->list[i].liveness_fd, F_SETFD, flag);
 	}
 }
 
@@ -347,6 +397,7 @@ void travel_stay(struct travel *travel, int file)
 	if (!travel)
 		return;
 	all_inherit(travel, file, FD_CLOEXEC);
+	own_fd_close(travel->line_fd);
 	own_fd_close(file);
 	munmap(travel, sizeof(*travel));
 }
@@ -401,7 +452,8 @@ static int descriptor_take(int *place)
 	*place = -1;
 	for (uint32_t i = 0; arrived && i < arrived->len; i++) {
 		const struct traveller *other = &arrived->list[i];
-		if (other->remote_fd == fd || other->remote_page_fd == fd || other->doorbell_fd == fd)
+		if (other->remote_fd == fd || other->remote_page_fd == fd || other->doorbell_fd == fd ||
+		    other->liveness_fd == fd)
 			return real.fcntl64(fd, F_DUPFD_CLOEXEC, 0);
 	}
 	return fd;
@@ -437,17 +489,20 @@ static void threads_gone(struct conn *conn)
 
 	if (atomic_load(&slot->tx_reserver) >> 32 == shim_pid)
 		slot_clear(slot, SLOT_RESERVED);
-	atomic_fetch_or(&conn->channel.local->hint, HINT_RING_ALWAYS);
+	const uint32_t always = conn_relayed(conn) ? 0 : HINT_RING_ALWAYS;
+	atomic_fetch_or(&conn->channel.local->hint, always);
 	if (conn_alone(conn)) {
-		atomic_store(&conn->channel.local->hint,
-		             HINT_RING_ALWAYS); /* the set that has asked for hints is no more, either */
+		atomic_store(&conn->channel.local->hint, always); /* the set that has asked for hints is no more, either */
 		word_store(slot->rx_kernel_waiters, 0);
 		word_store(slot->tx_kernel_waiters, 0);
 	}
 }
 
-/* Makes a connection of a slot that counts this process as a holder; takes descriptors out of *of. False: none was made. */
-bool traveller_take(struct traveller *of, struct conn_slot *slot, int fd)
+/*
+ * Makes a connection of a slot that counts this process as a holder; takes descriptors out of *of. `line`: as traveller_can() had it.
+ * False: none was made.
+ */
+bool traveller_take(struct traveller *of, struct conn_slot *slot, int fd, int line)
 {
 	struct conn *conn = conn_of_slot(fd, slot);
 
@@ -459,8 +514,9 @@ bool traveller_take(struct traveller *of, struct conn_slot *slot, int fd)
 	raw_close(of->segment_fd);
 	of->segment_fd = -1;
 	shim_lock_take();
-	conn->remote_doorbell = remote_doorbell_get(of->remote_id, of->remote_index, descriptor_take(&of->remote_fd),
-	                                            descriptor_take(&of->remote_page_fd), -1);
+	conn->remote_doorbell =
+		remote_doorbell_get(of->remote_id, of->remote_index, descriptor_take(&of->remote_fd),
+	                        descriptor_take(&of->remote_page_fd), descriptor_take(&of->liveness_fd));
 	conn->doorbell = doorbell_again(&of->doorbell_fd);
 	if (conn->doorbell)
 		conn->doorbell->old_users++;
@@ -489,6 +545,8 @@ bool traveller_take(struct traveller *of, struct conn_slot *slot, int fd)
 	peer_wake(conn); /* a full fence: it reads the bit from now on */
 	if (asks_for_hints(conn)) /* since the last program looked */
 		conn_demote(conn, fd, REASON_EPOLL_UNSUPPORTED, false);
+	if (conn_relayed(conn) && !relay_learns(conn, line))
+		conn_abort(conn, fd, ECONNRESET, REASON_RELAY_LOST);
 	shim_log("fd %d is taken up, slot %u", fd, of->slot);
 	return true;
 }
@@ -521,7 +579,7 @@ static bool number_seen(int dir, long number, void *argument)
 		bool only = only_here(at);
 		if (conn)
 			conn_dup(first, fd);
-		else if ((!slot || !traveller_take(at, slot, fd)) && only)
+		else if ((!slot || !traveller_take(at, slot, fd, of->line_fd)) && only)
 			tcp_reset(fd); /* nobody else can read what the ring holds */
 		if (fd <= STDERR_FILENO)
 			conn_streams(fd);
@@ -532,11 +590,13 @@ static bool number_seen(int dir, long number, void *argument)
 static void all_close(void)
 {
 	raw_close(arrived->arena_fd);
+	raw_close(arrived->line_fd);
 	for (uint32_t i = 0; i < arrived->len; i++) { /* some are named more than once, and closed by then */
 		raw_close(arrived->list[i].segment_fd);
 		raw_close(arrived->list[i].remote_fd);
 		raw_close(arrived->list[i].remote_page_fd);
 		raw_close(arrived->list[i].doorbell_fd);
+		raw_close(arrived->list[i].liveness_fd);
 	}
 }
 

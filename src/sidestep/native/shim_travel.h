@@ -7,15 +7,15 @@
 struct traveller {
 	uint64_t cookie;
 	uint32_t slot, generation, side;
-	int segment_fd, remote_fd, remote_page_fd, doorbell_fd;
+	int segment_fd, remote_fd, remote_page_fd, doorbell_fd, liveness_fd; /* the last: -1 without a provider between */
 	uint32_t remote_index;
 	uint8_t remote_id[16];
 };
 
 /* ---- shim_travel.c ---- */
-bool traveller_can(struct conn *conn);
+bool traveller_can(struct conn *conn, int *line);
 struct traveller traveller_of(const struct conn *conn);
-bool traveller_take(struct traveller *of, struct conn_slot *slot, int fd);
+bool traveller_take(struct traveller *of, struct conn_slot *slot, int fd, int line);
 
 /* ---- shim_receiver.c ---- */
 #define PLAIN_MARK "sidestep-plain" /* name of a file that programs have open which keep to TCP */

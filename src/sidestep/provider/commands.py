@@ -21,8 +21,9 @@ from typing import Any, Final
 from sidestep import limits
 from sidestep.errors import Misuse
 from sidestep.native import layout
-from sidestep.native.layout import Rpc
+from sidestep.native.layout import Doorbells, Rpc
 from sidestep.provider import memory, rpc
+from sidestep.provider.carry.hub import NewDoorbell
 from sidestep.provider.client_quota import ClientQuota
 from sidestep.provider.clients import Arena, Client
 from sidestep.provider.pairing.registry import Registry
@@ -125,6 +126,17 @@ def _members(
     ]
 
 
+def bell_of(sender: Client, packet: Packet) -> tuple[bytes, NewDoorbell]:
+    """Returns a BELL as a hub takes it, and the name of what it is for: a hub, or a family. Raises PeerViolation."""
+    expect(packet, 2)
+    message, (doorbell, page) = packet.message, packet.descriptors.numbers
+    memory.check_doorbell(message.doorbell_index, doorbell, page)
+    return message.arena_id, NewDoorbell(
+        message.token & 0xFFFFFFFF, message.cookie, bool(message.flags & Doorbells.ALONE),
+        sender.doorbell_name(message.doorbell_page_id), message.doorbell_index, (doorbell, page),
+    )  # fmt: skip
+
+
 def pass_bell(
     sender: Client,
     packet: Packet,
@@ -139,9 +151,7 @@ def pass_bell(
     The family checks that the sender is that end. Only the same user and root can reach it, so that no stranger fills
     its queues. An end that does not learn it rings always, and the shim names it again later.
     """
-    expect(packet, 2)
     message = packet.message
-    memory.check_doorbell(message.doorbell_index, *packet.descriptors.numbers)
     members = _members(message, arenas, clients, sender.uid)
     if sender.arena is None or not members:
         return

@@ -236,9 +236,13 @@ class Provider:
 
     def _on_bell(self, client: Client, packet: Packet) -> None:
         table, registry = self.parts.table, self.parts.registry
-        commands.pass_bell(
-            client, packet, arenas=table.arenas, clients=table.clients, registry=registry, quota=table.quota
-        )
+        hub_id, bell = commands.bell_of(client, packet)
+        if hub_id == self.parts.hub.doorbell_id:
+            self.parts.hub.handle_bell(bell)
+        elif not self.parts.pools.pass_bell(hub_id, bell):
+            commands.pass_bell(
+                client, packet, arenas=table.arenas, clients=table.clients, registry=registry, quota=table.quota
+            )
 
     _HANDLERS: Final[dict[Rpc, Callable[[Provider, Client, Packet], None]]] = {
         Rpc.HELLO: _on_hello,

@@ -7,7 +7,9 @@
  * socket has a second number; numbers, memory: the next program, which is WORD for the last, gets less of them; landlock: it must not read directories; path: it is
  * looked for by PATH; clone: a child executes it that shares its parent's memory, which waits; program: WORD is the next program.
  * WORD `stays`: the last program echoes until standard input ends. The client prints how many words came back whole.
+ * AT=ADDRESS in the environment: the server listens there, prints its port, and its client is `chain client TIMES ADDRESS PORT`.
  */
+#include <arpa/inet.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <linux/landlock.h>
@@ -256,7 +258,8 @@ static pid_t cloned(struct next *next)
 
 int main(int argc, char **argv)
 {
-	struct sockaddr_in address = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
+	const char *at = getenv("AT");
+	struct sockaddr_in address = {.sin_family = AF_INET, .sin_addr.s_addr = inet_addr(at ? at : "127.0.0.1")};
 	socklen_t len = sizeof(address);
 	const char *how = argv[1], *word = argc > 3 ? argv[3] : NULL;
 	int left = atoi(argv[2]), fails = strcmp(how, "failing") == 0;
@@ -264,6 +267,11 @@ int main(int argc, char **argv)
 		 stays = word && strcmp(word, "stays") == 0;
 
 	NEED(nothing_of_ours());
+	if (strcmp(how, "client") == 0) {
+		address.sin_addr.s_addr = inet_addr(argv[3]);
+		address.sin_port = htons((uint16_t)atoi(argv[4]));
+		return client(&address, left * EACH, false);
+	}
 	if (argc > 4) {
 		int fd = atoi(argv[4]);
 		NEED(strcmp(how, "crowded") != 0 || getenv("E69999"));
@@ -279,7 +287,10 @@ int main(int argc, char **argv)
 	int listener = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
 	NEED(bind(listener, (struct sockaddr *)&address, len) == 0 && listen(listener, 1) == 0);
 	NEED(getsockname(listener, (struct sockaddr *)&address, &len) == 0);
-	if (fork() == 0)
+	if (at)
+		printf("%d\n", ntohs(address.sin_port));
+	fflush(stdout);
+	if (!at && fork() == 0)
 		return client(&address, left * EACH + left * fails, stays);
 	int fd = accept(listener, NULL, NULL);
 	NEED(fd >= 0 && close(listener) == 0);

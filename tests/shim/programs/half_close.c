@@ -3,7 +3,10 @@
  * which gets the socket in the way that the argument names, with BARE in the environment without LD_PRELOAD. Prints what that reader
  * got. `passed-late` with BARE: the reader has the shim until the message with the socket is there. The two ends exchange small messages
  * until standard input has something, and the server waits until the whole request and the end behind it have come.
+ * AT=ADDRESS in the environment: the server listens there, prints its port, and its client is `half_close client ADDRESS PORT`. With
+ * CLOSE in its environment that closes instead of waiting.
  */
+#include <arpa/inet.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <netinet/in.h>
@@ -158,7 +161,8 @@ static void ask(const struct sockaddr_in *address)
 	NEED(send(fd, "end", SMALL, 0) == SMALL);
 	NEED(send(fd, request, sizeof(request), 0) == sizeof(request));
 	NEED(shutdown(fd, SHUT_WR) == 0);
-	recv(fd, small, SMALL, 0); /* waits for the end of it all */
+	if (!getenv("CLOSE"))
+		recv(fd, small, SMALL, 0); /* waits for the end of it all */
 }
 
 static void serve(const char *how, int fd, int way)
@@ -180,10 +184,17 @@ static void serve(const char *how, int fd, int way)
 
 int main(int argc, char **argv)
 {
-	struct sockaddr_in address = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
+	const char *at = getenv("AT");
+	struct sockaddr_in address = {.sin_family = AF_INET, .sin_addr.s_addr = inet_addr(at ? at : "127.0.0.1")};
 	socklen_t len = sizeof(address);
 	int way[2];
 
+	if (argc > 3) {
+		address.sin_addr.s_addr = inet_addr(argv[2]);
+		address.sin_port = htons((uint16_t)atoi(argv[3]));
+		ask(&address);
+		return 0;
+	}
 	if (argc > 2) {
 		read_all(strcmp(argv[1], "taker") == 0 ? take(atoi(argv[2])) : atoi(argv[2]));
 		return 0;
@@ -192,7 +203,10 @@ int main(int argc, char **argv)
 	NEED(bind(listener, (struct sockaddr *)&address, len) == 0 && listen(listener, 1) == 0);
 	NEED(getsockname(listener, (struct sockaddr *)&address, &len) == 0);
 	NEED(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, way) == 0);
-	pid_t client = fork(), worker = 0;
+	if (at)
+		printf("%d\n", ntohs(address.sin_port));
+	fflush(stdout);
+	pid_t client = at ? -1 : fork(), worker = 0;
 	if (!client) {
 		ask(&address);
 		_exit(0);

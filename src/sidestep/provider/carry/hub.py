@@ -22,7 +22,7 @@ from sidestep.counters import Counters
 from sidestep.errors import Unavailable
 from sidestep.loop import Loop
 from sidestep.native import _channel
-from sidestep.native.layout import Notice, PeerState
+from sidestep.native.layout import BELL_COUNT, HINT_RING_ALWAYS, Knows, Notice, PeerState
 from sidestep.provider.carry.lending import Lending
 from sidestep.switch.protocol import Row
 
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from sidestep.provider.carry.remote_relay import RemoteRelay
 
 _SPARE: Final = 256  # bytes of a reply around its links
+_NUMBER_MAX: Final = HINT_RING_ALWAYS - 1  # of a side
 _CLOSED: Final = int(Notice.CLOSED)  # an operator of a flag costs 2 us
 
 
@@ -48,14 +49,26 @@ class End:
     client_open: Callable[[], bool]  # True if the client that attached it is still connected to the provider
 
 
+@dataclass(frozen=True, slots=True)
+class NewDoorbell:
+    """Another doorbell of an application's end: a program has taken the connection up from the one before."""
+
+    number: int  # of the side
+    word: int  # `bell` in the channel, when it was named
+    alone: bool  # its others are no more, unless another was named since
+    doorbell_name: bytes
+    doorbell_index: int
+    fds: tuple[int, int]  # the doorbell and its page, which stay the caller's
+
+
 class Side:
     """The provider's side of one application's channel."""
 
-    def __init__(self, relayed: RemoteRelay, end: End, doorbell: _channel.RemoteDoorbell, number: int) -> None:
+    def __init__(self, relayed: RemoteRelay, end: End, number: int) -> None:
         self.relayed = relayed
         self.channel = end.channel
         self.end_of = end
-        self.doorbell = doorbell
+        self.feeds: list[_Feed] = []  # one for each program that has taken the connection up, and may hold it
         self.number = number
         self.held = 0  # bytes of its ring that have been passed on, and that the other application has not read
         self.asking = False  # the application is to ring when it has read
@@ -66,7 +79,12 @@ class Side:
         """Shows the application some words, in their order, and rings."""
         for name, value in peer.items():
             self.channel.publish(name, value)
-        self.doorbell.ring()
+        self.ring()
+
+    def ring(self) -> None:
+        """Wakes all programs that hold the application's end."""
+        for feed in self.feeds:
+            feed.doorbell.ring()
 
     def ask(self, *, wanted: bool = True) -> None:
         """Has the application ring when it has read, or not. Look after this: there is a full fence in it."""
@@ -112,6 +130,7 @@ def page(found: Iterable[Row]) -> tuple[list[Row], bool]:
 class _Feed:
     """One doorbell of an application, and the channels whose news it names."""
 
+    name: tuple[bytes, int]
     doorbell: _channel.RemoteDoorbell
     sides: dict[int, Side]
 
@@ -128,6 +147,7 @@ class Hub:
         self._leaving = False
         self.refused: set[str] = set()  # protocols that are about to go
         self._relayed: dict[int, RemoteRelay] = {}
+        self._sides: dict[int, Side] = {}  # by number
         self.finishing: dict[RemoteRelay, None] = {}  # over, but for last words that are still on their way
         self._feeds: dict[tuple[bytes, int], _Feed] = {}
         self._news: dict[Side, None] = {}  # in order
@@ -164,6 +184,7 @@ class Hub:
             raise Unavailable(f"a doorbell cannot be used: {error}") from error
         self._relayed[id(relayed)] = relayed
         side.channel.publish("hint", side.number)
+        side.channel.publish("knows", Knows.DOORBELLS)
         self.mark(side)
         self._young.append((self.loop.now + limits.RELAY_ATTACH_S, relayed))
         if len(self._young) == 1:
@@ -191,21 +212,64 @@ class Hub:
         return self._doorbell.fd, self._doorbell.page_fd, self._life[0]
 
     def _side(self, relayed: RemoteRelay, end: End) -> Side:
-        name = (end.doorbell_name, end.doorbell_index)
+        self._numbers = self._numbers % _NUMBER_MAX + 1
+        while self._numbers in self._sides:
+            self._numbers = self._numbers % _NUMBER_MAX + 1
+        side = Side(relayed, end, self._numbers)
+        doorbell = (end.doorbell_fd, end.doorbell_page_fd)
+        self._listen(side, self._feed((end.doorbell_name, end.doorbell_index), doorbell))
+        self._sides[side.number] = side
+        return side
+
+    def _feed(self, name: tuple[bytes, int], fds: tuple[int, int]) -> _Feed:
+        """Returns the feed of a doorbell and its page; raises OSError, Unavailable."""
         feed = self._feeds.get(name)
         if feed is None:
-            feed = _Feed(_channel.RemoteDoorbell(end.doorbell_fd, end.doorbell_page_fd, end.doorbell_index), {})
+            feed = _Feed(name, _channel.RemoteDoorbell(*fds, name[1]), {})
             if not feed.doorbell.gives_hints:
                 raise Unavailable("an application's doorbell cannot name the channels that have news")
             self._feeds[name] = feed
             if self.lending is not None:
                 self.lending.engine.feed(feed.doorbell)
-        self._numbers = self._numbers % 0xFFFFFFFF + 1
-        while self._numbers in feed.sides:
-            self._numbers = self._numbers % 0xFFFFFFFF + 1
-        side = Side(relayed, end, feed.doorbell, self._numbers)
-        feed.sides[side.number] = side
-        return side
+        return feed
+
+    def _listen(self, side: Side, feed: _Feed) -> None:
+        if feed not in side.feeds:
+            side.feeds.append(feed)
+            feed.sides[side.number] = side
+
+    def _ignore(self, side: Side, feed: _Feed) -> None:
+        side.feeds.remove(feed)
+        del feed.sides[side.number]
+        if not feed.sides:
+            del self._feeds[feed.name]
+            if self.lending is not None:
+                self.lending.engine.unfeed(feed.doorbell)
+            feed.doorbell.close()
+
+    def handle_bell(self, bell: NewDoorbell) -> None:
+        """Takes one more doorbell of an application's end, if its own channel proves it; else does nothing."""
+        side = self._sides.get(bell.number)
+        if side is None:
+            return
+        word = side.channel.bell
+        if not word & ~BELL_COUNT or (word ^ bell.word) & ~BELL_COUNT:
+            return
+        self.reclaim(side.relayed)
+        try:
+            if len(side.feeds) >= limits.RELAY_DOORBELLS_MAX:
+                raise Unavailable("an end of a connection has too many doorbells")
+            feed = self._feed((bell.doorbell_name, bell.doorbell_index), bell.fds)
+        except (OSError, Unavailable):  # what such a program does would not be noticed
+            side.relayed.reset("doorbell")
+            return
+        self._listen(side, feed)
+        if bell.alone and bell.word == word:
+            for other in [other for other in side.feeds if other is not feed]:
+                self._ignore(side, other)
+        room = len(side.feeds) < limits.RELAY_DOORBELLS_MAX // 2  # several programs may name one at once
+        side.tell(knows=int(Knows.DOORBELLS) if room else 0, bell_seen=bell.word)
+        self.mark(side)
 
     def _check_attached(self) -> None:
         """Drops connections that an application never took up: both ends are on TCP."""
@@ -370,14 +434,9 @@ class Hub:
         self._farewells.append(call)
 
     def _forget(self, side: Side) -> None:
-        name = (side.end_of.doorbell_name, side.end_of.doorbell_index)
-        feed = self._feeds[name]
-        del feed.sides[side.number]
-        if not feed.sides:
-            del self._feeds[name]
-            if self.lending is not None:
-                self.lending.engine.unfeed(feed.doorbell)
-            feed.doorbell.close()
+        for feed in list(side.feeds):
+            self._ignore(side, feed)
+        del self._sides[side.number]
         self._news.pop(side, None)
         side.channel.close()
 

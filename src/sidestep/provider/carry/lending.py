@@ -154,7 +154,7 @@ class Lending:
         record |= {"read_told": relay.read_told, "asking": side.asking}  # what had come in part was shown just now
         try:
             loan = self.engine.lend(
-                layout.pack(_RECORD, **record), side.channel, side.peer, side.doorbell, side.number, *lent
+                layout.pack(_RECORD, **record), side.channel, side.peer, side.feeds[0].doorbell, side.number, *lent
             )  # fmt: skip
         except OSError:  # no memory, or epoll(7) watches no more: Python goes on
             relay.link.take_back(record, 0)
@@ -227,6 +227,7 @@ def _of(relay: RemoteRelay, side: Side) -> dict[str, int] | None:
         or (relay.peer_ending is Ending.SHUT and side.channel.unread)  # Python tells how far that is read
         or (side.peer.back(relay.out_round) == Back.BACK and relay.out not in (Out.BACK, Out.RECALLED))
         or relay.settled_at is not None
+        or len(side.feeds) > 1  # it would ring one of them
         or relay.unconfirmed
         or side.gone
         or side.closed

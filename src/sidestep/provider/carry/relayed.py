@@ -116,7 +116,7 @@ class Relayed(Directions):
         side.channel.publish("tx_back_at", side.channel.sent)
         stands = self._decide(Back.BACK)
         if stands:
-            side.doorbell.ring()
+            side.ring()
         return stands
 
     def _stop_at(self, side: Side, count: int, recalled: Out) -> bool:
@@ -140,4 +140,4 @@ class Relayed(Directions):
             piece[: len(part)] = part
             kept = kept[len(part) :]
             side.channel.commit(len(part))
-        side.doorbell.ring()
+        side.ring()

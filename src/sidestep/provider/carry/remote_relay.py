@@ -350,7 +350,7 @@ class RemoteRelay(Relayed):
             if self.lost or self.recall is not Recall.NOT:
                 return
             side.channel.commit(length)
-            side.doorbell.ring()
+            side.ring()
             self._tell_read(side)
         except (ConnectionResetError, ValueError):
             self.reset("violation")
@@ -397,7 +397,7 @@ class RemoteRelay(Relayed):
             channel.consume(passed)
             side.held -= passed
             if channel.wanted:
-                side.doorbell.ring()
+                side.ring()
 
     def _on_ask(self, side: Side, count: int) -> None:
         if count > self.rounds_told:
@@ -410,7 +410,7 @@ class RemoteRelay(Relayed):
             self.link.send_control(Control.ACKED, Acked.REQUEST)
         elif not self.left and self.out is not Out.RECALLED:  # else we ask, too
             side.channel.revoke(Notice.DEMOTE, 0)
-            side.doorbell.ring()
+            side.ring()
 
     def _on_recall(self, side: Side, count: int) -> None:
         channel = side.channel
@@ -423,7 +423,7 @@ class RemoteRelay(Relayed):
             if not self.left:
                 self.reset("recall")
             return
-        side.doorbell.ring()
+        side.ring()
         self.link.send_control(Control.ACKED, Acked.REQUEST)
         self.link.send_control(Control.RESENDS)
 

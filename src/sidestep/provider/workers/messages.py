@@ -100,6 +100,18 @@ class Delegate(Record):
     doorbell_index: U32
 
 
+class Announce(Record):
+    """Another doorbell of an end that was lent, as in `hub.NewDoorbell`; the doorbell, its page."""
+
+    FDS: ClassVar[int] = 2
+
+    side: U32
+    word: U64
+    alone: Flag
+    doorbell_name: Id
+    doorbell_index: U32
+
+
 class Missing(Record):
     """The end that the worker looks for is not here, or must not be carried."""
 
@@ -223,7 +235,7 @@ class Shown(Record):
     text: Text
 
 
-TO_WORKER: Final = (Delegate, Missing, Drop, Gone, Listen, Port, Show, Leave)
+TO_WORKER: Final = (Delegate, Announce, Missing, Drop, Gone, Listen, Port, Show, Leave)
 TO_PROVIDER: Final = (Ready, Carried, Refused, Over, Await, Forget, Ask, Doubt, Listens, Counted, Tell, Shown)
 KINDS: Final[Mapping[int, type[Record]]] = dict(enumerate((*TO_WORKER, *TO_PROVIDER), start=1))
 _CODES: Final[Mapping[type[Record], int]] = {kind: code for code, kind in KINDS.items()}

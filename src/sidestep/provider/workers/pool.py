@@ -35,6 +35,7 @@ from sidestep.config import ENV_DISABLE, ENV_LOG, RemoteSettings
 from sidestep.counters import Counters
 from sidestep.errors import PeerViolation, Unavailable
 from sidestep.provider import memory
+from sidestep.provider.carry.hub import NewDoorbell
 from sidestep.provider.proof.lookup import endpoint_of, mapped_address
 from sidestep.provider.rpc import Descriptors
 from sidestep.provider.workers import messages
@@ -501,6 +502,16 @@ class WorkerPools:
     def handle_disconnect(self, client: Client) -> None:
         for pool in self._pools:
             pool.handle_disconnect(client)
+
+    def pass_bell(self, hub_id: bytes, bell: NewDoorbell) -> bool:
+        """Gives a doorbell to the worker whose hub it is for; False: there is none."""
+        for slot in self.slots:
+            running = slot.running
+            if running is not None and running.doorbell_id == hub_id != b"":
+                record = messages.Announce(bell.number, bell.word, bell.alone, bell.doorbell_name, bell.doorbell_index)
+                running.ipc.send(record, bell.fds)
+                return True
+        return False
 
     def as_json(self) -> list[dict[str, int]]:
         found = [slot.ready for slot in self.slots]

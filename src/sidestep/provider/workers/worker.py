@@ -29,7 +29,7 @@ from sidestep.loop import Loop
 from sidestep.native import _channel
 from sidestep.provider import memory
 from sidestep.provider.carry import remote_relay
-from sidestep.provider.carry.hub import End, Hub
+from sidestep.provider.carry.hub import End, Hub, NewDoorbell
 from sidestep.provider.carry.lending import made
 from sidestep.provider.carry.polling import Waiting
 from sidestep.provider.carry.remote_relay import RemoteRelay
@@ -197,6 +197,12 @@ class Worker:
         if delegated.relay is None:
             delegated.refuse("nobody wants it")
 
+    def _on_announce(self, record: messages.Announce, descriptors: Descriptors) -> None:
+        doorbell, page = descriptors.numbers
+        memory.check_doorbell(record.doorbell_index, doorbell, page)
+        name, index = record.doorbell_name, record.doorbell_index
+        self.hub.handle_bell(NewDoorbell(record.side, record.word, record.alone, name, index, (doorbell, page)))
+
     def _on_missing(self, record: messages.Missing, _: Descriptors) -> None:
         if (sought := self._sought.pop(record.search, None)) is not None:
             sought[1]("nobody here holds it, or it is idle")
@@ -234,6 +240,7 @@ class Worker:
 
     _HANDLERS: Final[dict[type[Record], Callable[[Worker, Any, Descriptors], None]]] = {
         messages.Delegate: _on_delegate,
+        messages.Announce: _on_announce,
         messages.Missing: _on_missing,
         messages.Drop: _on_drop,
         messages.Gone: _on_gone,
