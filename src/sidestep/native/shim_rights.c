@@ -25,6 +25,8 @@
 #define CONTROL_MAX 2048 /* that, credentials, a label, a process: all that a UNIX socket delivers at once */
 
 enum { FILE_PAGE, FILE_ARENA, FILE_SEGMENT, FILE_REMOTE, FILE_REMOTE_PAGE, FILE_DOORBELL, FILES };
+/* Where a provider stands between, its liveness pipe and a connection to it follow. */
+enum { FILE_LIVENESS = FILES, FILE_LINE, FILES_FAR };
 #define FILES_BY_TCP FILE_SEGMENT /* of a connection that has no ring, and may get one where it goes */
 
 struct given {
@@ -61,11 +63,11 @@ static bool waits_for_promotion(struct conn *conn, int fd, uint64_t *cookie)
 	       option_get(fd, SOL_SOCKET, SO_COOKIE, cookie, sizeof(*cookie));
 }
 
-static bool give(struct given *given, struct conn *conn, int fd)
+static bool give(struct given *given, struct conn *conn, int fd, int *line)
 {
 	struct traveller of = {.slot = slot_index(conn->slot), .generation = conn->generation, .segment_fd = -1};
 
-	if (conn->managed ? !traveller_can(conn) : !waits_for_promotion(conn, fd, &of.cookie))
+	if (conn->managed ? !traveller_can(conn, line) : !waits_for_promotion(conn, fd, &of.cookie))
 		return false;
 	if (conn->managed)
 		of = traveller_of(conn);
@@ -80,6 +82,8 @@ static bool give(struct given *given, struct conn *conn, int fd)
 	}
 	*pass = (struct pass){
 		.magic = PASS_MAGIC, .version = LAYOUT_VERSION, .files = of.segment_fd < 0 ? FILES_BY_TCP : FILES, .of = of};
+	if (conn->managed && of.liveness_fd >= 0)
+		pass->files = FILES_FAR;
 	memcpy(pass->arena_id, slot_arena_id(conn->slot), sizeof(pass->arena_id));
 	conn_ref(conn);
 	*given = (struct given){.conn = conn, .fd = fd, .file = file, .pass = pass};
@@ -90,16 +94,18 @@ static bool give(struct given *given, struct conn *conn, int fd)
 }
 
 /* Behind those that are there; how many there are then. */
-static size_t put_files(int *files, size_t len, const struct given *given)
+static size_t put_files(int *files, size_t len, const struct given *given, int line)
 {
 	const struct traveller *of = &given->pass->of;
-	const int its[FILES] = {
+	const int its[FILES_FAR] = {
 		[FILE_PAGE] = given->file,
 		[FILE_ARENA] = slot_arena_fd(given->conn->slot),
 		[FILE_SEGMENT] = of->segment_fd,
 		[FILE_REMOTE] = of->remote_fd,
 		[FILE_REMOTE_PAGE] = of->remote_page_fd,
 		[FILE_DOORBELL] = of->doorbell_fd,
+		[FILE_LIVENESS] = of->liveness_fd,
+		[FILE_LINE] = line < 0 ? of->liveness_fd : line, /* there is none to a provider that has gone */
 	};
 
 	memcpy(files + len, its, given->pass->files * sizeof(*its));
@@ -108,13 +114,13 @@ static size_t put_files(int *files, size_t len, const struct given *given)
 
 /* The message, with the files behind its own. False: there is no room for them. */
 static bool message_with_files(struct msghdr *with, const struct msghdr *message, char control[CONTROL_MAX],
-                               const struct given *given, int given_len)
+                               const struct given *given, int given_len, int line)
 {
 	size_t count = 0, at = 0;
-	int files[GIVEN_MAX * FILES];
+	int files[GIVEN_MAX * FILES_FAR];
 
 	for (int i = 0; i < given_len; i++)
-		count = put_files(files, count, &given[i]);
+		count = put_files(files, count, &given[i], line);
 
 	for (struct cmsghdr *header = CMSG_FIRSTHDR(message); header;
 	     header = CMSG_NXTHDR((struct msghdr *)message, header)) {
@@ -196,7 +202,7 @@ static bool rights_have_connections(const struct msghdr *message)
 	return any;
 }
 
-static int rights_give(const struct msghdr *message, struct given given[GIVEN_MAX])
+static int rights_give(const struct msghdr *message, struct given given[GIVEN_MAX], int *line)
 {
 	int given_len = 0;
 	size_t count = 0;
@@ -206,11 +212,14 @@ static int rights_give(const struct msghdr *message, struct given given[GIVEN_MA
 		int fd = right_at(header, i);
 		HELD conn = conn_hold(fd);
 		count++;
-		if (conn && given_len < GIVEN_MAX && !is_given(given, given_len, conn) && give(&given[given_len], conn, fd))
-			given_len++;
+		if (conn && given_len < GIVEN_MAX && !is_given(given, given_len, conn) &&
+		    give(&given[given_len], conn, fd, line))
+			count += given[given_len++].pass->files;
 	}
-	while (given_len && count + (size_t)given_len * FILES > RIGHTS_MAX)
+	while (given_len && count > RIGHTS_MAX) {
+		count -= given[given_len - 1].pass->files;
 		given_back(&given[--given_len]);
+	}
 	return given_len;
 }
 
@@ -235,18 +244,21 @@ ssize_t rights_send(int fd, const struct msghdr *message, int flags)
 	struct given given[GIVEN_MAX];
 	struct msghdr with;
 	unsigned long other_end = 0;
-	int given_len = 0;
+	int given_len = 0, line = -1;
 	enum receiver receiver = rights_have_connections(message) && !message->msg_name && arena_kept() && !foreign_pids
 	                             ? receiver_of(fd, &other_end)
 	                             : RECEIVER_UNKNOWN;
 
 	if (receiver != RECEIVER_UNKNOWN)
-		given_len = rights_give(message, given);
-	bool fits = given_len && message_with_files(&with, message, control, given, given_len);
+		given_len = rights_give(message, given, &line);
+	bool fits = given_len && message_with_files(&with, message, control, given, given_len, line);
 	while (!fits && given_len)
 		given_back(&given[--given_len]);
 	strangers_leave(message, given, given_len);
 	ssize_t sent = real.sendmsg(fd, given_len ? &with : message, flags);
+	int saved = errno;
+	own_fd_close(line);
+	errno = saved;
 	if (!given_len)
 		return sent;
 	if (sent < 0) {
@@ -300,17 +312,20 @@ static bool pass_take(struct pass *pass)
 	return first;
 }
 
-static bool take_ring(struct traveller *of, int *files, struct conn_slot *slot, int fd)
+static bool take_ring(struct traveller *of, int *files, bool far, struct conn_slot *slot, int fd)
 {
 	of->segment_fd = files[FILE_SEGMENT];
 	of->remote_fd = files[FILE_REMOTE];
 	of->remote_page_fd = files[FILE_REMOTE_PAGE];
 	of->doorbell_fd = files[FILE_DOORBELL];
-	bool taken = traveller_take(of, slot, fd);
+	of->liveness_fd = far ? files[FILE_LIVENESS] : -1;
+	bool taken = traveller_take(of, slot, fd, far ? files[FILE_LINE] : -1);
 	files[FILE_SEGMENT] = of->segment_fd;
 	files[FILE_REMOTE] = of->remote_fd;
 	files[FILE_REMOTE_PAGE] = of->remote_page_fd;
 	files[FILE_DOORBELL] = of->doorbell_fd;
+	if (far)
+		files[FILE_LIVENESS] = of->liveness_fd;
 	return taken;
 }
 
@@ -326,9 +341,10 @@ static bool take_native(struct conn_slot *slot, int fd)
 	return true;
 }
 
-/* A connection whose socket came under the number `fd`; < 0: it was cut off. Takes descriptors out of `files`. */
-static void take(struct pass *pass, int *files, bool by_ring, int fd)
+/* A connection whose socket came under the number `fd`; < 0: it was cut off. Takes descriptors out of `files`, which are `count`. */
+static void take(struct pass *pass, int *files, uint32_t count, int fd)
 {
+	const bool by_ring = count != FILES_BY_TCP;
 	struct traveller of = pass->of; /* once: the giver can write it at any time */
 	struct conn_slot *slot =
 		are_ours(files) ? slot_arrive(files[FILE_ARENA], pass->arena_id, of.slot, of.generation) : NULL;
@@ -342,7 +358,7 @@ static void take(struct pass *pass, int *files, bool by_ring, int fd)
 		holder_put(slot, 0, shim_pid);
 		arena_shared = true;
 		word_store(slot->pid, shim_pid);
-		bool taken = by_ring ? take_ring(&of, files, slot, fd) : take_native(slot, fd);
+		bool taken = by_ring ? take_ring(&of, files, count == FILES_FAR, slot, fd) : take_native(slot, fd);
 		if (taken) {
 			rpc_given();
 			return;
@@ -365,7 +381,7 @@ static void take(struct pass *pass, int *files, bool by_ring, int fd)
 }
 
 /* All numbers of the socket among those that came; with no `files` their limit was met, and nobody can go on with it. */
-static void take_all(struct pass *pass, int *files, bool by_ring, const int *fds, size_t len)
+static void take_all(struct pass *pass, int *files, uint32_t count, const int *fds, size_t len)
 {
 	bool any = false;
 	uint64_t cookie;
@@ -373,14 +389,14 @@ static void take_all(struct pass *pass, int *files, bool by_ring, const int *fds
 	for (size_t i = 0; i < len; i++) {
 		if (!option_get(fds[i], SOL_SOCKET, SO_COOKIE, &cookie, sizeof(cookie)) || cookie != pass->of.cookie)
 			continue;
-		if (!files && by_ring)
+		if (!files && count != FILES_BY_TCP)
 			tcp_reset(fds[i]);
 		else if (files && !file_get(fds[i]))
-			take(pass, files, by_ring, fds[i]);
+			take(pass, files, count, fds[i]);
 		any = true;
 	}
 	if (files && !any)
-		take(pass, files, by_ring, -1);
+		take(pass, files, count, -1);
 }
 
 /* `cut`: the limit of descriptors was met. What a socket needs may have been cut off with it. */
@@ -410,8 +426,9 @@ static bool rights_take(int *fds, size_t len, size_t *room, bool cut, int flags)
 	if (cut && !pass)
 		doubtful_end(fds, kept);
 	for (size_t at = own; pass; pass = at < len ? pass_map(fds[at]) : NULL) {
-		const uint32_t files = pass->files == FILES_BY_TCP ? FILES_BY_TCP : FILES;
-		take_all(pass, len - at < files ? NULL : fds + at, files == FILES, fds, kept);
+		const uint32_t said = pass->files; /* once: the giver can write it */
+		const uint32_t files = said == FILES_BY_TCP || said == FILES_FAR ? said : FILES;
+		take_all(pass, len - at < files ? NULL : fds + at, files, fds, kept);
 		pass_close(pass);
 		at += files;
 	}
