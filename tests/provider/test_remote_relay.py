@@ -100,6 +100,27 @@ def test_whoever_makes_room_is_told_so(world: World) -> None:
     assert two.lost
 
 
+@pytest.mark.parametrize("turns", range(4))
+@pytest.mark.parametrize("ends", [True, False])
+def test_an_application_leaves_and_the_other_one_sleeps(world: World, *, ends: bool, turns: int) -> None:
+    """All comes by ring, or what has not arrived is to be sent again: which one who has ended cannot."""
+    a, b, one, two = world.pair()
+    sent = b.send(b"x" * 1000)
+    if ends:
+        shut(b)
+    for _ in range(turns):
+        world.turn()
+    a.send_control(notice=Notice.DEMOTE | Notice.LEAVE)
+    world.rest()
+    if ends:
+        assert (a.end.avail, a.word("tx_fin"), a.word("shut_wr")) == (sent, 1, 1)
+    else:
+        all_of(b, a, sent)
+        assert a.word("tx_back") & 3 == Back.BACK
+    all_of(a, b, 0)
+    assert not reset(a) | reset(b)
+
+
 @pytest.mark.parametrize("pins_memory", [True, False])
 def test_a_device_that_pins_memory_keeps_no_ring(closing: ExitStack, *, pins_memory: bool) -> None:
     """Its application may give the pages back, and the device would go on reading those that it had."""

@@ -52,7 +52,7 @@ static struct relay_side {
 	/* how far the word of this application has come that it wants again what it has not read */
 	enum { RECALLS_NOT, RECALL_SAID, RECALL_HEARD, RECALL_ANSWERED } recall;
 } sides_of[2];
-static bool exists, is_open, lost, left, dead, weaker;
+static bool exists, is_open, lost, left, dead;
 bool relay_rounds;
 static uint32_t quiet; /* steps that changed nothing since something else did */
 static bool changed; /* by the step at work */
@@ -110,6 +110,7 @@ void relay_open(struct object *const segments[2], const int places[2], const str
 	for (int i = 0; i < 2; i++) {
 		sides_of[i] = (struct relay_side){.app = apps[i], .rung = UINT64_MAX};
 		channel_of(&sides_of[i].channel, segments[i], places[i]);
+		sides_of[i].channel.local->knows = KNOWS_LEAVE;
 		if (relay_rounds)
 			sides_of[i].channel.local->acked = ACKED_ROUNDS;
 	}
@@ -168,7 +169,6 @@ static void reset(const char *reason)
 	if (lost)
 		return;
 	trace("    relay: resets: %s", reason);
-	weaker |= strcmp(reason, "recall") == 0;
 	for (int i = 0; i < 2; i++) {
 		sides_of[i].channel.local->notice |= CHANNEL_RESET;
 		ring(&sides_of[i]);
@@ -357,8 +357,11 @@ static void hand_on_from(struct relay_side *source, struct relay_side *target)
 	const struct channel_side *words = source->channel.remote;
 
 	uint32_t round = target->channel.remote->rx_ready;
+	bool wanted = target->channel.remote->notice & CHANNEL_LEAVE;
 
-	if (left && round && source->switched != round && source->back_told != round)
+	if (wanted || (words->notice & CHANNEL_LEAVE))
+		relay_leave();
+	if (left && round && (wanted || source->switched != round) && source->back_told != round && !target->recall)
 		cut_short(source, target, round);
 	if (words->rx_ready == source->consented + 1 && (relay_rounds || !source->consented)) {
 		if (source->consented && !round_over(target, source))
@@ -560,5 +563,5 @@ void relay_dies(void)
 
 bool relay_excuses(void)
 {
-	return weaker || (exists && dead);
+	return exists && dead;
 }

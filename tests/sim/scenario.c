@@ -90,10 +90,11 @@ static bool busy(int i)
 	return !ends[i].over && given[i];
 }
 
-/* Its call sleeps: the clock moves until it is done. */
+/* Its call sleeps: the clock moves until it is done, and a provider between goes on meanwhile. */
 static void sleeps_out(int i)
 {
 	for (int turn = 0; busy(i) && turn < 20000; turn++) {
+		relay_settles();
 		if (!end_can_run(&ends[i])) {
 			if (ends[i].deadline == NEVER)
 				return;

@@ -10,8 +10,6 @@ STIMULI: Final = (
     "send", "big", "recv", "some", "peek", "poll", "shut", "shutrd", "close", "linger", "abort", "kill", "demote",
     "promote", "pass", "exec", "fork", "whole", "count", "async", "nest",
 )  # fmt: skip
-# A provider between may still hold bytes when an end leaves its ring for these, and nothing tells of them as they come.
-NOT_BETWEEN: Final = ("async", "nest")
 ORDERS: Final = ("demote", "promote")  # the provider's: no call that could be interrupted
 # The provider stands between, and one end has gone back to TCP, as has the other for it: both may consent anew.
 BETWEEN_ROUNDS: Final = (
@@ -41,11 +39,6 @@ TOLD: Final = (
 FOLLOWS: Final = ("net", "0.send", "0.big", "0.more", "0.demote", "0.promote", "1.turn", "1.peek", "1.demote")
 
 
-def stimuli(before: str) -> tuple[str, ...]:
-    """Those that may follow."""
-    return tuple(word for word in STIMULI if "relay" not in before or word not in NOT_BETWEEN)
-
-
 def orders(depth: int, before: Iterable[str] = BEFORE) -> Iterator[str]:
     """Every order of `depth` stimuli of all ends, of TCP's network, and of a provider between."""
     for first in before:
@@ -53,7 +46,7 @@ def orders(depth: int, before: Iterable[str] = BEFORE) -> Iterator[str]:
         words = [
             "net",
             *(["carry"] if "relay" in first else []),
-            *(f"{end}.{word}" for end in ends for word in stimuli(first)),
+            *(f"{end}.{word}" for end in ends for word in STIMULI),
         ]
         for rest in product(words, repeat=depth):
             yield " ".join(["way0=3 way1=3", first, *rest])
@@ -63,7 +56,7 @@ def pairs(before: Iterable[str] = BEFORE) -> Iterator[str]:
     """Every stimulus of one end, interrupted at every point by each of the other's; then TCP brings what it has."""
     for first in before:
         ends = ((0, 2), (2, 0), (1, 2)) if "0.fork" in first else ((0, 1), (1, 0))
-        for (end, at_once), one, other in product(ends, stimuli(first), stimuli(first)):
+        for (end, at_once), one, other in product(ends, STIMULI, STIMULI):
             if one not in ORDERS:
                 yield f"way0=3 way1=3 {first} {end}.{one}@* {at_once}.{other} net"
 

@@ -215,6 +215,9 @@ ONCE_WRONG: Final = {
     ),
     "what FIONREAD has counted is not there once the program asks for SIGIO": "promoted 0.send 1.count 1.async 1.count",
     "nor once its set is in another one": "way1=2 promoted 0.send 1.count 1.nest 1.count 1.wait 1.drain settle",
+    "who has left its ring through a provider is not told of the end of the stream": (
+        "way0=3 way1=3 relay=1 promoted 0.fork 0.send 1.send 0.async 0.shut"
+    ),
     "through a provider, poll tells of a reset that recalled bytes have met, and a read waits": (
         "relay=1 more=0 tcp=1000 0.byte net 1.byte net 1.recv 0.recv carry 0.recv 1.recv carry "
         "0.big 1.exec carry 0.nap 0.nap 1.abort net 0.nap 0.poll"

@@ -247,6 +247,7 @@ class Notice(IntFlag):
     RESET = 8  # by a provider: bytes are lost, or the other end broke the rules; reset the connection
     OVER = 16  # by a provider, as its last word: it answers nothing from now on, and holds no bytes
     CROWDED = 32  # by a provider, with DEMOTE: its place goes to another connection
+    LEAVE = 64  # to a provider: back to TCP both ways; the way to me does not wait for the other application
 
 
 class Seen(IntFlag):
@@ -262,6 +263,7 @@ class Knows(IntFlag):
     RING_ALWAYS = 1  # HINT_RING_ALWAYS in `hint`
     BELL = 2  # Rpc.BELL, and `slot`, `generation` and `family_id` are right
     DOORBELLS = 4  # a provider: Rpc.BELL for one more doorbell of this connection
+    LEAVE = 8  # a provider: Notice.LEAVE
 
 
 HINT_RING_ALWAYS: Final = 1 << 31  # in `hint`: ring whenever you publish, whatever the word says that you look at

@@ -10,6 +10,7 @@
 #define REQUEST_TURNS 1000 /* until the peer has been asked back to TCP, which it will be in any case */
 #define ANSWER_TURNS 3     /* for a peer that was asleep on its doorbell to answer a recall */
 #define READ_TURNS 200     /* until the peer has read its ring, of which nobody can send anything again */
+#define SETTLE_TURNS 11000 /* that reads what a ring held last, until a provider between has brought what it has */
 
 /* All calls still come here, so one of the next can go back; and the connection may be promoted again. */
 static bool gentle(enum reason_code reason)
@@ -266,6 +267,35 @@ void low_water_left(struct conn *conn, int fd)
 	real.setsockopt(fd, SOL_SOCKET, SO_RCVLOWAT, &left, sizeof(left));
 }
 
+static bool relay_leaves(const struct conn *conn)
+{
+	return conn_relayed(conn) && (word_load(conn->channel.remote->knows) & KNOWS_LEAVE);
+}
+
+/* Whether nothing comes by ring any more, or it has bytes. */
+static bool ring_settled(const struct conn *conn)
+{
+	return !rx_watches(conn->slot) || conn_peer_back(conn) ||
+	       atomic_load_explicit(&conn->channel.remote->tx_fin, memory_order_acquire) ||
+	       channel_rx_avail(&conn->channel) != 0 || slot_has(conn->slot, SLOT_RESET);
+}
+
+/*
+ * No lock is held. A provider between ends the ring, whatever the peer does. Until it has, it may bring bytes of which the kernel
+ * tells nothing: this waits for them, or for the end.
+ */
+static void relay_settle(struct conn *conn, int fd)
+{
+	if (!(atomic_fetch_or(&conn->channel.local->notice, CHANNEL_LEAVE) & CHANNEL_LEAVE))
+		peer_wake(conn);
+	for (int turn = 0; turn < SETTLE_TURNS && !ring_settled(conn) && !relay_gone(conn); turn++)
+		relay_acked(conn, 0, 1);
+	if (relay_gone(conn))
+		conn_probe(conn, fd);
+	else if (!ring_settled(conn))
+		conn_abort(conn, fd, ECONNRESET, REASON_RELAY_LOST);
+}
+
 /*
  * No lock is held, with SLOT_LEAVES, behind a read. If the ring is empty, all that follows comes by TCP, of which the kernel tells.
  * What a send has put there that crossed our request is told anew.
@@ -273,15 +303,20 @@ void low_water_left(struct conn *conn, int fd)
 void conn_leave_dry(struct conn *conn, int fd)
 {
 	struct conn_slot *slot = conn->slot;
+	const bool relayed = conn->managed && slot_has(slot, SLOT_LEAVES) && relay_leaves(conn);
 	bool recalled = false, crossed = false;
 	KEEP_ERRNO;
 
+	if (relayed && !ring_settled(conn))
+		relay_settle(conn, fd);
 	slot_lock(&slot->rx_lock);
 	const bool leaves = conn->managed && slot_has(slot, SLOT_LEAVES);
 	if (leaves) {
 		bool watches = rx_watches(slot);
 		bool over = !watches || channel_rx_avail(&conn->channel) <= 0;
-		recalled = over && watches && recall_rest(conn);
+		if (relayed && over && rx_by_ring(slot))
+			rx_back(conn, fd);
+		recalled = !relayed && over && watches && recall_rest(conn);
 		if (recalled)
 			peer_wake(conn);
 		uint64_t tail = atomic_load(&conn->channel.rx_peer_line->tail);

@@ -72,8 +72,8 @@ static bool all_kept(const struct conn *conn)
 	struct stat st;
 
 	return is_kept(conn->segment_fd, conn->segment_inode) && is_kept(remote->page_fd, remote->page_inode) &&
-	       real.fstat(remote->fd, &st) == 0 && !(st.st_mode & S_IFMT) && real.fstat(rung_fd(conn->doorbell), &st) == 0 &&
-	       !(st.st_mode & S_IFMT) &&
+	       real.fstat(remote->fd, &st) == 0 && !(st.st_mode & S_IFMT) &&
+	       real.fstat(rung_fd(conn->doorbell), &st) == 0 && !(st.st_mode & S_IFMT) &&
 	       (remote->liveness_fd < 0 || (real.fstat(remote->liveness_fd, &st) == 0 && S_ISFIFO(st.st_mode)));
 }
 

@@ -184,7 +184,7 @@ class Hub:
             raise Unavailable(f"a doorbell cannot be used: {error}") from error
         self._relayed[id(relayed)] = relayed
         side.channel.publish("hint", side.number)
-        side.channel.publish("knows", Knows.DOORBELLS)
+        side.channel.publish("knows", Knows.DOORBELLS | Knows.LEAVE)
         self.mark(side)
         self._young.append((self.loop.now + limits.RELAY_ATTACH_S, relayed))
         if len(self._young) == 1:
@@ -268,7 +268,7 @@ class Hub:
             for other in [other for other in side.feeds if other is not feed]:
                 self._ignore(side, other)
         room = len(side.feeds) < limits.RELAY_DOORBELLS_MAX // 2  # several programs may name one at once
-        side.tell(knows=int(Knows.DOORBELLS) if room else 0, bell_seen=bell.word)
+        side.tell(knows=Knows.DOORBELLS | Knows.LEAVE if room else Knows.LEAVE, bell_seen=bell.word)
         self.mark(side)
 
     def _check_attached(self) -> None:

@@ -58,6 +58,7 @@ from sidestep.switch.link import Control, Link
 
 _RECALL: Final = int(Notice.RECALL)  # an operator of a flag costs 2 us
 _DEMOTE: Final = int(Notice.DEMOTE)
+_LEAVE: Final = int(Notice.LEAVE)
 _SEEN_RESET: Final = int(Seen.RESET)
 
 
@@ -111,6 +112,8 @@ class RemoteRelay(Relayed):
             self._recall(side, peer)
         elif bool(peer.notice & _DEMOTE) != self.asking and (self.rounds or not self.asking):
             self._ask(side)
+        if peer.notice & _LEAVE:
+            self.leave()
         back = peer.back(self.out_round or 1)
         if back == Back.BACK and peer.tx_back_at != peer.tail:
             self.reset("violation")
