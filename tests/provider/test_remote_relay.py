@@ -104,7 +104,7 @@ def test_whoever_makes_room_is_told_so(world: World) -> None:
 @pytest.mark.parametrize("ends", [True, False])
 def test_an_application_leaves_and_the_other_one_sleeps(world: World, *, ends: bool, turns: int) -> None:
     """All comes by ring, or what has not arrived is to be sent again: which one who has ended cannot."""
-    a, b, one, two = world.pair()
+    a, b, _, _ = world.pair()
     sent = b.send(b"x" * 1000)
     if ends:
         shut(b)

@@ -50,7 +50,8 @@ def _server(host: Host) -> Connection:
 @pytest.mark.parametrize("how", ["executed", "executed-and-closed", "passed", "passed-and-closed"])
 def test_a_request_whose_sender_has_ended_is_read_whole(two: tuple[Host, Host], how: str, then: str) -> None:
     """By the next program: nobody could send it again."""
-    assert _played(*two, "half_close", how, **{then: "1"}) == [f"{REQUEST} bytes, then the end"]
+    one, other = two
+    assert _played(one, other, "half_close", how, **{then: "1"}) == [f"{REQUEST} bytes, then the end"]
     assert not sum(host.counter("relay_reset") for host in two)
 
 
