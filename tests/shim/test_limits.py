@@ -38,14 +38,15 @@ def test_few_descriptors(sidestep: Sidestep, limit: int) -> None:
 
 CROWD = """
 import os, socket, sys
-listener = socket.create_server(("127.0.0.1", 0), backlog=50)
-for _ in range(50):
+many = int(sys.argv[1])
+listener = socket.create_server(("127.0.0.1", 0), backlog=many)
+for _ in range(many):
     if os.fork() == 0:
         end = socket.create_connection(listener.getsockname())
         while data := end.recv(1):
             end.sendall(data)
         os._exit(0)
-ends = [listener.accept()[0] for _ in range(50)]
+ends = [listener.accept()[0] for _ in range(many)]
 while os.read(0, 1):
     for end in ends:
         end.sendall(b"x")
@@ -57,7 +58,7 @@ while os.read(0, 1):
 def test_many_peers_with_1024_numbers(sidestep: Sidestep) -> None:
     """What is kept for the next program leaves numbers for connections: the shim has 128."""
     bound = partial(resource.setrlimit, resource.RLIMIT_NOFILE, (1024, 1024))
-    argv, pipe = [sys.executable, "-c", CROWD], subprocess.PIPE
+    argv, pipe = [sys.executable, "-c", CROWD, "50"], subprocess.PIPE
     with sidestep.popen(argv, preexec_fn=bound, stdin=pipe, stdout=pipe, bufsize=0) as program:
         assert program.stdin is not None
         assert program.stdout is not None
@@ -67,3 +68,21 @@ def test_many_peers_with_1024_numbers(sidestep: Sidestep) -> None:
         sidestep.wait_for(lambda found: len(found) == 100 and all(c.promoted for c in found))
         program.stdin.close()
     assert program.returncode == 0
+
+
+def test_more_peers_than_numbers(sidestep: Sidestep) -> None:
+    """Each other process needs one of the 128, to be woken. Where there are none, the reason says so."""
+    bound = partial(resource.setrlimit, resource.RLIMIT_NOFILE, (1024, 1024))
+    argv, pipe = [sys.executable, "-c", CROWD, "115"], subprocess.PIPE
+    with sidestep.popen(argv, preexec_fn=bound, stdin=pipe, stdout=pipe, bufsize=0) as program:
+        assert program.stdin is not None
+        assert program.stdout is not None
+        for _ in range(20):
+            program.stdin.write(b"x")
+            assert program.stdout.read(1) == b"."
+        server = [c for c in sidestep.connections() if c.pid == program.pid]
+        program.stdin.close()
+    assert program.returncode == 0
+    assert len(server) == 115
+    assert sum(c.promoted for c in server) >= 50
+    assert "NO_RESOURCES" in {c.reason for c in server if not c.promoted}

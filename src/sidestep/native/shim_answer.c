@@ -83,7 +83,8 @@ static int attach(struct conn *conn, const struct rpc_msg *record, int *fds, int
 	doorbell_fds[0] = doorbell_fds[1] = -1;
 	if (remote && relayed && remote->liveness_fd >= 0)
 		slot_set(slot, SLOT_RELAYED);
-	int failed = !remote || relayed != (remote->liveness_fd >= 0)
+	int failed = !remote ? -errno
+	             : relayed != (remote->liveness_fd >= 0)
 	                 ? -EPROTO
 	                 : conn_attach(conn, fd, segment, claimer ? 1 : 0, remote, local);
 	if (failed) {

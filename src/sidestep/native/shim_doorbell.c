@@ -242,6 +242,7 @@ static struct remote_doorbell *remote_doorbell_new(const uint8_t id[16], uint32_
 		if (at != MAP_FAILED)
 			munmap(at, len);
 		free(doorbell);
+		errno = good ? EMFILE : EPROTO; /* we have no room for it, or the peer's page is none */
 		return NULL;
 	}
 	/* at most a quarter of the numbers that are ours, as conn_keep_segment() */
