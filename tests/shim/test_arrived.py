@@ -19,7 +19,7 @@ pytestmark = pytest.mark.slow
 PROGRAMS = Path(__file__).resolve().parent / "programs"
 NOBODY = 65534
 
-STAYS = {"exclusive"}  # on its ring
+STAYS = {"exclusive", "nested"}  # on its ring
 IN_SETS = {"exclusive", "nested"}
 
 

@@ -106,7 +106,7 @@ MODES = [
 ]
 
 
-THREADED = ("thread", "wait", "epoll", "interest", "process", "signal")  # where the order of threads matters
+THREADED = ("thread", "wait", "epoll", "nest", "interest", "process", "signal")  # where the order of threads matters
 
 
 def _runs() -> Iterator[object]:

@@ -8,6 +8,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/eventfd.h>
 #include <sys/mman.h>
 #include <sys/syscall.h>
 #include <sys/vfs.h>
@@ -115,8 +116,8 @@ WRAP(int, eventfd, unsigned count, int flags)
 {
 	struct object *object = object_new(KIND_DOORBELL);
 
-	(void)flags;
 	object->count = count;
+	object->whole = !(flags & EFD_SEMAPHORE);
 	return fd_new(object, 0, current_end(), true);
 }
 

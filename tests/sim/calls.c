@@ -76,15 +76,15 @@ static ssize_t sim_readv(int fd, const struct iovec *iov, int len)
 {
 	struct object *object = fd_object(fd);
 
-	if (object && object->kind == KIND_DOORBELL) { /* eventfd_read, EFD_SEMAPHORE */
+	if (object && object->kind == KIND_DOORBELL) { /* eventfd_read */
 		point();
 		if (!object->count)
 			return failed(EAGAIN);
-		uint64_t one = 1;
-		object->count--;
-		memcpy(iov[0].iov_base, &one, sizeof(one));
+		uint64_t taken = object->whole ? object->count : 1;
+		object->count -= taken;
+		memcpy(iov[0].iov_base, &taken, sizeof(taken));
 		wake(object, EPOLLOUT);
-		return sizeof(one);
+		return sizeof(taken);
 	}
 	return sim_recvmsg(fd, &(struct msghdr){.msg_iov = (struct iovec *)iov, .msg_iovlen = (size_t)len}, 0);
 }
@@ -443,6 +443,7 @@ long sim_syscall(long number, long a, long b, long c, long d, long e, long f)
 	case SYS_gettid: return 1000 + current_end();
 	case SYS_kill: connection[current_end() & 1]->signals++; return 0; /* SIGIO */
 	case SYS_ppoll: return fds_poll((struct pollfd *)a, (nfds_t)b, timespec_ns((struct timespec *)c));
+	case SYS_read: return sim_read((int)a, (void *)b, (size_t)c);
 	case SYS_write: return sim_write((int)a, (const void *)b, (size_t)c);
 	case SYS_preadv2: return sim_readv((int)a, (const struct iovec *)b, (int)c);
 	case SYS_sendto: return sim_send((int)a, (const void *)b, (size_t)c, (int)d);

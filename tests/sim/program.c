@@ -41,8 +41,10 @@ static void rare(struct program *mine)
 		do_shutdown(mine, choose(2) ? SHUT_RD : SHUT_RDWR);
 	else if (which == 7 && (stimuli & MAY_CLOSE) && chance(3))
 		(choose(3) ? do_close : do_exit)(mine);
+	else if (which == 5 && (stimuli & MAY_LEAVE) && !mine->stranger && choose(2))
+		do_nest(mine);
 	else if (which == 5 && (stimuli & MAY_LEAVE) && !mine->stranger && seen[SEEN_PROMOTED])
-		(choose(2) ? do_async : do_nest)(mine);
+		do_async(mine);
 	else if (which == 8 && (stimuli & MAY_ABORT) && chance(4))
 		do_abort(mine, choose(2));
 	else if (which == 9 && (stimuli & MAY_KILL) && chance(4))

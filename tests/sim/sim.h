@@ -135,6 +135,7 @@ struct object {
 	struct tcp tcp;
 	struct line line;
 	uint64_t count;     /* of a doorbell; of a life, a pipe: that it has ended */
+	bool whole;         /* of an eventfd: a read takes all of it */
 	struct item *items; /* of a set */
 	uint8_t *memory;
 	size_t len;

@@ -210,7 +210,7 @@ REASON_TEXT: Final[dict[Reason, str]] = {
     Reason.FAST_OPEN: "the connection was opened with TCP Fast Open",
     Reason.PASSED: "the socket was passed between processes",
     Reason.SHARED_BY_FORK: "several processes hold the socket",
-    Reason.EPOLL_UNSUPPORTED: "the epoll set is nested or shared, or holds a closed descriptor",
+    Reason.EPOLL_UNSUPPORTED: "the epoll set is shared or unknown, or holds a closed descriptor",
     Reason.STDIO: "C stdio reads or writes the socket inside libc",
     Reason.NO_RESOURCES: "no memory or descriptors were left for a channel, or for its way to the other host",
     Reason.PEER_LAYOUT: "the other end speaks another channel layout",

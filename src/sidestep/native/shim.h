@@ -672,9 +672,7 @@ int set_adopt(int epfd);
 void set_dup(int from, int to);
 void sets_before_fork(void); /* shim_lock held */
 void sets_after_fork(void);
-bool set_has_ready(struct file *file);
 bool set_is_managed(struct file *file);
-int set_doorbells(struct file *file, struct doorbell **out, int room);
 bool set_wants_pin(struct conn *conn);
 bool set_names(struct conn *conn, int fd);
 void set_conn_leaves(struct conn *conn, bool anew); /* what the kernel tells may change; `anew`: its ring holds more */

@@ -150,6 +150,7 @@ static inline void critical_leave(void)
 	{ \
 		return (result)real.syscall(__VA_ARGS__); \
 	}
+RAW(ssize_t, read, (int fd, void *buf, size_t n), SYS_read, fd, (long)buf, (long)n, 0, 0, 0)
 RAW(ssize_t, write, (int fd, const void *buf, size_t n), SYS_write, fd, (long)buf, (long)n, 0, 0, 0)
 RAW(ssize_t, send, (int fd, const void *buf, size_t n, int f), SYS_sendto, fd, (long)buf, (long)n, f, 0, 0)
 RAW(ssize_t, recv, (int fd, void *buf, size_t n, int f), SYS_recvfrom, fd, (long)buf, (long)n, f, 0, 0)

@@ -166,13 +166,14 @@ static int add(struct set *set, struct conn *conn, int epfd, int fd, struct epol
 	if (conn->managed && unlikely(shared))
 		conn_demote(conn, fd, REASON_EPOLL_UNSUPPORTED, true);
 	int result = set_change(set, conn, epfd, EPOLL_CTL_ADD, fd, event);
-	/* Looked at behind it: set_nest() finds the member, or we find that the set is nested. */
-	if (result < 0 || likely(!set->nested) || !conn->managed)
-		return result;
-	KEEP_ERRNO;
-	if (!shared)
-		conn_leave(conn, fd, REASON_EPOLL_UNSUPPORTED);
-	set_stand_in_look(set);
+	/* Looked at behind it: set_leave() finds the member, or we find that its members leave. */
+	if (result == 0 && unlikely(set->leaves) && conn->managed) {
+		KEEP_ERRNO;
+		if (shared)
+			set_leave(set);
+		else
+			conn_leave(conn, fd, REASON_EPOLL_UNSUPPORTED);
+	}
 	return result;
 }
 
@@ -190,9 +191,10 @@ EXPORT int epoll_ctl(int epfd, int op, int fd, struct epoll_event *event)
 	if (likely(!file))
 		return real.epoll_ctl(epfd, op, fd, event);
 	if (file->kind == FILE_SET) {
+		HELD_SET inner = set_hold(fd);
 		int result = real.epoll_ctl(epfd, op, fd, event);
-		if (op == EPOLL_CTL_ADD && result == 0)
-			set_nest((struct set *)file);
+		if (op == EPOLL_CTL_ADD && result == 0 && inner)
+			set_nest(set, inner);
 		return result;
 	}
 	HELD conn = conn_hold(fd);
@@ -272,12 +274,22 @@ static bool look_is_due(const struct set_wait *wait)
 	return wait->now - word_load(wait->set->looked_at) > LOOK_EVERY_NS;
 }
 
+/* set lock held, and dropped in between. Nothing has been reported in this pass. */
+static void set_look_below(struct set *set)
+{
+	set_unlock(set);
+	nest_look(set);
+	set_pass_begin(set, SPENT_NOTHING);
+}
+
 /* The kernel had as much to tell as there was room for: with little, a doorbell's edge or a non-event may take an event's place. */
 static int set_look_more(struct set_wait *wait)
 {
 	struct set *set = wait->set;
 	int n = 0, k, max = wait->max < TOLD_MAX ? wait->max : TOLD_MAX;
 
+	if (unlikely(set->nest & NEST_OUTER))
+		set_look_below(set);
 	for (uint32_t turns = set->doorbells_len + set->managed_len + 2; !n && turns; turns--) { /* at most so often */
 		if ((k = set_look(wait)) <= 0)
 			break;
@@ -292,6 +304,9 @@ static int set_look_more(struct set_wait *wait)
 static int set_first_asked(struct set_wait *wait, bool once)
 {
 	struct set *set = wait->set;
+
+	if (unlikely(set->nest & NEST_OUTER))
+		set_look_below(set);
 	int k = set_look(wait);
 
 	if (k < 0) {
@@ -301,8 +316,6 @@ static int set_first_asked(struct set_wait *wait, bool once)
 	int n = set_report(wait, k);
 	if (!n && once && k == (wait->max < TOLD_MAX ? wait->max : TOLD_MAX))
 		n = set_look_more(wait);
-	if (unlikely(set->nested))
-		set_stand_in(set); /* an edge has been told */
 	return set_pass_end(wait, n);
 }
 
@@ -346,8 +359,6 @@ static int set_spin(struct set_wait *wait)
 	wait->vain = !n && spin_was_vain(&spin);
 	if (n)
 		spin_won(&set->budget);
-	if (n && unlikely(set->nested))
-		set_stand_in_look(set);
 	return n;
 }
 
@@ -355,6 +366,7 @@ struct set_sleep {
 	struct set *set;
 	struct doorbell *doorbells[DOORBELLS_MAX];
 	uint32_t len;
+	bool aware; /* of sets in this one, and its stand-in */
 	bool truncated; /* too many kinds of doorbells for one sleep: a nap */
 };
 
@@ -362,9 +374,14 @@ struct set_sleep {
 static void set_sleep_begin(struct set_sleep *sleep, struct set *set)
 {
 	sleep->set = set;
+	sleep->aware = set->nest != 0;
 	sleep->truncated = set->doorbells_len > DOORBELLS_MAX;
 	sleep->len = sleep->truncated ? 0 : set->doorbells_len;
 	atomic_fetch_add(&set->sleepers, 1);
+	if (unlikely(sleep->aware)) {
+		atomic_fetch_add(&set->aware, 1);
+		atomic_fetch_add(&nest_sleepers, 1);
+	}
 	for (uint32_t i = 0; i < sleep->len; i++)
 		doorbell_word_sleep(set->doorbells[i].doorbell->word);
 	for (uint32_t i = 0; i < sleep->len; i++) {
@@ -373,17 +390,33 @@ static void set_sleep_begin(struct set_sleep *sleep, struct set *set)
 	}
 }
 
+/* No lock is held. The doorbells of sets below as well; then what their rings hold is seen by the kernel. */
+static void set_sleep_below(struct set_sleep *sleep)
+{
+	uint32_t before = sleep->len, len = nest_doorbells(sleep->set, sleep->doorbells, before, DOORBELLS_MAX);
+
+	sleep->truncated |= len > DOORBELLS_MAX;
+	sleep->len = len > DOORBELLS_MAX ? DOORBELLS_MAX : len;
+	for (uint32_t i = before; i < sleep->len; i++)
+		doorbell_word_sleep(sleep->doorbells[i]->word);
+	nest_look(sleep->set);
+}
+
 static void set_sleep_undo(void *argument)
 {
 	struct set_sleep *sleep = argument;
 
 	doorbells_wake(sleep->doorbells, sleep->len);
+	if (unlikely(sleep->aware)) {
+		atomic_fetch_sub(&nest_sleepers, 1);
+		atomic_fetch_sub(&sleep->set->aware, 1);
+	}
 	atomic_fetch_sub(&sleep->set->sleepers, 1);
 }
 
 /*
- * As sleep_epoll(), where neither doorbells nor the provider's socket are among the set's entries: a set inside another, which would
- * report them; a set that has nothing of ours yet, which another process may have, too.
+ * As sleep_epoll(), where not all doorbells are among the set's entries, nor the provider's socket: a set inside another, which would
+ * report them; a set with others in it; a set that has nothing of ours yet, which another process may have, too.
  */
 static int sleep_beside(struct set_wait *wait, const struct set_sleep *sleep, int max, int64_t until)
 {
@@ -395,6 +428,8 @@ static int sleep_beside(struct set_wait *wait, const struct set_sleep *sleep, in
 		self_doorbells_clear();
 		rpc_listen_passing();
 	}
+	if (ready > 0 && sleep->aware)
+		nest_look(wait->set);
 	return ready > 0 ? raw_epoll_look(wait->epfd, wait->told, max) : ready;
 }
 
@@ -407,13 +442,11 @@ static int set_sleep(struct set_wait *wait)
 	struct set_sleep sleep;
 
 	rpc_listen();
-	const bool within = !set->nested && word_load(set->managed_len);
+	const bool within = !set->nest && word_load(set->managed_len);
 	if (likely(within))
 		rpc_watch(wait->epfd, &set->watched, set->secret << NAME_BITS | DOORBELL_INDEX);
 	conns_trim(wait->now);
 	set_sweep(set);
-	if (unlikely(set->nested))
-		set_stand_in_look(set); /* what stands there for nothing would not let us sleep */
 	set_pass_begin(set, SPENT_NOTHING);
 	set_sleep_begin(&sleep, set);
 	int n = set_report(wait, 0);
@@ -422,13 +455,15 @@ static int set_sleep(struct set_wait *wait)
 	set_unlock(set);
 	if (!n) {
 		self.full_until = set->full_until;
+		if (unlikely(sleep.aware))
+			set_sleep_below(&sleep);
 		int64_t until = sleep_deadline(wait->deadline, now_ns());
 		until = conns_serve(sleep.doorbells, sleep.len, 0, until);
 		if (unlikely(sleep.truncated) && until - now_ns() > NAP_NS)
 			until = now_ns() + NAP_NS;
 		pthread_cleanup_push(set_sleep_undo, &sleep);
-		k = likely(within) ? sleep_epoll(wait->epfd, wait->told, max, until, wait->signals)
-		                   : sleep_beside(wait, &sleep, max, until);
+		k = likely(within && !sleep.aware) ? sleep_epoll(wait->epfd, wait->told, max, until, wait->signals)
+		                                   : sleep_beside(wait, &sleep, max, until);
 		failed = errno;
 		pthread_cleanup_pop(0);
 		conns_serve(sleep.doorbells, sleep.len, 0, INT64_MAX);
@@ -456,8 +491,6 @@ static int set_sleep(struct set_wait *wait)
 		return k;
 	set_pass_begin(set, wait->spun ? SPENT_BOTH : SPENT_SLEPT);
 	n = set_pass_end(wait, set_report(wait, k));
-	if (n && unlikely(set->nested))
-		set_stand_in_look(set);
 	errno = failed;
 	return n || k > 0 ? n : k;
 }
@@ -512,14 +545,14 @@ static int wait_common(int epfd, struct epoll_event *events, int max, int64_t ti
 		return kernel(epfd, events, max, timeout, mask);
 	uint64_t signals = self.signals; /* before the mask lets any in */
 	/* in a process that has rings a wait hears the provider, as that of a set with managed members does */
-	if (likely(!word_load(set->managed_len)) && (!timeout_ns || !word_load(rings_ever))) {
+	if (likely(!word_load(set->ours)) && (!timeout_ns || !word_load(rings_ever))) {
 		if (unlikely(word_load(rpc_pending)))
 			rpc_poll();
 		if (!timeout_ns && unlikely(word_load(rings_ever)))
 			rpc_listen_passing();
 		int64_t start = set->members_len > 1 && timeout_ns > 0 ? now_ns() : 0;
 		atomic_fetch_add(&set->kernel_waiters, 1);
-		if (likely(!atomic_load(&set->managed_len))) {
+		if (likely(!atomic_load(&set->ours))) {
 			/* The program's array may hold nothing but reported events, and a doorbell may be among the kernel's. */
 			struct epoll_event told[TOLD_MAX], *at = set->members_live ? told : events;
 			const uint32_t manages = word_load(set->manages);

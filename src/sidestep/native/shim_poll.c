@@ -1,5 +1,5 @@
 /* shim_poll.c - poll, ppoll, select, pselect with promoted members. */
-#include "shim_spin.h"
+#include "shim_set.h"
 #include "shim_tcp_wait.h"
 
 #define DOORBELLS_MAX 32
@@ -12,7 +12,7 @@ struct poller {
 	nfds_t len;
 	struct pollfd *kernel; /* the same with what the kernel is to watch, and one more entry for the doorbells */
 	struct conn **conns;   /* NULL: the kernel's alone */
-	struct file **sets;
+	struct set **sets;
 	bool others; /* the kernel has some of them, or a direction: it is asked every time */
 };
 
@@ -116,6 +116,7 @@ struct sleep {
 	struct doorbell *doorbells[DOORBELLS_MAX];
 	int len;
 	bool truncated; /* there are more: nap */
+	bool aware; /* of stand-ins: there are sets among them */
 	uint32_t loose; /* connections of this wait that are in no set */
 	int64_t serve_at;
 };
@@ -125,41 +126,31 @@ static void sleep_undo(void *argument)
 	struct sleep *sleep = argument;
 
 	doorbells_wake(sleep->doorbells, (uint32_t)sleep->len);
+	if (sleep->aware)
+		atomic_fetch_sub(&nest_sleepers, 1);
 }
 
 /* The distinct doorbells of this wait, each with a reference. */
 static void collect_doorbells(struct poller *poller, struct sleep *sleep)
 {
 	struct doorbell **doorbells = sleep->doorbells;
-	int n = 0;
+	uint32_t n = 0;
 
-	sleep->truncated = false;
+	sleep->truncated = sleep->aware = false;
 	sleep->loose = 0;
-	for (nfds_t i = 0; i < poller->len; i++) {
-		struct doorbell *found[DOORBELLS_MAX];
-		int len = 0;
+	for (nfds_t i = 0; i < poller->len && !sleep->truncated; i++) {
 		if (poller->conns[i]) {
 			sleep->loose += conn_is_loose(poller->conns[i]);
-			found[len++] = poller->conns[i]->doorbell;
-			atomic_fetch_add(&found[0]->refs, 1);
+			n = doorbell_add(doorbells, n, DOORBELLS_MAX, poller->conns[i]->doorbell);
 		} else if (poller->sets[i]) {
-			len = set_doorbells(poller->sets[i], found, DOORBELLS_MAX);
+			sleep->aware = true;
+			n = nest_doorbells(poller->sets[i], doorbells, n, DOORBELLS_MAX);
 		}
-		for (int j = 0; j < len; j++) {
-			int at = 0;
-			while (at < n && doorbells[at] != found[j])
-				at++;
-			if (at == n && n < DOORBELLS_MAX) {
-				doorbells[n++] = found[j];
-				continue;
-			}
-			sleep->truncated |= at == n;
-			shim_lock_take();
-			doorbell_unref(found[j]);
-			shim_lock_drop();
-		}
+		sleep->truncated = n > DOORBELLS_MAX;
 	}
-	sleep->len = n;
+	sleep->len = sleep->truncated ? DOORBELLS_MAX : (int)n;
+	if (sleep->aware)
+		atomic_fetch_add(&nest_sleepers, 1);
 }
 
 /* The first connection that ended a wait gets the statistics of it. */
@@ -197,6 +188,14 @@ static void liveness_check(struct poller *poller)
 			conn_liveness_check(poller->conns[i], &last);
 }
 
+/* What the kernel is asked of sets in sets counts from here on. */
+static void sets_look(struct poller *poller)
+{
+	for (nfds_t i = 0; i < poller->len; i++)
+		if (poller->sets[i] && poller->sets[i]->nest)
+			nest_look(poller->sets[i]);
+}
+
 /* Looks at the rings, and with `kernel` asks the kernel, too. How many descriptors are ready, or -1. */
 static int poll_look(struct poller *poller, struct poll_wait *wait, bool kernel)
 {
@@ -205,6 +204,7 @@ static int poll_look(struct poller *poller, struct poll_wait *wait, bool kernel)
 	looked_at = wait->now;
 	self.calls += wait->looks++ != 0;
 	liveness_check(poller);
+	sets_look(poller);
 	poller_ask(poller);
 	return raw_poll(poller->kernel, poller->len, 0) < 0 ? -1 : poller_tell(poller, LOOK_TOLD);
 }
@@ -302,6 +302,7 @@ static int poll_sleep(struct poller *poller, struct poll_wait *wait)
 	collect_doorbells(poller, &sleep);
 	for (int i = 0; i < sleep.len; i++)
 		doorbell_word_sleep(sleep.doorbells[i]->word);
+	sets_look(poller);
 	poller_ask(poller);
 	int n = poller_tell(poller, LOOK_ASKED);
 	if (n == 0) {
@@ -460,7 +461,7 @@ static int poll_common(struct pollfd *fds, nfds_t len, const struct timespec *ti
 	}
 	struct pollfd small_kernel[SMALL + 1];
 	struct conn *small_conns[SMALL];
-	struct file *small_sets[SMALL];
+	struct set *small_sets[SMALL];
 	struct poller poller = {fds, len, small_kernel, small_conns, small_sets, false};
 	void *large = NULL;
 	if (len > SMALL) {
@@ -468,7 +469,7 @@ static int poll_common(struct pollfd *fds, nfds_t len, const struct timespec *ti
 		if (!large)
 			return -1;
 		poller.conns = large;
-		poller.sets = (struct file **)(poller.conns + len);
+		poller.sets = (struct set **)(poller.conns + len);
 		poller.kernel = (struct pollfd *)(poller.sets + len);
 	}
 	for (nfds_t i = 0; i < len; i++) {
@@ -485,7 +486,7 @@ static int poll_common(struct pollfd *fds, nfds_t len, const struct timespec *ti
 		}
 		poller.others |= fds[i].fd >= 0;
 		if (file && file->kind == FILE_SET && set_is_managed(file))
-			poller.sets[i] = file;
+			poller.sets[i] = (struct set *)file;
 	}
 	sigset_t old;
 	if (mask)

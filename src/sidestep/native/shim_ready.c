@@ -4,6 +4,8 @@
 
 #include <sys/ioctl.h>
 
+#define INLINE static inline __attribute__((always_inline)) /* on the way of every wait */
+
 /*
  * Whether what is ready is an edge that has not been reported. `tail` is from before the look. What comes on one path is an edge
  * even if bytes of the other path, reported long ago, stand before it.
@@ -37,7 +39,7 @@ static bool edge_taken(struct member *member, uint32_t ready, uint32_t kernel_bi
 }
 
 /* Completes an end that the kernel reports with the bits that its entry did not ask for: a hang-up can also be read. */
-static uint32_t end_whole(const struct member *member, int fd, uint32_t kernel_bits)
+INLINE uint32_t end_whole(const struct member *member, int fd, uint32_t kernel_bits)
 {
 	struct pollfd native = {.fd = fd, .events = POLLIN | POLLRDHUP};
 
@@ -59,7 +61,7 @@ static uint32_t room_untold(const struct member *member, int fd, uint32_t ready)
 }
 
 /* Whether TCP has brought bytes since the last look that the kernel does not report. */
-static bool came_untold(struct member *member, int fd)
+INLINE bool came_untold(struct member *member, int fd)
 {
 	const struct conn *conn = member->conn;
 	uint64_t before = member->seen_tcp;
@@ -71,18 +73,16 @@ static bool came_untold(struct member *member, int fd)
 	return queued && member->seen_tcp != before;
 }
 
-/* set lock held. Fills *event if the member has something to report now. */
-static bool member_report(struct set *set, struct member *member, uint32_t kernel_bits, struct epoll_event *event)
+/* set lock held. Events that are true of a member, and may not be wanted; *tail is the ring's from before. */
+INLINE uint32_t member_look(struct set *set, struct member *member, uint32_t kernel_bits, uint64_t *tail)
 {
 	struct conn *conn = member->conn;
 	int fd = member_fd(member);
 
-	if (member->disabled || member->away || !conn->managed)
-		return false;
 	if (unlikely(!conn_switched(conn)))
 		conn_progress(conn, fd);
 	/* before the look: what comes after it is an edge that has not been reported */
-	uint64_t tail = atomic_load_explicit(&conn->channel.rx_peer_line->tail, memory_order_acquire);
+	*tail = atomic_load_explicit(&conn->channel.rx_peer_line->tail, memory_order_acquire);
 	member->armed |= came_untold(member, fd);
 	self.full_until = set->full_until;
 	uint32_t ready = conn_ready(conn, fd, end_whole(member, fd, kernel_bits), member->events);
@@ -101,6 +101,18 @@ static bool member_report(struct set *set, struct member *member, uint32_t kerne
 	 * of TCP's bytes, and waits to hear of the others. */
 	member->armed |= rx_ring && !member->rx_ring;
 	member->rx_ring = rx_ring;
+	return ready;
+}
+
+/* set lock held. Fills *event if the member has something to report now. */
+static bool member_report(struct set *set, struct member *member, uint32_t kernel_bits, struct epoll_event *event)
+{
+	struct conn *conn = member->conn;
+	uint64_t tail;
+
+	if (member->disabled || member->away || !conn->managed)
+		return false;
+	uint32_t ready = member_look(set, member, kernel_bits, &tail);
 	uint32_t told = ready & (member->events | EPOLLERR | EPOLLHUP);
 
 	if (!told)
@@ -262,23 +274,55 @@ bool concerns_others(struct set *set, int n, int max)
 	return (n == max || (n && level)) && atomic_load(&set->sleepers);
 }
 
-/* poll() on an epoll descriptor: whether any managed member has something to report, without taking edges. */
-bool set_has_ready(struct file *file)
+/* set lock held. Events that the member has to report, without taking edges; *tail as by member_look(). */
+static uint32_t member_tells(struct set *set, struct member *member, uint64_t *tail)
 {
-	struct set *set = (struct set *)file;
+	if (member->disabled || member->away || !member->conn->managed)
+		return 0;
+	uint32_t ready = member_look(set, member, 0, tail);
+	if ((member->events & EPOLLET) && !edge_new(member, ready, 0, *tail))
+		return 0;
+	return ready & (member->events | EPOLLERR | EPOLLHUP);
+}
+
+/* poll() on an epoll descriptor: whether any managed member has something to report. */
+bool set_has_ready(struct set *set)
+{
 	bool found = false;
+	uint64_t tail;
 
 	set_lock(set);
-	for (uint32_t i = 0; i < set->managed_len && !found; i++) {
-		const struct member *member = set->managed[i];
-		if (member->disabled || member->away)
-			continue;
-		/* before the look: see member_report() */
-		uint64_t tail = atomic_load_explicit(&member->conn->channel.rx_peer_line->tail, memory_order_acquire);
-		uint32_t ready = conn_ready(member->conn, member_fd(member), 0, member->events);
-		found = (ready & (member->events | EPOLLERR | EPOLLHUP)) &&
-		        (!(member->events & EPOLLET) || edge_new(member, ready, 0, tail));
-	}
+	for (uint32_t i = 0; i < set->managed_len && !found; i++)
+		found = member_tells(set, set->managed[i], &tail) != 0;
 	set_unlock(set);
 	return found;
+}
+
+/* The stand-in of a set in another one is as the rings are now; what has come since the last time is an edge. */
+void set_keep(struct set *set)
+{
+	const int64_t until = self.full_until;
+	bool stands = false, news = false;
+
+	if (set->leaves) {
+		set_stand_in(set, false);
+		return;
+	}
+	if (set->full_until && now_ns() >= set->full_until) {
+		set->full_until = 0;
+		set->scan_all = true;
+	}
+	for (uint32_t i = 0; i < set->managed_len; i++) {
+		struct member *member = set->managed[i];
+		uint64_t tail = member->stood_tail;
+		uint32_t told = member_tells(set, member, &tail);
+		news |= (told & ~member->stood) || ((told & EPOLLIN) && tail != member->stood_tail);
+		stands |= told != 0;
+		member->stood = told;
+		member->stood_tail = tail;
+	}
+	stand_in_put(set, stands, news);
+	self.full_until = until;
+	if (unlikely(set->full_until))
+		look_again_until(set->full_until);
 }

@@ -13,7 +13,7 @@
 
 #include <sys/random.h>
 
-static _Atomic uint32_t fork_count; /* of this process and of those that it was forked from; guarded by shim_lock */
+_Atomic uint32_t fork_count;
 static struct set *free_sets; /* guarded by shim_lock; type-stable, as conns are */
 
 struct set *set_get(int epfd)
@@ -84,7 +84,7 @@ int set_created(int epfd)
 	if (set) {
 		*at = set->next_free;
 		memset((uint8_t *)set + offsetof(struct set, next_free), 0, sizeof(*set) - offsetof(struct set, next_free));
-		set->managed_len = set->kernel_waiters = set->refs = 0;
+		set->ours = set->managed_len = set->kernel_waiters = set->refs = 0;
 	}
 	shim_lock_drop();
 	if (!set) {
@@ -128,18 +128,16 @@ static uint32_t kernel_events(const struct member *member)
 		events &= ~(uint32_t)(EPOLLOUT | EPOLLWRNORM | EPOLLWRBAND);
 	if (withheld && !(events & (EPOLLIN | EPOLLRDNORM | EPOLLOUT | EPOLLWRNORM)))
 		events |= EPOLLET; /* HUP and ERR cannot be declined; nothing but a reset can follow */
+	/* what TCP holds may have to stay there for a while, and an outer set would tell of it again and again */
+	if (conn_relayed(member->conn) && (member->set->nest & NEST_INNER) && rx_by_ring(slot) &&
+	    !(events & (EPOLLPRI | EPOLLOUT | EPOLLWRNORM | EPOLLWRBAND)))
+		events |= EPOLLET;
 	return events;
 }
 
 uint32_t member_name(const struct member *member)
 {
 	return (uint32_t)member->age << INDEX_BITS | member->index;
-}
-
-/* No other process has had the kernel's set: it holds what we have put there. */
-static bool set_private(const struct set *set)
-{
-	return set->forks == word_load(fork_count);
 }
 
 /*
@@ -176,8 +174,8 @@ int kernel_set(struct member *member, int op)
 	int result = set_ctl(set, op, member->fd, &event);
 
 	member->known = result == 0;
-	if (unlikely(set->nested))
-		set_stand_in(set);
+	if (unlikely(set->leaves))
+		set_stand_in(set, false);
 	return result;
 }
 
@@ -210,7 +208,7 @@ static bool doorbell_enter(struct set *set, struct doorbell *doorbell)
 	struct epoll_event event = {.events = DOORBELL_EDGES, .data.u64 = set->secret << NAME_BITS | DOORBELL_INDEX};
 	/* the outer set would report a doorbell that has ever rung as something to read */
 	if (!grow(&set->doorbells, &set->doorbells_cap, set->doorbells_len + 1, sizeof(*set->doorbells)) ||
-	    (!set->nested && set_ctl(set, EPOLL_CTL_ADD, doorbell->heard_fd, &event) < 0 && errno != EEXIST))
+	    (!(set->nest & NEST_INNER) && set_ctl(set, EPOLL_CTL_ADD, doorbell->heard_fd, &event) < 0 && errno != EEXIST))
 		return false;
 	set->doorbells[set->doorbells_len++] = (struct set_doorbell){doorbell, 1};
 	atomic_fetch_add(&doorbell->refs, 1);
@@ -267,6 +265,7 @@ bool member_manage(struct member *member, int op)
 	member->at = set->managed_len;
 	set->managed[set->managed_len] = member;
 	atomic_fetch_add(&set->managed_len, 1);
+	atomic_fetch_add(&set->ours, 1);
 	if (set->hinting) {
 		feed_enter(set, member);
 	} else if (set->managed_len > SCAN_MAX) {
@@ -287,13 +286,14 @@ static void member_unmanage(struct member *member)
 	feed_exit(set, member);
 	member_by_tcp(member, false);
 	uint32_t last = atomic_fetch_sub(&set->managed_len, 1) - 1;
+	atomic_fetch_sub(&set->ours, 1);
 	set->managed[member->at] = set->managed[last];
 	set->managed[member->at]->at = member->at;
 	member->managed = false;
 	doorbell_exit(set, member->conn->doorbell);
 	set->partial |= set->owner_pid != shim_pid;
-	if (unlikely(set->nested))
-		set_stand_in(set);
+	if (unlikely(set->leaves))
+		set_stand_in(set, false);
 }
 
 struct member *member_find(struct set *set, struct conn *conn, int fd)
@@ -363,7 +363,7 @@ int member_change(struct member *member, const struct epoll_event *event)
 	member->data = event->data.u64;
 	member->disabled = false;
 	member->armed = member->out_armed = true;
-	member->reported = 0;
+	member->reported = member->stood = 0;
 	/* a MOD makes the kernel report an edge anew */
 	bool as_it_is = member->known && set_private(member->set) && conn_switched(member->conn) &&
 	                !(member->events & EPOLLET) && !kernel_differs(member, 0);
@@ -384,7 +384,8 @@ bool member_leave(struct member *member)
 {
 	struct set *set = member->set;
 
-	if (!member->managed || !member->known || set->nested || !set_private(set) || !conn_switched(member->conn))
+	if (!member->managed || !member->known || (set->nest & NEST_INNER) || !set_private(set) ||
+	    !conn_switched(member->conn))
 		return false;
 	member->away = true;
 	word_store(set->away_len, word_load(set->away_len) + 1);
@@ -435,6 +436,8 @@ void set_sweep(struct set *set)
 void wake_set(struct set *set)
 {
 	full_fence();
+	if (unlikely(set->nest & NEST_INNER) && !set->leaves && word_load(nest_sleepers))
+		stand_in_put(set, true, true); /* until one of them has looked */
 	if (!(atomic_load(&set->kernel_waiters) || atomic_load(&set->sleepers)) || !set->doorbells_len)
 		return;
 	self.calls++;
@@ -534,12 +537,13 @@ void set_conn_leaves(struct conn *conn, bool anew)
 	shim_lock_take();
 	for (struct member *member = conn->members; member; member = member->next) {
 		struct set *set = member->set;
-		if (!set->nested)
+		if (!(set->nest & NEST_INNER))
 			continue;
 		set_lock(set);
-		if (anew) /* an outer set that waits for edges hears of it once more */
-			stand_in_change(set, EPOLL_CTL_DEL);
-		set_stand_in(set);
+		if (set->leaves)
+			set_stand_in(set, anew); /* an outer set that waits for edges hears of it once more */
+		else if (anew)
+			wake_set(set);
 		set_unlock(set);
 	}
 	shim_lock_drop();
@@ -548,7 +552,7 @@ void set_conn_leaves(struct conn *conn, bool anew)
 bool set_wants_pin(struct conn *conn)
 {
 	for (struct member *member = conn->members; member; member = member->next)
-		if (member->set->nested || member->set->shared)
+		if (member->set->leaves || member->set->shared)
 			return true;
 	return false;
 }
@@ -567,6 +571,34 @@ bool set_names(struct conn *conn, int fd)
 	return found;
 }
 
+/* shim_lock and set lock held. */
+static void nest_end(struct set *outer, const struct set *inner)
+{
+	struct nest **at = &outer->inners;
+
+	while (*at) {
+		struct nest *nest = *at;
+		if (inner && nest->inner != inner) {
+			at = &nest->next;
+			continue;
+		}
+		*at = nest->next;
+		free(nest);
+	}
+}
+
+/* shim_lock and set lock held. The set ends: it is in no other any more, nor is one in it. */
+static void nests_end(struct set *set)
+{
+	nest_end(set, NULL);
+	for (uint32_t fd = 0; (set->nest & NEST_INNER) && fd < atomic_load(&fd_end); fd++) {
+		struct set *outer = set_get((int)fd);
+		if (outer)
+			nest_end(outer, set);
+	}
+	set->nest = 0;
+}
+
 void set_forget(int fd)
 {
 	struct set *set = set_get(fd);
@@ -577,7 +609,8 @@ void set_forget(int fd)
 	file_put(fd, NULL);
 	if (--set->refs == 0) {
 		set_lock(set);
-		set->nested = false; /* the entries are left as they are to a process that has the kernel's set as well */
+		nests_end(set);
+		set->leaves = false; /* the entries are left as they are to a process that has the kernel's set as well */
 		own_fd_close(set->stand_in > 0 ? set->stand_in : -1);
 		set->stand_in = 0;
 		for (uint32_t i = 1; i < set->members_len; i++)
@@ -636,33 +669,19 @@ void sets_before_fork(void)
 
 void sets_after_fork(void)
 {
+	nest_sleepers = 0;
 	/* The kernel's set is shared with the parent now: entries of either are seen by both. New members stay on TCP. */
 	for (uint32_t fd = 0; fd < atomic_load(&fd_end); fd++) {
 		struct set *set = set_get((int)fd);
 		if (set) {
 			set->lock = (pthread_mutex_t)PTHREAD_MUTEX_INITIALIZER;
 			set->shared = true;
-			set->kernel_waiters = set->users = 0;
+			set->kernel_waiters = set->users = set->sleepers = set->aware = 0;
 		}
 	}
 }
 
 bool set_is_managed(struct file *file)
 {
-	return atomic_load(&((struct set *)file)->managed_len) != 0;
-}
-
-/* Each comes with a reference. */
-int set_doorbells(struct file *file, struct doorbell **out, int room)
-{
-	struct set *set = (struct set *)file;
-	int n = 0;
-
-	set_lock(set);
-	for (uint32_t i = 0; i < set->doorbells_len && n < room; i++) {
-		atomic_fetch_add(&set->doorbells[i].doorbell->refs, 1);
-		out[n++] = set->doorbells[i].doorbell;
-	}
-	set_unlock(set);
-	return n;
+	return atomic_load(&((struct set *)file)->ours) != 0;
 }

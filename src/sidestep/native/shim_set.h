@@ -35,6 +35,8 @@ struct member {
 	uint32_t reported; /* edge: RDHUP, HUP and ERR told already */
 	uint64_t seen_tail;
 	uint64_t seen_tcp; /* where the kernel tells of no edge; see came_untold() */
+	uint32_t stood; /* events for which the stand-in stands, and the ring's tail then; see set_keep() */
+	uint64_t stood_tail;
 	uint64_t pass;
 };
 
@@ -49,8 +51,16 @@ struct feed {
 	uint32_t refs;
 };
 
+/* A set that is in another one, as far as calls of ours have put it there. Guarded by shim_lock. */
+struct nest {
+	struct nest *next; /* in the same outer set */
+	struct set *inner;
+};
+enum { NEST_INNER = 1, NEST_OUTER = 2 }; /* it is in another set; another is in it */
+
 struct set {
 	struct file file;
+	_Atomic uint32_t ours; /* managed members, and kinds of nesting: with any of them its waits are not the kernel's alone */
 	_Atomic uint32_t managed_len;
 	_Atomic uint32_t kernel_waiters; /* threads in the kernel's wait that do not know of any managed member */
 	uint32_t refs; /* descriptor numbers */
@@ -65,9 +75,14 @@ struct set {
 	int epfd;
 	uint64_t secret; /* 32 bits */
 	uint8_t age;
-	bool nested, shared;
+	bool shared;
+	_Atomic uint8_t nest; /* NEST_*; the set's lock to change it */
+	bool leaves; /* its members leave their rings, as the kernel alone waits on a set that it is in */
 	bool partial; /* a forked child has closed its copy of a member that others still have */
-	int stand_in; /* see set_stand_in(); 0: there is none yet */
+	int stand_in; /* see shim_stand_in.c; 0: there is none yet */
+	bool stands; /* it can be read, as far as this process knows */
+	_Atomic uint32_t aware; /* sleepers that hear the doorbells of sets in this one, and its stand-in */
+	struct nest *inners;
 	uint32_t forks; /* fork_count of then: processes forked since may change what the kernel has */
 	_Atomic uint32_t away_len; /* members that are away */
 	struct member **members; /* by index */
@@ -124,6 +139,12 @@ static inline int set_ctl(const struct set *set, int op, int fd, struct epoll_ev
 	self.calls++;
 	return real.epoll_ctl(set->epfd, op, fd, event);
 }
+extern _Atomic uint32_t fork_count; /* of this process and of those that it was forked from; guarded by shim_lock */
+/* No other process has had the kernel's set: it holds what we have put there. */
+static inline bool set_private(const struct set *set)
+{
+	return set->forks == word_load(fork_count);
+}
 bool kernel_differs(const struct member *member, uint32_t bits);
 int kernel_set(struct member *member, int op);
 int kernel_plain(struct member *member, int op);
@@ -145,14 +166,32 @@ void set_sweep(struct set *set); /* neither lock held */
 void wake_set(struct set *set);
 
 /* ---- shim_stand_in.c: set lock held ---- */
-void set_stand_in(struct set *set);
-void stand_in_change(struct set *set, int op);
+extern _Atomic uint32_t nest_sleepers; /* threads asleep that hear stand-ins */
+bool stand_in_enter(struct set *set);
+void stand_in_put(struct set *set, bool stands, bool news);
+void set_stand_in(struct set *set, bool news);
 
 /* ---- shim_nest.c: neither lock held ---- */
-void set_nest(struct set *set);
-void set_stand_in_look(struct set *set);
+void set_nest(struct set *outer, struct set *inner);
+void set_leave(struct set *set);
+void nest_look(struct set *set);
+uint32_t nest_doorbells(struct set *set, struct doorbell **doorbells, uint32_t len, uint32_t max);
+/* Adds one, with a reference, if it is not among them; more than `max`: there is no room. */
+static inline uint32_t doorbell_add(struct doorbell **doorbells, uint32_t len, uint32_t max, struct doorbell *doorbell)
+{
+	for (uint32_t i = 0; i < len; i++)
+		if (doorbells[i] == doorbell)
+			return len;
+	if (len < max) {
+		atomic_fetch_add(&doorbell->refs, 1);
+		doorbells[len] = doorbell;
+	}
+	return len + 1;
+}
 
 /* ---- shim_ready.c: set lock held ---- */
+void set_keep(struct set *set);
+bool set_has_ready(struct set *set); /* no lock held */
 int collect(struct set *set, struct epoll_event *events, int room);
 int translate(struct set *set, const struct epoll_event *told, int len, uint32_t manages, struct epoll_event *events);
 bool concerns_others(struct set *set, int n, int max);

@@ -1,18 +1,62 @@
 /*
  * shim_stand_in.c - what an epoll set inside another holds for its members' rings.
  *
- * The kernel alone waits on such a set, and does not look at rings: members leave theirs (shim_nest.c). What has arrived there is
- * read from there; as long as it lasts, a *stand-in* is among the set's entries: a descriptor that can always be read. By it the
- * kernel tells the outer set, and a wait in the inner one tells the member itself.
+ * The kernel does not look at rings. A *stand-in* is among the entries of an inner set: an eventfd that can be read while a member
+ * has something to report. By it the kernel tells the outer set, by level or by edge, whatever the outer entry asks for and
+ * however deep sets are nested. A wait in the inner set tells the member itself. Every wait that looks at an outer set brings the
+ * stand-ins below it up to date first (shim_nest.c), so in between a stand-in may say what is true no more.
  *
- * The entries are the kernel's, and so are those of parent and child after a fork, who have copies of one stand-in. Each puts it
- * in, or takes it out, as it finds the rings, whatever the other did last. A child that has closed its copy of a member does not
- * see that ring any more, and takes nothing out. With its last copy it goes by itself.
+ * Where the kernel alone waits on the outer set nobody would do that. The members leave their rings then, and the stand-in follows
+ * each change until the last byte has been read (set->leaves).
+ *
+ * The entries are the kernel's, and so are those of parent and child after a fork, who have copies of one stand-in. Each sets it
+ * as it finds the rings, whatever the other did last. A child that has closed its copy of a member does not see that ring any
+ * more, and takes nothing back. With its last copy the stand-in's entry goes by itself.
  */
 #include "shim_set.h"
 #include "shim_switch.h"
 
 #include <sys/eventfd.h>
+
+_Atomic uint32_t nest_sleepers;
+
+/* False: there is none. */
+bool stand_in_enter(struct set *set)
+{
+	struct epoll_event event = {.events = EPOLLIN, .data.u64 = set->secret << NAME_BITS | DOORBELL_INDEX};
+
+	if (set->stand_in > 0)
+		return true;
+	set->stand_in = own_fd(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
+	if (set->stand_in >= 0 && set_ctl(set, EPOLL_CTL_ADD, set->stand_in, &event) == 0)
+		return true;
+	shim_log("set %d: what its members have unread is not told to the set that it is in: %d", set->epfd, errno);
+	own_fd_close(set->stand_in);
+	set->stand_in = 0;
+	return false;
+}
+
+/* Makes it readable or not; `news`: an outer set that waits for edges hears of one. */
+void stand_in_put(struct set *set, bool stands, bool news)
+{
+	uint64_t count = 1;
+	KEEP_ERRNO;
+
+	if (set->stand_in <= 0)
+		return;
+	if (unlikely(!set_private(set))) {
+		struct pollfd now = {.fd = set->stand_in, .events = POLLIN};
+		set->stands = raw_poll(&now, 1, 0) > 0;
+	}
+	if (stands ? set->stands && !news : !set->stands || set->partial)
+		return;
+	self.calls++;
+	if (stands)
+		raw_write(set->stand_in, &count, sizeof(count));
+	else
+		raw_read(set->stand_in, &count, sizeof(count));
+	set->stands = stands;
+}
 
 /* Whether it has something that the kernel would tell now: what its ring holds, if it had come by TCP, or sends that are done. */
 static bool stands_for(const struct member *member)
@@ -28,29 +72,17 @@ static bool stands_for(const struct member *member)
 	if ((member->events & EPOLLET) && !member->armed &&
 	    atomic_load_explicit(&conn->channel.rx_peer_line->tail, memory_order_acquire) == member->seen_tail)
 		return false;
-	return conn_ready(conn, member_fd(member), 0, member->events) & wanted;
+	/* nobody would look again for bytes that come to those of the ring, and are too few for the kernel */
+	return (conn_ready(conn, member_fd(member), 0, member->events) & wanted) || rx_untold(conn);
 }
 
-void stand_in_change(struct set *set, int op)
+/* The stand-in of a set whose members leave their rings follows what these still hold. */
+void set_stand_in(struct set *set, bool news)
 {
-	struct epoll_event event = {.events = EPOLLIN, .data.u64 = set->secret << NAME_BITS | DOORBELL_INDEX};
-
-	if (set->stand_in > 0 && set_ctl(set, op, set->stand_in, &event) < 0 && errno != EEXIST && errno != ENOENT)
-		shim_log("set %d: its stand-in is not as it should be: %d", set->epfd, errno);
-}
-
-void set_stand_in(struct set *set)
-{
-	bool wanted = false;
+	bool stands = false;
 	KEEP_ERRNO;
 
-	for (uint32_t i = 0; i < set->managed_len && !wanted; i++)
-		wanted = stands_for(set->managed[i]);
-	if (wanted && set->stand_in <= 0) {
-		set->stand_in = own_fd(eventfd(1, EFD_CLOEXEC | EFD_NONBLOCK));
-		if (set->stand_in < 0)
-			shim_log("set %d: what its members have unread is not told to the set that it is in: %d", set->epfd, errno);
-	}
-	if (wanted || !set->partial)
-		stand_in_change(set, wanted ? EPOLL_CTL_ADD : EPOLL_CTL_DEL);
+	for (uint32_t i = 0; i < set->managed_len && !stands; i++)
+		stands = stands_for(set->managed[i]);
+	stand_in_put(set, stands, news);
 }

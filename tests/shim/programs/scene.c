@@ -911,14 +911,64 @@ void forget_peer(void)
 				close(ends[i].fd);
 }
 
+/* -- epoll sets ------------------------------------------------------------------------------------------------------- */
+
+int set_new(void)
+{
+	int set = epoll_create1(EPOLL_CLOEXEC);
+	NEED(set >= 0);
+	return set;
+}
+
+int set_ctl(int set, int op, int fd, uint32_t events, uint64_t user)
+{
+	struct epoll_event event = {.events = events, .data.u64 = user};
+	return epoll_ctl(set, op, fd, &event);
+}
+
+static int by_user_data(const void *left, const void *right)
+{
+	const struct epoll_event *a = left, *b = right;
+	uint64_t x = a->data.u64, y = b->data.u64;
+	return x != y ? (x < y ? -1 : 1) : (a->events > b->events) - (a->events < b->events);
+}
+
+int say_wait(const char *name, int set, int room, int timeout_ms)
+{
+	struct epoll_event events[64];
+	memset(events, 0xC5, sizeof events);
+	int count = epoll_wait(set, events, room, timeout_ms);
+	if (count <= 0) {
+		say_ret(name, count);
+		return count;
+	}
+	qsort(events, (size_t)count, sizeof *events, by_user_data);
+	say("%s = %d", name, count);
+	for (int i = 0; i < count; i++)
+		say("  %#lx: %s", (unsigned long)events[i].data.u64, poll_names(events[i].events));
+	if (count < 64 && events[count].data.u64 != 0xC5C5C5C5C5C5C5C5u)
+		say("  WROTE BEYOND the events it reported");
+	return count;
+}
+
+void *epoll_waiter(void *argument)
+{
+	struct epoll_thread *self = argument;
+	__atomic_store_n(&self->tid, gettid(), __ATOMIC_RELEASE);
+	pthread_barrier_wait(self->ready);
+	int count = epoll_wait(self->set, &self->event, 1, 10000);
+	__atomic_store_n(&self->count, count, __ATOMIC_RELEASE);
+	return NULL;
+}
+
 /* -- main ------------------------------------------------------------------------------------------------------------ */
 
 int helper_main(int argc, char **argv); /* scenes_process.c: what a scene executes in a new program */
 
 static const struct scene *const tables[] = {
-	scenes_io,     scenes_option,  scenes_end,      scenes_wait,   scenes_epoll,
-	scenes_fd,     scenes_process, scenes_signal,   scenes_thread, scenes_stdio,
-	scenes_stream, scenes_connect, scenes_explicit, scenes_demote, scenes_interest,
+	scenes_io,       scenes_option, scenes_end,      scenes_wait,  scenes_epoll,  scenes_fd,
+	scenes_process,  scenes_signal, scenes_thread,   scenes_stdio, scenes_stream, scenes_connect,
+	scenes_explicit, scenes_demote, scenes_interest, scenes_nest,
 };
 
 int main(int argc, char **argv)

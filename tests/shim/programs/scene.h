@@ -164,6 +164,20 @@ int loopback_listener(char family, uint16_t *port, int flags);
 socklen_t loopback_address(char family, uint16_t port, bool connecting, struct sockaddr_storage *address);
 uint16_t local_port(int fd);
 
+/* -- epoll sets ---------------------------------------------------------------------------------------------------- */
+int set_new(void);
+int set_ctl(int set, int op, int fd, uint32_t events, uint64_t user);
+/* Events in the order of their user data: the order among descriptors ready at once is nobody's promise. */
+int say_wait(const char *name, int set, int room, int timeout_ms);
+struct epoll_thread {
+	int set;
+	int count;
+	struct epoll_event event;
+	pid_t tid;
+	pthread_barrier_t *ready;
+};
+void *epoll_waiter(void *epoll_thread); /* waits in the set for one event */
+
 /* -- the peer ----------------------------------------------------------------------------------------------------- */
 struct reply peer(struct pair *pair, enum act act, int64_t a, int64_t b);
 void peer_put(struct pair *pair, size_t len); /* the peer sends all, or the scene fails */
@@ -178,6 +192,6 @@ void forget_peer(void); /* in a forked child: lets go of the peer's end and give
 /* -- the tables of scenes, one a file; the last has no name --------------------------------------------------------- */
 extern const struct scene scenes_io[], scenes_option[], scenes_end[], scenes_wait[], scenes_epoll[], scenes_fd[],
 	scenes_process[], scenes_signal[], scenes_thread[], scenes_stdio[], scenes_stream[], scenes_connect[],
-	scenes_explicit[], scenes_demote[], scenes_interest[];
+	scenes_explicit[], scenes_demote[], scenes_interest[], scenes_nest[];
 #define SCENE(name) {#name, name}
 #endif

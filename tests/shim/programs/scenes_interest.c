@@ -3,12 +3,6 @@
 
 static uint8_t data[64];
 
-static int set_ctl(int set, int op, int fd, uint32_t events, uint64_t user)
-{
-	struct epoll_event event = {.events = events, .data.u64 = user};
-	return epoll_ctl(set, op, fd, &event);
-}
-
 static void say_told(const char *name, int set, int timeout_ms)
 {
 	struct epoll_event event = {0};
