@@ -37,7 +37,7 @@ def player() -> Path:
 
 def play(player: Path, seed: int, env: Mapping[str, str] | None) -> list[str]:
     """Lines that the program prints, and how it ends."""
-    argv = [player, str(seed), str(STEPS)]
+    argv = [os.fspath(player), str(seed), str(STEPS)]
     try:
         done = subprocess.run(argv, env=env, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
     except subprocess.TimeoutExpired as stuck:
@@ -53,7 +53,7 @@ def differing(one: list[str], other: list[str]) -> int | None:
 
 def difference(player: Path, seed: int, env: Mapping[str, str]) -> str | None:
     """Where the shim differs from kernel TCP, each time; None: nowhere, or TCP differs from itself there."""
-    native = play(player, seed, None)
+    native, text = play(player, seed, None), None
     for _ in range(AGAIN):
         shimmed = play(player, seed, env)
         at = differing(native, shimmed)
@@ -62,8 +62,14 @@ def difference(player: Path, seed: int, env: Mapping[str, str]) -> str | None:
         changed = differing(native, play(player, seed, None))
         if changed is not None and changed <= at:
             return None
-    before = native[at - 1] if at else "nothing"
-    return f"seed {seed}: behind '{before}'\n  over kernel TCP: {native[at]}\n  under the shim:  {shimmed[at]}"
+        text = shown(seed, native, shimmed, at)
+    return text
+
+
+def shown(seed: int, native: list[str], shimmed: list[str], at: int) -> str:
+    """What differs in line `at`."""
+    before, over, under = (" ".join(lines) for lines in (native[:at][-1:], native[at:][:1], shimmed[at:][:1]))
+    return f"seed {seed}: behind '{before}'\n  over kernel TCP: {over}\n  under the shim:  {under}"
 
 
 @pytest.mark.timeout(0 if SECONDS else 100)
