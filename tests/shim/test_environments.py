@@ -85,6 +85,11 @@ def test_who_sets_one_name_means_it(sidestep: Sidestep, kept: str) -> None:
     assert _started(sidestep, "env", "-i", kept, "env") == {name: value}
 
 
+def test_who_takes_out_the_path_as_well_cleans(sidestep: Sidestep) -> None:
+    """As inetd does, which takes out what may harm."""
+    assert "LD_PRELOAD" in _started(sidestep, "/usr/bin/env", "-u", "LD_PRELOAD", "-u", "PATH", "/usr/bin/env")
+
+
 def test_who_takes_out_one_name_means_it(sidestep: Sidestep) -> None:
     assert "LD_PRELOAD" not in _started(sidestep, "env", "-u", "LD_PRELOAD", "env")
 

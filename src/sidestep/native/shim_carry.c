@@ -2,7 +2,8 @@
  * shim_carry.c - what is ours in an environment, and how it goes on into programs that are given one of their caller's making.
  *
  * Some servers start programs with an environment of their own (nginx's upgrade, dovecot, `env -i`). What this process was
- * started with goes on into it if nothing of ours is there, nor any LD_PRELOAD: who takes out one name, or sets one, means it.
+ * started with goes on into it if nothing of ours is there, nor any LD_PRELOAD: who takes out one name, or sets one, means it. But who
+ * takes out PATH as well cleans the environment, as inetd does of what may harm.
  * Of LD_PRELOAD our library alone goes on; the others were the program's to drop.
  */
 #include "shim.h"
@@ -17,6 +18,8 @@
 #define OURS "SIDESTEP_"              /* how our names begin */
 
 static const char preload[] = "LD_PRELOAD=", library[] = "libsidestep.so";
+static const char search_path[] = "PATH=";
+static bool had_path;
 static char *carried[CARRIED_MAX]; /* our library first */
 static int carried_len;            /* 0: nothing is carried */
 
@@ -126,6 +129,7 @@ void env_keep(void)
 	strcpy(own_path, info.dli_fname);
 	if (off && strcmp(off, "0") == 0)
 		return;
+	had_path = env_has(env, search_path);
 	for (; *env; env++) {
 		preloaded |= (is_variable(*env, preload) || is_variable(*env, LOADED_PRELOAD "=")) && preloads_ours(*env);
 		if (is_carried(*env) && len < CARRIED_MAX && (carried[len] = strdup(*env)))
@@ -139,16 +143,33 @@ void env_keep(void)
 	carried_len = len;
 }
 
+/* Whether all that is ours is there as it was, but PATH is gone, and with it the library. */
+static bool is_cleaned(char *const env[])
+{
+	bool all = had_path && !env_has(env, search_path);
+
+	for (int i = 1; all && i < carried_len; i++) {
+		char *const *at = env;
+		while (*at && strcmp(*at, carried[i]) != 0)
+			at++;
+		all = *at;
+	}
+	return all;
+}
+
 /* In a secure execution (getauxval(3), AT_SECURE) the loader would take nothing of it, nor warn; without the library it warns. */
 int env_carried(char *const env[], char *const **entries)
 {
 	KEEP_ERRNO;
 
-	if (!carried_len || env_has(env, preload) || env_has(env, OURS) || getuid() != geteuid() || getgid() != getegid() ||
+	if (!carried_len || env_has(env, preload) || getuid() != geteuid() || getgid() != getegid() ||
 	    access(carried[0] + sizeof(preload) - 1, R_OK) < 0)
 		return 0;
+	const bool ours = env_has(env, OURS);
+	if (ours && !is_cleaned(env))
+		return 0;
 	*entries = carried;
-	return carried_len;
+	return ours ? 1 : carried_len;
 }
 
 /* As one word of a shell. */
