@@ -292,7 +292,7 @@ EXPORT int execle(const char *path, const char *first, ...)
 	return execve(path, argv, env);
 }
 
-/* Before root drops its rights: the provider must know us by the user who started us. */
+/* Before root drops its rights, or loses sight of the provider's socket: the provider must know us by the user who started us. */
 #define CHANGES_USER(name, params, args) \
 	EXPORT int name params \
 	{ \
@@ -301,6 +301,7 @@ EXPORT int execle(const char *path, const char *first, ...)
 		return real.name args; \
 	}
 CHANGES_USER(setuid, (uid_t uid), (uid))
+CHANGES_USER(chroot, (const char *path), (path))
 CHANGES_USER(seteuid, (uid_t uid), (uid))
 CHANGES_USER(setreuid, (uid_t ruid, uid_t euid), (ruid, euid))
 CHANGES_USER(setresuid, (uid_t ruid, uid_t euid, uid_t suid), (ruid, euid, suid))

@@ -129,6 +129,7 @@ int close_range(unsigned first, unsigned last, int flags); /* glibc declares it 
 	X(FILE *, fdopen, (int fd, const char *mode), (fd, mode)) \
 	X(void, perror, (const char *t), (t)) \
 	X(FILE *, freopen, (const char *path, const char *mode, FILE *file), (path, mode, file)) \
+	X(int, chroot, (const char *path), (path)) \
 	X(int, setuid, (uid_t u), (u)) \
 	X(int, seteuid, (uid_t u), (u)) \
 	X(int, setreuid, (uid_t a, uid_t b), (a, b)) \
