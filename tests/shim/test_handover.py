@@ -203,7 +203,8 @@ def test_passed_at_both_ends_at_once() -> None:
 
 # Who reads on gets the socket by these calls, and by nothing else of the program's.
 GIVEN = [
-    "passed", "passed-by-sendmmsg", "passed-and-closed", "passed-late", "executed", "executed-and-closed", "executed-as-stdin", "fexecve", "spawned",
+    "passed", "passed-by-sendmmsg", "passed-and-closed", "passed-late",
+    "executed", "executed-and-closed", "executed-as-stdin", "fexecve", "spawned",
 ]  # fmt: skip
 
 

@@ -60,7 +60,8 @@ enum { NEST_INNER = 1, NEST_OUTER = 2 }; /* it is in another set; another is in 
 
 struct set {
 	struct file file;
-	_Atomic uint32_t ours; /* managed members, and kinds of nesting: with any of them its waits are not the kernel's alone */
+	_Atomic uint32_t
+		ours; /* managed members, and kinds of nesting: with any of them its waits are not the kernel's alone */
 	_Atomic uint32_t managed_len;
 	_Atomic uint32_t kernel_waiters; /* threads in the kernel's wait that do not know of any managed member */
 	uint32_t refs; /* descriptor numbers */

@@ -8,7 +8,8 @@
 #define RETRY_NEVER UINT64_MAX
 
 /* ---- shim_arena.c ---- */
-#define ARENA_NAME "sidestep-arena-1" /* the number grows when a program of before could not take what is given (shim_pass.h) */
+#define ARENA_NAME \
+	"sidestep-arena-1" /* the number grows when a program of before could not take what is given (shim_pass.h) */
 extern bool foreign_pids;
 uint32_t slot_index(const struct conn_slot *slot);
 void arena_forked(void);

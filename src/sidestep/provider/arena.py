@@ -19,7 +19,9 @@ from sidestep.native import layout
 from sidestep.native.layout import State
 from sidestep.provider import memory
 
-ARENA_NAME: Final = "/memfd:sidestep-arena"  # so begins the name of what each program under the shim has open (shim_arena.c)
+ARENA_NAME: Final = (
+    "/memfd:sidestep-arena"  # so begins the name of what each program under the shim has open (shim_arena.c)
+)
 _CHUNK_SLOTS: Final = 128
 _SLOT: Final = layout.offsets("conn_slot")
 _CHANNEL_STATES: Final = frozenset({State.ATTACHED, State.PROMOTED})

@@ -1,10 +1,11 @@
 """A giver and a taker of connections, which are programs of their own. usage: given.py giver|taker HOW PATH
 
-Clients connect to the port that the giver prints. It echoes words until one
-begins with "b", gives the connections away by the UNIX socket PATH, and ends. The taker echoes each to its end, and prints what it saw.
-HOW: alone, kept (the giver keeps its numbers), peek and peeked (the taker looks first, and goes on with what came last or first),
-twice (a socket under two numbers in one message), many (five in one), back (the taker gives it back, and the giver echoes), self (the
-giver gives it to itself), cut (the taker has room for one of two).
+Clients connect to the port that the giver prints. It echoes words until one begins with "b", gives the connections away
+by the UNIX socket PATH, and ends. The taker echoes each to its end, and prints what it saw.
+
+HOW: alone; kept: the giver keeps its numbers; peek and peeked: the taker looks first, and goes on with what came last
+or first; twice: a socket under two numbers in one message; many: five in one; back: the taker gives it back, and the
+giver echoes; self: the giver gives it to itself; cut: the taker has room for one of two.
 """
 
 import array
