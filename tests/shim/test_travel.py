@@ -128,6 +128,80 @@ def test_into_another_program_it_goes_on_by_ring(sidestep: Sidestep) -> None:
     assert ended.tx.ring_msgs > 40
 
 
+INETD = """
+import os, socket, sys
+how, *program = sys.argv[1:]
+listener = socket.create_server(("127.0.0.1", 0))
+print(listener.getsockname()[1], flush=True)
+end = listener.accept()[0]
+listener.close()
+while how == "promoted" and (line := end.recv(8, socket.MSG_WAITALL)):
+    end.sendall(line)
+    if line == b"the last":
+        break
+if how == "child" and os.fork():
+    end.close()
+    os.wait()
+    sys.exit()
+for number in (0, 1):
+    os.dup2(end.fileno(), number)
+os.execv(program[0], program)
+"""
+ASKS = """
+import select, socket, sys
+end = socket.create_connection(("127.0.0.1", int(sys.argv[1])))
+number = 0
+def ask(line):
+    end.sendall(line)
+    got = end.recv(8, socket.MSG_WAITALL)
+    assert got == line, (got, line)
+while not select.select([sys.stdin], [], [], 0)[0]:
+    number += 1
+    ask(b"%07d\\n" % number)
+if sys.argv[2] == "promoted":
+    ask(b"the last")
+lines = b"".join(b"%07d\\n" % each for each in range(20000))
+end.sendall(lines[:16000])
+sys.stdin.readline()
+sys.stdin.readline()
+end.sendall(lines[16000:])
+end.shutdown(socket.SHUT_WR)
+got = bytearray()
+while piece := end.recv(1 << 16):
+    got += piece
+assert got == lines, (len(got), len(lines))
+print("whole")
+"""
+READERS = {  # of lines that come one by one: by read(2), and by libc's own streams
+    "cat": ["/bin/cat"],
+    "perl": ["/usr/bin/perl", "-pe", "BEGIN { $| = 1 }"],
+    "sed": ["/bin/sed", "-u", ""],
+    "sh": ["/bin/sh", "-c", 'while read -r line; do echo "$line"; done'],
+}
+
+
+@pytest.mark.parametrize("reader", READERS)
+@pytest.mark.parametrize("how", ["at once", "child", "promoted"])
+def test_it_goes_on_as_a_standard_stream(sidestep: Sidestep, how: str, reader: str) -> None:
+    """As inetd hands it to what it starts; also with what came before, while the peer waits for something else."""
+    pipe = subprocess.PIPE
+    server = sidestep.popen([sys.executable, "-c", INETD, how, *READERS[reader]], stdout=pipe, text=True)
+    assert server.stdout is not None
+    port = server.stdout.readline().strip()
+    with sidestep.popen([sys.executable, "-c", ASKS, port, how], stdin=pipe, stdout=pipe, text=True) as client:
+        sidestep.wait_for(lambda found: len(found) == 2 and all(c.promoted for c in found))
+        assert client.stdin is not None
+        client.stdin.write("go\n")
+        client.stdin.flush()
+        sidestep.wait_for(lambda found: any(c.role == "passive" and c.program == reader for c in found))
+        said, _ = client.communicate("go on\n", timeout=60)
+    assert said == "whole\n"
+    eventually(lambda: any(one.connection.role == "passive" for one in connections.ended(sidestep.socket)))
+    ended = _server(sidestep)
+    assert ended.promoted
+    assert ended.rx.ring_bytes > 100_000
+
+
 @pytest.fixture
 def place() -> Iterator[Path]:
     """A directory where set-id bits count, which pytest's own need not be."""

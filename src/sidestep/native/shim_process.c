@@ -104,7 +104,7 @@ void demote_inherited(struct travel *travel, bool leaving)
 		struct conn *conn = conn_get((int)fd);
 		if (!conn || real.fcntl64((int)fd, F_GETFD, 0) & FD_CLOEXEC)
 			continue;
-		if (conn->managed && travel_takes(travel, conn))
+		if (travel_takes(travel, conn))
 			continue;
 		if (conn->managed) {
 			conn_demote(conn, (int)fd, REASON_INHERITED, true);

@@ -55,22 +55,13 @@ static int right_at(struct cmsghdr *header, size_t i)
 
 /* ---- the giver ---- */
 
-/* A connection by TCP, of which no answer is awaited, and that nothing keeps there. */
-static bool waits_for_promotion(struct conn *conn, int fd, uint64_t *cookie)
-{
-	return word_load(conn->slot->state) == STATE_NATIVE && !conn->explicit && !word_load(conn->delegated) &&
-	       !slot_has(conn->slot, SLOT_STAYS | SLOT_RESET | SLOT_LENT) &&
-	       option_get(fd, SOL_SOCKET, SO_COOKIE, cookie, sizeof(*cookie));
-}
-
 static bool give(struct given *given, struct conn *conn, int fd, int *line)
 {
-	struct traveller of = {.slot = slot_index(conn->slot), .generation = conn->generation, .segment_fd = -1};
+	uint64_t cookie;
 
-	if (conn->managed ? !traveller_can(conn, line) : !waits_for_promotion(conn, fd, &of.cookie))
+	if (conn->managed ? !traveller_can(conn, line) : !traveller_waits(conn, fd, &cookie))
 		return false;
-	if (conn->managed)
-		of = traveller_of(conn);
+	const struct traveller of = conn->managed ? traveller_of(conn) : traveller_by_tcp(conn, cookie);
 	int file = channel_memory("sidestep-pass", sizeof(struct pass));
 	struct pass *pass = MAP_FAILED;
 	if (file >= 0 && real.fcntl64(file, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL) == 0)
@@ -81,8 +72,8 @@ static bool give(struct given *given, struct conn *conn, int fd, int *line)
 		return false;
 	}
 	*pass = (struct pass){
-		.magic = PASS_MAGIC, .version = LAYOUT_VERSION, .files = of.segment_fd < 0 ? FILES_BY_TCP : FILES, .of = of};
-	if (conn->managed && of.liveness_fd >= 0)
+		.magic = PASS_MAGIC, .version = LAYOUT_VERSION, .files = has_ring(&of) ? FILES : FILES_BY_TCP, .of = of};
+	if (of.liveness_fd >= 0)
 		pass->files = FILES_FAR;
 	memcpy(pass->arena_id, slot_arena_id(conn->slot), sizeof(pass->arena_id));
 	conn_ref(conn);
@@ -329,18 +320,6 @@ static bool take_ring(struct traveller *of, int *files, bool far, struct conn_sl
 	return taken;
 }
 
-static bool take_native(struct conn_slot *slot, int fd)
-{
-	struct conn *conn = conn_of_slot(fd, slot);
-
-	if (!conn)
-		return false;
-	word_store(conn->nonblock, real.fcntl64(fd, F_GETFL, 0) & O_NONBLOCK);
-	word_store(slot->fd, (uint32_t)fd);
-	shim_log("fd %d is taken up by TCP", fd);
-	return true;
-}
-
 /* A connection whose socket came under the number `fd`; < 0: it was cut off. Takes descriptors out of `files`, which are `count`. */
 static void take(struct pass *pass, int *files, uint32_t count, int fd)
 {
@@ -357,13 +336,14 @@ static void take(struct pass *pass, int *files, uint32_t count, int fd)
 			atomic_fetch_add(&slot->holders, 1);
 		holder_put(slot, 0, shim_pid);
 		arena_shared = true;
-		word_store(slot->pid, shim_pid);
-		bool taken = by_ring ? take_ring(&of, files, count == FILES_FAR, slot, fd) : take_native(slot, fd);
+		of.taken = false;
+		of.segment_fd = -1;
+		bool taken = by_ring ? take_ring(&of, files, count == FILES_FAR, slot, fd) : traveller_take(&of, slot, fd, -1);
 		if (taken) {
 			rpc_given();
 			return;
 		}
-		if (!by_ring || files[FILE_SEGMENT] >= 0) {
+		if (!of.taken) {
 			shim_lock_take();
 			slot_release(slot);
 			shim_lock_drop();

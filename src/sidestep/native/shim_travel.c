@@ -4,7 +4,8 @@
  * Nothing of a connection ends with exec(2) but the mappings: its slot lies in the arena, its bytes in the segment, and both
  * are files. So the arena, the segments and the doorbells stay open for a program that is sure to have the shim, and a list in
  * one more file says what is what. The environment names that file. The next program finds its sockets by their cookies,
- * whatever their numbers are by then, and takes up each where the last one left it. The peer is asked nothing. But the word by
+ * whatever their numbers are by then, and takes up each where the last one left it; of one by TCP the slot with its counts goes
+ * on, and it may be promoted there. The peer is asked nothing. But the word by
  * which we sleep is not where the peer looks, as nobody can write the old page any more: so it rings always (HINT_RING_ALWAYS).
  *
  * A provider between hears nobody whose doorbell it does not know: it learns the new one before the next program does anything,
@@ -88,7 +89,7 @@ static bool any_inherited(void)
 {
 	for (uint32_t fd = 0; fd < atomic_load(&fd_end); fd++) {
 		struct conn *conn = conn_get((int)fd);
-		if (conn && conn->managed && inherited((int)fd))
+		if (conn && (conn->managed || word_load(conn->slot->state) == STATE_NATIVE) && inherited((int)fd))
 			return true;
 	}
 	return false;
@@ -154,15 +155,38 @@ bool traveller_can(struct conn *conn, int *line)
 	       finds_next(conn, line);
 }
 
-static bool can_travel(struct travel *travel, struct conn *conn)
+static bool can_travel(struct travel *travel, struct conn *conn, struct traveller *of)
 {
+	uint64_t cookie;
+
 	if (slot_is_guest(conn->slot) || (!stdio_seen && is_standard(conn)) || !waiters_known(conn) ||
-	    !traveller_can(conn, &travel->line_fd))
+	    !(conn->managed ? traveller_can(conn, &travel->line_fd) : traveller_waits(conn, conn_fd(conn), &cookie)))
 		return false;
+	*of = conn->managed ? traveller_of(conn) : traveller_by_tcp(conn, cookie);
 	shim_lock_take();
 	bool alone = !in_inherited_set(conn);
 	shim_lock_drop();
 	return alone;
+}
+
+/* A connection by TCP, of which no answer is awaited, and that nothing keeps there. */
+bool traveller_waits(struct conn *conn, int fd, uint64_t *cookie)
+{
+	return word_load(conn->slot->state) == STATE_NATIVE && !conn->explicit && !word_load(conn->delegated) &&
+	       !slot_has(conn->slot, SLOT_STAYS | SLOT_RESET | SLOT_LENT) &&
+	       option_get(fd, SOL_SOCKET, SO_COOKIE, cookie, sizeof(*cookie));
+}
+
+struct traveller traveller_by_tcp(const struct conn *conn, uint64_t cookie)
+{
+	return (struct traveller){.cookie = cookie,
+	                          .slot = slot_index(conn->slot),
+	                          .generation = conn->generation,
+	                          .segment_fd = -1,
+	                          .remote_fd = -1,
+	                          .remote_page_fd = -1,
+	                          .doorbell_fd = -1,
+	                          .liveness_fd = -1};
 }
 
 /* What that program needs to know; the descriptors stay the connection's. */
@@ -281,9 +305,9 @@ bool travel_takes(struct travel *travel, struct conn *conn)
 	for (uint32_t i = 0; travel && i < travel->len; i++)
 		if (travel->list[i].slot == slot_index(slot))
 			return true;
-	if (!travel || travel->len == TRAVELLERS_MAX || !can_travel(travel, conn))
+	if (!travel || travel->len == TRAVELLERS_MAX || !can_travel(travel, conn, &travel->list[travel->len]))
 		return false;
-	travel->list[travel->len++] = traveller_of(conn);
+	travel->len++;
 	return true;
 }
 
@@ -311,7 +335,7 @@ static bool peer_is_here(const struct conn *conn)
 	const struct channel_side *remote = conn->channel.remote;
 	int fd;
 
-	if (conn_relayed(conn))
+	if (!conn->managed || conn_relayed(conn))
 		return far_peer_is_here(conn);
 	if (memcmp(remote->family_id, family_id, sizeof(family_id)) != 0)
 		return false;
@@ -329,7 +353,7 @@ bool travel_all(const struct start *start, char *const argv[], char *const env[]
 
 	for (uint32_t fd = 0; all && fd < atomic_load(&fd_end); fd++) {
 		HELD conn = conn_hold((int)fd);
-		if (conn && conn->managed && inherited((int)fd))
+		if (conn && inherited((int)fd))
 			all = !peer_is_here(conn) && travel_takes(travel, conn);
 	}
 	travel_stay(travel, list);
@@ -498,16 +522,40 @@ static void threads_gone(struct conn *conn)
 	}
 }
 
-/*
- * Makes a connection of a slot that counts this process as a holder; takes descriptors out of *of. `line`: as traveller_can() had it.
- * False: none was made.
- */
-bool traveller_take(struct traveller *of, struct conn_slot *slot, int fd, int line)
+/* By TCP. It may be promoted here, but for one that the last program has just asked a channel for. */
+static bool native_take(struct conn_slot *slot, int fd)
 {
 	struct conn *conn = conn_of_slot(fd, slot);
 
 	if (!conn)
 		return false;
+	word_store(conn->nonblock, real.fcntl64(fd, F_GETFL, 0) & O_NONBLOCK);
+	word_store(conn->heritable, true);
+	word_store(slot->fd, (uint32_t)fd);
+	word_store(slot->pid, shim_pid);
+	if (conn_alone(conn)) {
+		word_store(slot->rx_kernel_waiters, 0);
+		word_store(slot->tx_kernel_waiters, 0);
+	}
+	if (word_load(slot->state) != STATE_NATIVE)
+		conn_pin(conn, REASON_INHERITED);
+	shim_log("fd %d is taken up by TCP", fd);
+	return true;
+}
+
+/*
+ * Makes a connection of a slot that counts this process as a holder; takes descriptors out of *of. `line`: as traveller_can() had it.
+ * False: none was made, and if *of is not taken, the slot still counts it.
+ */
+bool traveller_take(struct traveller *of, struct conn_slot *slot, int fd, int line)
+{
+	if (!has_ring(of))
+		return of->taken = native_take(slot, fd);
+	struct conn *conn = conn_of_slot(fd, slot);
+
+	if (!conn)
+		return false;
+	of->taken = true;
 	struct channel_own own = channel_own_of(slot);
 	int failed = channel_map(&conn->channel, of->segment_fd, (int)of->side, &own);
 	conn_keep_segment(conn, of->segment_fd);
@@ -537,6 +585,7 @@ bool traveller_take(struct traveller *of, struct conn_slot *slot, int fd, int li
 	word_store(bells_due, true);
 	word_store(conn->heritable, true);
 	word_store(slot->fd, (uint32_t)fd);
+	word_store(slot->pid, shim_pid);
 	atomic_store(&conn->managed, 1);
 	word_store(rings_ever, true);
 	shim_lock_take();
@@ -576,7 +625,7 @@ static bool number_seen(int dir, long number, void *argument)
 			continue;
 		struct conn_slot *slot = arena_shared ? slot_known(at->slot, at->generation) : NULL;
 		HELD conn = conn_find(slot, at->generation, &first);
-		bool only = only_here(at);
+		bool only = has_ring(at) && only_here(at);
 		if (conn)
 			conn_dup(first, fd);
 		else if ((!slot || !traveller_take(at, slot, fd, of->line_fd)) && only)
@@ -615,7 +664,7 @@ void travel_settle(void)
 		number_seen(-1, fd, arrived);
 	for (uint32_t i = 0; arena_shared && i < arrived->len; i++) {
 		struct conn_slot *slot = slot_known(arrived->list[i].slot, arrived->list[i].generation);
-		if (slot && arrived->list[i].segment_fd >= 0)
+		if (slot && !arrived->list[i].taken)
 			slot_release(slot); /* its socket has not come: no connection stands for it */
 	}
 	for (uint32_t i = 0; arena_shared && i < arrived->left_len; i++) {

@@ -7,12 +7,19 @@
 struct traveller {
 	uint64_t cookie;
 	uint32_t slot, generation, side;
+	bool taken; /* a connection stands for it in the next program */
 	int segment_fd, remote_fd, remote_page_fd, doorbell_fd, liveness_fd; /* the last: -1 without a provider between */
 	uint32_t remote_index;
 	uint8_t remote_id[16];
 };
 
 /* ---- shim_travel.c ---- */
+bool traveller_waits(struct conn *conn, int fd, uint64_t *cookie);
+struct traveller traveller_by_tcp(const struct conn *conn, uint64_t cookie);
+static inline bool has_ring(const struct traveller *of)
+{
+	return of->segment_fd >= 0;
+}
 bool traveller_can(struct conn *conn, int *line);
 struct traveller traveller_of(const struct conn *conn);
 bool traveller_take(struct traveller *of, struct conn_slot *slot, int fd, int line);
