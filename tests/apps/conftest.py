@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,6 +11,8 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
+from busy import busy
+from matrix import LOAD
 from selection import rotate
 from stage import Mode, Stage, staged
 
@@ -21,6 +24,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if item.path.is_relative_to(here):
             item.add_marker(pytest.mark.slow)
             item.add_marker(pytest.mark.app)
+
+
+@pytest.fixture(scope="module")
+def load() -> Iterator[None]:
+    """The machine has other things to do; the workers of a run share it."""
+    workers = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
+    with busy(max(0, LOAD - workers + 1) // workers):  # what else runs is a load, too
+        yield
 
 
 @pytest.fixture(params=rotate(list(Mode), test=2), ids=str)

@@ -22,6 +22,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import IO, Any, Final, TypeVar
 
+from sidestep.observe.connections import ended
 from sidestep.testing import Connection, Sidestep, argv_under_shim, free_port
 
 DEADLINE_S: Final = 100.0  # for one condition; only a broken run waits that long
@@ -369,6 +370,14 @@ class Stage:
                 time.sleep(0.005)
             else:
                 return
+
+    def ring_share(self, port: int) -> float:
+        """Of all bytes of the connections to `port`, over or not, as both ends count them: those that went by ring."""
+        assert self._sidestep is not None
+        rows = [*self._of(port), *(one.connection for one in ended(self._sidestep.socket))]
+        ways = [way for row in rows if port in (port_of(row.local), port_of(row.remote)) for way in (row.tx, row.rx)]
+        by_ring = sum(way.ring_bytes for way in ways)
+        return by_ring / max(1, by_ring + sum(way.tcp_bytes for way in ways))
 
     @contextlib.contextmanager
     def watching(self, port: int, count: int = 1) -> Iterator[Watch]:

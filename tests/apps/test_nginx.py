@@ -142,6 +142,8 @@ def test_upgrade_of_the_binary(stage: Stage, closing: ExitStack) -> None:
     old = int(wait_until(lambda: pid_file.exists() and pid_file.read_text(), "the pid"))
     closing.callback(end, pid_file)
     wait_until(lambda: log.read_text().count("start worker process ") == 2, "the old workers")
+    pest = stage.python("client", "http_client.py", port, "pester", "/generation", 6)
+    assert json.loads(pest.line()) == "generation 1"
     os.kill(old, signal.SIGUSR2)
     wait_until(lambda: old_file.exists() and pid_file.exists() and pid_file.read_text().strip(), "the new master")
     wait_until(lambda: log.read_text().count("start worker process ") == 4, "its workers")
@@ -149,8 +151,11 @@ def test_upgrade_of_the_binary(stage: Stage, closing: ExitStack) -> None:
     wait_until(lambda: not alive(old), "the old one to go")
     client = stage.python("client", "http_client.py", port, "fetch", *["/large"] * 40)
     assert json.loads(client.line()) == [[200, 1_000_000, sha256(payload(1_000_000))]] * 40
-    stage.check_path(port, nudge=client.nudge)
+    stage.check_path(port, 7, nudge=client.nudge)
     client.rest()
+    pest.stdin.close()
+    assert json.loads(pest.line()) == {"answers": ["generation 1"], "idle": 0}
+    pest.rest()
 
 
 def end(pid_file: Path) -> None:
