@@ -619,7 +619,7 @@ CHANNEL_RECORDS: Final = ("channel_producer", "channel_consumer", "channel_side"
 # Fields that threads and processes read while another changes them: `_Atomic` in C.
 ATOMIC: Final[dict[str, set[str]]] = {
     "registry_header": {"closing", "commands", "asks_connect", "answers"},
-    "arena_header": {"free_head", "slots_used"},
+    "arena_header": {"free_head", "slots_used", "passes"},
     **{
         record: {name for name, code, _ in RECORDS[record] if code != "B"} for record in ("conn_slot", *CHANNEL_RECORDS)
     },

@@ -45,10 +45,11 @@ static int stream_close(FILE *file)
 }
 
 /* ---- the tables ---- */
-struct stream { /* libioP.h: struct _IO_FILE_plus */
-	FILE file;
-	void *const *functions;
-};
+/* libioP.h, struct _IO_FILE_plus: the stream, and behind it the table. */
+static void *const *functions_of(const FILE *stream)
+{
+	return *(void *const *const *)(stream + 1);
+}
 
 static void function_replace(void **at, void *old, void *ours)
 {
@@ -76,7 +77,7 @@ static void *function_of(const struct object *object, const char *text)
 static int tables_of_libc(struct dl_phdr_info *info, size_t size, void *unused)
 {
 	struct object object;
-	void *const *table = ((const struct stream *)stdin)->functions;
+	void *const *table = functions_of(stdin);
 
 	(void)size;
 	(void)unused;
