@@ -34,7 +34,6 @@ VARIANTS: Final = [
 REMOTE_DIFFERENCES: Final = {
     "demoted_in_send": "a provider between takes more than SO_SNDBUF says: nobody sleeps in send and hears the order",
     "lent_for_a_while": "a direction whose bytes were recalled stays on TCP",
-    "demoted_then_executed": "what a sender has left in its ring as it went back cannot be asked for by TCP from there",
 }
 
 

@@ -47,7 +47,7 @@ def test_seeds(shim: Simulator, chunk: int) -> None:
 
 # Of some 750 seeds, so many at least: what occurs seldom is soon not tried at all.
 FLOORS: Final = {
-    "promoted": 100, "back": 30, "again": 4, "passed": 4, "reset": 50, "forked": 25, "shared": 7, "died": 40,
+    "promoted": 100, "back": 30, "again": 4, "passed": 2, "reset": 50, "forked": 25, "shared": 7, "died": 40,
     "relayed": 30, "lost": 2, "rounds": 8,
 }  # fmt: skip
 

@@ -660,7 +660,7 @@ def check_in_place_on_tcp() -> None:
 
     exchange(a, b)
     exchange(b, a)
-    # bytes are seen and room is reserved; then the connection goes back, as libc could read it as standard input
+    # bytes are seen and room is reserved; then the connection goes back, as the socket is given to a stranger
     c, d = promoted_pair()
     d.sendall(b"seen before")
     view = c.peek()
@@ -668,8 +668,10 @@ def check_in_place_on_tcp() -> None:
     room = c.reserve(9)
     assert on_ring(room)
     room[:] = b"committed"
-    stdin = os.dup(0)
-    os.dup2(c.fileno(), 0)
+    x, y = plain.socketpair()
+    argv, bare = [sys.executable, "-c", "input()"], {**os.environ, "SIDESTEP_DISABLE": "1"}
+    stranger = subprocess.Popen(argv, stdin=subprocess.PIPE, pass_fds=[y.fileno()], env=bare)
+    plain.send_fds(x, [b"-"], [c.fileno()])
     assert bytes(view) == b"seen before"
     view.release()
     room.release()
@@ -682,7 +684,7 @@ def check_in_place_on_tcp() -> None:
     c.commit(9)
     assert d.recv(100) == b"committed"
     expect("pinned", c, d)
-    os.dup2(stdin, 0)
+    stranger.communicate(b"\n")
     exchange(c, d)
     untracked = [socket.socket(fileno=end.detach()) for end in pair_of(plain)]
     exchange(untracked[0], untracked[1])
@@ -700,6 +702,8 @@ def check_in_place_on_tcp() -> None:
     reader.close()
     with expected(OSError, "Bad file descriptor"):
         reader.reserve(1)
+    x.close()
+    y.close()
 
 
 def check_in_place_under_demotion(seed: str) -> None:
