@@ -33,7 +33,8 @@ again:
 			option_get(fd, SOL_SOCKET, SO_ERROR, &error, sizeof(error)); /* told before EPIPE: sk_stream_error */
 		if (!error && (flags & SLOT_PEER_GONE) && !(flags & (SLOT_RESET | SLOT_WR_SHUT)))
 			return STEP_NATIVE; /* nobody is there: the kernel's answers are the right ones */
-		error_told(conn, error);
+		if (!conn_relayed(conn)) /* else the recalled bytes may still have to go out */
+			error_told(conn, error);
 		errno = error ? error : EPIPE;
 		return STEP_ERROR;
 	}
@@ -156,7 +157,7 @@ static enum turn native_send(struct call *call)
 	ssize_t n = native_tx_end(conn, call->fd, zerocopy_counted(conn, flags, real.sendmsg(call->fd, &message, flags)));
 	if (n < 0 && unlikely(errno == ENOTSOCK) && conn_misnamed(conn, call->fd) && conn_disown(conn, call->fd))
 		return call_elsewhere(call, WAIT_TX);
-	if (unlikely(n < 0 && !call->done))
+	if (unlikely(n < 0 && !call->done) && !conn_relayed(conn))
 		error_told(conn, errno);
 	if (likely(!call->done))
 		return call_over(call, n, errno);
