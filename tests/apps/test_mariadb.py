@@ -28,9 +28,10 @@ def has_ring(pid: int) -> bool:
 def mariadb_server(stage: Stage) -> int:
     """Port of a server on a fresh database."""
     install, server = needed.program("mariadb-install-db"), needed.program("mariadbd")
-    data, local = stage.workdir / "data", stage.workdir / "local"
+    data, local, temporary = stage.workdir / "data", stage.workdir / "local", stage.workdir / "temporary"
+    temporary.mkdir()  # beside others in one folder each may remove their tables
     user = ["--user=root"] if os.geteuid() == 0 else []
-    options = ["--no-defaults", f"--datadir={data}", *user]
+    options = ["--no-defaults", f"--datadir={data}", f"--tmpdir={temporary}", *user]
     stage.run("nobody", [install, *options, "--auth-root-authentication-method=normal", "--skip-test-db"])
     allow = stage.workdir / "allow.sql"
     rights = "create user tester@'127.0.0.1';\ngrant all on *.* to tester@'127.0.0.1';\n"
