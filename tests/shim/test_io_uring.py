@@ -197,6 +197,15 @@ def test_an_epoll_set_in_a_ring_keeps_all_on_tcp(sidestep: Sidestep) -> None:
     assert not any(c.promoted for c in sidestep.connections())
 
 
+def test_entries_that_pass_by_the_library_keep_all_on_tcp(sidestep: Sidestep) -> None:
+    say = of_files(sidestep)
+    assert say("ring 0") == 0
+    promote(sidestep, say, ends=4)
+    assert say("past") == 0
+    assert say("talk") == 0
+    assert not any(c.promoted for c in sidestep.connections())
+
+
 def test_a_ring_that_a_thread_of_the_kernel_reads_keeps_all_on_tcp(sidestep: Sidestep) -> None:
     say = of_files(sidestep)
     promote(sidestep, say, ends=4)

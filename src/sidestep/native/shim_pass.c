@@ -41,7 +41,7 @@ bool pass_withdraw(struct pass *pass, struct conn *conn)
 	return true;
 }
 
-/* What has been given and may not be taken. NULL: all of it, or of this connection. */
+/* A connection that was given and is not known to be taken: any, for NULL, or this one. */
 static bool opened_take(const struct conn *conn, struct open *taken)
 {
 	bool found = false;

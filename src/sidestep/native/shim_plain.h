@@ -9,6 +9,7 @@ void plain_from_now(enum reason_code reason);
 enum reason_code plain_why(void); /* looks, too; before a connection is offered */
 void plain_ring(void); /* there is an io_uring whose entries do not come by here; no lock may be held */
 bool plain_ring_doubted(void); /* there is, and it may have sockets as far as the policy knows */
+bool ring_looked_through(int fd, unsigned enter_flags); /* shim_ring.c: io_uring_enter(2) of a ring of liburing */
 void ring_register_unseen(
 	unsigned operation); /* shim_ring.c: io_uring_register(2) by a call that names no ring of ours */
 long raw_seccomp(long operation, long flags, long argument); /* shim_sandbox.c */

@@ -188,7 +188,7 @@ static void liveness_check(struct poller *poller)
 			conn_liveness_check(poller->conns[i], &last);
 }
 
-/* What the kernel is asked of sets in sets counts from here on. */
+/* Sets in sets are looked at before the kernel is asked of them. */
 static void sets_look(struct poller *poller)
 {
 	for (nfds_t i = 0; i < poller->len; i++)

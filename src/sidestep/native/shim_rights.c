@@ -137,7 +137,7 @@ static void given_end(struct given *given)
 	conn_unref(given->conn);
 }
 
-/* It is on its way. */
+/* The message has been sent: the connection is on its way. */
 static void given_sent(struct given *given, enum receiver receiver, unsigned long other_end)
 {
 	shim_log("fd %d is given away by ring", given->fd);
@@ -148,7 +148,7 @@ static void given_sent(struct given *given, enum receiver receiver, unsigned lon
 	given_end(given);
 }
 
-/* It was not sent. */
+/* The message was not sent: the giver has the connection for itself again. */
 static void given_back(struct given *given)
 {
 	pass_withdraw(given->pass, given->conn);
@@ -437,7 +437,7 @@ static void control_put(struct msghdr *message, size_t *at, const struct cmsghdr
 	*at += CMSG_SPACE(len) < left ? CMSG_SPACE(len) : left;
 }
 
-/* What came into a buffer of ours goes to the program's, as the kernel would have put it there. */
+/* Control data goes from our buffer to the program's, as the kernel would have put it there. */
 static void control_deliver(struct msghdr *message, const struct msghdr *own, int flags)
 {
 	const bool cut = own->msg_flags & MSG_CTRUNC;
@@ -510,7 +510,7 @@ ssize_t rights_receive(int fd, struct msghdr *message, int flags)
 
 /* ---- a program that becomes another ---- */
 
-/* What waits in a socket that the next program inherits goes back to TCP, as that program cannot take it. */
+/* Connections that wait in a socket which the next program inherits go back to TCP, as that program cannot take them. */
 static bool number_strands(int dir, long number, void *argument)
 {
 	_Alignas(struct cmsghdr) char control[CONTROL_MAX];

@@ -11,6 +11,7 @@
 #include "shim_travel.h"
 
 #define SPLICE_FD_IN_FIXED (1u << 31)
+#define ENTER_BY_INDEX (1u << 4) /* IORING_ENTER_REGISTERED_RING */
 #define REGISTER_BY_INDEX (1u << 31) /* IORING_REGISTER_USE_REGISTERED_RING */
 
 /* Numbers of linux/io_uring.h, of which the machine that builds this may have an early one. */
@@ -180,11 +181,16 @@ static void entry_look(const struct entry *entry)
 }
 
 /* ---- a ring ---- */
+bool ring_looked_through(int fd, unsigned enter_flags)
+{
+	struct file *file = word_load(known_any) ? file_get(fd) : NULL;
+
+	return (file && file->kind == FILE_RING) || (word_load(known_any) && (enter_flags & ENTER_BY_INDEX));
+}
+
 static bool ring_known(const struct uring *ring)
 {
-	struct file *file = word_load(known_any) ? file_get(ring->fd) : NULL; /* of an earlier library it is elsewhere */
-
-	return file && file->kind == FILE_RING;
+	return ring_looked_through(ring->fd, 0); /* of an earlier library it is elsewhere */
 }
 
 /* Before a call that may submit. liburing puts entries into the queue in their order, so the kernel's array need not be asked. */

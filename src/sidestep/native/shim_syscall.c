@@ -116,6 +116,8 @@ static long raw_ring(long number, const long a[6])
 		return fail_with(ENOSYS);
 	if (number == SYS_io_uring_register)
 		ring_register_unseen((unsigned)a[1]);
+	else if (number == SYS_io_uring_enter && a[1] && ring_looked_through((int)a[0], (unsigned)a[3]))
+		plain_ring(); /* entries that nobody has looked at; other rings are found by their descriptors: plain_why() */
 	return real.syscall(number, a[0], a[1], a[2], a[3], a[4], a[5]);
 }
 
