@@ -198,6 +198,17 @@ static bool nest_record(struct set *outer, struct set *inner)
 	return true;
 }
 
+/* From now on the kernel is asked of the set from without. False: its members have to leave their rings. */
+static bool nest_inner(struct set *set, bool carried)
+{
+	set_sweep(set);
+	carried = carried && !set->shared && all_aware(set);
+	shim_lock_take();
+	nest_clear(set);
+	shim_lock_drop();
+	return carried;
+}
+
 /* The kernel has put the inner set into the outer one; NULL: one that is not ours. */
 void set_nest(struct set *outer, struct set *inner)
 {
@@ -207,17 +218,26 @@ void set_nest(struct set *outer, struct set *inner)
 	bool carried = nest_begin(inner, NEST_INNER);
 	carried = outer && nest_record(outer, inner) && nest_begin(outer, NEST_OUTER) && carried;
 	shim_lock_drop();
-	set_sweep(inner);
-	carried = carried && !outer->leaves && !outer->shared && !inner->shared && all_aware(outer) && all_aware(inner);
-	shim_lock_take();
-	nest_clear(inner);
-	shim_lock_drop();
-	if (!carried)
+	if (!nest_inner(inner, carried && !outer->leaves && !outer->shared && all_aware(outer)))
 		leave_below(inner, stays);
 	nest_look(outer ? outer : inner);
 	set_lock(inner);
 	wake_set(inner); /* who waits on a set above does not know of it */
 	set_unlock(inner);
+}
+
+/* poll() is about to ask the kernel of the set, which would report a doorbell that has ever rung. */
+void set_polled(struct set *set)
+{
+	KEEP_ERRNO;
+
+	if (likely(set->nest & NEST_INNER) || set->shared)
+		return;
+	shim_lock_take();
+	bool carried = nest_begin(set, NEST_INNER);
+	shim_lock_drop();
+	if (!nest_inner(set, carried))
+		leave_below(set, stays);
 }
 
 /*

@@ -485,8 +485,10 @@ static int poll_common(struct pollfd *fds, nfds_t len, const struct timespec *ti
 			poller.conns[i] = NULL;
 		}
 		poller.others |= fds[i].fd >= 0;
-		if (file && file->kind == FILE_SET && set_is_managed(file))
+		if (file && file->kind == FILE_SET && set_is_managed(file)) {
 			poller.sets[i] = (struct set *)file;
+			set_polled(poller.sets[i]);
+		}
 	}
 	sigset_t old;
 	if (mask)

@@ -174,6 +174,7 @@ void set_stand_in(struct set *set, bool news);
 
 /* ---- shim_nest.c: neither lock held ---- */
 void set_nest(struct set *outer, struct set *inner);
+void set_polled(struct set *set);
 void set_leave(struct set *set);
 void nest_look(struct set *set);
 uint32_t nest_doorbells(struct set *set, struct doorbell **doorbells, uint32_t len, uint32_t max);

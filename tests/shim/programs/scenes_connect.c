@@ -55,7 +55,11 @@ static void connect_in_epoll(void)
 	while (epoll_wait(set, &got, 1, 0) > 0)
 		;
 	NEED(send(server, "x", 1, 0) == 1);
-	say_ret("epoll_wait", epoll_wait(set, &got, 1, 5000));
+	int count;
+	do
+		count = epoll_wait(set, &got, 1, 5000);
+	while (choice.shaken && count == 1 && !(got.events & EPOLLIN)); /* what still holds may be told once more */
+	say_ret("epoll_wait", count);
 	say("in %d, %#lx", !!(got.events & EPOLLIN), (unsigned long)got.data.u64);
 }
 
