@@ -27,6 +27,7 @@ from elftools.elf.sections import SymbolTableSection
 ROOT = Path(__file__).parents[1]
 WORK = ROOT / "build/wheels"
 DIST = ROOT / "dist"
+VERSION = f"python{sysconfig.get_python_version()}"
 GLIBC = "2.28"
 MACHINES = ("x86_64", "aarch64")
 CROSS = """\
@@ -49,13 +50,22 @@ needs_exe_wrapper = true
 LIBGCC = "void _Unwind_Resume(void) {} void __gcc_personality_v0(void) {}"
 
 
+def pyconfig() -> Path:
+    """This machine's pyconfig.h.
+
+    Debian's Python names a file that only includes <MACHINE/pythonX.Y/pyconfig.h>; a copy there would include itself.
+    For an extension the files of all machines are the same.
+    """
+    named = Path(sysconfig.get_config_h_filename())
+    of_machine = named.parents[1] / str(sysconfig.get_config_var("MULTIARCH")) / VERSION / named.name
+    return of_machine if of_machine.exists() else named
+
+
 def build(machine: str) -> Path:
     """A wheel for that machine."""
-    # Debian has a pyconfig.h for each machine, and here only its own; what an extension sees of it is the same in both.
-    version = f"python{sysconfig.get_python_version()}"
     include = WORK / "include"
-    (place := include / f"{machine}-linux-gnu" / version).mkdir(parents=True, exist_ok=True)
-    shutil.copy(sysconfig.get_config_h_filename(), place)
+    (place := include / f"{machine}-linux-gnu" / VERSION).mkdir(parents=True, exist_ok=True)
+    shutil.copy(pyconfig(), place)
     libgcc = include / f"{machine}-linux-gnu/libgcc_s.so.1"
     zig = ("ziglang", "cc", "-target", f"{machine}-linux-gnu.{GLIBC}")
     run(*zig, "-shared", "-nostdlib", f"-Wl,-soname,{libgcc.name}", "-o", libgcc, "-x", "c", "-", text=LIBGCC)

@@ -6,12 +6,14 @@ import importlib.metadata
 import json
 import os
 import re
+import runpy
 import subprocess
 import sys
 import sysconfig
 import zipfile
 from collections import Counter
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
@@ -82,3 +84,20 @@ def test_modules_of_tests_have_names_of_their_own() -> None:
     names = Counter(path.name for path in paths)
     assert len(paths) > 100
     assert not [str(path.relative_to(tests)) for path in paths if names[path.name] > 1]
+
+
+def test_wheels_take_the_header_that_debian_has_for_each_machine(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The file that its Python names includes that of the machine, so a copy in that one's place includes itself."""
+    for name in ("elffile", "gnuversions", "sections"):
+        monkeypatch.setitem(sys.modules, f"elftools.elf.{name}", Mock())
+    pyconfig = runpy.run_path(str(ROOT / "packaging/wheels.py"))["pyconfig"]
+    version = f"python{sysconfig.get_python_version()}"
+    named, of_machine = (tmp_path / place / version / "pyconfig.h" for place in (".", "some-machine"))
+    monkeypatch.setattr(sysconfig, "get_config_h_filename", lambda: str(named))
+    monkeypatch.setattr(sysconfig, "get_config_var", lambda _: "some-machine")
+    assert pyconfig() == named
+    of_machine.parent.mkdir(parents=True)
+    of_machine.touch()
+    assert pyconfig() == of_machine
