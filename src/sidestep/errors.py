@@ -1,4 +1,7 @@
-"""Errors of sidestep, by the party that must act. Each carries what happened and, where there is one, the remedy."""
+"""Errors of sidestep, by the party that must act. Each carries what happened and, where there is one, the remedy.
+
+Words that messages share are here, too.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +14,12 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
 
     close = difflib.get_close_matches(word, sorted(set(known)))
     return f"did you mean {' or '.join(close)}?" if close else ""
+
+
+def counted(number: int, noun: str) -> str:
+    """A number with its noun, as in "1 program" or "2,000 processes"."""
+    plural = "es" if noun.endswith("s") else "s"
+    return f"{number:,} {noun}{'' if number == 1 else plural}"
 
 
 class SidestepError(Exception):

@@ -18,7 +18,7 @@ import click
 
 from sidestep.cli.options import json_option, parsed
 from sidestep.cli.shown import show
-from sidestep.errors import Misuse, Unavailable
+from sidestep.errors import Misuse, Unavailable, counted
 from sidestep.observe.capture.conversation import ConversationWriter
 from sidestep.observe.capture.devices import DeviceWriter
 from sidestep.observe.capture.places import Place as End
@@ -168,7 +168,7 @@ def _turns(
     if not remote.following:
         click.echo("sidestep: no process has such a device yet; waiting", err=True)
     else:
-        click.echo(f"capturing from {remote.processes} processes", err=True)
+        click.echo(f"capturing from {counted(remote.processes, 'process')}", err=True)
     while not stopped and writer.frames < frames_max and (left := until - time.monotonic()) > 0:
         remote.turn(min(left, _TURN_S), frames_max)
         yield
@@ -178,7 +178,7 @@ def _turns(
         remote.turn(min(left, _TURN_S), frames_max)
         yield
     if remote.following and writer.frames < frames_max:
-        click.echo(f"sidestep: {remote.following} processes did not tell their last in {_LAST_S:.0f} s", err=True)
+        click.echo(f"sidestep: no last frames from {counted(remote.following, 'process')} in {_LAST_S:.0f} s", err=True)
 
 
 def _tell(writer: DeviceWriter[Any], remote: RemoteCapture, *, as_json: bool) -> None:
@@ -188,7 +188,8 @@ def _tell(writer: DeviceWriter[Any], remote: RemoteCapture, *, as_json: bool) ->
         "processes": remote.processes,
         "dropped": writer.dropped,
     }
-    text = f"{writer.frames} frames of {writer.connections} connections captured, {writer.dropped} pieces dropped"
+    text = f"{counted(writer.frames, 'frame')} of {counted(writer.connections, 'connection')} captured"
+    text += f", {counted(writer.dropped, 'piece')} dropped"
     show(found, [text], as_json=as_json, talk=True)
 
 

@@ -22,7 +22,7 @@ from sidestep.cli.options import json_option, socket_option
 from sidestep.cli.shown import show
 from sidestep.config import PolicyPlace
 from sidestep.devices import device_of
-from sidestep.errors import Misuse, Unavailable
+from sidestep.errors import Misuse, Unavailable, counted
 from sidestep.loop import Loop
 from sidestep.observe.sockets import addresses
 from sidestep.policy.grammar import printable
@@ -91,18 +91,14 @@ def check(files: tuple[Path, ...], strict: bool, as_json: bool) -> None:
         "warnings": counts[Level.WARNING], "problems": [problem.as_json() for problem in problems],
     }  # fmt: skip
     summary = (
-        f"{_count(counts[Level.ERROR], 'error')}, {_count(counts[Level.WARNING], 'warning')}; "
-        f"{_count(rules, 'rule')} and {_count(pairs, 'pair')}"
+        f"{counted(counts[Level.ERROR], 'error')}, {counted(counts[Level.WARNING], 'warning')}; "
+        f"{counted(rules, 'rule')} and {counted(pairs, 'pair')}"
     )
     show(document, [*(problem.report() for problem in problems), summary], as_json=as_json, indent=1)
     missing = [] if as_json else [one.path for one in places if not one.path.exists() and not one.required]
     for path in missing:
         click.echo(f"there is no {path}", err=True)
     sys.exit(1 if counts[Level.ERROR] or (strict and problems) else 0)
-
-
-def _count(number: int, what: str) -> str:
-    return f"{number} {what}{'' if number == 1 else 's'}"
 
 
 # ---- test ----
@@ -271,7 +267,7 @@ def _follow(control: ControlConnection, *, no_follow: bool, as_json: bool) -> No
         reply = control.document("trace", after=after)
         decisions = reply["decisions"]
         if after and decisions and (missed := decisions[0]["sequence"] - after - 1) > 0:
-            click.echo(f"{_count(missed, 'decision')} more than could be followed", err=True)
+            click.echo(f"{counted(missed, 'decision')} more than could be followed", err=True)
         for decision in decisions:
             show(decision, [trace_line(decision)], as_json=as_json)
         after = reply["next"]

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Final
 
 from sidestep.cli.shown import short
-from sidestep.errors import Unavailable
+from sidestep.errors import Unavailable, counted
 from sidestep.observe.connections import Connection, connections, ended
 from sidestep.observe.explain import saved
 
@@ -87,7 +87,7 @@ def summary(found: list[Connection]) -> str:
     by_ring = sum(one.tx.ring_bytes + one.rx.ring_bytes for one in found)
     by_tcp = sum(one.tx.tcp_bytes + one.rx.tcp_bytes for one in found)
     return (
-        f"{len(found):,} connection{'' if len(found) == 1 else 's'}, {promoted:,} promoted; {short(by_ring)}B by ring, "
+        f"{counted(len(found), 'connection')}, {promoted:,} promoted; {short(by_ring)}B by ring, "
         f"{short(by_tcp)}B by TCP; {sum(map(saved, found)):,} system calls saved"
     )
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from sidestep.cli.shown import cut, per_message, percent, short
+from sidestep.errors import counted
 from sidestep.observe.connections import Connection
 from sidestep.observe.device_totals import DeviceActivity
 from sidestep.observe.links import line, summary
@@ -88,7 +89,7 @@ def head(view: View, path: str, width: int) -> list[str]:
         if name.startswith("offer_refused")
     )
     sleeps, spins = per_message(total.sleeps_per_message) or "-", per_message(total.spins_per_message) or "-"
-    up = f", up {_duration(status['uptime_s'])}, {status['shims']:,} programs"
+    up = f", up {_duration(status['uptime_s'])}, {counted(status['shims'], 'program')}"
     first = f"provider {status['pid']} at {path}{up}"
     lines = (
         first if len(first) <= width else f"provider {status['pid']}{up}",

@@ -19,7 +19,7 @@ from typing import Final, NoReturn
 
 from sidestep import config
 from sidestep.config import ENV_LOG, ShimSettings, log_file, make_private_dir, policy_places
-from sidestep.errors import SidestepError, Unavailable
+from sidestep.errors import SidestepError, Unavailable, counted
 from sidestep.installation import native_library
 from sidestep.native import _channel
 from sidestep.native.layout import LAYOUT_VERSION
@@ -208,7 +208,7 @@ def _io_uring() -> Finding:
         return Finding("io_uring", Level.OK, "switched off here; programs use epoll")
     return Finding(
         "io_uring", Level.NOTE, "the kernel has it; a program that moves socket bytes only by it stays on TCP",
-        "switch io_uring off in a program that mixes it with socket calls (libuv is told so by the shim)",
+        "switch io_uring off in a program that mixes it with socket calls (the shim does so for libuv)",
     )  # fmt: skip
 
 
@@ -259,7 +259,7 @@ def _users(socket_path: Path) -> Finding:
     uids = {found.uid for found in other_users.sockets() if found.listens}
     others = sorted(other_users.name(uid) for uid in uids if other_users.left_out(uid, socket_path))
     if not others:
-        return Finding("users", Level.OK, "nobody who listens here is left out for the user it runs as")
+        return Finding("users", Level.OK, "the provider serves the users of all programs that listen here")
     who = other_users.name(other_users.owner(socket_path))
     return Finding(
         "users", Level.NOTE, f"the provider is {who}'s own and leaves out servers of {', '.join(others)}",
@@ -296,7 +296,7 @@ def provider(socket_path: Path) -> Finding:
                 f"{found['pid']} at {socket_path}, of sidestep {found['version']}, does not serve programs of this one"
             )
             raise Unavailable(text, remedy=control.RESTART)
-        return Finding("provider", Level.OK, f"{found['pid']} at {socket_path}, {found['shims']} programs")
+        return Finding("provider", Level.OK, f"{found['pid']} at {socket_path}, {counted(found['shims'], 'program')}")
     directory = socket_path.parent
     if directory.is_dir():
         make_private_dir(directory)  # the directory exists: nothing is made, only checked

@@ -12,6 +12,7 @@ from dataclasses import dataclass, fields
 from typing import Any, Final, NamedTuple, TypeAlias
 
 from sidestep import limits
+from sidestep.errors import counted
 
 Link: TypeAlias = Mapping[str, Any]
 
@@ -127,7 +128,7 @@ def summary(links: Iterable[Link]) -> str:
     least = min(number(link, "credit") for link in found)
     sending = ", ".join(f"{name} {count:,}" for name, count in how.most_common())
     return (
-        f"links: {len(found):,} to {hosts:,} host{'' if hosts == 1 else 's'}, {whole.engine:,} by the engine, "
+        f"links: {len(found):,} to {counted(hosts, 'host')}, {whole.engine:,} by the engine, "
         f"{sending}; credit {whole.credit:,}, least {least}; adverts {whole.adverts:,} here, "
         f"{whole.remote_adverts:,} there; {over}"
     )
