@@ -21,6 +21,7 @@ import sidestep.cli
 from sidestep.cli.group import cli
 from sidestep.errors import SidestepError
 from sidestep.native import layout
+from sidestep.observe.sockets import hidden_users
 from sidestep.testing import Sidestep
 
 ROOT = Path(layout.__file__).parents[3]
@@ -80,9 +81,34 @@ def test_a_program_without_connections_is_told_to_run(tmp_path: Path) -> None:
         comm = Path(f"/proc/{program.pid}/comm")
         while comm.read_text().strip() != "sleep":
             os.sched_yield()
-        message, _ = said("explain", "sleep", f"--socket={tmp_path / 'provider'}")
+        message, hint = said("explain", "sleep", f"--socket={tmp_path / 'provider'}")
         program.kill()
     assert message == "sleep runs, and has no TCP connection or listening socket"
+    assert "psql -h 127.0.0.1" in hint
+
+
+def test_of_sockets_that_the_kernel_hides_nothing_is_claimed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sidestep.cli.explain.program_names", lambda: {"postgres"})
+    monkeypatch.setattr("sidestep.cli.explain.hidden_users", lambda _: ["postgres"])
+    message, hint = said("explain", "postgres", f"--socket={tmp_path / 'provider'}")
+    assert message == "postgres runs as postgres: the kernel hides its sockets from you"
+    assert "'sidestep explain :5432'" in hint
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can become another user")
+def test_the_users_of_hidden_programs_are_named() -> None:
+    with subprocess.Popen(["sleep", "100"]) as program:
+        while Path(f"/proc/{program.pid}/comm").read_text().strip() != "sleep":
+            os.sched_yield()
+        assert hidden_users("sleep") == []
+        read, write = os.pipe()
+        if (child := os.fork()) == 0:
+            os.setuid(12345)
+            os.write(write, ",".join(hidden_users("sleep")).encode())
+            os._exit(0)
+        os.waitpid(child, 0)
+        assert os.read(read, 100) == b"root"
+        program.kill()
 
 
 def test_a_program_that_is_not_there_is_not_judged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

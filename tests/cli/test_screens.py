@@ -11,10 +11,12 @@ from click.testing import CliRunner
 from common import slot
 from shim_client import ShimClient
 
+from sidestep.cli.explain import _grouped
 from sidestep.cli.group import cli
 from sidestep.cli.ss import COLUMNS, _Screen
 from sidestep.native.layout import REASON_TEXT, Reason, State
 from sidestep.observe.connections import Connection, connections
+from sidestep.observe.explain import Explanation, Verdict
 from sidestep.testing import Sidestep
 
 BUSY = {
@@ -123,3 +125,23 @@ def test_explain_sums_up_and_shows_equal_explanations_once(sidestep: Sidestep) -
         assert len(json.loads(CliRunner().invoke(cli, [*words, "--json"]).stdout)["explanations"]) == 100
         one = CliRunner().invoke(cli, ["explain", "127.0.0.1:2001", f"--socket={sidestep.socket}"]).stdout
         assert one.startswith("1 connection, 1 promoted\n\n")
+
+
+def test_explain_groups_ends_whose_program_is_not_seen() -> None:
+    """Each of a server's connections, where another user runs the server."""
+    ends = [
+        Explanation(
+            f"127.0.0.1:6379 -- 127.0.0.1:{port},",
+            Verdict.TCP,
+            "tcp",
+            "OTHER_USER",
+            "its process runs as redis",
+            "",
+            (),
+            0,
+            None,
+        )
+        for port in range(2000, 2050)
+    ]
+    (text,) = _grouped(ends)
+    assert "49 more; --all shows each" in text

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from chatting import PROGRAM, Chat, promoted_chat, promoted_client, talk_on
+from chatting import PROGRAM, Chat, ended, expect, promoted_chat, promoted_client, talk_on
 from common import eventually, slot
 from foreign_programs import put_out_of_reach
 from relay_example import installed as relay_installed
@@ -28,7 +28,9 @@ from sidestep.config import Proof
 from sidestep.errors import Misuse
 from sidestep.native.layout import REASON_TEXT, Reason, State
 from sidestep.native.reasons import REMEDY, remedy
-from sidestep.observe.explain import Explainer, Query
+from sidestep.observe.explain import Explainer, Query, Verdict
+from sidestep.observe.sockets import HostSocket
+from sidestep.switch.protocol import Endpoint
 from sidestep.testing import Sidestep, free_port
 
 pytestmark = pytest.mark.slow  # real programs, and commands as processes
@@ -238,6 +240,73 @@ def test_of_a_socket_that_soon_goes_nothing_is_said(
 
     monkeypatch.setattr(time, "sleep", let_go)
     assert list(Explainer(sidestep.socket).explain(Query(pid=program.pid, fd=fd))) == []
+
+
+FORKING = """
+import os, socket, sys
+with socket.create_server(("127.0.0.1", int(sys.argv[1]))) as server:
+    print("listening", flush=True)
+    connection, _ = server.accept()
+    if child := os.fork():
+        connection.close()
+        sys.exit(os.waitpid(child, 0)[1])
+    print(os.getpid(), flush=True)
+    while data := connection.recv(100):
+        connection.sendall(data)
+"""
+
+
+def test_a_child_that_serves_a_connection_is_explained_as_its_parent_that_accepted_it(
+    sidestep: Sidestep, explain: Explain, closing: ExitStack
+) -> None:
+    """As each backend of PostgreSQL does: the slot names the process that accepted."""
+    port = free_port()
+    server = sidestep.popen([sys.executable, "-c", FORKING, str(port)], stdout=subprocess.PIPE, text=True)
+    assert server.stdout is not None
+    assert server.stdout.readline() == "listening\n"
+    argv = [sys.executable, str(PROGRAM), "client", str(port)]
+    client = closing.enter_context(
+        ended(sidestep.popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True))
+    )
+    child = int(server.stdout.readline())
+    expect(client, "talked")
+
+    def promoted() -> bool:
+        talk_on(client)
+        return sum(one.promoted for one in sidestep.connections()) == 2
+
+    eventually(promoted)
+    (found,) = (one for one in explain(child) if one["verdict"] != "listens")
+    assert (found["verdict"], found["carrier"]) == ("carried", "local")
+    assert f"[{child}] fd " in found["subject"]
+    assert f"[{client.pid}]" in found["facts"]["peer"]
+
+
+def test_an_unseen_peer_is_explained_by_the_end_that_is_seen(sidestep: Sidestep) -> None:
+    """Another user's server: the kernel lists its sockets, and hides the process."""
+    with ShimClient(sidestep.socket) as client:
+        client.hello()
+        client.write_arena([slot(1000, state=State.PROMOTED)])
+        explainer = Explainer(sidestep.socket)
+        ((local, remote),) = explainer._by_ends
+        explainer.__dict__["_host_sockets"] = [
+            HostSocket(None, -1, remote, local), HostSocket(None, -1, Endpoint(remote.address, 2000), None),
+        ]  # fmt: skip
+        assert [one.verdict for one in explainer.explain(Query(port=1000))] == [Verdict.CARRIED]
+        (found,) = explainer.explain(Query(port=2000))
+        assert (found.verdict, found.reason, found.carrier) == (Verdict.UNSEEN, "UNSEEN", "")
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="the provider shows all to root of its network namespace")
+def test_root_of_another_network_namespace_claims_nothing_of_what_it_is_not_shown(
+    sidestep: Sidestep, closing: ExitStack, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, client = promoted_chat(sidestep, closing)
+    monkeypatch.setattr("sidestep.observe.explain.netns_cookie", lambda: 1)
+    explainer = Explainer(sidestep.socket)
+    explainer._tracked = []
+    (found,) = explainer.explain(Query(pid=client.pid))
+    assert (found.verdict, found.reason, found.carrier) == (Verdict.UNKNOWN, "NOT_SHOWN", "")
 
 
 def test_a_remote_peer_is_told(sidestep: Sidestep, explain: Explain) -> None:

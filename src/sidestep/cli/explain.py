@@ -12,15 +12,19 @@ import click
 
 from sidestep.cli.options import json_option, parsed, socket_option
 from sidestep.cli.shown import printable, show
-from sidestep.errors import Unavailable, did_you_mean
+from sidestep.errors import Unavailable, counted, did_you_mean
 from sidestep.observe.explain import Explainer, Explanation, Query, Verdict
 from sidestep.observe.processes import program_names
+from sidestep.observe.sockets import hidden_users
 
 _MARGIN: Final = 2  # between a heading's colon and its text
 # Of the two ends of a connection the first of these says where it is.
 _WHERE: Final = {
     Verdict.CARRIED: "promoted", Verdict.MOVING: "moving", Verdict.TCP: "on TCP", Verdict.UNKNOWN: "not known",
+    Verdict.UNSEEN: "not seen",
 }  # fmt: skip
+
+_BY_TCP: Final = "for TCP instead of a UNIX socket name a host, as in 'psql -h 127.0.0.1'"
 
 
 @click.command()
@@ -69,21 +73,17 @@ def _summary(found: Sequence[Explanation]) -> Iterator[str]:
             verdicts.setdefault(frozenset({one.local, one.remote}), set()).add(one.verdict)
     where = Counter(next(_WHERE[each] for each in _WHERE if each in ends) for ends in verdicts.values())
     told = (f"{where[name]:,} {name}" for name in _WHERE.values() if name in where)
-    parts = [_count(where.total(), "connection"), *told]
+    parts = [counted(where.total(), "connection"), *told]
     if listening := sum(one.remote is None for one in found):
-        parts.append(_count(listening, "listening socket"))
+        parts.append(counted(listening, "listening socket"))
     yield ", ".join(parts)
-
-
-def _count(number: int, what: str) -> str:
-    return f"{number:,} {what}{'' if number == 1 else 's'}"
 
 
 def _grouped(found: Iterable[Explanation]) -> Iterator[str]:
     """A paragraph for each explanation that is given, with how many ends it is given of."""
     groups = dict[tuple[object, ...], list[Explanation]]()
     for one in found:
-        program = _without_pids(one.subject.partition(" fd ")[0])
+        program = _without_pids(one.subject.partition(" fd ")[0]) if " fd " in one.subject else ""
         said = (program, one.verdict, one.carrier, one.reason, _without_pids(one.cause), one.hint)
         groups.setdefault(said, []).append(one)
     for first, *others in groups.values():
@@ -99,11 +99,14 @@ def _nothing(what: Query) -> Unavailable:
     if what.pid is not None:
         if not Path(f"/proc/{what.pid}").exists():
             return Unavailable(f"there is no process {what.pid}", remedy=f"for a port write :{what.pid}")
-        return Unavailable(f"process {what.pid} has no such TCP connection or listening socket")
+        return Unavailable(f"process {what.pid} has no such TCP connection or listening socket", remedy=_BY_TCP)
     if what.program is None:
         return Unavailable("no such TCP connection or listening socket is found on this host")
     running = program_names()
     if what.program in running:
-        return Unavailable(f"{what.program} runs, and has no TCP connection or listening socket")
+        if users := hidden_users(what.program):
+            text = f"{what.program} runs as {' and '.join(users)}: the kernel hides its sockets from you"
+            return Unavailable(text, remedy="ask by its port, as in 'sidestep explain :5432', or as root")
+        return Unavailable(f"{what.program} runs, and has no TCP connection or listening socket", remedy=_BY_TCP)
     remedy = did_you_mean(what.program, running) or f"start it with 'sidestep run -- {what.program}'"
     return Unavailable(f"no program named {what.program} runs here", remedy=remedy)

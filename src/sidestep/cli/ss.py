@@ -112,7 +112,10 @@ def _print_table(found: Iterator[Connection]) -> None:
             click.echo(line)
         count += len(piece)
     if not count:
-        click.echo("no connections; 'sidestep run -- CMD' brings those of a program under sidestep", err=True)
+        click.echo(
+            "no connections now; 'sidestep ss --ended' lists past ones, 'sidestep run -- CMD' starts a program",
+            err=True,
+        )
 
 
 class _Screen:

@@ -199,7 +199,7 @@ class Reason(IntEnum):
 REASON_TEXT: Final[dict[Reason, str]] = {
     Reason.NONE: "",
     Reason.YOUNG: "the connection has not exchanged enough to be worth a channel, or the other end has offered none",
-    Reason.WAITING_FOR_PEER: "offered; the other end has not made a call since",
+    Reason.WAITING_FOR_PEER: "offered; the other end has not answered: it is idle, or not under sidestep",
     Reason.PEER_ABSENT: "the other end has not joined in: it is not under sidestep, keeps to TCP, or is idle",
     Reason.NO_PROVIDER: "no provider answers; start one with 'sidestep provider start'",
     Reason.PROVIDER_LAYOUT: "the provider is of a version of sidestep that does not serve this program's",

@@ -10,6 +10,7 @@ Three sources are asked, in this order and only as far as needed. These are the 
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, fields, replace
@@ -18,7 +19,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Final, TypeAlias
 
-from sidestep.errors import Misuse, Unavailable
+from sidestep.errors import Misuse, Unavailable, counted
 from sidestep.native.layout import REASON_TEXT, Reason
 from sidestep.native.reasons import REMEDY, remedy
 from sidestep.observe import other_users
@@ -31,11 +32,13 @@ from sidestep.observe.sockets import (
     Process,
     addresses,
     endpoint,
+    in_one_network,
     is_here,
     tcp_sockets,
 )  # fmt: skip
 from sidestep.provider.arena import layout_of
 from sidestep.provider.control import RESTART, ControlConnection, layouts
+from sidestep.provider.proof.lookup import netns_cookie
 from sidestep.routing import Address
 from sidestep.switch.protocol import Endpoint
 
@@ -58,6 +61,7 @@ class Verdict(Enum):
     TCP = "stays on tcp"
     LISTENS = "listens under sidestep"
     UNKNOWN = "is under sidestep"
+    UNSEEN = "cannot be judged from here"
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,10 +186,22 @@ class Explainer:
         for held in self._host_sockets if wanted.pid is None else tcp_sockets(wanted.pid):
             program = self._process(held.pid).name if held.pid is not None else None
             seen = (held.local, held.remote)
-            if seen not in explained and wanted.matches(held.pid, held.fd, program, seen):
-                remote = str(held.remote) if held.remote is not None else None
-                found = replace(self._untracked(held), local=str(held.local), remote=remote)
-                yield seen, held.pid if found.reason == Outside.UNKNOWN_SOCKET.name else None, found
+            if seen in explained or not wanted.matches(held.pid, held.fd, program, seen):
+                continue
+            if held.pid is None and (held.remote, held.local) in explained:
+                continue  # the explanation of its peer says all that is known of it
+            remote = str(held.remote) if held.remote is not None else None
+            found = replace(self._of_a_socket(held), local=str(held.local), remote=remote)
+            yield seen, held.pid if found.reason == Outside.UNKNOWN_SOCKET.name else None, found
+
+    def _of_a_socket(self, held: HostSocket) -> Explanation:
+        """Explanation of a socket in the kernel's list; its slot may name another process: the one that accepted it."""
+        if held.pid is not None and held.remote is not None:
+            ends = (held.local, held.remote)
+            if (one := self._by_ends.get(ends)) is not None and in_one_network(one.pid, held.pid):
+                program = self._process(held.pid).name
+                return self._tracked_connection(replace(one, pid=held.pid, fd=held.fd, program=program), ends)
+        return self._untracked(held)
 
     def _look_again(self, wanted: Query, doubtful: dict[_Ends, int]) -> Iterator[Explanation]:
         """The slots were read before the sockets: some may have been made since, or have ended.
@@ -371,15 +387,16 @@ class Explainer:
         ends = f"{held.local} -- {held.remote}" if held.remote else str(held.local)
         if held.pid is None:
             unseen = self._unseen(held.local, held.remote)
-            return _plain(f"{ends},", Verdict.TCP, unseen.code.name, f"its process {unseen.text}", unseen.remedy)
+            verdict = Verdict.UNSEEN if unseen.code is Outside.UNSEEN else Verdict.TCP
+            return _plain(f"{ends},", verdict, unseen.code.name, f"its process {unseen.text}", unseen.remedy)
         process = self._process(held.pid)
         subject = f"{process} fd {held.fd}, {ends},"
         judgement = self._judge(process)
-        if judgement.code not in (Outside.UNKNOWN_SOCKET, Outside.NO_PROVIDER):
+        if judgement.code not in (Outside.UNKNOWN_SOCKET, Outside.NO_PROVIDER, Outside.NOT_SHOWN):
             return _plain(subject, Verdict.TCP, judgement.code.name, f"{process} {judgement.text}", judgement.remedy)
         if held.remote is None:
             return _plain(subject, Verdict.LISTENS, None, "connections that it accepts can be promoted", "")
-        if not is_here(held.remote.address, held.pid):
+        if judgement.code is not Outside.NOT_SHOWN and not is_here(held.remote.address, held.pid):
             remote = Reason.REMOTE
             return _plain(subject, Verdict.TCP, remote.name, REASON_TEXT[remote], REMEDY[remote])
         verdict = Verdict.TCP if judgement.code is Outside.UNKNOWN_SOCKET else Verdict.UNKNOWN
@@ -391,6 +408,8 @@ class Explainer:
             return judgement
         if self.provider_missing:
             return Judgement(Outside.NO_PROVIDER, Outside.NO_PROVIDER.text, self.provider_missing.remedy)
+        if os.geteuid() == 0 and self._status.get("netns_cookie", 0) != netns_cookie():
+            return Judgement.of(Outside.NOT_SHOWN)
         version, served = layout_of(process.pid), layouts(self._status)
         if version is None or version in served:
             return Judgement.of(Outside.UNKNOWN_SOCKET)
@@ -536,8 +555,8 @@ def _carrier(link: dict[str, Any]) -> str:
     """Carrier of its bytes, and the reasons why the engine has returned it."""
     times = sum(link["given_back"].values())
     why = ", ".join(f"{name} {count:,}" for name, count in sorted(link["given_back"].items()))
-    who = "the engine" if link["engine"] else "Python, for now"
-    return f"{who}; given back {times:,} times ({why})" if times else who
+    carrier = "the engine" if link["engine"] else "Python, for now"
+    return f"{carrier}; returned to Python {counted(times, 'time')} ({why})" if times else carrier
 
 
 def _moved(link: dict[str, Any], way: str, count: int) -> str:

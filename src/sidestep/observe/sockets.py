@@ -126,6 +126,24 @@ def is_here(address: Address, pid: int) -> bool:
         return False
 
 
+def hidden_users(program: str) -> list[str]:
+    """Names of the users whose programs of that name this user cannot look into."""
+    found = set[str]()
+    for pid in (int(name) for name in os.listdir("/proc") if name.isdigit()):  # noqa: PTH208 - a Path each
+        with suppress(OSError):  # gone
+            if program_name(pid) == program and not os.access(f"/proc/{pid}/fd", os.R_OK):
+                found.add(other_users.name(Path(f"/proc/{pid}").stat().st_uid))
+    return sorted(found)
+
+
+def in_one_network(one: int, other: int) -> bool:
+    """True if two processes are known to be in the same network namespace."""
+    try:
+        return os.path.samefile(f"/proc/{one}/ns/net", f"/proc/{other}/ns/net")  # noqa: PTH121 - a Path each
+    except OSError:  # gone, or another user's
+        return False
+
+
 def _parent(pid: int) -> int:
     """The process that started it, or has adopted it."""
     lines = Path(f"/proc/{pid}/status").read_text(errors="replace").splitlines()
@@ -158,6 +176,10 @@ class Outside(Enum):
     HELD_UP = (
         "is under sidestep, and is stopped or waits for a processor: its shim may be about to write of this socket",
         "ask again when it runs",
+    )
+    NOT_SHOWN = (
+        "is under sidestep; the provider shows its connections only to its user, and to root of the host",
+        "ask as its user, or as root of the host",
     )
     OTHER_LAYOUT = "is under sidestep of layout {}", "{}"
     NO_PROVIDER = (
