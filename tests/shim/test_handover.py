@@ -212,11 +212,18 @@ GIVEN = [
 TRAVELS = ["passed", "passed-by-sendmmsg", "passed-and-closed", "executed", "executed-and-closed", "fexecve"]
 
 
-def _half_closed(sidestep: Sidestep, how: str, **changes: str) -> str:
+def _half_close(name: str = "half-close", *flags: str) -> Path:
+    return toolchain.build(name, [HERE / "programs/half_close.c"], ["-D_GNU_SOURCE", *flags])
+
+
+def _half_closed(sidestep: Sidestep, how: str, program: Path | None = None, **changes: str) -> str:
     """What a reader got of a request whose sender has ended its direction, and has it in the ring."""
-    program = toolchain.build("half-close", [HERE / "programs/half_close.c"], ["-D_GNU_SOURCE"])
     with sidestep.popen(
-        [program, how], env=sidestep.env(**changes), stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        [program or _half_close(), how],
+        env=sidestep.env(**changes),
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
     ) as server:
         sidestep.wait_for(lambda found: len(found) == 2 and all(c.promoted for c in found))
         told, _ = server.communicate("go", timeout=20)
@@ -234,6 +241,27 @@ def test_a_request_that_nobody_can_send_again_does_not_look_ended(sidestep: Side
 def test_a_request_goes_on_into_the_next_program(sidestep: Sidestep, how: str) -> None:
     """Its ring is the next program's to read, whatever has become of the sender."""
     assert _half_closed(sidestep, how) == "50000 bytes, then the end"
+
+
+@pytest.mark.parametrize("how", [*TRAVELS, "executed-as-stdin"])
+def test_a_request_goes_on_into_the_next_static_program(sidestep: Sidestep, how: str) -> None:
+    """By the loader, from a static program to itself."""
+    assert _half_closed(sidestep, how, _half_close("half-close-static", "-static")) == "50000 bytes, then the end"
+
+
+@pytest.mark.parametrize("how", ["executed", "executed-and-closed"])
+def test_a_request_goes_on_into_a_static_program(sidestep: Sidestep, how: str) -> None:
+    """From a dynamic one, and back."""
+    dynamic, static = _half_close(), _half_close("half-close-static", "-static")
+    assert _half_closed(sidestep, how, dynamic, NEXT=str(static)) == "50000 bytes, then the end"
+    assert _half_closed(sidestep, how, static, NEXT=str(dynamic)) == "50000 bytes, then the end"
+
+
+@pytest.mark.parametrize("how", ["executed", "executed-and-closed", "executed-as-stdin"])
+def test_a_request_meets_a_reset_where_the_loader_refuses_the_next_program(sidestep: Sidestep, how: str) -> None:
+    """The loader has taken its connections up by then."""
+    refused = _half_close("half-close-refused", "-static", "-DREFUSED")
+    assert _half_closed(sidestep, how, NEXT=str(refused)) == "0 bytes, then ECONNRESET"
 
 
 def test_who_starts_a_program_may_read_on(sidestep: Sidestep) -> None:

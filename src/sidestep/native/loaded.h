@@ -15,6 +15,7 @@ struct loaded {
 	void (*lend)(void); /* before such a child is made: what it inherits goes back to TCP */
 	void (*lend_over)(void); /* once it has executed, or ended */
 	void (*lend_number)(int fd); /* the child duplicates it, or lets it be inherited */
+	void (*bequeath)(void); /* before the program is executed without the shim after all: connections have come along */
 	void (*release)(void); /* before a child in our memory is made that its parent does not wait for */
 	void (*interrupt)(void); /* a call of this thread that waits is to end, as by a handler without SA_RESTART */
 	void (*uncovered)(void); /* code may make calls that do not come by: no more connections leave TCP */

@@ -108,6 +108,7 @@ static void start_plain(const char *path, char **argv, char **envp, bool strip)
 			envp[kept_len++] = *each;
 	}
 	envp[kept_len] = NULL;
+	shim->bequeath();
 	raw(SYS_execve, (long)path, (long)argv, (long)envp, 0, 0, 0);
 	dprintf(STDERR_FILENO, "sidestep: %s: %s\n", path, strerror(errno));
 	_exit(127);
@@ -161,6 +162,16 @@ static uint64_t *stack_copy(uint64_t *at, int argc, char **argv, char **envp, bo
 	return at;
 }
 
+/* Behind the environment as the kernel has it, out of which the shim may have taken entries: nothing is in their place. */
+static const Elf64_auxv_t *auxiliary_find(char **environment)
+{
+	while (*environment)
+		environment++;
+	while (!*environment)
+		environment++;
+	return (const Elf64_auxv_t *)environment;
+}
+
 static void auxiliary_copy(uint64_t *at, const Elf64_auxv_t *from, const struct image *image,
                            const struct image *interpreter)
 {
@@ -208,7 +219,7 @@ __attribute__((noreturn)) static void begin(const struct image *image, const str
 
 	while (envp[env_len])
 		env_len++;
-	const Elf64_auxv_t *auxiliary = (const Elf64_auxv_t *)(envp + env_len + 1);
+	const Elf64_auxv_t *auxiliary = auxiliary_find(argv + argc + 1);
 	size_t words = (size_t)argc + env_len + 4 + 2 * (size_t)LONGEST_AUXV;
 	uint64_t *stack = __builtin_alloca_with_align(words * sizeof(uint64_t), 512);
 	uint64_t *rest = stack_copy(stack, argc, argv, envp, *image->interpreter);

@@ -24,6 +24,12 @@ static void lend_number(int fd)
 	}
 }
 
+/* Its starter took it for certain that we replace the program's calls. */
+static void bequeath(void)
+{
+	demote_inherited(NULL, true);
+}
+
 /* A child in our memory goes on beside us, and its calls go to the kernel. */
 static void release(void)
 {
@@ -60,9 +66,8 @@ UNCANCELLED(int, epoll_wait, (int e, struct epoll_event *ev, int n, int t), SYS_
 
 EXPORT const struct loaded *sidestep_loaded(int (*action)(int, const struct sigaction *, struct sigaction *))
 {
-	static struct loaded loaded = {
-		execute_bare, lend_begin,           lending_end, lend_number, release, signal_interrupts,
-		uncovered,    preload_without_ours, made_by_go,  NULL,        0};
+	static struct loaded loaded = {execute_bare,      lend_begin, lending_end,          lend_number, bequeath, release,
+	                               signal_interrupts, uncovered,  preload_without_ours, made_by_go,  NULL,     0};
 
 	loaded.known = (const void *)fd_table;
 	loaded.known_len = fd_table_len;

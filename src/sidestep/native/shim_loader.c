@@ -331,8 +331,12 @@ bool start_has_shim(const struct start *start, char *const env[])
 		if (is_variable(*env, preload))
 			preloads = preload_names(*env, library) && !preloads ? 1 : 2;
 	}
-	return library && preloads == 1 && start->how == START_AS_IT_IS && start->dynamic && same_loader(start->resolved) &&
-	       !confined() && (is_own(start->resolved) || !program_calls(start->resolved));
+	if (!library || preloads != 1 || confined())
+		return false;
+	if (start->how == START_LOADED)
+		return same_loader(start->loader);
+	return start->how == START_AS_IT_IS && start->dynamic && same_loader(start->resolved) &&
+	       (is_own(start->resolved) || !program_calls(start->resolved));
 }
 
 /* As the kernel has it for a script: its interpreters with their arguments go before its name, which takes the place of argv[0]. */

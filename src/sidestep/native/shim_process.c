@@ -211,7 +211,7 @@ static const char *file_at(int dir, const char *path, int flags, char found[PATH
 		int list; \
 		(void)found; \
 		START_FOR(start, dir, file, argv, env); \
-		if ((leaving) && unlikely(arena_has_passed()) && !start_has_shim(&start, env_or_none(env))) \
+		if ((leaving) && unlikely(arena_has_passed()) && (start.loader || !start_has_shim(&start, env_or_none(env)))) \
 			passes_strand(); \
 		struct travel *travel = travel_begin(&start, argv, env, &list); \
 		demote_inherited(travel, leaving); \

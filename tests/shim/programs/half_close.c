@@ -4,7 +4,8 @@
  * got. `passed-late` with BARE: the reader has the shim until the message with the socket is there. The two ends exchange small messages
  * until standard input has something, and the server waits until the whole request and the end behind it have come.
  * AT=ADDRESS in the environment: the server listens there, prints its port, and its client is `half_close client ADDRESS PORT`. With
- * CLOSE in its environment that closes instead of waiting.
+ * CLOSE in its environment that closes instead of waiting. NEXT=FILE: another build of it is the reader that is executed; built with
+ * -DREFUSED sidestep's loader does not take it.
  */
 #include <arpa/inet.h>
 #include <errno.h>
@@ -23,6 +24,10 @@
 enum { REQUEST = 50000, SMALL = 3 };
 
 #define NEED(condition) ((condition) ? (void)0 : need_failed(__LINE__, #condition))
+
+#ifdef REFUSED
+__asm__(".text\n.globl refused\nrefused: wrgsbase %rax\n ret\n"); /* the base that the loader has for its own */
+#endif
 
 static void need_failed(int line, const char *what)
 {
@@ -88,7 +93,7 @@ static void execute(int fd)
 	char number[16];
 
 	snprintf(number, sizeof(number), "%d", fd);
-	execl("/proc/self/exe", "half_close", "reader", number, (char *)NULL);
+	execl(getenv("NEXT") ? getenv("NEXT") : "/proc/self/exe", "half_close", "reader", number, (char *)NULL);
 	NEED(!"exec");
 }
 
