@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -76,6 +77,28 @@ def test_children_are_made_as_only_clone3_can(provider: Sidestep, kind: str) -> 
 def test_go_returns_what_it_gets_by_splice(provider: Sidestep) -> None:
     """io.Copy from a connection to itself: by a pipe, and it waits for an edge when the ring has no room."""
     exchanged_with(provider, [build_go("exchange"), "serve"])
+
+
+_SENDER = """
+import select, socket, sys
+with socket.create_connection(("127.0.0.1", int(sys.argv[1]))) as to:
+    while not select.select([sys.stdin], [], [], 0)[0]:
+        to.sendall(b"a")
+        to.recv(1)
+    to.sendall(b"e" + bytes(50_000))
+"""
+
+
+def test_a_child_of_go_reads_on(provider: Sidestep) -> None:
+    """By the ring, which nobody could send again: the sender is gone when the child is made."""
+    port, pipe = str(free_port()), subprocess.PIPE
+    with provider.popen([build_go("inetd"), port, "wc", "-c"], stdin=pipe, stdout=pipe, text=True) as serving:
+        assert serving.stdout is not None
+        assert serving.stdout.readline() == "ready\n"
+        with provider.popen([sys.executable, "-c", _SENDER, port], stdin=pipe) as sender:
+            provider.wait_for(lambda found: len(found) == 2 and all(one.promoted for one in found))
+            sender.communicate(b"go", timeout=60)
+        assert serving.communicate("go\n", timeout=60)[0] == "50000\n"
 
 
 @pytest.mark.parametrize("how", ["copy", "read"])

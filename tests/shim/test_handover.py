@@ -209,7 +209,9 @@ GIVEN = [
 
 
 # Of these the reader goes on by ring, if the shim is certain to be in it.
-TRAVELS = ["passed", "passed-by-sendmmsg", "passed-and-closed", "executed", "executed-and-closed", "fexecve"]
+TRAVELS = [
+    "passed", "passed-by-sendmmsg", "passed-and-closed", "executed", "executed-and-closed", "fexecve", "vforked",
+]  # fmt: skip
 
 
 def _half_close(name: str = "half-close", *flags: str) -> Path:

@@ -13,6 +13,7 @@ struct loaded {
 	/* Executes for a child in our memory, whose descriptors are not ours. Returns -errno. */
 	long (*execute_bare)(int directory, const char *path, char *const argv[], char *const env[], int flags);
 	void (*lend)(void); /* before such a child is made: what it inherits goes back to TCP */
+	bool (*holds)(void); /* whether such a child inherits a connection, or may duplicate one */
 	void (*lend_over)(void); /* once it has executed, or ended */
 	void (*lend_number)(int fd); /* the child duplicates it, or lets it be inherited */
 	void (*bequeath)(void); /* before the program is executed without the shim after all: connections have come along */

@@ -18,6 +18,8 @@
 #define ALL_SIGNALS ~0ul
 #define FORK_FLAGS (CSIGNAL | CLONE_CHILD_SETTID | CLONE_CHILD_CLEARTID | CLONE_PARENT_SETTID | CLONE_SETTLS)
 
+#define SHARES (CLONE_VM | CLONE_VFORK)
+
 struct birth {
 	struct frame frame;
 	uint64_t mask;
@@ -179,11 +181,11 @@ static long bare_make(const struct frame *frame, uint64_t flags, uint64_t stack,
 	return result;
 }
 
-static long clone3_fork(struct clone_args *with)
+static long clone3_fork(struct clone_args with)
 {
-	with->flags &= ~(uint64_t)(CLONE_SETTLS | CLONE_CHILD_SETTID | CLONE_CHILD_CLEARTID);
-	with->stack = with->stack_size = 0;
-	return syscall(SYS_clone3, with, sizeof(*with));
+	with.flags &= ~(uint64_t)(SHARES | CLONE_SETTLS | CLONE_CHILD_SETTID | CLONE_CHILD_CLEARTID);
+	with.stack = with.stack_size = 0;
+	return syscall(SYS_clone3, &with, sizeof(with));
 }
 
 static long fork_make(struct frame *frame, uint64_t flags, uint64_t stack, uint32_t *parent_tid, uint32_t *child_tid,
@@ -193,7 +195,7 @@ static long fork_make(struct frame *frame, uint64_t flags, uint64_t stack, uint3
 	pid_t child;
 
 	if (with)
-		child = (pid_t)clone3_fork(with);
+		child = (pid_t)clone3_fork(*with);
 	else if (!(flags & ~(uint64_t)FORK_FLAGS) && (flags & CSIGNAL) == SIGCHLD)
 		child = fork();
 	else /* with namespaces and the like */
@@ -220,9 +222,24 @@ static long fork_make(struct frame *frame, uint64_t flags, uint64_t stack, uint3
 	return 0;
 }
 
+/*
+ * A child of vfork(2), or of Go, which makes it as vfork(2) does: on its parent's stack, until it executes. It duplicates sockets and
+ * executes who is to read them, so it is a child that the shim knows. posix_spawn(3) of C libraries has it tell by memory what failed.
+ */
+static bool may_fork(uint64_t flags, uint64_t stack)
+{
+	return (flags & SHARES) == SHARES && !stack && !this_block()->bare &&
+	       !(flags & (CLONE_FILES | CLONE_FS | CLONE_SIGHAND));
+}
+
 static long child_make(struct frame *frame, uint64_t flags, uint64_t stack, uint32_t *parent_tid, uint32_t *child_tid,
                        uint64_t tls, struct clone_args *with)
 {
+	if (may_fork(flags, stack) && shim->holds()) {
+		long result = fork_make(frame, flags & ~(uint64_t)SHARES, stack, parent_tid, child_tid, tls, with);
+		if (result != -ENOMEM) /* of memory that is not written to a child that shares it has enough */
+			return result;
+	}
 	if (flags & CLONE_VM)
 		return bare_make(frame, flags, stack, parent_tid, child_tid, tls, with);
 	return fork_make(frame, flags, stack, parent_tid, child_tid, tls, with);

@@ -12,6 +12,14 @@ static void lend_begin(void)
 	demote_inherited(NULL, false);
 }
 
+static bool holds(void)
+{
+	for (uint32_t fd = 0; fd < atomic_load(&fd_end); fd++)
+		if (conn_get((int)fd))
+			return true;
+	return false;
+}
+
 /* The parent's connection, if the number still is that one in the child. */
 static void lend_number(int fd)
 {
@@ -66,8 +74,19 @@ UNCANCELLED(int, epoll_wait, (int e, struct epoll_event *ev, int n, int t), SYS_
 
 EXPORT const struct loaded *sidestep_loaded(int (*action)(int, const struct sigaction *, struct sigaction *))
 {
-	static struct loaded loaded = {execute_bare,      lend_begin, lending_end,          lend_number, bequeath, release,
-	                               signal_interrupts, uncovered,  preload_without_ours, made_by_go,  NULL,     0};
+	static struct loaded loaded = {execute_bare,
+	                               lend_begin,
+	                               holds,
+	                               lending_end,
+	                               lend_number,
+	                               bequeath,
+	                               release,
+	                               signal_interrupts,
+	                               uncovered,
+	                               preload_without_ours,
+	                               made_by_go,
+	                               NULL,
+	                               0};
 
 	loaded.known = (const void *)fd_table;
 	loaded.known_len = fd_table_len;

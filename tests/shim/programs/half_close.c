@@ -134,7 +134,7 @@ static void hand_over(const char *how, int fd, int way)
 		execute_by_descriptor(fd);
 	if (strcmp(how, "spawned") == 0)
 		child = spawn(fd);
-	else if (!(child = fork())) {
+	else if (!(child = strcmp(how, "vforked") == 0 ? vfork() : fork())) {
 		if (strcmp(how, "executed-as-stdin") == 0)
 			NEED(dup2(fd, STDIN_FILENO) == STDIN_FILENO);
 		if (strcmp(how, "executed") == 0)
