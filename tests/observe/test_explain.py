@@ -401,6 +401,37 @@ def test_a_program_that_changed_its_user_is_told_with_the_command_that_would_hel
         assert one["hint"].startswith("one provider for all users, as root: s")
 
 
+LEAVES = """
+import os, socket
+listener = socket.create_server(("127.0.0.1", 0))
+os.setgid(12345)
+os.setuid(12345)
+print(listener.getsockname()[1], flush=True)
+one = listener.accept()[0]
+while word := one.recv(100):
+    one.sendall(word)
+"""
+TALKS = """
+import socket, sys
+one = socket.create_connection(("127.0.0.1", int(sys.argv[1])))
+while one.sendall(b"x") is None and one.recv(1):
+    pass
+"""
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can become another user")
+def test_a_server_that_has_met_the_provider_before_it_changed_its_user_is_served(
+    sidestep: Sidestep, explain: Explain
+) -> None:
+    server = sidestep.popen([sys.executable, "-c", LEAVES], stdout=subprocess.PIPE, text=True)
+    assert server.stdout is not None
+    port = server.stdout.readline().strip()
+    assert [one["cause"] for one in explain(f":{port}")] == ["connections that it accepts can be promoted"]
+    sidestep.popen([sys.executable, "-c", TALKS, port])
+    sidestep.wait_for(lambda found: len(found) == 2 and all(c.promoted for c in found))
+    assert sorted(one["verdict"] for one in explain(f":{port}")) == ["carried", "carried", "listens"]
+
+
 def test_without_a_provider_nothing_is_claimed_that_is_not_known(
     sidestep: Sidestep, explain: Explain, command: Callable[..., Any], closing: ExitStack
 ) -> None:

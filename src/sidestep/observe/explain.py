@@ -24,7 +24,7 @@ from sidestep.native.layout import REASON_TEXT, Reason
 from sidestep.native.reasons import REMEDY, remedy
 from sidestep.observe import other_users
 from sidestep.observe.connections import Connection, Traffic, connections
-from sidestep.observe.processes import Pace
+from sidestep.observe.processes import Pace, Processes
 from sidestep.observe.sockets import (
     HostSocket,
     Judgement,
@@ -36,7 +36,7 @@ from sidestep.observe.sockets import (
     is_here,
     tcp_sockets,
 )  # fmt: skip
-from sidestep.provider.arena import layout_of
+from sidestep.provider.arena import inode_of, layout_of
 from sidestep.provider.control import RESTART, ControlConnection, layouts
 from sidestep.provider.proof.lookup import netns_cookie
 from sidestep.routing import Address
@@ -404,7 +404,8 @@ class Explainer:
 
     def _judge(self, process: Process) -> Judgement:
         """Reason why a process does not track a socket that it holds."""
-        if judgement := process.outside(self._socket_path):
+        judgement = process.outside(self._socket_path)
+        if judgement and not (judgement.code is Outside.OTHER_USER and self._has_met(process.pid)):
             return judgement
         if self.provider_missing:
             return Judgement(Outside.NO_PROVIDER, Outside.NO_PROVIDER.text, self.provider_missing.remedy)
@@ -434,6 +435,20 @@ class Explainer:
 
     def _other_end(self, ends: tuple[Endpoint, Endpoint]) -> HostSocket | None:
         return next((held for held in self._host_sockets if (held.local, held.remote) == (ends[1], ends[0])), None)
+
+    def _has_met(self, pid: int) -> bool:
+        """True if the process introduced itself to the provider, as it does before it changes its user."""
+        return (pid, inode_of(pid)) in self._first_ones
+
+    @cached_property
+    def _first_ones(self) -> set[tuple[int, int]]:
+        """The first process of each family, which introduced it, and the inode of the arena."""
+        processes = Processes()
+        try:
+            with ControlConnection(self._socket_path) as control:
+                return {(processes.here(*first), os.fstat(fd).st_ino) for _, fd, first in control.arenas()}
+        except Unavailable:
+            return set()
 
     @cached_property
     def _by_ends(self) -> dict[tuple[Endpoint, Endpoint], Connection]:

@@ -30,11 +30,24 @@ _CHANNEL_STATES: Final = frozenset({State.ATTACHED, State.PROMOTED})
 def layout_of(pid: int) -> int | None:
     """The layout version of a program's shim; None: it has none, has gone, or may not be looked into."""
     with contextlib.suppress(OSError):  # closed meanwhile, or gone
-        for entry in Path(f"/proc/{pid}/fd").iterdir():
-            if str(entry.readlink()).startswith(ARENA_NAME):
-                with entry.open("rb") as file:
-                    return header["version"] if (header := _header(file.fileno())) else None
+        if entry := _entry(pid):
+            with entry.open("rb") as file:
+                return header["version"] if (header := _header(file.fileno())) else None
     return None
+
+
+def inode_of(pid: int) -> int | None:
+    """The inode of a program's arena; None as above."""
+    with contextlib.suppress(OSError):
+        if entry := _entry(pid):
+            return entry.stat().st_ino
+    return None
+
+
+def _entry(pid: int) -> Path | None:
+    """The arena among the files that a program has open."""
+    files = Path(f"/proc/{pid}/fd").iterdir()
+    return next((entry for entry in files if str(entry.readlink()).startswith(ARENA_NAME)), None)
 
 
 def check_arena(fd: int) -> None:
