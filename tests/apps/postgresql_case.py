@@ -1,9 +1,9 @@
-"""PostgreSQL under sidestep: pgbench, dump and restore, over TCP, with checksums.
+"""PostgreSQL under sidestep over TCP, with checksums: pgbench, dump and restore; COPY and a standby.
 
 PostgreSQL refuses to run as root, so this is a program of its own: test_postgresql.py runs it as another user, and the
 provider, the server and the clients are all started from here as that user.
 
-usage: postgresql_case.py MODE WORKDIR BINDIR
+usage: postgresql_case.py MODE WORKDIR BINDIR books|standby
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
-from stage import Mode, Stage, staged, wait_until
+from stage import Mode, Program, Stage, payload, sha256, staged, wait_until
 
 CHECKSUM = """
 select 'accounts', count(*), md5(string_agg(t::text, '|' order by aid)) from pgbench_accounts t
@@ -25,6 +25,7 @@ union all select 'history', count(*), md5(string_agg(t::text, '|' order by t::te
 union all select 'blobs', count(*), md5(string_agg(md5(body), '|' order by id)) from blobs
 order by 1;
 """
+COPIED_SUM = "select count(*), md5(string_agg(md5(body), '|' order by id)) from copied"
 # A digest that the server computes from what it holds must equal one computed here from what was sent.
 BLOBS = """
 create table blobs (id int primary key, body text);
@@ -32,20 +33,21 @@ insert into blobs select n, repeat(md5(n::text), n * 97) from generate_series(1,
 """
 TRANSACTIONS = 250
 CLIENTS = 4
+COPIED = 20_000  # rows of a KiB and more, as text that the server's log of changes cannot shorten
 
 
 class Postgres:
-    """A server on a fresh cluster, and the clients that talk to it."""
+    """A server on a cluster, and the clients that talk to it."""
 
-    def __init__(self, stage: Stage, bindir: Path) -> None:
+    def __init__(self, stage: Stage, bindir: Path, data: Path, side: str = "server") -> None:
         self.stage = stage
         self.bindir = bindir
-        self.data = stage.workdir / "data"
         self.server, self.port = stage.serve(lambda port: [
-            str(bindir / "postgres"), "-D", str(self.data), "-p", str(port), "-h", "127.0.0.1", "-k", "",
+            str(bindir / "postgres"), "-D", str(data), "-p", str(port), "-h", "127.0.0.1", "-k", "",
             "-c", "fsync=off", "-c", "max_connections=40", "-c", "autovacuum=off",
-        ])  # fmt: skip
-        wait_until(lambda: "ready to accept connections" in self.server.log.read_text(), "the server to be ready")
+        ], side=side)  # fmt: skip
+        ready = "database system is ready to accept"  # a standby: read-only connections
+        wait_until(lambda: ready in self.server.log.read_text(), "the server to be ready")
 
     def client(self, program: str, *args: str) -> list[str]:
         """Command line of a client program."""
@@ -129,18 +131,71 @@ def dump_and_restore(db: Postgres) -> None:
     assert db.query("third", CHECKSUM) == expected
 
 
+def books(db: Postgres) -> None:
+    """Load, interactive session, pgbench, dump and restore."""
+    load(db)
+    interactive(db)
+    bench(db)
+    dump_and_restore(db)
+
+
+def copy_in(db: Postgres) -> None:
+    """Rows go in by COPY in one session, and come out in another as they were."""
+    stage, there, back = db.stage, db.stage.workdir / "there", db.stage.workdir / "back"
+    there.write_text("".join(f"{row}\t{payload(512, seed=row).hex()}\n" for row in range(COPIED)))
+    db.query("first", "create table copied (id int primary key, body text)")
+    for command in (f"\\copy copied from '{there}'", f"\\copy (select * from copied order by id) to '{back}'"):
+        psql = stage.converse("client", db.client("psql", "-X", "-q", "-A", "-t", "-d", "first"))
+
+        def again(psql: Program = psql) -> None:
+            psql.tell("select 1;")
+            assert psql.line() == "1"
+
+        stage.check_path(db.port, 2, nudge=again)  # the standby's, and this one
+        psql.tell(command)
+        again()
+        psql.rest()
+    assert back.stat().st_size > 20_000_000
+    assert sha256(back.read_bytes()) == sha256(there.read_bytes())
+
+
+def standby(db: Postgres) -> None:
+    """A standby is made of a base backup, follows COPY and pgbench as they happen, and has the same rows."""
+    stage, data = db.stage, db.stage.workdir / "standby"
+    db.run("createdb", "first")
+    db.run("pgbench", "-i", "-q", "-s", "1", "first")
+    db.query("first", BLOBS)
+    db.run("pg_basebackup", "-D", str(data), "-R", "-X", "stream", "-c", "fast", "--no-sync")
+    other = Postgres(stage, db.bindir, data, "client")
+    copy_in(db)
+    db.run("pgbench", "-n", "-c", str(CLIENTS), "-j", "2", "-t", str(TRANSACTIONS), "first")
+
+    def nudge() -> None:
+        db.query("first", "insert into blobs select max(id) + 1, 'more' from blobs")
+
+    stage.check_path(db.port, ring_bytes_min=20_000_000, nudge=nudge)  # the standby's, which alone is there still
+    end = db.query("first", "select pg_current_wal_lsn()").strip()
+    arrived = f"select pg_last_wal_replay_lsn() >= '{end}'"
+    wait_until(lambda: other.query("first", arrived).strip() == "t", "the standby to have it all")
+    assert other.query("first", "select pg_is_in_recovery()").strip() == "t"
+    for sums in (COPIED_SUM, CHECKSUM):
+        assert other.query("first", sums) == db.query("first", sums)
+    assert other.server.stop(signal.SIGINT) == 0, other.server.complaint("did not shut down")
+    if stage.mode is Mode.BOTH:
+        share = stage.ring_share(db.port)
+        print(f"{share:.4f} of the bytes went by ring")
+        assert share > 0.8
+
+
 def main() -> None:
-    """Run the whole scenario."""
-    mode, workdir, bindir = Mode(sys.argv[1]), Path(sys.argv[2]), Path(sys.argv[3])
+    """Run one of the two scenarios."""
+    mode, workdir, bindir, scenario = Mode(sys.argv[1]), Path(sys.argv[2]), Path(sys.argv[3]), sys.argv[4]
     os.environ["HOME"] = str(workdir)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit("terminated"))  # leave through the context managers: no orphans
     shutil.copytree(workdir / "cluster", workdir / "data")
     with staged(mode, workdir) as stage:
-        db = Postgres(stage, bindir)
-        load(db)
-        interactive(db)
-        bench(db)
-        dump_and_restore(db)
+        db = Postgres(stage, bindir, workdir / "data")
+        {"books": books, "standby": standby}[scenario](db)
         assert db.server.stop(signal.SIGINT) == 0, db.server.complaint("did not shut down")
     print("all is well")
 

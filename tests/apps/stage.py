@@ -301,11 +301,13 @@ class Stage:
         self._programs.append(program)
         return program
 
-    def serve(self, argv_for: Callable[[int], Sequence[str]], **kw: Any) -> tuple[Program, int]:
+    def serve(
+        self, argv_for: Callable[[int], Sequence[str]], *, side: str = "server", **kw: Any
+    ) -> tuple[Program, int]:
         """Start a server on a free port and wait until it listens; tries another port where one was taken meanwhile."""
         for _ in range(5):
             port = free_port()
-            server = self.start("server", argv_for(port), **kw)
+            server = self.start(side, argv_for(port), **kw)
             if server.listens(port):
                 return server, port
         raise AssertionError(server.complaint("cannot be started"))

@@ -1,22 +1,24 @@
-"""PostgreSQL: pgbench, dump and restore. The scenario itself is postgresql_case.py, run as a user other than root."""
+"""PostgreSQL: pgbench, dump and restore; COPY and a standby. postgresql_case.py does it, as a user other than root."""
 
 from __future__ import annotations
 
-import os
-import pwd
 import re
 import shutil
 import subprocess
-import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
 import needed
 import pytest
+from other_user import command_of, own, run_case
+from selection import rotate
 from stage import Mode
 
+pytestmark = pytest.mark.usefixtures("load")
+
 CASE = Path(__file__).resolve().parent / "postgresql_case.py"
+USER = "postgres"
 
 
 @pytest.fixture(scope="module")
@@ -29,69 +31,37 @@ def bindir() -> Path:
     return found[-1].parent if found else Path(needed.missing("PostgreSQL"))
 
 
-@pytest.fixture(scope="module")
-def as_user() -> list[str]:
-    """Command that runs another as the postgres user, where we are root.
-
-    The interpreter and this tree may lie under a home directory closed to that user, so it keeps the right to pass
-    directories; that is an ambient capability, which LD_PRELOAD survives.
-    """
-    if os.geteuid() != 0:
-        return []
-    try:
-        user = pwd.getpwnam("postgres")
-    except KeyError:
-        needed.missing("the user postgres")
-    capabilities = "+dac_override"
-    return [
-        needed.program("setpriv"), f"--reuid={user.pw_uid}", f"--regid={user.pw_gid}", "--clear-groups",
-        f"--inh-caps={capabilities}", f"--ambient-caps={capabilities}", "--",
-    ]  # fmt: skip
-
-
 @pytest.fixture
-def home(bindir: Path, as_user: list[str], cluster: Path) -> Iterator[Path]:
+def home(cluster: Path) -> Iterator[Path]:
     """A directory of that user with a copy of the cluster; pytest's own directories are closed to other users."""
     with tempfile.TemporaryDirectory(prefix="sidestep-pg-") as made:
         home = Path(made)
         shutil.copytree(cluster, home / "cluster", copy_function=shutil.copy2)
-        own(home, as_user)
+        own(home, USER)
         yield home
 
 
 @pytest.fixture(scope="module")
-def cluster(bindir: Path, as_user: list[str]) -> Iterator[Path]:
+def cluster(bindir: Path) -> Iterator[Path]:
     """An empty database cluster, made once."""
     with tempfile.TemporaryDirectory(prefix="sidestep-pg-") as made:
-        own(Path(made), as_user)
+        own(Path(made), USER)
         path = Path(made) / "cluster"
         subprocess.run(
-            [*as_user, str(bindir / "initdb"), "-D", str(path), "-U", "tester", "-A", "trust", "-E", "UTF8",
+            [*command_of(USER), str(bindir / "initdb"), "-D", str(path), "-U", "tester", "-A", "trust", "-E", "UTF8",
              "--locale=C", "--no-sync", "--no-instructions"],
             check=True, cwd="/", stdout=subprocess.DEVNULL,
         )  # fmt: skip
         yield path
 
 
-def own(root: Path, as_user: list[str]) -> None:
-    """Give `root` and all below it to the user that `as_user` stands for."""
-    if as_user:
-        for path in (root, *root.rglob("*")):
-            shutil.chown(path, "postgres", "postgres")
-
-
 @pytest.mark.parametrize("mode", list(Mode), ids=str)
-def test_pgbench_dump_restore(mode: Mode, bindir: Path, as_user: list[str], home: Path) -> None:
+def test_pgbench_dump_restore(mode: Mode, bindir: Path, home: Path) -> None:
     """Load, interactive session, pgbench, dump and restore: every checksum and balance is right."""
-    case = subprocess.Popen(
-        [*as_user, sys.executable, str(CASE), mode, str(home), str(bindir)],
-        cwd=home, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True,
-    )  # fmt: skip
-    try:
-        report, _ = case.communicate(timeout=100)
-    finally:
-        case.terminate()
-        case.wait()
-    logs = "".join(f"--- {log.name}\n{log.read_text(errors='replace')[-2000:]}" for log in sorted(home.glob("*.log")))
-    assert case.returncode == 0, f"{report}{logs}"
-    assert report.endswith("all is well\n")
+    run_case(CASE, USER, home, mode, str(home), str(bindir), "books")
+
+
+@pytest.mark.parametrize("mode", rotate(list(Mode), test=2), ids=str)
+def test_copy_and_standby(mode: Mode, bindir: Path, home: Path) -> None:
+    """More than 20 MB go in by COPY and come out, and the standby that follows has the same rows."""
+    run_case(CASE, USER, home, mode, str(home), str(bindir), "standby")
