@@ -11,7 +11,7 @@ from pathlib import Path
 
 import needed
 import pytest
-from stage import Program, Stage, payload, sha256, wait_until
+from stage import Mode, Program, Stage, payload, sha256, wait_until
 
 from sidestep.testing import free_port
 
@@ -130,6 +130,7 @@ def test_reload_under_load(stage: Stage) -> None:
     client.rest()
 
 
+@pytest.mark.usefixtures("load")
 def test_upgrade_of_the_binary(stage: Stage, closing: ExitStack) -> None:
     """The new master gets an environment of the old one's making, and serves as the old one did."""
     port = free_port()
@@ -152,6 +153,10 @@ def test_upgrade_of_the_binary(stage: Stage, closing: ExitStack) -> None:
     client = stage.python("client", "http_client.py", port, "fetch", *["/large"] * 40)
     assert json.loads(client.line()) == [[200, 1_000_000, sha256(payload(1_000_000))]] * 40
     stage.check_path(port, 7, nudge=client.nudge)
+    if stage.mode is Mode.BOTH:
+        share = stage.ring_share(port)
+        print(f"{share:.4f} of the bytes went by ring")
+        assert share > 0.5
     client.rest()
     pest.stdin.close()
     assert json.loads(pest.line()) == {"answers": ["generation 1"], "idle": 0}
