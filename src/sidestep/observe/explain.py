@@ -241,8 +241,9 @@ class Explainer:
             )
         if one.reason == Reason.BY_SDP.name:  # from its first byte: there is no channel, and nothing to promote
             return Explanation(subject, Verdict.CARRIED, "sdp", one.reason, one.why, "", tuple(facts), 0, one)
-        verdict = Verdict.MOVING if one.state == "attached" else Verdict.TCP
         reason, cause, hint = self._why_tcp(one, ends, peer)
+        moving = one.state == "attached" and reason not in Outside.__members__  # the other end has left it
+        verdict = Verdict.MOVING if moving else Verdict.TCP
         return Explanation(subject, verdict, "tcp", reason, cause, hint, tuple(facts), saved(one), one)
 
     def _why_tcp(
