@@ -22,7 +22,8 @@ if TYPE_CHECKING:
     from sidestep.embed import install, installed, uninstall
     from sidestep.socket import create_connection, create_server
 
-__version__ = "0.1.0"
+# The one place of the version: meson.build reads this line.
+__version__ = "0.2.0"
 
 __all__ = [
     "EventLoop",

@@ -14,7 +14,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-import sidestep
 from sidestep import limits
 from sidestep.native import layout
 from sidestep.native.header import c_header
@@ -101,12 +100,6 @@ def test_the_limits_of_channels_are_those_of_channel_h() -> None:
     assert number("CHANNEL_HEADER_SIZE") == limits.CHANNEL_HEADER_SIZE
     assert number("CHANNEL_RING_MIN") == limits.RING_SIZE_MIN
     assert number("CHANNEL_RING_MAX") == limits.RING_SIZE_MAX
-
-
-def test_the_version_is_written_the_same_twice() -> None:
-    found = re.search(r"version: '([^']+)'", (ROOT / "meson.build").read_text())
-    assert found is not None
-    assert found[1] == sidestep.__version__
 
 
 def test_records_are_as_long_as_struct_says() -> None:
