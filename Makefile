@@ -23,6 +23,7 @@
 ## wheel       a wheel in dist/, by the compiler of this machine
 ## wheels      wheels in dist/ for every Linux on x86-64 and aarch64, by a compiler that pip brings
 ## deb         Debian packages in dist/, of these wheels
+## release     wheels, Debian packages, checksums and the notes of this version, in dist/
 ## lock        requirements.lock: the versions of all Python packages that are installed here
 ## clean       remove build, dist, .venv and what was compiled
 ##
@@ -46,7 +47,7 @@ export CCACHE_DIR ?= $(CURDIR)/build/ccache
 .DEFAULT_GOAL := help
 .PHONY: help needs build build-locked library dev demo demo-programs setup-test setup-ci programs-core programs-all \
 	packages-ci check test ci ci-tests test-full test-lab test-fresh coverage soak lint format analyze \
-	bench wheel wheels deb docs lock clean
+	bench wheel wheels deb release docs lock clean
 
 help:
 	@echo "make TARGET:"
@@ -267,6 +268,12 @@ wheels: $(VENV)/.wheels
 
 deb: build wheels
 	$(BIN)/python packaging/deb.py
+
+# The changelog is read first: compiling takes minutes.
+release: build
+	$(BIN)/python packaging/release.py --check
+	@$(MAKE) --no-print-directory deb
+	$(BIN)/python packaging/release.py
 
 clean:
 	rm -rf build dist $(VENV) $(LIB) $(EXTS)

@@ -32,7 +32,7 @@ main()
 CHANGES = """\
 sidestep ({version}) unstable; urgency=medium
 
-  * What has changed is told in CHANGELOG.md.
+  * See CHANGELOG.md.
 
  -- The maintainers of sidestep <maintainers@sidestep.invalid>  {date}
 """
