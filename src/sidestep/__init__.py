@@ -21,6 +21,16 @@ if TYPE_CHECKING:
     from sidestep.aio import EventLoop, open_connection, start_server
     from sidestep.embed import install, installed, uninstall
     from sidestep.socket import create_connection, create_server
+else:  # a type checker would take any name for one of these
+
+    def __getattr__(name: str) -> Any:
+        """Imports what the commands do not need when it is asked for: `sidestep run` starts quickly."""
+        if name in ("aio", "socket"):
+            return import_module(f"sidestep.{name}")
+        if name in _PLACES:
+            return getattr(import_module(_PLACES[name]), name)
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
 
 # The one place of the version: meson.build reads this line.
 __version__ = "0.2.0"
@@ -51,12 +61,3 @@ _PLACES: Final = {  # name -> module that has it
     "start_server": "sidestep.aio",
     "uninstall": "sidestep.embed",
 }
-
-
-def __getattr__(name: str) -> Any:
-    """Imports what the commands do not need when it is asked for: `sidestep run` starts quickly."""
-    if name in ("aio", "socket"):
-        return import_module(f"sidestep.{name}")
-    if name in _PLACES:
-        return getattr(import_module(_PLACES[name]), name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import contextlib
 import socket as _stdlib
-from typing import TYPE_CHECKING, Any, Final, Literal, overload
+from typing import TYPE_CHECKING, Any, Final, Literal, SupportsIndex, overload
 
 from sidestep import constants, embed, limits
 from sidestep.constants import AF_INET6_DIRECT as AF_INET6_DIRECT
@@ -30,9 +30,20 @@ from sidestep.errors import Misuse
 from sidestep.rings import Window
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from socket import EAGAIN as EAGAIN
+    from socket import EBADF as EBADF
+    from socket import EWOULDBLOCK as EWOULDBLOCK
+    from socket import AddressInfo as AddressInfo
+    from socket import MsgFlag as MsgFlag
+    from socket import SocketIO as SocketIO
 
-    from sidestep.api.sockets import SdpSocket
+    from sidestep.api.sockets import SdpSocket as SdpSocket
+else:  # a type checker would take any name for one of these
+
+    def __getattr__(name: str) -> Any:
+        """Returns any other name of the standard module, or a name that is imported when first used."""
+        return _sdp_socket() if name == "SdpSocket" else getattr(_stdlib, name)
+
 
 # No timeout was given: new sockets have that of setdefaulttimeout(). Callers such as http.client pass it on.
 _GLOBAL_DEFAULT: Final[Any] = getattr(_stdlib, "_GLOBAL_DEFAULT_TIMEOUT")  # noqa: B009 - unknown to the type checker
@@ -42,11 +53,6 @@ __all__ += constants.__all__
 __all__ += _stdlib.__all__  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType] - no type in its stub
 
 _EXPLICIT: Final = (AF_INET_OFFLOAD, AF_INET6_OFFLOAD, AF_INET_DIRECT, AF_INET6_DIRECT)
-
-
-def __getattr__(name: str) -> Any:
-    """Returns any other name of the standard module, or a name that is imported when first used."""
-    return _sdp_socket() if name == "SdpSocket" else getattr(_stdlib, name)
 
 
 def _sdp_socket() -> type[SdpSocket]:
@@ -166,7 +172,7 @@ class socket(_stdlib.socket):  # noqa: N801 - the name of the class it stands in
 
 @overload
 def create_connection(
-    address: tuple[str | None, int],
+    address: tuple[str | None, bytes | str | int | None],
     timeout: float | None = ...,
     source_address: tuple[bytearray | bytes | str, int] | None = ...,
     *,
@@ -177,7 +183,7 @@ def create_connection(
 
 @overload
 def create_connection(
-    address: tuple[str | None, int],
+    address: tuple[str | None, bytes | str | int | None],
     timeout: float | None = ...,
     source_address: tuple[bytearray | bytes | str, int] | None = ...,
     *,
@@ -188,7 +194,7 @@ def create_connection(
 
 
 def create_connection(
-    address: tuple[str | None, int],
+    address: tuple[str | None, bytes | str | int | None],
     timeout: float | None = _GLOBAL_DEFAULT,
     source_address: tuple[bytearray | bytes | str, int] | None = None,
     *,
@@ -217,7 +223,7 @@ def create_connection(
 
 
 def _connect_each(
-    address: tuple[str | None, int],
+    address: tuple[str | None, bytes | str | int | None],
     timeout: float | None,
     source_address: tuple[bytearray | bytes | str, int] | None,
     protocol: str,
@@ -300,7 +306,12 @@ def create_server(
     return _of(plain)
 
 
-def fromfd(fd: int, family: _stdlib.AddressFamily | int, type: _stdlib.SocketKind | int, proto: int = 0) -> socket:  # noqa: A002
+def fromfd(
+    fd: SupportsIndex,
+    family: _stdlib.AddressFamily | int,
+    type: _stdlib.SocketKind | int,  # noqa: A002
+    proto: int = 0,
+) -> socket:
     """A socket of a duplicate of `fd`; as `socket.fromfd`."""
     return _of(_stdlib.fromfd(fd, family, type, proto))
 
@@ -317,7 +328,11 @@ def socketpair(
     family: int | _stdlib.AddressFamily | None = None,
     type: _stdlib.SocketKind | int = _stdlib.SocketKind.SOCK_STREAM,  # noqa: A002
     proto: int = 0,
-) -> Sequence[socket]:
+) -> tuple[socket, socket]:
     """Two connected sockets, which are not TCP's and stay in the kernel; as `socket.socketpair`."""
     a, b = _stdlib.socketpair(family, type, proto)
     return _of(a), _of(b)
+
+
+if TYPE_CHECKING:  # behind ours, which mypy then keeps
+    from sidestep.standard_names import *  # type: ignore[assignment, no-redef]  # noqa: F403
