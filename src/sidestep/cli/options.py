@@ -5,13 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import reduce
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
 from sidestep import config
 from sidestep.errors import Misuse
-from sidestep.observe.connections import Connection
+
+if TYPE_CHECKING:
+    from sidestep.observe.connections import Connection
 
 ValueT = TypeVar("ValueT")
 CommandT = TypeVar("CommandT", bound=Callable[..., Any])

@@ -6,11 +6,14 @@ import os
 import signal
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from sidestep import config
-from sidestep.config import ShimSettings
 from sidestep.errors import Unavailable
+from sidestep.installation import native_library
 from sidestep.observe import preload_check as reach
+
+if TYPE_CHECKING:
+    from sidestep.config import ShimSettings
 
 EXIT_UNSUITED = 125  # of our own, as env and timeout have it
 EXIT_NOT_EXECUTABLE = 126  # as env and the shell have it
@@ -25,21 +28,25 @@ def start(
 
     Args:
         command: The program and its arguments.
-        settings: Of the shim; None: those of the environment.
+        settings: Of the shim; None: those of the environment, which holds them already below another `sidestep run`.
         require: Not on plain TCP.
         stats: As its parent, which says at the end what was saved.
     """
-    settings = settings or ShimSettings(config.socket_path())
     env = dict(os.environ)
-    log = _log_file()
-    try:
-        env = settings.environment(env)
-        if not config.answers(settings.socket):
-            _start_provider(settings.socket, log)
-    except Unavailable as error:
-        _warn(f"{command[0]} is not started: {error}" if require else f"plain TCP for now: {error}")
-        if require:
-            sys.exit(EXIT_UNSUITED)
+    log = None
+    if settings is not None or not _is_under_shim():
+        from sidestep import config
+
+        settings = settings or config.ShimSettings(config.socket_path())
+        log = _log_file()
+        try:
+            env = settings.environment(env)
+            if not config.answers(settings.socket):
+                _start_provider(settings.socket, log)
+        except Unavailable as error:
+            _warn(f"{command[0]} is not started: {error}" if require else f"plain TCP for now: {error}")
+            if require:
+                sys.exit(EXIT_UNSUITED)
     program = reach.which(command[0])
     found = reach.inspect(program) if program else None
     obstacles = found.obstacles if found else ()
@@ -49,13 +56,15 @@ def start(
     if require and any(not obstacle.stops_it for obstacle in obstacles):
         sys.exit(EXIT_UNSUITED)
     if _move_is_fatal():
+        from sidestep import config
+
         env[config.ENV_STAY] = "1"
     if program and os.access(program, os.R_OK) and reach.is_address_sanitized(program):
         env["ASAN_OPTIONS"] = ":".join(filter(None, [_ASAN_OPTION, env.get("ASAN_OPTIONS", "")]))
     if any(obstacle.forbids_it for obstacle in obstacles):
         env = dict(os.environ)
     signals = _not_ignored()
-    if stats:
+    if settings is not None and stats:
         from sidestep.cli.run_stats import stay_as_parent
 
         stay_as_parent(settings.socket)
@@ -100,7 +109,35 @@ def _move_is_fatal() -> bool:
     return os.WIFSIGNALED(os.waitpid(child, 0)[1])
 
 
+def _is_under_shim() -> bool:
+    """True if this process has the shim of this installation, and its provider answers: an exec is all that CMD needs.
+
+    The names of the environment are those of config.py, which is most of the cost of a start.
+    """
+    if "SIDESTEP_LOG" in os.environ:  # that may be asked to hold what follows
+        return False
+    path = os.environ.get("SIDESTEP_SOCKET", "")
+    as_root = os.environ.get("SIDESTEP_FROM_ROOT") == "1"
+    preloaded = os.environ.get("LD_PRELOAD", "").replace(":", " ").split()
+    if not path.startswith("/") or as_root != (os.geteuid() == 0) or str(native_library()) not in preloaded:
+        return False
+    import _socket
+
+    probe = _socket.socket(_socket.AF_UNIX, _socket.SOCK_SEQPACKET | _socket.SOCK_CLOEXEC)
+    try:
+        probe.connect(path)
+        _, listener, _ = memoryview(probe.getsockopt(_socket.SOL_SOCKET, _socket.SO_PEERCRED, 12)).cast("i")
+        # Only root makes directories in /run. As config.check_listener has it, which explains what is not believed.
+        believed = Path(path).parent.stat().st_uid if path.startswith("/run/sidestep/") else os.geteuid()
+    except OSError:
+        return False
+    finally:
+        probe.close()
+    return listener in (0, believed)
+
+
 def _start_provider(path: Path, log: Path | None) -> None:
+    from sidestep import config
     from sidestep.observe import other_users
     from sidestep.provider import control
 
@@ -110,6 +147,8 @@ def _start_provider(path: Path, log: Path | None) -> None:
 
 
 def _log_file() -> Path | None:
+    from sidestep import config
+
     try:
         return config.log_file(os.environ)
     except Unavailable as error:
