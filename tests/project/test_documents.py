@@ -114,6 +114,12 @@ def headings(document: Path) -> set[str]:
     return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
 
 
+@pytest.mark.least("ci")
+def test_the_picture_of_a_capture_is_what_wireshark_shows() -> None:
+    needed.program("tshark")
+    subprocess.run([sys.executable, ROOT / "docs/reference/make_capture.py", "--check"], check=True)
+
+
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
 def test_what_the_documents_point_to_exists(document: Path) -> None:
     text = document.read_text()
