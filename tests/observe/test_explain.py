@@ -604,6 +604,37 @@ def test_young_ends_wait_for_one_another(closing: ExitStack) -> None:
     assert "--promote-after 0" in by_pid[client.pid]["hint"]
 
 
+IDLE = """
+import socket
+server = socket.create_server(("127.0.0.1", 0))
+idle = socket.create_connection(server.getsockname())
+busy, _ = server.accept()
+print(busy.fileno(), flush=True)
+while True:
+    busy.send(b"x")
+    input()
+"""
+
+
+def test_an_idle_end_under_sidestep_is_not_to_be_started_under_it(sidestep: Sidestep, explain: Explain) -> None:
+    program = sidestep.popen([sys.executable, "-c", IDLE], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    lines, stdout = program.stdin, program.stdout
+    assert lines is not None
+    assert stdout is not None
+    number = stdout.readline().strip()
+
+    def reason() -> str:
+        lines.write("\n" * 10)
+        lines.flush()
+        (found,) = explain(f"{program.pid}/{number}")
+        return str(found["reason"])
+
+    eventually(lambda: reason() == "PEER_ABSENT")
+    (found,) = explain(f"{program.pid}/{number}")
+    assert found["hint"].startswith("nothing to do: it is promoted when")
+    assert "is not under sidestep" not in found["cause"]
+
+
 def test_the_remedy_of_a_ring_names_the_setting_of_the_program() -> None:
     assert "--innodb-use-native-aio=0" in remedy(Reason.IO_URING, "mariadbd")
     assert "'rings files fio'" in remedy(Reason.IO_URING, "fio")

@@ -276,6 +276,9 @@ class Explainer:
         if peer is not None:
             if one.reason == Reason.YOUNG.name and (after := self._status.get("promote_after")):
                 cause += f" (the provider's default is {after} calls:bytes)"
+            if one.reason == Reason.PEER_ABSENT.name:  # the shim cannot know better
+                cause = "the other end is under sidestep, and has not joined in yet"
+                hint = "nothing to do: it is promoted when both ends are in use"
             return one.reason, cause, hint
         held = self._other_end(ends)
         if held is None or held.pid is None:
