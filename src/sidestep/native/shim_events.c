@@ -188,6 +188,14 @@ uint32_t conn_ready(struct conn *conn, int fd, uint32_t kernel_bits, uint32_t in
 	return reset_whole(fd, ready | (kernel_bits & (EPOLLHUP | EPOLLERR)));
 }
 
+/* TCP's bytes before the ring's. Another process may just have read those, and what TCP brought behind them. */
+static size_t switch_ahead(const struct conn *conn)
+{
+	uint64_t offset = word_load(conn->channel.remote->tx_switch_offset), taken = word_load(conn->slot->rx_tcp_bytes);
+
+	return offset > taken ? (size_t)(offset - taken) : 0;
+}
+
 /*
  * Bytes that a read can return, of which `queued` are in TCP's queue: before the ring's, behind them, or both. Those behind can be
  * read only once the peer is known to be back, of which a provider between tells later than TCP.
@@ -200,6 +208,6 @@ size_t conn_unread(struct conn *conn, size_t queued)
 	if (recall_open(conn) || (by_ring && !conn_peer_back(conn)))
 		queued = 0;
 	else if (among && !conn_peer_back(conn))
-		queued = (size_t)(word_load(conn->channel.remote->tx_switch_offset) - word_load(conn->slot->rx_tcp_bytes));
+		queued = switch_ahead(conn);
 	return queued + (there == SIZE_MAX ? 0 : there);
 }
