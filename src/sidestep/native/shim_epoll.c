@@ -556,7 +556,9 @@ static int wait_common(int epfd, struct epoll_event *events, int max, int64_t ti
 			/* The program's array may hold nothing but reported events, and a doorbell may be among the kernel's. */
 			struct epoll_event told[TOLD_MAX], *at = set->members_live ? told : events;
 			const uint32_t manages = word_load(set->manages);
-			int n = kernel(epfd, at, at == told && max > TOLD_MAX ? TOLD_MAX : max, timeout, mask);
+			const int room = at == told && max > TOLD_MAX ? TOLD_MAX : max;
+			int n = kernel(epfd, at, room, timeout, mask);
+			const bool more = n == room; /* a doorbell's edge may have taken an event's place */
 			atomic_fetch_sub(&set->kernel_waiters, 1);
 			if (likely(!atomic_load_explicit(&set->managed_ever, memory_order_acquire)) || n < 0) {
 				if (at == told && n > 0)
@@ -571,7 +573,7 @@ static int wait_common(int epfd, struct epoll_event *events, int max, int64_t ti
 			wake_set(set); /* the next one that does not know yet */
 			set_unlock(set);
 			errno = failed;
-			if (n || timeout_ns == 0)
+			if (n || (timeout_ns == 0 && !more))
 				return n;
 			if (timeout_ns > 0 && start) {
 				timeout_ns -= now_ns() - start;
