@@ -1,6 +1,7 @@
 /* beside.c - what the shim calls beside the table of the kernel's functions: the C library, and, by its compiler, memory. */
 #include "kernel.h"
 #include "process.h"
+#include "scenario.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -10,6 +11,7 @@
 #include <string.h>
 #include <sys/eventfd.h>
 #include <sys/mman.h>
+#include <sys/resource.h>
 #include <sys/syscall.h>
 #include <sys/vfs.h>
 #include <time.h>
@@ -75,7 +77,11 @@ WRAP(int, raise, int number)
 
 WRAP(int, sched_getcpu, void)
 {
-	return current_end();
+	static int cpus[ENDS] = {0, 1, 0, 1};
+
+	if (!scenario && chance(16))
+		cpus[current_end()] = (int)choose(2);
+	return cpus[current_end()];
 }
 
 WRAP(int, sched_getaffinity, pid_t pid, size_t len, uint8_t *set)
@@ -123,9 +129,11 @@ WRAP(int, eventfd, unsigned count, int flags)
 
 WRAP(int, memfd_create, const char *name, unsigned flags)
 {
-	(void)name;
+	struct object *object = object_new(KIND_MEMORY);
+
 	(void)flags;
-	return fd_new(object_new(KIND_MEMORY), 0, current_end(), true);
+	snprintf(object->name, sizeof(object->name), "%s", name);
+	return fd_new(object, 0, current_end(), true);
 }
 
 WRAP(int, ftruncate, int fd, off_t len)
@@ -137,6 +145,23 @@ WRAP(int, ftruncate, int fd, off_t len)
 	object->len = (size_t)len;
 	object->memory =
 		mmap(NULL, object->len, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+	return 0;
+}
+
+WRAP(ssize_t, fgetxattr, int fd, const char *name, void *value, size_t size)
+{
+	(void)fd;
+	(void)name;
+	(void)value;
+	(void)size;
+	return failed(ENODATA);
+}
+
+WRAP(int, getrlimit, int resource, struct rlimit *found)
+{
+	rlim_t limit = resource == RLIMIT_NOFILE ? 1024 : resource == RLIMIT_STACK ? 8u << 20 : RLIM_INFINITY;
+
+	*found = (struct rlimit){limit, limit};
 	return 0;
 }
 
@@ -340,7 +365,12 @@ ATOMICS(64, uint64_t)
 	{ \
 		(void)at; \
 	}
-NOTHING(init, void)
+/* The first that a program calls, before what its compiler has initialized is changed. */
+void __tsan_init(void);
+void __tsan_init(void)
+{
+	process_loaded(__builtin_return_address(0));
+}
 NOTHING(func_exit, void)
 ACCESS(func_entry)
 ACCESS(read1)

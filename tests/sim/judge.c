@@ -128,7 +128,9 @@ static void chunk_add(struct program *mine, const uint8_t *bytes, size_t len)
 
 static void chunks_judge(struct side *mine)
 {
-	if (!some_order(mine, mine->cursor, (const size_t[2]){0, 0}, &mine->cursor))
+	/* with a program without a shim beside it, what a shim reads at once may be two reads of the kernel's */
+	mine->blind = mine->passed && !some_order(mine, mine->cursor, (const size_t[2]){0, 0}, &mine->cursor);
+	if (!mine->passed && !some_order(mine, mine->cursor, (const size_t[2]){0, 0}, &mine->cursor))
 		fail("end %d: two processes have read what was not sent, in no order", side_index(mine));
 	for (int i = 0; i < 2; i++) {
 		for (size_t at = 0; at < mine->chunks_len[i]; at++)
@@ -137,17 +139,36 @@ static void chunks_judge(struct side *mine)
 	}
 }
 
+/* Others without a shim have the socket, or are about to get it. */
+bool side_passes(const struct side *side)
+{
+	for (int i = side_index(side); i < ENDS; i += 2)
+		if (programs[i].passing)
+			return true;
+	return side->passed;
+}
+
+/* Both processes of a side are in the midst of a call. */
+static bool in_calls(const struct side *side)
+{
+	int i = side_index(side);
+
+	return programs[i].ready && programs[i + 2].ready && !ends[i].over && !ends[i + 2].over && !programs[i].between &&
+	       !programs[i + 2].between;
+}
+
 static void judge_whole(struct side *mine)
 {
 	const struct side *peer = other_side(mine);
 
 	mine->ended_meanwhile = false;
 	/* Known: who is killed cannot send again what an end that passed its socket on had not read. */
-	if (mine->blind || mine->told_reset || (mine->passed && peer->killed))
+	if (mine->blind || mine->told_reset ||
+	    ((side_passes(mine) || relay_recalls()) && (peer->killed || peer->closed_unseen)))
 		return;
 	const struct tcp *tcp = &connection[side_index(mine)]->tcp;
-	if (mine->forked && tcp->was_reset && !tcp->error)
-		return; /* the kernel has told another process of the reset, whose call has not returned yet */
+	if (mine->forked && tcp->was_reset && (!tcp->error || in_calls(mine)))
+		return; /* another process has been told of the reset, by the kernel or the shim, whose call has not returned yet */
 	if (mine->received < side_sent(peer) || mine->received > side_offered(peer))
 		fail("end %d: false end of stream at %llu of %llu", side_index(mine), (unsigned long long)mine->received,
 		     (unsigned long long)side_sent(peer));
@@ -212,7 +233,7 @@ bool reset_excused(const struct side *mine)
 	const struct side *peer = other_side(mine);
 
 	/* who gets the socket next cannot read what a ring holds that nobody can be asked for any more: see conn_abandon() */
-	if (mine->passed || peer->passed || peer->hostile || relay_excuses())
+	if (side_passes(mine) || side_passes(peer) || peer->hostile || relay_excuses())
 		return true;
 	return peer->aborted || mine->aborted || (mine->shut_rd && mine->shut_wr && side_offered(peer) > mine->received) ||
 	       ((peer->closing || peer->killed || (peer->shut_rd && peer->shut_wr)) && side_offered(mine) > peer->received);
@@ -236,11 +257,11 @@ void judge_error(struct program *mine, const char *call, int error)
 		return;
 	}
 	/* where the socket was passed on much is excused, but not a reset that the kernel knows nothing of */
-	if (error == ECONNRESET && peer->passed && !peer->forked && !connection[side_index(side)]->tcp.dead &&
+	if (error == ECONNRESET && side_passes(peer) && !peer->forked && !connection[side_index(side)]->tcp.dead &&
 	    !connection[side_index(side)]->tcp.half_reset && !has_ended(peer))
 		fail("end %d: %s tells of a reset, and the connection is whole", side_index(side), call);
 	if (((error == ECONNRESET || error == EPIPE) && reset_excused(side)) ||
-	    (error == ENOTCONN && (side->aborted || (side->passed && reset_excused(side))))) {
+	    (error == ENOTCONN && (side->aborted || (side_passes(side) && reset_excused(side))))) {
 		side->told_reset = mine->told_reset = seen[SEEN_RESET] = true;
 		return;
 	}
@@ -277,8 +298,8 @@ static bool keeps_what_arrived(const struct program *mine, uint64_t received_bef
 {
 	const struct side *side = mine->side;
 
-	return !mine->stranger && !side->passed && !side->blind && !side->reading && !side->shut_rd && !side->told_reset &&
-	       !mine->told_end && side->received == received_before && !reset_excused(side);
+	return !mine->stranger && !side_passes(side) && !side->blind && !side->reading && !side->shut_rd &&
+	       !side->told_reset && !mine->told_end && side->received == received_before && !reset_excused(side);
 }
 
 /* FIONREAD has counted `number`; from before the call so much had been received. */
@@ -305,10 +326,11 @@ void judge_told(struct program *mine, uint32_t asked, uint32_t told)
 	/* the kernel's own halves, where there has been no ring, are not the shim's doing */
 	const struct conn_slot *slot = provider_slot(side_index(mine->side));
 	uint32_t whole = POLLHUP | (asked & (POLLIN | POLLRDHUP | POLLOUT));
-	if ((told & POLLERR) && (told & whole) != whole && !mine->stranger && slot && slot->promoted_ns)
+	if ((told & POLLERR) && (told & whole) != whole && !mine->stranger && !mine->side->passed && slot &&
+	    slot->promoted_ns)
 		fail("end %d: told of half a reset: %#x", side_index(mine->side), told);
 	/* tcp_poll: only a socket that was disconnected hangs up and has nothing to read */
-	if ((told & POLLHUP) && (asked & POLLIN) && !(told & POLLIN) && !mine->side->aborted && !mine->side->passed)
+	if ((told & POLLHUP) && (asked & POLLIN) && !(told & POLLIN) && !mine->side->aborted && !side_passes(mine->side))
 		fail("end %d: told of a hang-up, and not that it can be read: %#x", side_index(mine->side), told);
 }
 

@@ -33,10 +33,12 @@ struct side {
 	struct chunk *chunks[2];
 	size_t chunks_len[2], chunks_max[2];
 	bool ended_meanwhile; /* a read has told the end, while another was at work */
+	bool handed; /* a message holds it, for a child that waits */
+	bool closed_unseen; /* no shim knows of it */
 	bool blind;           /* nobody can say what comes: a process was killed in the midst of a read */
 	bool shut_wr, shut_rd, closing, killed;
 	bool aborted, disconnected; /* by either way; at once, whoever else has the socket */
-	bool forked, passed; /* others without a shim have it, or will */
+	bool forked, passed; /* others without a shim have it */
 	bool hostile;        /* has written what no shim does */
 	bool told_reset;
 	bool left_unread; /* closed with bytes there that it had not read: TCP resets (RFC 1122 4.2.2.13) */
@@ -49,6 +51,7 @@ uint8_t pattern(int side, int process, uint64_t at);
 uint64_t side_offered(const struct side *side);
 uint64_t side_sent(const struct side *side);
 bool reset_excused(const struct side *mine);
+bool side_passes(const struct side *side);
 void stream_begins(struct side *side, int process, size_t len); /* a send */
 void stream_moved(struct side *side, int process, size_t len);
 void judge_error(struct program *mine, const char *call, int error);

@@ -22,9 +22,11 @@ int failed(int error)
 /* ---- descriptors ---- */
 struct object *object_new(enum kind kind)
 {
+	static uint64_t inodes = 100;
 	struct object *object = calloc(1, sizeof(*object));
 
 	object->kind = kind;
+	object->inode = ++inodes;
 	object->next = objects;
 	return objects = object;
 }
@@ -52,6 +54,25 @@ int current_end(void)
 	return current ? current->index : 0;
 }
 
+static void message_drop(struct message *message)
+{
+	for (int i = 0; i < message->files_len; i++)
+		object_put(message->files[i]);
+	free(message);
+}
+
+/* What another process has sent here is nobody's then. */
+static void line_closed(struct line *line)
+{
+	line->hung_up = true;
+	if (line->mate)
+		line_end(line->mate);
+	for (struct message *message; line->mate && (message = line->to_process);) {
+		line->to_process = message->next;
+		message_drop(message);
+	}
+}
+
 void object_put(struct object *object)
 {
 	if (--object->refs)
@@ -68,7 +89,20 @@ void object_put(struct object *object)
 	if (object->kind == KIND_TCP)
 		tcp_closed(&object->tcp);
 	else if (object->kind == KIND_LINE)
-		object->line.hung_up = true;
+		line_closed(&object->line);
+}
+
+void line_pair(struct object *pair[2])
+{
+	for (int i = 0; i < 2; i++)
+		pair[i] = object_new(KIND_LINE);
+	for (int i = 0; i < 2; i++)
+		pair[i]->line.mate = pair[1 - i];
+}
+
+int line_passed(int fd)
+{
+	return fd_object(fd)->line.passed;
 }
 
 void fds_close(int end, bool cloexec_only)
@@ -336,22 +370,33 @@ ssize_t line_put(struct object *line, const struct msghdr *message)
 				fail("descriptor %d is sent, and is none", fd);
 			message_file(made, fd_object(fd));
 		}
-	messages_add(&line->line.to_driver, made);
+	messages_add(line->line.mate ? &line->line.mate->line.to_process : &line->line.to_driver, made);
+	line->line.passed = made->files_len;
+	if (line->line.mate)
+		wake(line->line.mate, EPOLLIN | EPOLLRDNORM);
 	return (ssize_t)made->len;
 }
 
-ssize_t line_take(struct object *line, struct msghdr *message)
+static bool line_tells(void *line)
 {
+	return ((struct line *)line)->to_process || ((struct line *)line)->dead;
+}
+
+ssize_t line_take(struct object *line, struct msghdr *message, int flags)
+{
+	if (line->line.mate && !line->nonblock && !(flags & MSG_DONTWAIT))
+		block(line_tells, &line->line, NEVER);
 	struct message *taken = line->line.to_process;
 
 	if (!taken)
 		return line->line.dead ? 0 : failed(EAGAIN);
-	line->line.to_process = taken->next;
+	if (!(flags & MSG_PEEK))
+		line->line.to_process = taken->next;
 	size_t len = taken->len < message->msg_iov[0].iov_len ? taken->len : message->msg_iov[0].iov_len;
 	memcpy(message->msg_iov[0].iov_base, taken->data, len);
 	struct cmsghdr *header = message->msg_control ? CMSG_FIRSTHDR(message) : NULL;
 	if (header && taken->files_len) {
-		int numbers[8];
+		int numbers[12];
 		for (int i = 0; i < taken->files_len; i++)
 			numbers[i] = fd_new(taken->files[i], 0, current_end(), true);
 		header->cmsg_level = SOL_SOCKET;
@@ -362,8 +407,7 @@ ssize_t line_take(struct object *line, struct msghdr *message)
 	} else {
 		message->msg_controllen = 0;
 	}
-	for (int i = 0; i < taken->files_len; i++)
-		object_put(taken->files[i]);
-	free(taken);
+	if (!(flags & MSG_PEEK))
+		message_drop(taken);
 	return (ssize_t)len;
 }

@@ -25,7 +25,8 @@ int set_wait(int fd, struct epoll_event *events, int max, int64_t timeout);
 int set_control(int epfd, int op, int fd, struct epoll_event *event);
 int fds_poll(struct pollfd *items, nfds_t len, int64_t timeout);
 ssize_t line_put(struct object *line, const struct msghdr *message);
-ssize_t line_take(struct object *line, struct msghdr *message);
+ssize_t line_take(struct object *line, struct msghdr *message, int flags);
+void line_pair(struct object *pair[2]); /* of socketpair(2) */
 
 size_t tcp_queued(const struct tcp *tcp);
 int tcp_state(const struct tcp *tcp);
@@ -38,6 +39,8 @@ void tcp_disconnect(struct tcp *tcp);
 void tcp_closed(struct tcp *tcp);
 
 int sim_fstat(int fd, struct stat *found);
+ssize_t sim_pread64(int fd, void *buf, size_t n, off_t offset);
+long files_syscall(long number, long a, long b, long c, long d); /* those that tell of files and processes */
 long sim_syscall(long number, long a, long b, long c, long d, long e, long f);
 
 #endif

@@ -13,7 +13,6 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
-#include <sys/resource.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -149,9 +148,17 @@ static void run_seed(char *const paths[2], uint64_t seed)
 	setenv("SIDESTEP_PROMOTE_AFTER", choose(2) ? "0" : "4", 1);
 	tcp_out_max = rooms[choose(4)];
 	tcp_in_max = rooms[choose(4)];
-	static const uint32_t some[] = {0, MAY_ORDER, MAY_ORDER | MAY_SHUT, MAY_RELAY | MAY_SHUT | MAY_CLOSE,
-	                                MAY_RELAY | MAY_SHUT | MAY_FORK | MAY_EXEC | MAY_ORDER};
-	stimuli = choose(2) ? choose(STIMULI) : some[choose(5)];
+	static const uint32_t some[] = {0,
+	                                MAY_ORDER,
+	                                MAY_ORDER | MAY_SHUT,
+	                                MAY_RELAY | MAY_SHUT | MAY_CLOSE,
+	                                MAY_RELAY | MAY_SHUT | MAY_FORK | MAY_EXEC | MAY_ORDER,
+	                                MAY_TRAVEL | MAY_SLEEP | MAY_SHUT | MAY_CLOSE | MAY_ORDER,
+	                                MAY_TRAVEL | MAY_SLEEP | MAY_SHUT | MAY_FORK | MAY_LEAVE,
+	                                MAY_TRAVEL | MAY_SLEEP | MAY_RELAY | MAY_SHUT | MAY_CLOSE,
+	                                MAY_GIVE | MAY_SLEEP | MAY_SHUT | MAY_CLOSE | MAY_FORK,
+	                                MAY_GIVE | MAY_SLEEP | MAY_RELAY | MAY_SHUT | MAY_CLOSE | MAY_FORK};
+	stimuli = choose(2) ? choose(STIMULI) : some[choose(10)];
 	for (int i = 0; i < 2; i++)
 		configure(i);
 	if (chance(6))
@@ -242,14 +249,14 @@ int main(int argc, char **argv)
 		                "       sim LIBRARY-A LIBRARY-B scenarios quiet|trace\n");
 		return 2;
 	}
-	static const char *const names[SEEN] = {"promoted", "back", "again",   "passed", "reset", "forked",
-	                                        "shared",   "died", "relayed", "lost",   "rounds"};
+	static const char *const names[SEEN] = {"promoted", "back",      "again", "passed",  "reset",
+	                                        "forked",   "shared",    "died",  "relayed", "lost",
+	                                        "rounds",   "travelled", "given", "unseen",  "asleep"};
 	uint64_t seed = strtoull(argv[3], NULL, 10), steps = strtoull(argv[4], NULL, 10), first = seed, failures = 0;
 	bool telling = strcmp(argv[argc - 1], "trace") == 0;
 
 	totals = mmap(NULL, sizeof(*totals), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
 	signal(SIGPIPE, SIG_IGN);
-	setrlimit(RLIMIT_NOFILE, &(struct rlimit){1024, 1024});
 	if (strcmp(argv[3], "scenarios") == 0)
 		return try_scenarios(argv + 1, telling);
 	do {

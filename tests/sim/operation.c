@@ -8,7 +8,6 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <linux/sockios.h>
-#include <setjmp.h>
 #include <string.h>
 #include <sys/ioctl.h>
 #include <sys/uio.h>
@@ -18,11 +17,19 @@
 #include "layout.h"
 #include "process.h"
 #include "provider.h"
+#include "scenario.h"
 
+#define DUP_TO 5 /* no standard stream: the simulated C library reads and writes none */
 #define LOOK_EVERY 30000 /* ns; more than LOOK_EVERY_NS of the shim */
 
-static jmp_buf exec_place[ENDS];
 static uint8_t buffers[ENDS][SIZE_LARGEST];
+
+bool promoted_now(const struct program *mine)
+{
+	const struct conn_slot *slot = provider_slot(mine->index & 1);
+
+	return slot && slot->state == STATE_PROMOTED;
+}
 
 /* How far the connection has come. */
 void look(const struct program *mine)
@@ -41,7 +48,7 @@ void look(const struct program *mine)
 	seen[SEEN_BACK] |= back[i];
 	seen[SEEN_RELAYED] |= now_promoted && provider_relays;
 	seen[SEEN_ROUNDS] |= provider_relays && slot->tx_switch_offset && slot->tx_round > 2;
-	seen[SEEN_PASSED] |= promoted[i] && mine->side->passed;
+	seen[SEEN_PASSED] |= promoted[i] && side_passes(mine->side);
 	seen[SEEN_SHARED] |= promoted[i] && mine->side->holders > 1;
 }
 
@@ -208,7 +215,7 @@ static void lets_go(struct program *mine)
 
 	if (!--mine->side->holders) {
 		calm++;
-		if (!mine->side->passed && !mine->side->forked && !mine->side->aborted)
+		if (!side_passes(mine->side) && !mine->side->forked && !mine->side->aborted)
 			CALL(mine, int, ioctl, (int, unsigned long, ...))(mine->fd, FIONREAD, &unread);
 		calm--;
 		mine->side->left_unread = unread > 0;
@@ -237,12 +244,37 @@ void do_exit(struct program *mine)
 /* Another number, and the first is closed. */
 void do_dup(struct program *mine)
 {
-	int copy = CALL(mine, int, dup, (int))(mine->fd);
+	int copy = choose(2) || mine->fd == DUP_TO ? CALL(mine, int, dup, (int))(mine->fd)
+	                                           : CALL(mine, int, dup2, (int, int))(mine->fd, DUP_TO);
 
 	trace("%d: %d is %d now", mine->index, mine->fd, copy);
 	if (copy < 0 || CALL(mine, int, close, (int))(mine->fd) < 0)
 		fail("end %d: dup: %s", mine->index, strerrorname_np(errno));
 	mine->fd = copy;
+}
+
+/* By a call that the shim does not see. A file gets the number, and what is written to it is the file's. */
+void do_hidden_close(struct program *mine)
+{
+	const char text[] = "the file's";
+
+	trace("%d: closes the socket unseen", mine->index);
+	if (!--mine->side->holders)
+		mine->side->closing = mine->side->closed_unseen = true;
+	mine->no_more = mine->closed = true;
+	seen[SEEN_UNSEEN] |= promoted_now(mine);
+	sim_close(mine->fd);
+	int fd = CALL(mine, int, open64, (const char *, int, ...))("/file", O_RDWR);
+	if (fd != mine->fd) { /* the lowest that is free is another */
+		int copy = CALL(mine, int, dup2, (int, int))(fd, mine->fd);
+		CALL(mine, int, close, (int))(fd);
+		fd = copy;
+	}
+	ssize_t n = CALL(mine, ssize_t, write, (int, const void *, size_t))(fd, text, sizeof(text));
+	if (n != sizeof(text) || fd_object(fd)->kind != KIND_FILE || fd_object(fd)->count != sizeof(text))
+		fail("end %d: %zd bytes were written to a file that has the number of a socket", mine->index, n);
+	CALL(mine, int, close, (int))(fd);
+	mine->fd = -1;
 }
 
 /* ---- waiting ---- */
@@ -457,6 +489,20 @@ static uint32_t by_sigio(struct program *mine, int timeout)
 	return told ? POLLIN : 0;
 }
 
+static bool awake(void *argument)
+{
+	return !((const struct program *)argument)->asleep;
+}
+
+/* For ever, for all that the others know. */
+void do_sleep(struct program *mine)
+{
+	trace("%d: sleeps", mine->index);
+	mine->asleep = true;
+	block(awake, mine, NEVER);
+	trace("%d: wakes up", mine->index);
+}
+
 /* Waits for POLLIN, POLLOUT or both in its own way; what was told. */
 uint32_t do_wait(struct program *mine, short events, int timeout)
 {
@@ -480,139 +526,6 @@ uint32_t do_wait(struct program *mine, short events, int timeout)
 	if (told & (POLLIN | POLLERR | POLLHUP | POLLRDHUP))
 		told_anew(mine);
 	return told;
-}
-
-/* What it has not read is in the ring, and was not recalled. */
-static bool ring_keeps(int side)
-{
-	int place;
-	const struct channel_segment *segment = provider_segment(side, &place);
-
-	if (!segment || segment->producer[1 - place].tail == segment->consumer[1 - place].head)
-		return false;
-	const struct channel_side *peer = &segment->side[1 - place];
-	return (peer->tx_back & 3) != CHANNEL_RECALLED && (peer->tx_follows & 3) != CHANNEL_RECALLED;
-}
-
-/* From now on a program without a shim has the socket. */
-static void is_strangers(struct program *mine)
-{
-	/*
-	 * Known: another process of the family goes on with a ring whose bytes cannot be asked for again, as the peer has ended
-	 * its direction or sends by TCP behind them. It is not to be reset for an exec of a child that may never read: so a
-	 * stranger that does read misses them. So it does those that a read of the other process has taken, and goes on behind.
-	 */
-	if (mine->side->holders > 1 && (ring_keeps(mine->index & 1) || mine->side->reading))
-		mine->side->blind = true;
-	mine->stranger = true;
-	mine->passing = mine->by_signal = false;
-	if (mine->way > BY_POLL)
-		mine->way = BY_POLL;
-}
-
-void do_pass(struct program *mine)
-{
-	union {
-		struct cmsghdr header;
-		char bytes[CMSG_SPACE(sizeof(int))];
-	} control = {.header = {.cmsg_level = SOL_SOCKET, .cmsg_type = SCM_RIGHTS, .cmsg_len = CMSG_LEN(sizeof(int))}};
-	struct iovec iov = {"x", 1};
-	struct msghdr message = {
-		.msg_iov = &iov, .msg_iovlen = 1, .msg_control = &control, .msg_controllen = sizeof(control)};
-	int line = fd_new(object_new(KIND_LINE), 0, mine->index, true);
-
-	trace("%d: passes the socket on", mine->index);
-	mine->side->passed = mine->passing = true;
-	look(mine);
-	memcpy(CMSG_DATA(&control.header), &mine->fd, sizeof(int));
-	if (CALL(mine, ssize_t, sendmsg, (int, const struct msghdr *, int))(line, &message, 0) != 1)
-		fail("end %d: sendmsg: %s", mine->index, strerrorname_np(errno));
-	int theirs = fd_new(connection[mine->index & 1], 0, mine->index, false);
-	object_put(connection[mine->index & 1]); /* the message's */
-	if (CALL(mine, int, close, (int))(mine->fd) < 0)
-		fail("end %d: close: %s", mine->index, strerrorname_np(errno));
-	mine->fd = theirs;
-	is_strangers(mine);
-}
-
-void do_exec(struct program *mine)
-{
-	static char *const none[] = {NULL};
-
-	trace("%d: exec", mine->index);
-	mine->side->passed = mine->passing = true;
-	look(mine);
-	if (setjmp(exec_place[mine->index]) == 0)
-		CALL(mine, int, execve, (const char *, char *const *, char *const *))("/bin/true", none, none);
-	fds_close(mine->index, true);
-	is_strangers(mine);
-}
-
-void exec_done(void)
-{
-	longjmp(exec_place[current->index], 1);
-}
-
-/* It is no more: what it had of the socket is as the kernel has left it. */
-static void gone(struct program *mine)
-{
-	struct side *side = mine->side;
-
-	if (!mine->closed)
-		side->holders--;
-	if (!side->holders) { /* also who dies in the midst of the last close */
-		side->killed = true;
-		side->left_unread = false;
-	}
-	mine->no_more = mine->closed = true;
-	mine->passing = false;
-	kill_end(current);
-	end_over();
-}
-
-void do_kill(struct program *mine)
-{
-	trace("%d: is killed", mine->index);
-	gone(mine);
-}
-
-void program_dies(void)
-{
-	struct program *mine = &programs[current->index];
-
-	if (!mine->ready)
-		return;
-	trace("%d: dies in the midst", mine->index);
-	seen[SEEN_DIED] = true;
-	if (mine->reading) {
-		mine->side->reading--;
-		mine->side->blind = true;
-	}
-	gone(mine);
-}
-
-void do_fork(struct program *mine, void (*child)(struct program *mine))
-{
-	struct program *theirs = &programs[mine->index + 2];
-
-	if (mine->side->low_water > 1) /* a read that waits for more is of several pieces, with another's in between */
-		do_low_water(mine, 1);
-	trace("%d: forks %d", mine->index, mine->index + 2);
-	*theirs = *mine;
-	theirs->index = mine->index + 2;
-	theirs->process = 1;
-	theirs->by_signal = false;
-	theirs->outer = 0;
-	mine->side->forked = true;
-	mine->side->holders++;
-	seen[SEEN_FORKED] = true;
-	look(mine);
-	mine->ready = false; /* it does not die half forked */
-	if (process_fork(mine->library) == 0) {
-		child(theirs); /* never to return: these frames are the parent's as well */
-		end_over();
-	}
-	mine->ready = true;
 }
 
 void do_abort(struct program *mine, bool by_linger)

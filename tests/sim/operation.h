@@ -1,4 +1,4 @@
-/* operation.h - what a program can do with its end of the connection; see operation.c. */
+/* operation.h - what a program can do with its end of the connection; see operation.c, and holders.c. */
 #ifndef SIDESTEP_SIM_OPERATION_H
 #define SIDESTEP_SIM_OPERATION_H
 
@@ -10,6 +10,7 @@
 #define CALL(program, result, name, types) \
 	((result(*) types)((program)->stranger ? kernel_find(#name) : dlsym((program)->library, #name)))
 
+bool promoted_now(const struct program *mine);
 void look(const struct program *mine); /* how far the connection has come */
 size_t some_size(void);
 ssize_t do_send(struct program *mine, size_t len, bool quiet);
@@ -27,9 +28,15 @@ int do_count(struct program *mine);
 void do_low_water(struct program *mine, int low);
 void do_pass(struct program *mine);
 void do_exec(struct program *mine);
+void do_travel(struct program *mine);
+void do_sleep(struct program *mine);
 void do_dup(struct program *mine);
 void do_kill(struct program *mine);
-void do_fork(struct program *mine, void (*child)(struct program *mine));
+void do_fork(struct program *mine, void (*child)(struct program *mine), bool awaits);
+bool do_await(struct program *mine);
+void do_give(struct program *mine);
+void do_hand_over(struct program *mine);
+void do_hidden_close(struct program *mine);
 void do_exit(struct program *mine);
 void do_abort(struct program *mine, bool by_linger);
 

@@ -16,7 +16,7 @@
 #include "kernel.h"
 
 #define HEAP (1u << 20)
-#define REGIONS_MAX 32
+#define REGIONS_MAX 64
 #define MAPPED_MAX (256u << 10) /* of a larger piece, the table of descriptors, only the numbers that there are */
 
 static struct family {
@@ -102,6 +102,95 @@ static int library_regions(struct dl_phdr_info *info, size_t size, void *library
 		}
 	}
 	return 1;
+}
+
+/* ---- programs ---- */
+static struct pristine {
+	uintptr_t base;
+	const uint8_t *from;
+	uint8_t *bytes;
+	size_t len, zeros; /* as the file has it, and behind that */
+} pristine[2];
+
+/* The part of a library that it can write, but for what is written when it is loaded. */
+static int pristine_of(struct dl_phdr_info *info, size_t size, void *to)
+{
+	struct pristine *found = to;
+	uintptr_t relro_end = 0;
+
+	(void)size;
+	if (info->dlpi_addr != found->base)
+		return 0;
+	for (int i = 0; i < info->dlpi_phnum; i++)
+		if (info->dlpi_phdr[i].p_type == PT_GNU_RELRO)
+			relro_end = (info->dlpi_addr + info->dlpi_phdr[i].p_vaddr + info->dlpi_phdr[i].p_memsz) & ~(uintptr_t)4095;
+	for (int i = 0; i < info->dlpi_phnum; i++) {
+		const ElfW(Phdr) *header = &info->dlpi_phdr[i];
+		uintptr_t at = info->dlpi_addr + header->p_vaddr, file_end = at + header->p_filesz, end = at + header->p_memsz;
+		if (header->p_type != PT_LOAD || !(header->p_flags & PF_W))
+			continue;
+		at = at < relro_end && relro_end < end ? relro_end : at;
+		found->from = (const uint8_t *)at;
+		found->len = file_end > at ? file_end - at : 0;
+		found->zeros = end - at - found->len;
+	}
+	return 1;
+}
+
+void process_loaded(const void *code)
+{
+	Dl_info found;
+	int i = 0;
+
+	if (!dladdr(code, &found))
+		fail("a library that is none");
+	for (; i < 2 && pristine[i].base; i++)
+		if (pristine[i].base == (uintptr_t)found.dli_fbase)
+			return;
+	if (i == 2)
+		fail("a third library");
+	pristine[i].base = (uintptr_t)found.dli_fbase;
+	dl_iterate_phdr(pristine_of, &pristine[i]);
+	pristine[i].bytes = malloc(pristine[i].len);
+	memcpy(pristine[i].bytes, pristine[i].from, pristine[i].len);
+}
+
+static int thread_begins(struct dl_phdr_info *info, size_t size, void *base)
+{
+	(void)size;
+	if (info->dlpi_addr != (uintptr_t)base)
+		return 0;
+	for (int i = 0; i < info->dlpi_phnum; i++) {
+		const ElfW(Phdr) *header = &info->dlpi_phdr[i];
+		if (header->p_type != PT_TLS || !info->dlpi_tls_data)
+			continue;
+		memcpy(info->dlpi_tls_data, (const void *)(info->dlpi_addr + header->p_vaddr), header->p_filesz);
+		memset((uint8_t *)info->dlpi_tls_data + header->p_filesz, 0, header->p_memsz - header->p_filesz);
+	}
+	return 1;
+}
+
+/* The program that is executed has the same library at the same place. */
+void process_execute(void *library)
+{
+	struct link_map *map;
+	void (*const *begins)(int, char **, char **) = NULL;
+	size_t len = 0;
+
+	dlinfo(library, RTLD_DI_LINKMAP, &map);
+	for (int i = 0; i < 2; i++)
+		if (pristine[i].base == map->l_addr) {
+			memcpy((void *)pristine[i].from, pristine[i].bytes, pristine[i].len);
+			memset((uint8_t *)pristine[i].from + pristine[i].len, 0, pristine[i].zeros);
+		}
+	dl_iterate_phdr(thread_begins, (void *)map->l_addr);
+	for (const ElfW(Dyn) *at = map->l_ld; at->d_tag; at++)
+		if (at->d_tag == DT_INIT_ARRAY)
+			begins = (void (*const *)(int, char **, char **))(map->l_addr + at->d_un.d_ptr);
+		else if (at->d_tag == DT_INIT_ARRAYSZ)
+			len = at->d_un.d_val / sizeof(*begins);
+	for (size_t i = 0; i < len; i++)
+		begins[i](0, NULL, NULL);
 }
 
 static uint8_t *stack_low(const struct end *end)

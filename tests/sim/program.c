@@ -20,6 +20,7 @@
 
 #define NAP (2 * MS)
 #define NAPS_MAX 10
+#define SLEEP_TURNS 100 /* of the clock: who has not come to an end by then may need those that sleep */
 
 struct program programs[ENDS];
 uint64_t operations;
@@ -29,10 +30,30 @@ bool seen[SEEN];
 static void program_live(struct program *mine);
 static void child_run(struct program *mine);
 
+/* In another program, or as one more holder. False: neither may be. */
+static bool goes_on(struct program *mine)
+{
+	static int travels = 4, gifts = 8; /* that are left */
+
+	if ((stimuli & MAY_GIVE) && choose(2) && gifts-- > 0)
+		do_give(mine);
+	else if ((stimuli & MAY_TRAVEL) && travels-- > 0)
+		do_travel(mine);
+	else
+		return false;
+	return true;
+}
+
 static void rare(struct program *mine)
 {
 	uint32_t which = choose(12);
 
+	if (!mine->stranger && (seen[SEEN_PROMOTED] || chance(4)) && chance(3) && goes_on(mine))
+		return;
+	if ((stimuli & MAY_SLEEP) && seen[SEEN_PROMOTED] && chance(6)) {
+		do_sleep(mine);
+		return;
+	}
 	if (which < 5 && (stimuli & MAY_ORDER))
 		provider_order((int)choose(2), choose(2));
 	else if (which == 5 && (stimuli & MAY_SHUT))
@@ -40,7 +61,7 @@ static void rare(struct program *mine)
 	else if (which == 6 && (stimuli & MAY_SHUT) && chance(3))
 		do_shutdown(mine, choose(2) ? SHUT_RD : SHUT_RDWR);
 	else if (which == 7 && (stimuli & MAY_CLOSE) && chance(3))
-		(choose(3) ? do_close : do_exit)(mine);
+		(choose(2) ? do_close : choose(2) ? do_exit : do_hidden_close)(mine);
 	else if (which == 5 && (stimuli & MAY_LEAVE) && !mine->stranger && choose(2))
 		do_nest(mine);
 	else if (which == 5 && (stimuli & MAY_LEAVE) && !mine->stranger && seen[SEEN_PROMOTED])
@@ -55,11 +76,17 @@ static void rare(struct program *mine)
 		provider_dies();
 	else if ((which == 6 || seen[SEEN_PROMOTED]) && (stimuli & MAY_FORK) && !mine->stranger && !mine->side->forked &&
 	         choose(2))
-		do_fork(mine, child_run);
+		do_fork(mine, child_run, (stimuli & MAY_GIVE) && choose(2));
 	else if (which == 10 && (stimuli & MAY_PASS) && !mine->stranger && chance(4))
 		do_pass(mine);
 	else if (which == 10 && (stimuli & MAY_EXEC) && !mine->stranger && chance(4))
 		do_exec(mine);
+	else if (which >= 8 && which < 10 && (stimuli & MAY_SLEEP))
+		do_sleep(mine);
+	else if (which == 6 && (stimuli & MAY_CLOSE) && seen[SEEN_PROMOTED] && choose(2))
+		do_hidden_close(mine);
+	else if (which == 6 && (stimuli & MAY_GIVE) && mine->line && !mine->stranger && choose(2))
+		do_hand_over(mine);
 }
 
 /* ---- reading when told ---- */
@@ -263,8 +290,9 @@ void program_do(struct program *mine, const char *command)
 	static const struct {
 		const char *name;
 		void (*does)(struct program *mine);
-	} plain[] = {{"turn", turn},    {"drain", drain},      {"close", do_close}, {"exit", do_exit}, {"dup", do_dup},
-	             {"kill", do_kill}, {"count", count_only}, {"async", do_async}, {"nest", do_nest}};
+	} plain[] = {{"turn", turn},    {"drain", drain},    {"close", do_close},        {"exit", do_exit},
+	             {"dup", do_dup},   {"kill", do_kill},   {"count", count_only},      {"async", do_async},
+	             {"nest", do_nest}, {"sleep", do_sleep}, {"unseen", do_hidden_close}};
 
 	operations++;
 	for (size_t i = 0; i < sizeof(sizes) / sizeof(*sizes); i++)
@@ -309,12 +337,21 @@ void program_do(struct program *mine, const char *command)
 	else if (strcmp(command, "water") == 0)
 		do_low_water(mine, 400);
 	else if (strcmp(command, "fork") == 0 && !mine->side->forked)
-		do_fork(mine, child_run);
+		do_fork(mine, child_run, false);
+	else if (strcmp(command, "worker") == 0 && !mine->side->forked)
+		do_fork(mine, child_run, true);
+	else if (strcmp(command, "hand") == 0 && mine->line)
+		do_hand_over(mine);
+	else if (strcmp(command, "give") == 0 && !mine->stranger)
+		do_give(mine);
 	else if (strcmp(command, "pass") == 0 && !mine->stranger)
 		do_pass(mine);
 	else if (strcmp(command, "exec") == 0 && !mine->stranger)
 		do_exec(mine);
-	else if (!mine->stranger && strcmp(command, "poll") != 0 && strcmp(command, "fork") != 0)
+	else if (strcmp(command, "travel") == 0 && !mine->stranger)
+		do_travel(mine);
+	else if (!mine->stranger && strcmp(command, "poll") != 0 && strcmp(command, "fork") != 0 &&
+	         strcmp(command, "worker") != 0 && strcmp(command, "hand") != 0)
 		fail("what is %s?", command);
 }
 
@@ -323,11 +360,14 @@ static void child_run(struct program *mine)
 {
 	static const enum way ways[] = {BY_RECV, BY_POLL, BY_LEVEL, BY_EDGE};
 
+	mine->parents_set = mine->way > BY_POLL ? mine->epfd : 0;
 	if (!scenario) {
-		mine->way = ways[choose(4)];
+		mine->way = ways[mine->nonblock ? 1 + choose(3) : choose(4)];
 		mine->operations = choose(40);
 	}
 	told_anew(mine);
+	if (mine->line && !do_await(mine))
+		return;
 	if (mine->way > BY_POLL) { /* the parent's set stays open and unused */
 		mine->epfd = CALL(mine, int, epoll_create1, (int))(0);
 		set_register(mine, EPOLL_CTL_ADD, EPOLLIN | EPOLLOUT | EPOLLRDHUP);
@@ -348,6 +388,11 @@ static void program_live(struct program *mine)
 			between_calls(mine);
 		operate(mine);
 	}
+	if (mine->line && mine->fd >= 0 && !mine->stranger && choose(2))
+		do_hand_over(mine);
+	if (mine->line) /* then nobody is to wait for it any more */
+		CALL(mine, int, close, (int))(mine->line);
+	mine->line = 0;
 	if (mine->fd < 0)
 		return;
 	if (mine->floods && choose(4)) {
@@ -405,6 +450,11 @@ static bool is_passing(int side)
 	return programs[side].passing || programs[side + 2].passing;
 }
 
+static bool asleep(int side)
+{
+	return programs[side].asleep || programs[side + 2].asleep;
+}
+
 /* Who only naps finds in a moment what there is, or frees the other; see NO_DOORBELL_POLL_NS, LOCK_NAPS. */
 static bool somebody_naps(void)
 {
@@ -419,6 +469,7 @@ static bool somebody_naps(void)
 void program_idle(void)
 {
 	static uint32_t in_vain[ENDS]; /* naps since there was something: those before it were rightly made */
+	bool moves_on = false;
 
 	if (somebody_naps())
 		return;
@@ -429,12 +480,20 @@ void program_idle(void)
 			continue; /* who passes its socket on waits for a moment itself */
 		bool in = (mine->waits_for & POLLIN) && could_read(mine),
 			 out = (mine->waits_for & POLLOUT) && could_write(mine);
-		if (!(in || out))
+		bool late = mine->side->passed && asleep(1 - (i & 1)); /* known: see docs/internals/simulator.md */
+		if (!(in || out) || late)
 			in_vain[i] = 0;
 		else if (ends[i].deadline - now > NAP || in_vain[i]++ >= NAPS_MAX)
 			fail("end %d sleeps, and there is %s (%llu bytes)", i, in ? "something to read" : "room",
 			     (unsigned long long)(side_sent(peer) - mine->side->received));
 	}
+	for (int i = 0; i < ENDS; i++)
+		moves_on |= ends[i].started && !ends[i].over && ends[i].deadline < NEVER;
+	static uint32_t turns;
+	if (moves_on && ++turns % SLEEP_TURNS)
+		return;
+	for (int i = 0; i < ENDS; i++)
+		programs[i].asleep = false;
 }
 
 /* A reset has lost bytes from before the ring, and there was more than the provider could carry to its end. */

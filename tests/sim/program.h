@@ -24,6 +24,10 @@ struct program {
 	void *library;
 	/* how far it is */
 	int fd, epfd;
+	int line; /* by which a child is given its socket; 0: there is none */
+	bool awaits; /* that */
+	bool hands_over; /* is about to send it */
+	int parents_set; /* a child has inherited it, and does not use it */
 	int outer; /* a set that has its own in it; 0: there is none */
 	bool by_signal; /* the kernel tells it of bytes, by SIGIO */
 	uint64_t signals; /* so many it has had */
@@ -42,6 +46,7 @@ struct program {
 	bool between; /* two calls */
 	bool alone; /* nobody else of its side is in a read since it began its own */
 	size_t wanted; /* by MSG_WAITALL */
+	bool asleep; /* where no shim hears anything, until nothing else moves */
 	short waits_for; /* POLL*, while it waits for as long as it takes */
 	uint32_t naps; /* meanwhile, with nothing else that could move */
 };
@@ -59,6 +64,10 @@ enum {
 	SEEN_RELAYED,
 	SEEN_LOST,
 	SEEN_ROUNDS,
+	SEEN_TRAVELLED,
+	SEEN_GIVEN,
+	SEEN_UNSEEN, /* a socket was closed unseen */
+	SEEN_ASLEEP, /* while its peer travelled, or passed its socket on */
 	SEEN
 };
 extern bool seen[SEEN]; /* in this run */
@@ -78,12 +87,15 @@ enum {
 	MAY_FORK = 1 << 10,
 	MAY_RELAY = 1 << 11, /* the provider stands between */
 	MAY_LEAVE = 1 << 12, /* it lets the kernel alone tell it of bytes */
-	STIMULI = 1 << 13,
+	MAY_TRAVEL = 1 << 13, /* by exec, with the shim */
+	MAY_SLEEP = 1 << 14,
+	MAY_GIVE = 1 << 15, /* by SCM_RIGHTS, to who has the shim */
+	STIMULI = 1 << 16,
 };
 
 void program_run(struct end *end);
 void program_dies(void); /* the current one, where it is */
-void exec_done(void) __attribute__((noreturn)); /* execve() has come to the kernel */
+void exec_done(char *const env[]) __attribute__((noreturn)); /* execve() has come to the kernel */
 void program_do(struct program *mine, const char *command);
 bool side_no_more(const struct side *side); /* none of its processes sends anything new */
 void program_idle(void); /* nothing can move but the clock: is it right so? */

@@ -20,6 +20,9 @@ static struct {
 static struct object *arenas[2], *segments[2];
 static int places[2];
 bool provider_relays;
+static struct {
+	uint8_t arena[16], family[16];
+} own_arenas[ENDS], joined[ENDS]; /* of each process; of another family whose connection it holds */
 
 static uint32_t *registry_word(size_t offset)
 {
@@ -79,11 +82,15 @@ static void welcome(int end, struct message *message)
 		header->version = LAYOUT_VERSION;
 		header->secret = 5;
 	}
-	if (message->files_len == 1) {
+	if (message->files_len == 1 && !provider_slot(end & 1)) { /* else another program of this end has come */
 		arenas[end & 1] = message->files[0];
 		arenas[end & 1]->refs++;
 	}
-	answer(end, (struct rpc_msg){.type = RPC_WELCOME, .promote_after_calls = 16, .promote_after_bytes = 65536},
+	answer(end,
+	       (struct rpc_msg){.type = RPC_WELCOME,
+	                        .flags = WELCOME_SERVES | WELCOME_BELLS | WELCOME_JOINS,
+	                        .promote_after_calls = 16,
+	                        .promote_after_bytes = 65536},
 	       &registry, 1);
 }
 
@@ -111,10 +118,6 @@ static void stand_between(int end, struct rpc_msg *attach, struct rpc_msg *told,
 	segments[theirs] = second;
 	apps[mine] = (struct relay_app){offer.files[1], offer.files[2], offer.record.doorbell_index};
 	apps[theirs] = (struct relay_app){message->files[0], message->files[1], claim->doorbell_index};
-	for (int i = 0; i < 2; i++) {
-		apps[i].doorbell->refs++;
-		apps[i].page->refs++;
-	}
 	if (!relay_liveness) {
 		relay_liveness = object_new(KIND_LIVENESS);
 		relay_liveness->refs++;
@@ -160,6 +163,48 @@ static void claimed(int end, const struct rpc_msg *claim, struct message *messag
 	offer_drop();
 }
 
+/* To all of a family. */
+static void command(int end, struct rpc_msg record, struct object *const *files, int files_len)
+{
+	if (!registry)
+		return;
+	++*registry_word(offsetof(struct registry_header, commands));
+	for (int i = end & 1; i < ENDS; i += 2)
+		if (provider_lines[i] && !provider_lines[i]->line.hung_up)
+			answer(i, record, files, files_len);
+	++*registry_word(offsetof(struct registry_header, commands));
+}
+
+/* By the name that the family's peers know, and that each process has for its arena. */
+static void bell_passed(const struct rpc_msg *record, struct object *const *files)
+{
+	struct rpc_msg told = *record;
+
+	if (!registry)
+		return;
+	++*registry_word(offsetof(struct registry_header, commands));
+	for (int i = 0; i < ENDS; i++) {
+		bool is_own = memcmp(own_arenas[i].family, record->arena_id, 16) == 0;
+		if (!provider_lines[i] || provider_lines[i]->line.hung_up ||
+		    (!is_own && memcmp(joined[i].family, record->arena_id, 16) != 0))
+			continue;
+		memcpy(told.arena_id, is_own ? own_arenas[i].arena : joined[i].arena, 16);
+		answer(i, told, files, 2);
+	}
+	++*registry_word(offsetof(struct registry_header, commands));
+}
+
+static void bell_named(int end, const struct rpc_msg *record, struct message *message)
+{
+	if (message->files_len != 2)
+		fail("a doorbell of %d files", message->files_len);
+	if (provider_relays && segments[0] != segments[1])
+		relay_hears_bell(end & 1, (struct relay_app){message->files[0], message->files[1], record->doorbell_index},
+		                 record->cookie, record->flags & DOORBELLS_ALONE);
+	else
+		bell_passed(record, message->files);
+}
+
 bool provider_can(int end)
 {
 	return provider_lines[end] && provider_lines[end]->line.to_driver;
@@ -175,7 +220,11 @@ void provider_move(int end)
 	memcpy(&record, message->data, sizeof(record));
 	trace("    provider: end %d says %u", end, record.type);
 	switch (record.type) {
-	case RPC_HELLO: welcome(end, message); break;
+	case RPC_HELLO:
+		memcpy(own_arenas[end].arena, record.arena_id, 16);
+		memcpy(own_arenas[end].family, record.segment_id, 16);
+		welcome(end, message);
+		break;
 	case RPC_OFFER:
 		if (offer.made) {
 			refuse(end, record.token, REFUSAL_EXPIRED);
@@ -192,6 +241,13 @@ void provider_move(int end)
 		break;
 	case RPC_CLAIM: claimed(end, &record, message); break;
 	case RPC_WITHDRAW: offer_drop(); break;
+	case RPC_BELL: bell_named(end, &record, message); break;
+	case RPC_SERVE: command(1 - (end & 1), record, NULL, 0); break;
+	case RPC_JOIN:
+		memcpy(joined[end].arena, record.arena_id, 16);
+		memcpy(joined[end].family, record.segment_id, 16);
+		break;
+	case RPC_LEAVE: memset(&joined[end], 0, sizeof(joined[end])); break;
 	default: fail("the provider does not know message %u", record.type);
 	}
 	for (int i = 0; i < message->files_len; i++)
@@ -233,9 +289,7 @@ void provider_order(int end, bool promote)
 	if (!slot || !registry)
 		return;
 	trace("    provider: end %d is to %s", end, promote ? "promote" : "demote");
-	++*registry_word(offsetof(struct registry_header, commands));
-	for (int i = end; i < ENDS; i += 2) /* who of the family has the connection follows it */
-		if (provider_lines[i] && !provider_lines[i]->line.hung_up)
-			answer(i, (struct rpc_msg){.type = promote ? RPC_PROMOTE : RPC_DEMOTE, .token = slot->generation}, NULL, 0);
-	++*registry_word(offsetof(struct registry_header, commands));
+	struct rpc_msg record = {.type = promote ? RPC_PROMOTE : RPC_DEMOTE, .token = slot->generation};
+	memcpy(record.arena_id, ((const struct arena_header *)arenas[end & 1]->memory)->arena_id, 16);
+	command(end, record, NULL, 0);
 }

@@ -23,6 +23,7 @@ enum { HAND_ON, PUMP, PUMP_BACK, RELEASE, RELEASE_BACK, RECALL, RECALL_BACK, HEA
 #define SETTLE_ENDED (12000 * MS) /* SETTLE_ENDED_S */
 #define ACKED_RECALL 8 /* CHANNEL_ACKED_RECALL, where there is one */
 #define ACKED_ROUNDS 16
+#define APPS_MAX 8 /* RELAY_DOORBELLS_MAX */
 
 struct channel { /* with one application */
 	struct channel_side *local;
@@ -38,8 +39,9 @@ struct channel { /* with one application */
 
 static struct relay_side {
 	struct channel channel;
-	struct relay_app app;
-	uint64_t rung, held;
+	struct relay_app apps[APPS_MAX];
+	int apps_len;
+	uint64_t rung[APPS_MAX], held;
 	int64_t dead_at; /* when TCP's death is held against it; 0: it lives */
 	bool gone;
 	uint32_t consented; /* the last round, of the direction to this application, that it has consented to */
@@ -65,13 +67,15 @@ static struct relay_side *other_of(const struct relay_side *side)
 
 static void ring(struct relay_side *side)
 {
-	uint64_t word = *(const uint64_t *)(side->app.page->memory + side->app.doorbell_index * 64);
-
 	changed = true;
-	if ((word & 0xffff) && side->rung != word >> 16) {
-		side->rung = word >> 16;
-		side->app.doorbell->count--;
-		wake(side->app.doorbell, EPOLLOUT);
+	for (int i = 0; i < side->apps_len; i++) {
+		const struct relay_app *app = &side->apps[i];
+		uint64_t word = *(const uint64_t *)(app->page->memory + app->doorbell_index * 64);
+		if ((word & 0xffff) && side->rung[i] != word >> 16) {
+			side->rung[i] = word >> 16;
+			app->doorbell->count--;
+			wake(app->doorbell, EPOLLOUT);
+		}
 	}
 }
 
@@ -104,13 +108,22 @@ static void channel_of(struct channel *channel, struct object *object, int place
 	};
 }
 
+static void app_add(struct relay_side *side, struct relay_app app)
+{
+	app.doorbell->refs++;
+	app.page->refs++;
+	side->rung[side->apps_len] = UINT64_MAX;
+	side->apps[side->apps_len++] = app;
+}
+
 void relay_open(struct object *const segments[2], const int places[2], const struct relay_app apps[2])
 {
 	exists = true;
 	for (int i = 0; i < 2; i++) {
-		sides_of[i] = (struct relay_side){.app = apps[i], .rung = UINT64_MAX};
+		sides_of[i] = (struct relay_side){0};
+		app_add(&sides_of[i], apps[i]);
 		channel_of(&sides_of[i].channel, segments[i], places[i]);
-		sides_of[i].channel.local->knows = KNOWS_LEAVE;
+		sides_of[i].channel.local->knows = KNOWS_DOORBELLS | KNOWS_LEAVE;
 		if (relay_rounds)
 			sides_of[i].channel.local->acked = ACKED_ROUNDS;
 	}
@@ -174,6 +187,27 @@ static void reset(const char *reason)
 		ring(&sides_of[i]);
 	}
 	drop();
+}
+
+void relay_hears_bell(int end, struct relay_app app, uint64_t word, bool alone)
+{
+	struct relay_side *side = &sides_of[end];
+	struct channel_side *local = side->channel.local;
+
+	if (!exists || lost || dead || ((word ^ side->channel.remote->bell) & ~(uint64_t)BELL_COUNT))
+		return;
+	if (alone && word == side->channel.remote->bell)
+		side->apps_len = 0;
+	if (side->apps_len == APPS_MAX) {
+		reset("doorbell");
+		return;
+	}
+	app_add(side, app);
+	trace("    relay: %d has another doorbell, %d now", end, side->apps_len);
+	local->knows = side->apps_len < APPS_MAX / 2 ? KNOWS_DOORBELLS | KNOWS_LEAVE : KNOWS_LEAVE;
+	local->bell_seen = word;
+	ring(side);
+	quiet = 0;
 }
 
 static void violation(const struct relay_side *side, const char *what)
@@ -559,6 +593,11 @@ void relay_dies(void)
 	dead = true;
 	relay_liveness->count = 1;
 	wake(relay_liveness, WAKES_ALL);
+}
+
+bool relay_recalls(void)
+{
+	return exists && left;
 }
 
 bool relay_excuses(void)

@@ -8,7 +8,7 @@ from typing import Final
 
 STIMULI: Final = (
     "send", "big", "recv", "some", "peek", "poll", "shut", "shutrd", "close", "linger", "abort", "kill", "demote",
-    "promote", "pass", "exec", "fork", "whole", "count", "async", "nest",
+    "promote", "pass", "exec", "fork", "whole", "count", "async", "nest", "travel", "give", "unseen", "sleep",
 )  # fmt: skip
 ORDERS: Final = ("demote", "promote")  # the provider's: no call that could be interrupted
 # The provider stands between, and one end has gone back to TCP, as has the other for it: both may consent anew.

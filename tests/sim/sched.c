@@ -136,6 +136,8 @@ void schedule(void (*idle)(void))
 			for (int i = 0; i < ENDS; i++)
 				if (ends[i].started && !ends[i].over && ends[i].deadline < next)
 					next = ends[i].deadline;
+			for (int i = 0; i < ENDS; i++)
+				next = end_can_run(&ends[i]) ? now : next; /* somebody was woken */
 			if (next == NEVER)
 				return;
 			trace("    the clock: %lld us", (long long)(next - now) / 1000);

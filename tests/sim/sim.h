@@ -74,6 +74,10 @@ enum kind {
 	KIND_MEMORY,
 	KIND_LOG,
 	KIND_LIVENESS,
+	KIND_DIRECTORY, /* of proc(5) */
+	KIND_DIAG,      /* a socket of sock_diag(7) */
+	KIND_PROGRAM,   /* the file that is executed */
+	KIND_FILE,
 	KIND_OTHER
 };
 
@@ -107,11 +111,13 @@ struct message {
 	struct message *next;
 	uint8_t data[512];
 	size_t len;
-	struct object *files[8];
+	struct object *files[12];
 	int files_len;
 };
 
-struct line { /* a SOCK_SEQPACKET connection; the other end is the driver's */
+struct line { /* a SOCK_SEQPACKET connection; the other end is the driver's, or another process's */
+	struct object *mate; /* that; NULL: the driver */
+	int passed;          /* files of the last message that was sent from here */
 	struct message *to_driver, *to_process;
 	int end;
 	bool hung_up; /* by the process */
@@ -130,24 +136,28 @@ struct item {
 
 struct object {
 	enum kind kind;
+	uint64_t inode;
+	char name[24]; /* of memory */
+	int process;   /* of a directory: whose descriptors; -1: all processes */
 	uint32_t refs;
 	bool nonblock;
 	struct tcp tcp;
 	struct line line;
-	uint64_t count;     /* of a doorbell; of a life, a pipe: that it has ended */
-	bool whole;         /* of an eventfd: a read takes all of it */
+	uint64_t
+		count; /* of a file: bytes written; of a doorbell; of a life, a pipe: that it has ended; where a directory is read on */
+	bool whole; /* of an eventfd: a read takes all of it */
 	struct item *items; /* of a set */
 	uint8_t *memory;
 	size_t len;
 	int seals;
 	bool shared; /* has been sent to somebody */
-	bool async;        /* O_ASYNC */
+	bool async; /* O_ASYNC */
 	uint64_t signals; /* SIGIO for what can be read, or has ended */
 	struct object *next;
 };
 
 extern size_t tcp_out_max, tcp_in_max; /* of sockets to come */
-void *kernel_find(const char *name);   /* what dlsym() tells the shim */
+void *kernel_find(const char *name); /* what dlsym() tells the shim */
 struct object *fd_object(int fd);
 int fd_new(struct object *object, int lowest, int end, bool cloexec);
 void fds_close(int end, bool cloexec_only);
@@ -160,6 +170,7 @@ void network_half_reset(int which); /* its first step, if one is coming */
 #define NETWORK_MOVES 8
 bool memory_shared(const void *address);
 void line_end(struct object *line);
+int line_passed(int fd); /* files of the last message that was sent from there */
 void line_send(struct object *line, const void *data, size_t len, struct object *const *files, int files_len);
 extern struct object *provider_lines[ENDS];
 extern struct object *connection[2]; /* the two sockets */
