@@ -7,27 +7,27 @@ import argparse
 import json
 import sys
 import time
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
+from itertools import chain
 from pathlib import Path
 from typing import Any, Final
 
 sys.path.append(str(Path(__file__).resolve().parents[1] / "support"))  # pytest puts it there by itself
 
 from coverage_store import Store
-from mutant_choice import chosen, seconds
+from mutant_choice import chosen, seconds, still_needed
 from mutant_patch import Mutant, mutants
 from mutant_trial import Trial, batches, items_of, options_of
 from source_copy import ROOT, SourceCopy
 
-KEPT: Final = ROOT / "build" / "mutants" / "results.json"
+KEPT: Final = ROOT / "build" / "mutants" / "found.json"
 EPILOG: Final = """\
 Items are chosen by the record that `make coverage` or tests/mutants/cover.py keeps: without one only those run that
 the mutant names itself. A failure is believed if the same item passes on a tree without the fault. An item that
 hangs has found the fault.
 
-Results are kept in build/mutants/results.json. A run that was interrupted goes on where it stopped, and an item that
-has found a fault, or not, for one set of tests is not run again for another.
+Several rows cost one build of each mutant and one run of each item: what an item comes to counts in every row that
+has it. Results are kept in build/mutants/found.json. A run that was interrupted goes on where it stopped.
 
 examples:
   run.py                                  all mutants, all tests
@@ -44,12 +44,24 @@ class Result:
     digest: str
     killers: dict[str, str] = field(default_factory=dict)  # item: the end of what it said; in any set
     distrusted: list[str] = field(default_factory=list)  # fail without the fault as well
-    passed: dict[str, list[str]] = field(default_factory=dict)  # items, by set and row
-    sets: dict[str, dict[str, Any]] = field(default_factory=dict)  # rows of the table
+    passed: list[str] = field(default_factory=list)
+    seconds: float = 0.0  # for all sets so far
 
-    def done(self, what: str) -> set[str]:
-        """Items that need not run: what passes in all tests passes in a set that does less."""
-        return {*self.passed.get(what, ()), *self.passed.get("full", ()), *self.distrusted}
+    def open_items(self, wanted: dict[str, list[str]]) -> list[str]:
+        """Those worth a run, of the items of some sets."""
+        return still_needed(wanted, self.killers, {*self.passed, *self.distrusted})
+
+    def row(self, items: list[str], why: str) -> dict[str, Any]:
+        """What the table says of a set of these items; `why` the search ended before the last one."""
+        found = next((nodeid for nodeid in items if nodeid in self.killers), None)
+        done = {*self.passed, *self.distrusted, found}
+        return {
+            "found": found,
+            "items": sum(nodeid in done for nodeid in items),
+            "of": len(items),
+            "seconds": round(self.seconds, 1),
+            "why": "" if found else why,
+        }
 
 
 class Results:
@@ -84,78 +96,65 @@ class Search:
         self._results, self._limit_s = results, limit_s
         self._store = Store()
         self._store.follow(ROOT)
+        self._sets: dict[str, set[str]] = {}
         self._clean = SourceCopy("mutants/clean")
         self._faulty = SourceCopy("mutants/tree", source=self._clean.root)  # our own tree may change meanwhile
 
-    def prepare(self) -> None:
-        """Both copies, up to date."""
+    def prepare(self, sets: dict[str, list[str]]) -> None:
+        """Both copies, up to date, and the items of each set, of which the options of pytest are given."""
         for copy in (self._clean, self._faulty):
             copy.update()
+        self._sets = {what: set(items_of(self._clean, options)) for what, options in sets.items()}
 
-    def items(self, mutant: Mutant, options: Sequence[str]) -> list[str]:
-        """What would run, in this order."""
-        return chosen(self._store, mutant, items_of(self._clean, options))
+    def items(self, mutant: Mutant) -> dict[str, list[str]]:
+        """What would run of each set, in this order."""
+        order = chosen(self._store, mutant, sorted(set().union(*self._sets.values())))
+        return {what: [nodeid for nodeid in order if nodeid in held] for what, held in self._sets.items()}
 
-    def look(self, mutant: Mutant, what: str, options: Sequence[str]) -> dict[str, Any]:
-        """Runs the items of a set until one finds the mutant; a row of the table."""
-        result, items = self._results.of(mutant), self.items(mutant, options)
-        began, row = time.monotonic(), result.sets.get(what, {})
-        found, why = row.get("found"), ""
-        if found not in items:  # what has found it in another set finds it in this one
-            found = next((nodeid for nodeid in result.killers if nodeid in items), None)
-        if found is None:
-            open_ones = [nodeid for nodeid in items if nodeid not in result.done(what)]
-            found, why = self._with_fault(mutant, result, what, open_ones, options) if open_ones else (None, "")
-        done = result.done(what)
-        result.sets[what] = {
-            "found": found,
-            "items": len(result.passed.get(what, ())) + 1 if found else sum(nodeid in done for nodeid in items),
-            "of": len(items),
-            "seconds": round(row.get("seconds", 0.0) + time.monotonic() - began, 1),
-            "why": why,
-        }
+    def look(self, mutant: Mutant) -> dict[str, dict[str, Any]]:
+        """Runs items until each set has one that finds the mutant; rows of the table."""
+        result, wanted = self._results.of(mutant), self.items(mutant)
+        began = time.monotonic()
+        why = self._with_fault(mutant, result, wanted) if result.open_items(wanted) else ""
+        result.seconds += time.monotonic() - began
         self._results.keep(mutant, result)
-        return result.sets[what]
+        return {what: result.row(items, why) for what, items in wanted.items()}
 
-    def _with_fault(
-        self, mutant: Mutant, result: Result, what: str, items: list[str], options: Sequence[str]
-    ) -> tuple[str | None, str]:
-        """The item that finds it, or why the search ended before the last item."""
-        self._faulty.update()
+    def _with_fault(self, mutant: Mutant, result: Result, wanted: dict[str, list[str]]) -> str:
+        """Why the search ended before the last item."""
         try:
             mutant.apply(self._faulty.root)
             if any(file.endswith((".c", ".h", "layout.py", ".build")) for file in mutant.changed):
                 self._faulty.compile()
-            return self._try(mutant, result, what, items, options)
+            return self._try(mutant, result, wanted)
         except (ValueError, RuntimeError) as error:
             print(f"run: {mutant.name}: {error}", file=sys.stderr)
-            return None, "does not fit the tree" if isinstance(error, ValueError) else "does not compile"
+            return "does not fit the tree" if isinstance(error, ValueError) else "does not compile"
         finally:
             self._faulty.update()  # takes the fault out
 
-    def _try(
-        self, mutant: Mutant, result: Result, what: str, items: list[str], options: Sequence[str]
-    ) -> tuple[str | None, str]:
+    def _try(self, mutant: Mutant, result: Result, wanted: dict[str, list[str]]) -> str:
+        items = result.open_items(wanted)
         costs, began = seconds(self._store, items), time.monotonic()
-        faulty, clean = Trial(self._faulty, options), Trial(self._clean, options)
+        faulty, clean = Trial(self._faulty), Trial(self._clean)
         waiting = list(batches(items, costs))
         while waiting:
+            needed = set(result.open_items(wanted))
+            batch = [nodeid for nodeid in waiting.pop(0) if nodeid in needed]
+            if not batch:
+                continue
             if time.monotonic() - began > self._limit_s:
-                return None, "out of time"
-            batch = waiting.pop(0)
+                return "out of time"
             outcome = faulty.run(batch, sum(costs[nodeid] for nodeid in batch))
-            result.passed.setdefault(what, []).extend(outcome.ended)
+            result.passed.extend(outcome.ended)
             for nodeid, said in outcome.failed.items():
                 if clean.run([nodeid], costs[nodeid]).failed:
                     result.distrusted.append(nodeid)
                 else:
                     result.killers[nodeid] = said
             self._results.keep(mutant, result)
-            if found := next((nodeid for nodeid in outcome.failed if nodeid in result.killers), None):
-                return found, ""
-            if left := [nodeid for nodeid in batch if nodeid not in {*outcome.ended, *outcome.failed}]:
-                waiting.insert(0, left)
-        return None, ""
+            waiting.insert(0, batch)  # what is left of it
+        return ""
 
 
 def arguments() -> argparse.Namespace:
@@ -164,7 +163,7 @@ def arguments() -> argparse.Namespace:
     )
     parser.add_argument("names", nargs="*", metavar="NAME", help="Mutants by the names of their files; all by default.")
     parser.add_argument("--set", default="full", choices=("check", "test", "ci", "full"), help="Set of tests.")
-    parser.add_argument("--rows", default="", metavar="N,N", help="Rows of the set's rotation, one after the other.")
+    parser.add_argument("--rows", default="", metavar="N,N", help="Rows of the set's rotation.")
     parser.add_argument("--limit", type=float, default=1200, metavar="S", help="Time for one mutant, in seconds.")
     parser.add_argument("--again", action="store_true", help="Forgets what is known of these mutants.")
     parser.add_argument("--json", action="store_true", help="The table as JSON.")
@@ -199,18 +198,16 @@ def main() -> None:
     several = wanted(given.names)
     search = Search(Results(given.again), given.limit)
     print("run: making the copies of the tree", file=sys.stderr)
-    search.prepare()
+    numbers = given.rows.split(",") if given.rows else [None]
+    search.prepare({given.set if row is None else f"{given.set} {row}": options_of(given.set, row) for row in numbers})
     rows: list[dict[str, Any]] = []
-    for row in given.rows.split(",") if given.rows else [None]:
-        what = given.set if row is None else f"{given.set} {row}"
-        options = options_of(given.set, row)
-        for mutant in several:
-            if given.list:
-                print(*search.items(mutant, options), sep="\n")
-                continue
-            said = search.look(mutant, what, options)
+    for mutant in several:
+        if given.list:
+            print(*dict.fromkeys(chain.from_iterable(search.items(mutant).values())), sep="\n")
+            continue
+        for what, said in search.look(mutant).items():
             rows.append({"mutant": mutant.name, "set": what, **said})
-            print(f"run: {mutant.name}: {said['found'] or 'not found'} ({said['seconds']:.0f} s)", file=sys.stderr)
+            print(f"run: {mutant.name}: {what}: {said['found'] or 'not found'}", file=sys.stderr)
     if given.json:
         print(json.dumps(rows, indent=1))
     elif rows:

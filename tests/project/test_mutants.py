@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from mutant_choice import still_needed
 from mutant_patch import KEYS, LINES_MAX, MUTANTS, Mutant
 from source_copy import ROOT
 
@@ -38,6 +39,14 @@ def test_a_patch_is_read_as_git_reads_it(tmp_path: Path) -> None:
     assert mutant.changed == {"src/a.c": frozenset({11, 12, 20, 21})}
     assert mutant.size == 4
     assert mutant.likely == ["tests/one.py", "tests/two.py::test_it"]
+
+
+def test_what_one_row_has_found_is_looked_for_in_the_others_alone() -> None:
+    """What several rows have runs once; what only a row has that is done does not run."""
+    rows = {"ci 1": ["both", "first"], "ci 2": ["both", "second"], "ci 3": ["third", "more"]}
+    assert still_needed(rows, {}, set()) == ["both", "first", "second", "third", "more"]
+    assert still_needed(rows, {"first": "it failed"}, {"both", "third"}) == ["second", "more"]
+    assert still_needed(rows, {"both": "it failed"}, set()) == ["third", "more"]
 
 
 def test_a_patch_that_does_not_fit_is_an_error(tmp_path: Path) -> None:

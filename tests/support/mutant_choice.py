@@ -9,7 +9,7 @@ from __future__ import annotations
 import ast
 import re
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Container, Iterable, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Final
@@ -152,6 +152,12 @@ def _is_named(nodeid: str, likely: list[str], wanted: set[str]) -> bool:
             return True
     place = Path(nodeid.partition("::")[0])
     return nodeid in wanted and any(place.is_relative_to(name) for name in likely if "::" not in name)
+
+
+def still_needed(wanted: dict[str, list[str]], killers: Container[str], done: Container[str]) -> list[str]:
+    """Items that have not run, of those sets in which nothing has found the mutant; what several have comes once."""
+    unfound = (items for items in wanted.values() if not any(nodeid in killers for nodeid in items))
+    return list(dict.fromkeys(nodeid for items in unfound for nodeid in items if nodeid not in done))
 
 
 def seconds(store: Store, nodeids: Iterable[str]) -> dict[str, float]:

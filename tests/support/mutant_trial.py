@@ -33,8 +33,8 @@ class Outcome:
 class Trial:
     """Items on one copy of the tree."""
 
-    def __init__(self, copy: SourceCopy, options: Sequence[str]) -> None:
-        self._copy, self._options = copy, options  # of pytest: the set and the row, which tests may look at
+    def __init__(self, copy: SourceCopy) -> None:
+        self._copy = copy
 
     def run(self, nodeids: Sequence[str], expected_s: float) -> Outcome:
         """Runs until the first failure. An item that hangs, or takes pytest with it, has failed."""
