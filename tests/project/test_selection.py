@@ -58,9 +58,12 @@ def test_every_file_stands_in_a_set() -> None:
 
 
 def test_the_longest_path_decides() -> None:
-    table = Table({"a/": Set.CI, "a/test_b.py": Set.TEST}, frozenset())
+    table = Table({"a/": Set.CI, "a/test_b.py": Set.TEST}, frozenset(), one_in={"a/": 2, "a/test_b.py": 1})
     assert [table.set_of(file) for file in ("a/test_b.py", "a/test_c.py", "b/test_c.py")] == [
         Set.TEST, Set.CI, Set.FULL,
+    ]  # fmt: skip
+    assert [table.share_of(file) for file in ("a/test_b.py", "a/test_c.py", "b/test_c.py")] == [
+        "a/test_b.py", "a/", None,
     ]  # fmt: skip
 
 

@@ -68,7 +68,7 @@ class Table:
 
     def share_of(self, file: str) -> str | None:
         """The line of `one_in` that a file's tests belong to."""
-        return next((place for place in self.one_in if file.startswith(place)), None)
+        return max((place for place in self.one_in if file.startswith(place)), key=len, default=None)
 
 
 @dataclass(slots=True)
