@@ -19,7 +19,7 @@ from source_copy import SourceCopy, source_files
 BATCH_S: Final = (15.0, 60.0, 240.0, 600.0)  # of items run by one pytest; the last for all further ones
 BATCH_MAX: Final = 400
 LONG_S: Final = 20.0  # from here on two workers
-GRACE_S: Final = 180.0  # beyond what the items should take: start of pytest, builds, and the time limit of one test
+GRACE_S: Final = 600.0  # beyond what the items should take: start of pytest, builds, and one test beside a load
 
 
 @dataclass
