@@ -64,6 +64,14 @@ def test_a_read_goes_on_by_tcp_where_the_ring_ends(stage: Sidestep, ends: tuple[
         assert _received(stage).rx.tcp_bytes > 1
 
 
+def test_a_wait_that_is_too_short_to_sleep_hears_the_end(stage: Sidestep, ends: tuple[End, End]) -> None:
+    """Of one that is killed the kernel alone tells."""
+    a, b = ends
+    promote(stage, a, b)
+    b.kill()
+    stage.wait_for(lambda _: a.ask("polled_for_a_nanosecond(select.POLLIN)") & 1)
+
+
 @pytest.mark.parametrize("how", READS)
 def test_a_read_goes_on_by_ring_where_tcp_ends(stage: Sidestep, ends: tuple[End, End], how: str) -> None:
     a, b = ends
