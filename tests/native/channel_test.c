@@ -152,7 +152,7 @@ static void test_map_refuses_bad_seals(void)
 	CHECK(map_forged(&forged) < 0);
 }
 
-/* A program that keeps its memory in RAM does not fill 16 MiB for each direction. (ASan makes nothing of mlockall.) */
+/* A program that keeps its memory in RAM does not fill 16 MiB for each direction. */
 static void test_locked_memory_is_not_filled(void)
 {
 	struct end ends[2];
