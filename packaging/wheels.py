@@ -20,10 +20,6 @@ import sysconfig
 import zipfile
 from pathlib import Path
 
-from elftools.elf.elffile import ELFFile
-from elftools.elf.gnuversions import GNUVerSymSection
-from elftools.elf.sections import SymbolTableSection
-
 ROOT = Path(__file__).parents[1]
 WORK = ROOT / "build/wheels"
 DIST = ROOT / "dist"
@@ -91,6 +87,11 @@ def build(machine: str) -> Path:
 
 def check_symbols(wheel: Path) -> None:
     """Ends the build if the shim needs a function that the oldest glibc lacks: zig would let it, and no loader."""
+    # make release, and tests of this file, do without
+    from elftools.elf.elffile import ELFFile
+    from elftools.elf.gnuversions import GNUVerSymSection
+    from elftools.elf.sections import SymbolTableSection
+
     with zipfile.ZipFile(wheel).open("sidestep/native/libsidestep.so") as file:
         elf = ELFFile(file)
         versions, symbols = elf.get_section_by_name(".gnu.version"), elf.get_section_by_name(".dynsym")
