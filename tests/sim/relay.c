@@ -236,7 +236,7 @@ static void tell_end(struct relay_side *source, struct relay_side *target)
 
 	if ((source->frozen && !is_final(source)) || (target->recall && target->recall != RECALL_ANSWERED))
 		return;
-	if (back_of(source) == CHANNEL_BACK && source->invited && source->back_told != source->invited) {
+	if (back_of(source) == CHANNEL_BACK && source->back_told < source->invited) {
 		source->back_told = source->invited;
 		channel->local->tx_back_at = *channel->sent;
 		uint32_t stands = decide(target, CHANNEL_BACK);
