@@ -251,6 +251,9 @@ HOLDS: Final = {
         f"{scenarios.BETWEEN_ROUNDS.replace('promoted', 'more=0 promoted')} 1.nap carry 0.nap "
         "0.send 0.demote 0.nap 0.send net 1.recv carry 1.recv"
     ),
+    "a provider that leaves cuts a consent once that it has not passed on": (
+        f"{scenarios.BETWEEN_ROUNDS.removesuffix(' carry')} leave carry"
+    ),
     **{
         f"what a send puts into the ring that crosses the request is told ({way}, {how}, {until}, {unread})": (
             f"until={until} {way} promoted {unread} 0.send@* 1.{how} net 1.drain settle"
