@@ -610,6 +610,42 @@ def test_leaving_asks_in_vain_for_what_will_not_be_sent_again(world: World, how:
     assert one.recall is Recall.NOT
 
 
+@pytest.mark.parametrize("known", [True, False], ids=["known", "not known yet"])
+def test_leaving_asks_in_vain_who_was_killed(world: World, *, known: bool) -> None:
+    def killed(app: App) -> None:
+        app.connected = app.held = False
+        if known:
+            world.two.hub.handle_disconnect()
+            world.two.pass_time(1)
+
+    a, b, one = leaving_behind_a_gap(world, killed, b"last words")
+    world.rest()
+    assert a.receive() == b"last words"
+    assert (a.word("tx_fin"), a.word("tx_fin_at")) == (1, 10)
+    assert one.recall is Recall.NOT
+    assert not reset(a) | reset(b)
+
+
+def test_a_recall_of_what_a_dead_end_has_sent_is_a_reset(world: World) -> None:
+    a, b, _, _ = world.pair()
+    b.send(b"last words")
+    world.rest()
+    b.connected = b.held = False
+    recall(a)
+    world.rest()
+    assert reset(a)
+    assert world.two.counters.get("relay_reset", "recall") == 1
+
+
+def test_a_link_breaks_whose_bytes_a_dead_end_had_sent(world: World) -> None:
+    a, b, one, two = world.pair()
+    snap(world, one, two)
+    b.send(b"last words")
+    b.connected = b.held = False
+    settle(one, two)
+    assert reset(a)
+
+
 @pytest.mark.parametrize("how", [go_back, shut])
 def test_leaving_does_not_let_tcp_be_read_behind_a_gap(world: World, how: Callable[[App], object]) -> None:
     """The link breaks before the last bytes have come, and nobody sends them again."""

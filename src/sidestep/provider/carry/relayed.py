@@ -122,8 +122,9 @@ class Relayed(Directions):
     def _stop_at(self, side: Side, count: int, recalled: Out) -> bool:
         """Has our application send again by TCP from byte `count` of its ring on; False: it cannot."""
         channel = side.channel
+        side.gone |= not (side.end_of.client_open() or side.end_of.held())  # who was killed has decided nothing
         channel.publish("rx_frozen", count)
-        stands = channel.decide(False, Back.RECALLED, self.out_round or 1)
+        stands = Back.ENDED if side.gone else channel.decide(False, Back.RECALLED, self.out_round or 1)
         if stands != Back.RECALLED and PeerState(*channel.remote()).tail != count:
             return False
         self.out = recalled
