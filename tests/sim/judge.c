@@ -164,7 +164,7 @@ static void judge_whole(struct side *mine)
 	mine->ended_meanwhile = false;
 	/* Known: who is killed cannot send again what an end that passed its socket on had not read. */
 	if (mine->blind || mine->told_reset ||
-	    ((side_passes(mine) || relay_recalls()) && (peer->killed || peer->closed_unseen)))
+	    ((side_passes(mine) || relay_recalls(!side_index(mine))) && (peer->killed || peer->closed_unseen)))
 		return;
 	const struct tcp *tcp = &connection[side_index(mine)]->tcp;
 	if (mine->forked && tcp->was_reset && (!tcp->error || in_calls(mine)))

@@ -265,6 +265,39 @@ static void tell_end(struct relay_side *source, struct relay_side *target)
 	ring(target);
 }
 
+/* Its process is connected to the provider, whose own is the other reference. */
+static bool is_client(int end)
+{
+	return provider_lines[end] && provider_lines[end]->refs > 1;
+}
+
+/* Asks the kernel whether no process holds its end: `held` and `client_open`, hub.py. */
+static bool has_gone(struct relay_side *side)
+{
+	int i = side == &sides_of[1];
+
+	if (!side->gone && connection[i]->tcp.orphan && !is_client(i))
+		side->gone = changed = true;
+	return side->gone;
+}
+
+/* Has its application send again by TCP what follows `count`; false: it cannot. */
+static bool stop_at(struct relay_side *side, uint64_t count)
+{
+	struct channel *channel = &side->channel;
+	bool gone = has_gone(side);
+
+	channel->local->rx_frozen = count;
+	uint32_t stands = gone ? CHANNEL_ENDED
+	                       : channel_decide(channel->remote_back, side->invited ? side->invited : 1, CHANNEL_RECALLED);
+	if (stands != CHANNEL_RECALLED && *channel->tail != count)
+		return false;
+	side->frozen = true;
+	channel->local->notice |= CHANNEL_RECALL | CHANNEL_DEMOTE;
+	ring(side);
+	return true;
+}
+
 /* What comes for this application from now on is wanted by TCP. */
 static void recall(struct relay_side *source)
 {
@@ -314,16 +347,8 @@ static void recall_goes_on(struct relay_side *source, struct relay_side *target)
 		violation(source, "recalls what it has read");
 	source->recall = RECALL_HEARD;
 	hear(target); /* what was said before */
-	target->channel.local->rx_frozen = frozen;
-	uint32_t stands =
-		channel_decide(target->channel.remote_back, target->invited ? target->invited : 1, CHANNEL_RECALLED);
-	if (stands != CHANNEL_RECALLED && *target->channel.tail != frozen) {
-		reset("recall"); /* it has gone back by itself, or ended, and will not send again */
-		return;
-	}
-	target->frozen = true;
-	target->channel.local->notice |= CHANNEL_RECALL | CHANNEL_DEMOTE;
-	ring(target);
+	if (!stop_at(target, frozen))
+		reset("recall"); /* it has gone back by itself, ended or died, and will not send again */
 }
 
 static void cut_short(struct relay_side *source, struct relay_side *target, uint32_t round)
@@ -331,14 +356,8 @@ static void cut_short(struct relay_side *source, struct relay_side *target, uint
 	uint64_t arrived = *target->channel.sent;
 
 	hear(source);
-	if (source->invited == round) {
-		source->channel.local->rx_frozen = arrived;
-		if (channel_decide(source->channel.remote_back, round, CHANNEL_RECALLED) != CHANNEL_RECALLED)
-			return;
-		source->frozen = true;
-		source->channel.local->notice |= CHANNEL_RECALL | CHANNEL_DEMOTE;
-		ring(source);
-	}
+	if (source->invited == round && !stop_at(source, arrived))
+		return;
 	target->consented = source->back_told = round;
 	target->channel.local->tx_back_at = arrived;
 	channel_decide(&target->channel.local->tx_back, round, CHANNEL_BACK);
@@ -480,10 +499,9 @@ static void release(struct relay_side *source)
 /* Asks the kernel about ends whose process has left. */
 static void look_for_gone(void)
 {
-	for (int i = 0; i < 2; i++)
-		if (!sides_of[i].gone && connection[i]->tcp.orphan && (!provider_lines[i] || provider_lines[i]->line.hung_up))
-			sides_of[i].gone = changed = true;
-	if (sides_of[0].gone && sides_of[1].gone)
+	bool one = has_gone(&sides_of[0]), other = has_gone(&sides_of[1]);
+
+	if (one && other)
 		drop();
 }
 
@@ -512,7 +530,7 @@ static bool news(void)
 	static struct said {
 		struct channel_side words;
 		uint64_t tail, read;
-		bool orphan, hung_up;
+		bool orphan, client;
 	} last[2];
 	bool found = false;
 
@@ -524,7 +542,7 @@ static bool news(void)
 		said.tail = *channel->tail;
 		said.read = *channel->read;
 		said.orphan = connection[i]->tcp.orphan;
-		said.hung_up = !provider_lines[i] || provider_lines[i]->line.hung_up;
+		said.client = is_client(i);
 		found |= memcmp(&said, &last[i], sizeof(said)) != 0;
 		last[i] = said;
 	}
@@ -595,9 +613,9 @@ void relay_dies(void)
 	wake(relay_liveness, WAKES_ALL);
 }
 
-bool relay_recalls(void)
+bool relay_recalls(int end)
 {
-	return exists && left;
+	return exists && left && sides_of[end].frozen;
 }
 
 bool relay_excuses(void)

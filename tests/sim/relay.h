@@ -17,7 +17,7 @@ bool relay_can(void);
 void relay_move(void);
 void relay_leave(void); /* the protocol goes */
 void relay_dies(void);
-bool relay_recalls(void); /* it has left, and wants bytes again, which who is killed cannot send */
+bool relay_recalls(int end); /* it has left, and wants bytes of that end again, which who is killed then cannot send */
 bool relay_excuses(void); /* it may have lost bytes, or is weaker than a shared segment: docs/internals/switch.md */
 extern bool relay_rounds; /* a direction that went back may go to the ring again */
 extern struct object *relay_liveness, *relay_doorbell, *relay_page;
