@@ -221,6 +221,9 @@ ONCE_WRONG: Final = {
     "a doorbell's edge takes the place of the one event that is asked for, in a set without connections of ours": (
         "way0=2 relay=1 promoted 1.linger net 0.first 0.first lost 0.give 0.some 0.poll"
     ),
+    "a child closes what has come by exec, and its parent does not hear the doorbell of the program before": (
+        "promoted 1.travel 1.fork 3.close 1.block 0.send settle"
+    ),
     "through a provider, poll tells of a reset that recalled bytes have met, and a read waits": (
         "relay=1 more=0 tcp=1000 0.byte net 1.byte net 1.recv 0.recv carry 0.recv 1.recv carry "
         "0.big 1.exec carry 0.nap 0.nap 1.abort net 0.nap 0.poll"

@@ -134,7 +134,8 @@ void conn_free(struct conn *conn)
 		remote_doorbell_unref(conn->remote_doorbell);
 	while (conn->bells_len)
 		remote_doorbell_unref(conn->bells[--conn->bells_len]);
-	if (conn->doorbell && conn->taken_up)
+	/* Since a fork another holder may hear the old doorbell by the same set, which this would take it out of. */
+	if (conn->doorbell && conn->taken_up && conn_alone(conn))
 		doorbell_known(conn->doorbell);
 	if (conn->doorbell)
 		doorbell_unref(conn->doorbell);
