@@ -224,6 +224,13 @@ ONCE_WRONG: Final = {
     "a child closes what has come by exec, and its parent does not hear the doorbell of the program before": (
         "promoted 1.travel 1.fork 3.close 1.block 0.send settle"
     ),
+    "the peer rings the program before the last, whose doorbell it was about to be told": (
+        "promoted 1.travel 1.nap time 1.nap 1.travel 0.nap 1.block 0.send settle"
+    ),
+    "or has been told": "promoted 1.travel 1.nap time 1.nap 0.nap 1.travel 1.block 0.send settle",
+    "or who gave the socket to another process": (
+        "more=0 promoted 1.worker 1.travel 1.nap time 1.nap 1.hand 0.nap 3.block 0.send settle"
+    ),
     "through a provider, poll tells of a reset that recalled bytes have met, and a read waits": (
         "relay=1 more=0 tcp=1000 0.byte net 1.byte net 1.recv 0.recv carry 0.recv 1.recv carry "
         "0.big 1.exec carry 0.nap 0.nap 1.abort net 0.nap 0.poll"

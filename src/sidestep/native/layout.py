@@ -267,6 +267,7 @@ class Knows(IntFlag):
 
 
 HINT_RING_ALWAYS: Final = 1 << 31  # in `hint`: ring whenever you publish, whatever the word says that you look at
+BELL_TAKEN: Final = 1  # in `bell`: the other side has taken the doorbell that was last named there
 BELL_COUNT: Final = (1 << 24) - 1  # in `bell`, to a provider: how many doorbells were named; the bits above prove it
 
 
@@ -569,7 +570,7 @@ RECORDS: Final[dict[str, tuple[Field, ...]]] = {
         # After Back.BACK: which came first, our first byte by TCP (BACK) or the reader (RECALLED). As tx_back.
         ("tx_follows", "I", 1),
         # A program that took it up after an exec has another doorbell, and is rung always (HINT_RING_ALWAYS).
-        # `bell`: random, as BELL has it; `bell_seen`: the one of the other side's that we use. See BELL_COUNT, too.
+        # `bell`: random, as BELL has it; 0: withdrawn. `bell_seen`: the other side's that we use. See BELL_COUNT, too.
         *_same("Q", "bell bell_seen"),
         ("knows", "I", 1),  # Knows: what its holder can be asked for; written after the three that follow
         *_same("I", "slot generation"),  # of its holder's family

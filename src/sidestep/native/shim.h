@@ -86,6 +86,7 @@ struct conn {
 	int segment_fd;                  /* kept for the next program; else -1; see shim_travel.c */
 	uint64_t segment_inode;
 	bool taken_up;       /* from the program before: the peer does not look at our doorbell's word */
+	uint64_t bell_number; /* by which it was named last; 0: it was not */
 	uint32_t bell_said;  /* serial of the provider connection by which the peer was told of it; 0: it was not */
 	uint32_t bell_waits, bells_len;
 	int64_t bell_again_at; /* then it is named again */
@@ -651,7 +652,7 @@ struct travel;
 struct travel *travel_begin(const struct start *start, char *const argv[], char *const env[], int *file);
 bool travel_all(const struct start *start, char *const argv[], char *const env[]);
 bool travel_takes(struct travel *travel, struct conn *conn);
-void travel_leaves(struct travel *travel, const struct conn *conn, bool held);
+void travel_settles(struct travel *travel, struct conn *conn, bool held);
 size_t travel_room(const struct travel *travel, char *const env[]);
 void travel_go(const struct travel *travel, int file, char *const **env, void *room);
 void travel_stay(struct travel *travel, int file);

@@ -41,20 +41,26 @@ static bool random_number(uint64_t *number)
 	return real.syscall(SYS_getrandom, (long)number, sizeof(*number), GRND_NONBLOCK, 0, 0, 0) == sizeof(*number);
 }
 
-/* shim_lock held. The same number each time: the peer may have taken it while we ask again. */
+/* shim_lock held. The same number each time: the peer may have taken it while we ask again, and looks there soon. */
 static void bell_say(struct conn *conn)
 {
 	const struct channel_side *remote = conn->channel.remote;
 	struct channel_side *local = conn->channel.local;
 	struct rpc_msg record = {.type = RPC_BELL, .doorbell_index = conn->doorbell->index};
-	uint64_t bell = conn->bell_said ? atomic_load(&local->bell) : 0;
+	const uint64_t there = atomic_load(&local->bell);
+	uint64_t bell = conn->bell_number;
 	int fds[2] = {conn->doorbell->fd, conn->doorbell->page_fd};
 
 	if (!(word_load(provider.wants) & WELCOME_BELLS) || !(atomic_load(&remote->knows) & KNOWS_BELL) || provider.fd < 0)
 		return;
-	if (!bell && (!random_number(&bell) || !bell))
+	if (bell && there == BELL_TAKEN)
 		return;
-	atomic_store(&local->bell, bell);
+	if (!bell || there != bell) { /* a child that has executed a program may have withdrawn it */
+		if (!random_number(&bell) || bell <= BELL_TAKEN)
+			return;
+		conn->bell_number = bell;
+		atomic_store(&local->bell, bell);
+	}
 	record.cookie = bell;
 	record.token = (uint64_t)atomic_load(&remote->slot) << 32 | atomic_load(&remote->generation);
 	memcpy(record.arena_id, remote->family_id, sizeof(record.arena_id));
@@ -67,6 +73,24 @@ static void bell_say(struct conn *conn)
 	conn->bell_again_at = coarse_ns() + (BELL_AGAIN_NS << conn->bell_waits);
 	if (conn->bell_waits < BELL_WAITS_MAX)
 		conn->bell_waits++;
+}
+
+/*
+ * Who goes on with the connection by descriptors of ours has to hear the doorbell that the peer rings. A name that is under way is
+ * withdrawn, unless the peer has taken it: it takes none of a program that is no more. Nobody names another meanwhile, as there
+ * is one more holder, or an exec has begun.
+ */
+int bell_settle(struct conn *conn)
+{
+	shim_lock_take();
+	uint64_t number = conn->bell_number;
+	const bool named = number && !conn_relayed(conn);
+	const bool rings_ours =
+		!conn->taken_up ||
+		(named && !atomic_compare_exchange_strong(&conn->channel.local->bell, &number, 0) && number == BELL_TAKEN);
+	const int fd = rings_ours ? conn->doorbell->fd : conn->doorbell->old_fd;
+	shim_lock_drop();
+	return fd;
 }
 
 /* ---- with a provider between ---- */
@@ -201,8 +225,8 @@ static bool bell_look(struct conn *conn)
 		return false;
 	shim_lock_take();
 	bool one = one_holder(conn);
-	bool known = one && (!conn->taken_up || (conn->bell_said && atomic_load(&conn->channel.remote->bell_seen) ==
-	                                                                atomic_load(&local->bell)));
+	bool known = one && (!conn->taken_up ||
+	                     (conn->bell_number && atomic_load(&conn->channel.remote->bell_seen) == conn->bell_number));
 	if (known) {
 		atomic_fetch_and(&local->hint, ~HINT_RING_ALWAYS);
 		heir_known(conn);
@@ -252,17 +276,21 @@ static bool looks_for_hints(const struct conn *conn)
 void bell_heard(struct conn *conn, const struct bell *bell)
 {
 	struct remote_doorbell *doorbell = NULL;
+	uint64_t number = bell->number;
 	bool taken = false;
 
 	file_put(bell->fds[0], NULL); /* theirs to hide from now on */
 	file_put(bell->fds[1], NULL);
 	shim_lock_take();
 	if (conn && conn->managed && one_holder(conn) && !slot_has(conn->slot, SLOT_RELAYED | SLOT_RELAY_OVER) &&
-	    conn->bells_len < BELLS_MAX && !looks_for_hints(conn) && bell->number &&
-	    atomic_load(&conn->channel.remote->bell) == bell->number &&
-	    atomic_load(&conn->channel.local->bell_seen) != bell->number) {
+	    conn->bells_len < BELLS_MAX && !looks_for_hints(conn) && number > BELL_TAKEN &&
+	    atomic_load(&conn->channel.remote->bell) == number) {
 		doorbell = remote_doorbell_get(bell->id, bell->index, bell->fds[0], bell->fds[1], -1);
 		taken = true;
+	}
+	if (doorbell && !atomic_compare_exchange_strong(&conn->channel.remote->bell, &number, BELL_TAKEN)) {
+		remote_doorbell_unref(doorbell);
+		doorbell = NULL;
 	}
 	if (doorbell) {
 		conn->bells[conn->bells_len++] = conn->remote_doorbell;

@@ -144,7 +144,7 @@ static void hold_on_exec(struct travel *travel, int change)
 			continue;
 		bool closes = closes_on_exec(conn, (int)fd);
 		if (change < 0)
-			travel_leaves(travel, conn, !closes);
+			travel_settles(travel, conn, !closes);
 		if (!closes)
 			continue;
 		atomic_fetch_add(&conn->slot->holders, (uint32_t)change);

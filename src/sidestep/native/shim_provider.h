@@ -94,6 +94,7 @@ void answers_after_fork(void);
 void bells_look(void); /* no lock held */
 void bell_heard(struct conn *conn, const struct bell *bell); /* takes over the descriptors */
 void bells_before_fork(void); /* shim_lock held: more programs may come to share connections */
+int bell_settle(struct conn *conn); /* no lock held: the eventfd that the peer rings */
 bool relay_learns(struct conn *conn, int line); /* likewise no lock held */
 
 /* ---- shim_rpc.c, no lock held ---- */

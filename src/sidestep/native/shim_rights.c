@@ -80,6 +80,7 @@ static bool give(struct given *given, struct conn *conn, int fd, int *line)
 	*given = (struct given){.conn = conn, .fd = fd, .file = file, .pass = pass};
 	arena_passes();
 	atomic_fetch_add(&conn->slot->holders, 1); /* who is to take it */
+	traveller_settle(&pass->of, conn);
 	word_store(bells_due, true);
 	return true;
 }

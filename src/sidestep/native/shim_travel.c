@@ -60,10 +60,11 @@ static bool is_kept(int fd, uint64_t inode)
 	return fd >= 0 && real.fstat(fd, &st) == 0 && (uint64_t)st.st_ino == inode;
 }
 
-/* What the peers of its connections ring now. */
-static int rung_fd(const struct doorbell *doorbell)
+static bool is_doorbell(int fd)
 {
-	return doorbell->old_fd >= 0 ? doorbell->old_fd : doorbell->fd;
+	struct stat st;
+
+	return real.fstat(fd, &st) == 0 && !(st.st_mode & S_IFMT);
 }
 
 /* A program may have closed all numbers by system calls of its own, ours among them. */
@@ -73,8 +74,8 @@ static bool all_kept(const struct conn *conn)
 	struct stat st;
 
 	return is_kept(conn->segment_fd, conn->segment_inode) && is_kept(remote->page_fd, remote->page_inode) &&
-	       real.fstat(remote->fd, &st) == 0 && !(st.st_mode & S_IFMT) &&
-	       real.fstat(rung_fd(conn->doorbell), &st) == 0 && !(st.st_mode & S_IFMT) &&
+	       is_doorbell(remote->fd) && is_doorbell(conn->doorbell->fd) &&
+	       (!conn->taken_up || is_doorbell(conn->doorbell->old_fd)) &&
 	       (remote->liveness_fd < 0 || (real.fstat(remote->liveness_fd, &st) == 0 && S_ISFIFO(st.st_mode)));
 }
 
@@ -189,7 +190,7 @@ struct traveller traveller_by_tcp(const struct conn *conn, uint64_t cookie)
 	                          .liveness_fd = -1};
 }
 
-/* What that program needs to know; the descriptors stay the connection's. */
+/* What that program needs to know, but for the doorbell that is its own; the descriptors stay the connection's. */
 struct traveller traveller_of(const struct conn *conn)
 {
 	const struct remote_doorbell *remote = conn->remote_doorbell;
@@ -200,12 +201,22 @@ struct traveller traveller_of(const struct conn *conn)
 	                       .segment_fd = conn->segment_fd,
 	                       .remote_fd = remote->fd,
 	                       .remote_page_fd = remote->page_fd,
-	                       .doorbell_fd = rung_fd(conn->doorbell),
+	                       .doorbell_fd = -1,
 	                       .liveness_fd = remote->liveness_fd,
 	                       .remote_index = remote->index};
 
 	memcpy(of.remote_id, remote->id, sizeof(of.remote_id));
 	return of;
+}
+
+/* There is one more holder, or an exec has begun: from now on neither end of the channel changes its doorbell. */
+void traveller_settle(struct traveller *of, struct conn *conn)
+{
+	if (!has_ring(of))
+		return;
+	int fd = bell_settle(conn);
+	*of = traveller_of(conn); /* the peer may have named another doorbell since */
+	of->doorbell_fd = fd;
 }
 
 static size_t env_len(char *const env[])
@@ -360,16 +371,18 @@ bool travel_all(const struct start *start, char *const argv[], char *const env[]
 	return all;
 }
 
-/* A connection that does not go on; `held`: the process counts as its holder, which the next program is not. */
-void travel_leaves(struct travel *travel, const struct conn *conn, bool held)
+/* An exec has begun. `held`: the process counts as a holder of the connection, which the next program is not if it does not go on. */
+void travel_settles(struct travel *travel, struct conn *conn, bool held)
 {
 	const struct conn_slot *slot = conn->slot;
 
+	for (uint32_t i = 0; travel && i < travel->len; i++)
+		if (travel->list[i].slot == slot_index(slot)) {
+			traveller_settle(&travel->list[i], conn);
+			return;
+		}
 	if (!travel || travel->left_len == LEFT_MAX)
 		return;
-	for (uint32_t i = 0; i < travel->len; i++)
-		if (travel->list[i].slot == slot_index(slot))
-			return;
 	travel->left[travel->left_len].slot = slot_index(slot);
 	travel->left[travel->left_len].generation = conn->generation;
 	travel->left[travel->left_len++].held = held;

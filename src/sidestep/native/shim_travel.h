@@ -22,6 +22,7 @@ static inline bool has_ring(const struct traveller *of)
 }
 bool traveller_can(struct conn *conn, int *line);
 struct traveller traveller_of(const struct conn *conn);
+void traveller_settle(struct traveller *of, struct conn *conn); /* no lock held */
 bool traveller_take(struct traveller *of, struct conn_slot *slot, int fd, int line);
 
 /* ---- shim_receiver.c ---- */
