@@ -1,6 +1,7 @@
 /* beside.c - what the shim calls beside the table of the kernel's functions: the C library, and, by its compiler, memory. */
 #include "kernel.h"
 #include "process.h"
+#include "program.h"
 #include "scenario.h"
 
 #include <errno.h>
@@ -49,6 +50,21 @@ WRAP(int, clock_gettime, clockid_t clock, struct timespec *at)
 	point();
 	now += 100;
 	*at = (struct timespec){now / (1000 * MS), now % (1000 * MS)};
+	return 0;
+}
+
+/* Each process has an environment, and the C library one: another's exec is not to change what the next program finds. */
+WRAP(char *, getenv, const char *name)
+{
+	return strcmp(name, EXEC_VARIABLE) ? getenv(name) : exec_variable();
+}
+
+WRAP(int, unsetenv, const char *name)
+{
+	char *text = strcmp(name, EXEC_VARIABLE) ? NULL : exec_variable();
+
+	if (text)
+		*text = '\0';
 	return 0;
 }
 

@@ -11,6 +11,7 @@
 #include <string.h>
 
 #include "channel.h"
+#include "kernel.h"
 #include "layout.h"
 #include "process.h"
 #include "provider.h"
@@ -19,7 +20,15 @@
 static struct executing {
 	jmp_buf place;
 	int list; /* of what travels; -1: there is none */
+	char text[12]; /* the same, in the environment of the next program; "": it is not there */
 } executing[ENDS];
+
+char *exec_variable(void)
+{
+	char *text = executing[current_end()].text;
+
+	return *text ? text : NULL;
+}
 
 /* What it has not read is in the ring, and was not recalled. */
 static bool ring_keeps(int side)
@@ -213,8 +222,6 @@ static bool execute_again(struct program *mine)
 	execute(mine, (char *const[]){entry, NULL});
 	const int list = executing[mine->index].list;
 	trace("%d: the next program begins, list %d", mine->index, list);
-	snprintf(entry, sizeof(entry), "%d", list);
-	(list >= 0 ? setenv("SIDESTEP_TRAVEL", entry, 1) : unsetenv("SIDESTEP_TRAVEL"));
 	mine->side->passed |= mine->fd >= 0 && list < 0;
 	mine->passing = false;
 	process_execute(mine->library);
@@ -244,13 +251,15 @@ void do_travel(struct program *mine)
 
 void exec_done(char *const env[])
 {
-	static const char name[] = "SIDESTEP_TRAVEL=";
+	static const char name[] = EXEC_VARIABLE "=";
 	struct executing *mine = &executing[current->index];
 
 	mine->list = -1;
 	for (; env && *env; env++)
-		if (strncmp(*env, name, sizeof(name) - 1) == 0)
-			mine->list = atoi(*env + sizeof(name) - 1);
+		if (strncmp(*env, name, sizeof(name) - 1) == 0) {
+			snprintf(mine->text, sizeof(mine->text), "%s", *env + sizeof(name) - 1);
+			mine->list = atoi(mine->text);
+		}
 	longjmp(mine->place, 1);
 }
 

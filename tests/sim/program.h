@@ -96,6 +96,8 @@ enum {
 void program_run(struct end *end);
 void program_dies(void); /* the current one, where it is */
 void exec_done(char *const env[]) __attribute__((noreturn)); /* execve() has come to the kernel */
+#define EXEC_VARIABLE "SIDESTEP_TRAVEL"
+char *exec_variable(void); /* what it is in the environment of the current end; NULL: it is not there */
 void program_do(struct program *mine, const char *command);
 bool side_no_more(const struct side *side); /* none of its processes sends anything new */
 void program_idle(void); /* nothing can move but the clock: is it right so? */

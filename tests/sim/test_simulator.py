@@ -265,6 +265,12 @@ HOLDS: Final = {
         f"{scenarios.BETWEEN_ROUNDS.removesuffix(' carry')} leave carry"
     ),
     **{
+        f"both ends execute a program at once, and each takes up what is its own{how}": (
+            f"{relay} way0=3 way1=3 promoted 0.send 0.shut 1.travel@* 0.travel net"
+        )
+        for how, relay in (("", ""), (", through a provider", "relay=1"))
+    },
+    **{
         f"what a send puts into the ring that crosses the request is told ({way}, {how}, {until}, {unread})": (
             f"until={until} {way} promoted {unread} 0.send@* 1.{how} net 1.drain settle"
         )
