@@ -353,7 +353,10 @@ static int sim_ioctl(int fd, unsigned long command, void *argument)
 	if (!object)
 		return failed(EBADF);
 	switch (command) {
-	case FIONREAD: *number = (int)object->tcp.in.len; return 0;
+	case FIONREAD:
+		tcp_lock(&object->tcp);
+		*number = (int)object->tcp.in.len;
+		return 0;
 	case SIOCOUTQ:
 		*number = object->kind == KIND_LINE
 		              ? object->line.to_driver != NULL

@@ -31,6 +31,7 @@ void line_pair(struct object *pair[2]); /* of socketpair(2) */
 size_t tcp_queued(const struct tcp *tcp);
 int tcp_state(const struct tcp *tcp);
 int tcp_take_error(struct tcp *tcp);
+void tcp_lock(struct tcp *tcp); /* who takes the lock of the socket comes after a reset that is at work */
 uint32_t tcp_bits(struct tcp *tcp);
 ssize_t tcp_receive(struct object *object, const struct iovec *iov, size_t iov_len, int flags);
 ssize_t tcp_send(struct object *object, const struct iovec *iov, size_t iov_len, int flags);

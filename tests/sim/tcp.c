@@ -94,6 +94,12 @@ static void tcp_reset(struct tcp *tcp)
 		tcp_done(tcp);
 }
 
+void tcp_lock(struct tcp *tcp)
+{
+	if (tcp->half_reset)
+		tcp_reset(tcp);
+}
+
 static void tcp_send_reset(struct tcp *tcp)
 {
 	if (!tcp->peer->tcp.dead)
@@ -283,6 +289,7 @@ ssize_t tcp_receive(struct object *object, const struct iovec *iov, size_t iov_l
 	bool quiet = object->nonblock || (flags & MSG_DONTWAIT);
 	size_t done = 0, wanted = 0;
 
+	tcp_lock(tcp);
 	if (flags & ~(MSG_PEEK | MSG_DONTWAIT | MSG_TRUNC | MSG_WAITALL | MSG_NOSIGNAL | MSG_CMSG_CLOEXEC))
 		fail("recv with flags %#x", (unsigned)flags);
 	for (size_t i = 0; i < iov_len; i++)
