@@ -364,9 +364,9 @@ int member_change(struct member *member, const struct epoll_event *event)
 	member->disabled = false;
 	member->armed = member->out_armed = true;
 	member->reported = member->stood = 0;
-	/* a MOD makes the kernel report an edge anew */
+	/* a MOD makes the kernel report an edge anew; an outer set would be told of what the entry holds more than is wanted */
 	bool as_it_is = member->known && set_private(member->set) && conn_switched(member->conn) &&
-	                !(member->events & EPOLLET) && !kernel_differs(member, 0);
+	                !(member->events & EPOLLET) && !(member->set->nest & NEST_INNER) && !kernel_differs(member, 0);
 	int result = as_it_is ? 0 : kernel_set(member, EPOLL_CTL_MOD);
 	hot_add(member->set, member);
 	wake_set(member->set);
