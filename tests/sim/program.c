@@ -480,7 +480,8 @@ void program_idle(void)
 			continue; /* who passes its socket on waits for a moment itself */
 		bool in = (mine->waits_for & POLLIN) && could_read(mine),
 			 out = (mine->waits_for & POLLOUT) && could_write(mine);
-		bool late = mine->side->passed && asleep(1 - (i & 1)); /* known: see docs/internals/simulator.md */
+		/* known: see docs/internals/simulator.md */
+		bool late = (mine->side->passed || relay_recalls()) && asleep(1 - (i & 1));
 		if (!(in || out) || late)
 			in_vain[i] = 0;
 		else if (ends[i].deadline - now > NAP || in_vain[i]++ >= NAPS_MAX)
