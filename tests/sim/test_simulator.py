@@ -224,10 +224,16 @@ ONCE_WRONG: Final = {
     "a child closes what has come by exec, and its parent does not hear the doorbell of the program before": (
         "promoted 1.travel 1.fork 3.close 1.block 0.send settle"
     ),
+    "nor does the child where the parent closes it": (
+        "way1=0 more=0 promoted 1.travel 1.fork 1.close 3.block 0.send settle"
+    ),
     "the peer rings the program before the last, whose doorbell it was about to be told": (
         "promoted 1.travel 1.nap time 1.nap 1.travel 0.nap 1.block 0.send settle"
     ),
     "or has been told": "promoted 1.travel 1.nap time 1.nap 0.nap 1.travel 1.block 0.send settle",
+    "or has been told late": (
+        "way1=0 more=0 promoted 1.travel time 1.poll time 1.poll 1.travel 1.block 0.recv 0.send settle"
+    ),
     "or who gave the socket to another process": (
         "more=0 promoted 1.worker 1.travel 1.nap time 1.nap 1.hand 0.nap 3.block 0.send settle"
     ),
