@@ -28,7 +28,7 @@ from sidestep.demo.machine import Machine
 from sidestep.rdma.loopback import NO_DELAY, Fabric
 from sidestep.rdma.verbs import DeviceAttributes
 from sidestep.sdp.endpoint import SdpStream
-from sidestep.sdp.requests import StreamReceive, StreamSend, Told
+from sidestep.sdp.requests import StreamEvent, StreamReceive, StreamSend
 from sidestep.sdp.settings import Addresses, SdpSettings
 from sidestep.sdp.stack import Stack
 from sidestep.sdp.strategy import Strategy, bcopy_only
@@ -127,7 +127,7 @@ class Pair:
             self.sink.receive(room, waitall=self.waitall)
         self.fabric.run()
 
-    def told(self, stream: SdpStream, event: Told) -> None:
+    def told(self, stream: SdpStream, event: StreamEvent) -> None:
         if isinstance(event, StreamReceive):
             self.received += event.filled
             if event.error is None and event.filled:

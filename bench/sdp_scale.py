@@ -18,7 +18,7 @@ from sidestep.demo.machine import Machine
 from sidestep.rdma.loopback import NO_DELAY, Fabric
 from sidestep.rdma.verbs import DeviceAttributes
 from sidestep.sdp.endpoint import SdpStream
-from sidestep.sdp.requests import StreamReceive, Told
+from sidestep.sdp.requests import StreamEvent, StreamReceive
 from sidestep.sdp.settings import Addresses, SdpSettings
 from sidestep.sdp.stack import Stack
 from sidestep.sdp.strategy import bcopy_only
@@ -48,11 +48,11 @@ def run(count: int, settings: SdpSettings) -> None:
     answered = 0
     streams: list[SdpStream] = []
 
-    def serve(stream: SdpStream, event: Told) -> None:
+    def serve(stream: SdpStream, event: StreamEvent) -> None:
         if isinstance(event, StreamReceive) and event.filled:
             stream.send(data)
 
-    def told(stream: SdpStream, event: Told) -> None:
+    def told(stream: SdpStream, event: StreamEvent) -> None:
         nonlocal answered
         if isinstance(event, StreamReceive):
             assert event.view == data

@@ -161,8 +161,8 @@ REACH_S: Final = 10.0  # seconds for the other host to answer; then ETIMEDOUT
 REACH_TAKEN_S: Final = 5.0  # seconds until the program's socket has come to the redirect listener; then it is abandoned
 REACH_SHUT_S: Final = 60.0  # seconds until a program without an answer stops: after SDP_CONNECT_SYNS of the shim
 REACH_WAIT_MAX_S: Final = 2.0  # seconds, at most, that a call waits for a verdict, with any timeout of its own
-REACH_VAIN_S: Final = 30.0  # seconds for which TCP comes first at a place where SDP has failed
-REACH_VAIN_MAX: Final = 4096  # such places; the oldest is tried again
+REACH_UNANSWERED_S: Final = 30.0  # seconds for which TCP comes first at a place where SDP has failed
+REACH_UNANSWERED_MAX: Final = 4096  # such places; the oldest is tried again
 NAMES_PAST_MAX: Final = 1024  # true addresses of connections that are over, for late questions; the oldest go
 LISTENERS_KNOWN_MAX: Final = 256  # listening sockets whose program is remembered; the oldest is looked up again
 

@@ -258,7 +258,7 @@ static void test_wrap_of_the_counts(void)
 		ends[0].own.tail = ends[0].own.head_seen = ends[1].own.head = start;
 		ends[0].channel.tx_line->tail = start;
 		ends[0].channel.tx_peer_line->head = start;
-		ends[0].channel.head_told = ends[1].channel.tail_told = start;
+		ends[0].channel.head_reported = ends[1].channel.tail_reported = start;
 		while (position - start < 5 * (uint64_t)PAGE) {
 			size_t sent = end_send(&ends[0], 1, position, 1000);
 			CHECK(sent == 1000 && end_send(&ends[0], 1, position + sent, PAGE) == PAGE - 1000);
@@ -489,7 +489,7 @@ static void spilling_open(struct spilling *s, uint32_t ring, uint64_t start, uin
 	s->spilled = false;
 	s->ends[0].own.tail = s->ends[0].own.head_seen = s->ends[0].own.ring_from = s->ends[1].own.head = start;
 	s->ends[0].channel.tx_peer_line->head = start;
-	s->ends[0].channel.head_told = s->ends[1].channel.tail_told = start;
+	s->ends[0].channel.head_reported = s->ends[1].channel.tail_reported = start;
 	channel_tx_show(&s->ends[0].channel);
 }
 
@@ -1178,13 +1178,13 @@ static void test_what_was_told_is_not_taken_back(void)
 
 	ends_open(ends, PAGE, PAGE, NULL);
 	CHECK(end_send(&ends[0], 1, 0, PAGE) == PAGE);
-	CHECK(channel_rx_tell(&ends[1].channel) == PAGE);
+	CHECK(channel_rx_report(&ends[1].channel) == PAGE);
 	CHECK(end_receive(&ends[1], 1, 0, 100) == 100); /* part of it is no less */
 	ends[0].channel.tx_line->tail = PAGE - 1;
 	CHECK(channel_rx_avail(&ends[1].channel) == -ECONNRESET);
 	ends[0].channel.tx_line->tail = PAGE;
 	CHECK(channel_rx_avail(&ends[1].channel) == PAGE - 100);
-	CHECK(channel_tx_tell(&ends[0].channel) == 100);
+	CHECK(channel_tx_report(&ends[0].channel) == 100);
 	ends[1].channel.rx_line->head = 99;
 	CHECK(channel_tx_space(&ends[0].channel, 1) == -ECONNRESET);
 	ends[1].channel.rx_line->head = 100;
@@ -1228,7 +1228,7 @@ static void test_own_words_that_do_not_fit_stay_in_bounds(void)
 		for (uint64_t more = 1 + dice_below(&dice, 4); more; more--)
 			*own[dice_below(&dice, turn % 2 ? 7 : 5)] = hostile_value(&dice, PAGE);
 		int64_t space = channel_tx_space(&ends[0].channel, 2 * CHANNEL_SPILL);
-		size_t room = channel_tx_tell(&ends[0].channel);
+		size_t room = channel_tx_report(&ends[0].channel);
 		CHECK(space == -ECONNRESET || (space >= 0 && space <= CHANNEL_SPILL), "%lld", (long long)space);
 		CHECK(room == SIZE_MAX || room <= CHANNEL_SPILL, "%zu", room);
 		for (int look = 0; look < 2; look++)

@@ -99,8 +99,8 @@ void line_open(struct line *line, struct engine *engine, uint64_t seed, const st
 		end_open(&line->app, segment, 0);
 	close(segment);
 	line->reason = ENGINE_ASKED;
-	line->bell_fd = eventfd(1u << 30, EFD_SEMAPHORE | EFD_CLOEXEC | EFD_NONBLOCK);
-	CHECK(line->bell_fd >= 0);
+	line->doorbell_fd = eventfd(1u << 30, EFD_SEMAPHORE | EFD_CLOEXEC | EFD_NONBLOCK);
+	CHECK(line->doorbell_fd >= 0);
 	if (options->tcp)
 		by_tcp(fds);
 	else
@@ -145,7 +145,7 @@ void line_close(struct line *line)
 	close(line->fd);
 	if (line->peer.fd >= 0)
 		close(line->peer.fd);
-	close(line->bell_fd);
+	close(line->doorbell_fd);
 	framing_in_free(&line->in);
 	framing_out_free(&line->out);
 	framing_in_free(&line->peer.in);
@@ -298,7 +298,7 @@ static bool read_more(struct line *line)
 
 bool line_lend(struct line *line)
 {
-	struct engine_bell bell = {&line->bell_word, &line->bell_rung, line->bell_fd};
+	struct engine_peer_doorbell doorbell = {&line->doorbell_word, &line->doorbell_rung, line->doorbell_fd};
 	struct channel_side words = words_of(line->host.channel.remote);
 
 	CHECK(!line->loan);
@@ -314,7 +314,8 @@ bool line_lend(struct line *line)
 		if (framing_out_waiting(&line->out))
 			return false;
 	}
-	line->loan = engine_lend(line->engine, &line->record, &line->host.channel, &words, &bell, line->number, &way, line);
+	line->loan =
+		engine_lend(line->engine, &line->record, &line->host.channel, &words, &doorbell, line->number, &way, line);
 	return line->loan != NULL;
 }
 
@@ -332,7 +333,7 @@ unsigned lines_returned(struct engine *engine)
 	struct line *line;
 	unsigned count = 0;
 
-	engine_hear(engine);
+	engine_clear_notify(engine);
 	while ((line = engine_returned(engine))) {
 		line_take(line);
 		count++;
@@ -424,11 +425,11 @@ static void judge_words(struct line *line, uint32_t len)
 		} else {
 			CHECK(first == (uint64_t)LINK_READ << 56, "word %llx", (unsigned long long)first);
 			uint64_t came = atomic_load(line->host.channel.own.tail); /* also of what a peer makes up */
-			CHECK(count > peer->read_told && count <= (peer->changed ? came : peer->sent),
-			      "read %llu after %llu, of %llu", (unsigned long long)count, (unsigned long long)peer->read_told,
+			CHECK(count > peer->read_reported && count <= (peer->changed ? came : peer->sent),
+			      "read %llu after %llu, of %llu", (unsigned long long)count, (unsigned long long)peer->read_reported,
 			      (unsigned long long)peer->sent);
 			CHECK(line->hostile || line->mirrored || count <= line->app_got);
-			peer->read_told = count;
+			peer->read_reported = count;
 		}
 	}
 }
@@ -540,7 +541,7 @@ uint64_t line_peer_room(const struct line *line)
 {
 	const struct line_peer *peer = &line->peer;
 
-	return line->host.channel.tx.spill_size - (peer->sent - peer->read_told) - peer->data_left;
+	return line->host.channel.tx.spill_size - (peer->sent - peer->read_reported) - peer->data_left;
 }
 
 void line_peer_say_any(struct line *line, const uint8_t *bytes, uint32_t len)
@@ -666,8 +667,8 @@ void line_check_told(struct line *line)
 	CHECK(line->record.last_ack_sent == peer->told_ack && line->record.last_bufs_sent == peer->told_bufs);
 	CHECK(line->record.sent == peer->got, "%llu, of which %llu came", (unsigned long long)line->record.sent,
 	      (unsigned long long)peer->got);
-	CHECK(line->record.read_told == peer->read_told, "%llu, which was heard as %llu",
-	      (unsigned long long)line->record.read_told, (unsigned long long)peer->read_told);
+	CHECK(line->record.read_reported == peer->read_reported, "%llu, which was heard as %llu",
+	      (unsigned long long)line->record.read_reported, (unsigned long long)peer->read_reported);
 }
 
 void line_check_quiet(struct line *line)
@@ -691,7 +692,7 @@ void line_check_quiet(struct line *line)
 		CHECK(record.held == there || record.held == record.window, "%llu of %llu bytes are on their way",
 		      (unsigned long long)record.held, (unsigned long long)there);
 	if (record.credit >= 3)
-		CHECK(line->app_got - record.read_told < record.read_step, "what was read is not told");
+		CHECK(line->app_got - record.read_reported < record.read_step, "what was read is not told");
 	if (has_sent(line))
-		CHECK(record.sent == peer->got && record.tx_mseq == peer->seen && record.read_told == peer->read_told);
+		CHECK(record.sent == peer->got && record.tx_mseq == peer->seen && record.read_reported == peer->read_reported);
 }

@@ -35,7 +35,7 @@ struct line_peer {
 	uint8_t *message;             /* of the engine, as far as it has come */
 	uint32_t message_len;
 	uint64_t sent, data_left;     /* bytes of its stream; those that a word of DATA has still to bring */
-	uint64_t read_told;           /* how many of them have been read, as the engine says */
+	uint64_t read_reported;           /* how many of them have been read, as the engine says */
 	uint64_t got, got_left,
 		read; /* bytes of the application's stream; those still to come for a word; those told as read */
 	bool ended, changed;          /* changed: not all that it said was as it should be */
@@ -53,8 +53,8 @@ struct line {
 	enum engine_reason reason;    /* why it was taken back last */
 	int error;
 	uint32_t posted;
-	_Atomic uint64_t bell_word, bell_rung;
-	int bell_fd;
+	_Atomic uint64_t doorbell_word, doorbell_rung;
+	int doorbell_fd;
 	struct hint_ring *hints;      /* NULL: it has none */
 	uint64_t hints_seen;
 	uint64_t seed, app_sent, app_got;

@@ -116,13 +116,13 @@ static void a_count_that_goes_back_is_not_told(void)
 		rest(world);
 	}
 	line_take(line);
-	line->record.read_told = 3000; /* as Python has told, by a look that keeps no count */
+	line->record.read_reported = 3000; /* as Python has told, by a look that keeps no count */
 	CHECK(line_lend(line));
-	line->peer.read_told = 3000;
+	line->peer.read_reported = 3000;
 	line->hostile = true;
 	atomic_store(&line->host.channel.tx_peer_line->head, 1500);
 	rest(world);
-	CHECK(line->peer.read_told == 3000);
+	CHECK(line->peer.read_reported == 3000);
 	world_close(world);
 }
 
@@ -502,7 +502,7 @@ static void *takes(void *argument)
 
 	while (!atomic_load(&crowd->stop)) {
 		struct line *line = engine_returned(crowd->engine);
-		engine_hear(crowd->engine);
+		engine_clear_notify(crowd->engine);
 		engine_news(crowd->engine, numbers, 64, &all);
 		if (!line)
 			line = &crowd->lines[dice_below(&dice, crowd->count)];
@@ -605,7 +605,7 @@ static void *shouts(void *argument)
 		case 0: atomic_store(&side->notice, (uint32_t)dice_roll(&dice)); break;
 		case 1: atomic_store(&side->rx_frozen, dice_roll(&dice)); break;
 		case 2: atomic_store(&line->app.channel.tx_line->want_space, (uint32_t)dice_below(&dice, 3)); break;
-		case 3: atomic_store(&line->bell_word, dice_roll(&dice)); break;
+		case 3: atomic_store(&line->doorbell_word, dice_roll(&dice)); break;
 		default: atomic_store(&side->tx_back, (uint32_t)dice_roll(&dice));
 		}
 		usleep(50); /* some turns of the engine pass between two changes, and not only one */

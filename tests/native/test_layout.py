@@ -161,4 +161,4 @@ def test_nobody_comes_to_the_ring_but_by_consent_and_counts_that_agree() -> None
 
 def test_what_was_recalled_goes_out_before_anything_else() -> None:
     assert {event for state, event in TX_TRANSITIONS if state is Tx.RESEND} == {TxEvent.RESENT}
-    assert {event for state, event in RX_TRANSITIONS if state is Rx.RECALLED} == {RxEvent.DRY}
+    assert {event for state, event in RX_TRANSITIONS if state is Rx.RECALLED} == {RxEvent.DRAINED}

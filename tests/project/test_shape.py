@@ -17,16 +17,16 @@ FUNCTION_LINES_MAX: Final = 60
 
 # The shim's files, from the lowest: nobody calls who stands behind him here.
 SHIM: Final = (
-    "channel", "shim_real", "shim_object", "shim_names", "shim", "shim_proc", "shim_receiver", "shim_carry",
+    "channel", "shim_real", "shim_object", "shim_names", "shim", "shim_proc", "shim_receiver", "shim_environment",
     "shim_code", "shim_loader", "shim_signal", "shim_address", "shim_slot", "shim_doorbell", "shim_spin", "shim_arena",
     "shim_conn", "shim_slot_lock", "shim_count", "shim_relayed", "shim_end", "shim_room", "shim_switch", "shim_finish",
-    "shim_lease", "shim_hold", "shim_events", "shim_hint", "shim_stand_in", "shim_set", "shim_provider", "shim_serve",
-    "shim_back", "shim_lent", "shim_plain", "shim_pass", "shim_idle", "shim_answer", "shim_offer", "shim_bell",
-    "shim_rpc", "shim_explicit", "shim_sdp_connect", "shim_fork", "shim_native", "shim_travel", "shim_rights",
-    "shim_close", "shim_number", "shim_wait", "shim_ready", "shim_nest", "shim_call", "shim_tcp_wait", "shim_message",
-    "shim_recv", "shim_send", "shim_epoll", "shim_poll", "shim_views", "shim_io", "shim_ring", "shim_fd", "shim_option",
-    "shim_socket", "shim_stdio", "shim_process", "shim_spawn", "shim_sandbox", "shim_syscall", "shim_embed",
-    "shim_loaded", "shim_start",
+    "shim_explicit_refs", "shim_conn_refs", "shim_events", "shim_set_hints", "shim_stand_in", "shim_set",
+    "shim_provider", "shim_serve", "shim_demote", "shim_inherited", "shim_tcp_only", "shim_pass", "shim_idle",
+    "shim_answer", "shim_offer", "shim_new_doorbell", "shim_rpc", "shim_explicit", "shim_sdp_connect", "shim_fork",
+    "shim_kernel_io", "shim_travel", "shim_rights", "shim_close", "shim_number", "shim_wait", "shim_ready", "shim_nest",
+    "shim_call", "shim_tcp_wait", "shim_message", "shim_recv", "shim_send", "shim_epoll", "shim_poll", "shim_views",
+    "shim_io", "shim_ring", "shim_fd", "shim_option", "shim_socket", "shim_stdio", "shim_process", "shim_spawn",
+    "shim_sandbox", "shim_syscall", "shim_embed", "shim_loaded", "shim_start",
 )  # fmt: skip
 
 # The rooms, from the lowest: a file imports nothing of a room behind its own. The modules beside the rooms are what all

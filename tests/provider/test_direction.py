@@ -129,7 +129,7 @@ REACHED: dict[Enum, tuple[Step, ...]] = {
     Recall.NOT: COME,
     Recall.OURS: LEFT,
     Recall.TAKEN: (*LEFT, hears(Control.RESENDS)),
-    Recall.WANTED: WANTED,
+    Recall.REQUESTED: WANTED,
     Recall.GRANTED: (*WANTED, hears(Control.RESENDS)),
     Ending.OPEN: MET,
     Ending.SHUT: (*MET, hears(Control.SHUT)),
@@ -149,7 +149,7 @@ HAPPENS: dict[Enum, Step] = {
     EndEvent.SHUT: hears(Control.SHUT),
     EndEvent.CLOSED: hears(Control.CLOSED),
     EndEvent.ENDED: hears(Control.ENDED),
-    LeaveEvent.TOLD: hears(Control.LEAVE),
+    LeaveEvent.REQUESTED: hears(Control.LEAVE),
 }
 FIELD: dict[type[Enum], str] = {Out: "out", In: "into", Recall: "recall", Ending: "peer_ending", Leaving: "leaving"}
 PAIRS = [

@@ -30,7 +30,7 @@ if __name__ == "__main__":
 import pytest
 from channel_app import App
 from link_judge import Between, Judge
-from remote_world import Host, World, go_back, hear_fin, recall, reset, shut
+from remote_world import Host, World, go_back, recall, reset, see_fin, shut
 from selection import rotate
 
 from sidestep import limits
@@ -147,7 +147,7 @@ class WatchedEngine:
         self.feed, self.unfeed = engine.feed, engine.unfeed
 
     def hear(self, doorbell: Doorbell | None) -> None:
-        self._engine.hear(doorbell)
+        self._engine.set_doorbell(doorbell)
 
     def lend(
         self, record: bytes, channel: Channel, words: tuple[int, ...], doorbell: RemoteDoorbell, number: int,
@@ -317,7 +317,7 @@ class Run:
                 out.closed = True
                 (shut if step.what == "shut" else go_back)(app)
                 if step.what == "shut":
-                    hear_fin(self.apps[1 - step.end])
+                    see_fin(self.apps[1 - step.end])
         elif step.what == "recall" and not into.closed:
             self.drain()
             into.write(1000)  # which it does not read any more
@@ -387,7 +387,7 @@ class Run:
         said_before, heard_before = own.said[before["tx_mseq"]], other.said[before["rx_mseq"]]
         credit = heard.bufs - (record["tx_mseq"] - heard.ack)
         expected = {
-            "last_bufs_sent": said.bufs, "last_ack_sent": said.ack, "sent": said.data, "read_told": said.read,
+            "last_bufs_sent": said.bufs, "last_ack_sent": said.ack, "sent": said.data, "read_reported": said.read,
             "peer_ack": heard.ack, "credit": max(0, credit), "data_left": heard.data_left,
             "held": said.data - heard.read, "posted": limits.REMOTE_RECEIVES,
             "messages_sent": record["tx_mseq"] - before["tx_mseq"],

@@ -329,7 +329,7 @@ def test_a_ring_cannot_be_taken_away(closing: ExitStack, blocking: bool) -> None
         if filled:
             fill(stranger)
         os.set_blocking(stranger, blocking)
-        doorbell.hear()
+        doorbell.acknowledge()
         assert waits.poll(0) == []
         assert _channel.doorbell_ring(stranger)
         if filled:
@@ -338,7 +338,7 @@ def test_a_ring_cannot_be_taken_away(closing: ExitStack, blocking: bool) -> None
         for _ in range(100):
             os.eventfd_read(stranger)
         assert waits.poll(0) == [(doorbell.wait_fd, select.EPOLLIN)]
-        doorbell.hear()
+        doorbell.acknowledge()
         assert waits.poll(0) == []
 
 

@@ -23,7 +23,7 @@ from sidestep.provider.carry.remote_relay import RemoteRelay
 from sidestep.rdma.kernel.pinned import PinnedMemory
 from sidestep.remote.link import SdpLink
 from sidestep.sdp.endpoint import SdpStream
-from sidestep.sdp.requests import SdpEventKind, Told
+from sidestep.sdp.requests import SdpEventKind, StreamEvent
 from sidestep.sdp.settings import Addresses
 
 MIB: Final = 1 << 20
@@ -115,7 +115,7 @@ class Caller:
         stream.tell = self._tell
         self.taken.append(stream)
 
-    def _tell(self, stream: SdpStream, event: Told) -> None:
+    def _tell(self, stream: SdpStream, event: StreamEvent) -> None:
         if (kind := getattr(event, "kind", None)) is not None:
             self.told.append((stream, kind))
 

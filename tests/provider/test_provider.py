@@ -690,18 +690,18 @@ def test_the_family_of_the_other_end_is_told_of_a_doorbell(sidestep: Sidestep, c
     made = channel(None)
     bells = [made.doorbell, made.doorbell_page]
     bell = Message(
-        type=Rpc.BELL, token=3 << 32 | 7, cookie=99, doorbell_index=5, doorbell_page_id=bytes(range(16))
+        type=Rpc.NEW_DOORBELL, token=3 << 32 | 7, cookie=99, doorbell_index=5, doorbell_page_id=bytes(range(16))
     )  # fmt: skip
     with ShimClient(sidestep.socket) as one, ShimClient(sidestep.socket) as other:
         for client in (one, other):
-            assert client.hello().flags & Welcome.BELLS
+            assert client.hello().flags & Welcome.NEW_DOORBELLS
         rpc.send(one.sock, replace(bell, arena_id=bytes(16)), bells)  # there is no such family
         rpc.send(one.sock, replace(bell, arena_id=other.family_id), bells)
         packet = other.receive()
         with packet.descriptors:
             told = packet.message
             assert len(packet.descriptors) == 2
-        assert (told.type, told.token, told.cookie, told.doorbell_index) == (Rpc.BELL, 3 << 32 | 7, 99, 5)
+        assert (told.type, told.token, told.cookie, told.doorbell_index) == (Rpc.NEW_DOORBELL, 3 << 32 | 7, 99, 5)
         assert told.doorbell_page_id != bell.doorbell_page_id
         assert sidestep.status()["shims"] == 2
 
@@ -712,14 +712,14 @@ def test_who_does_not_read_gets_no_second_doorbell(sidestep: Sidestep, channel: 
     with ShimClient(sidestep.socket) as one, ShimClient(sidestep.socket) as idle:
         for client in (one, idle):
             client.hello()
-        for kind in (Rpc.BELL, Rpc.BELL, Rpc.SERVE):
-            bells = [made.doorbell, made.doorbell_page] if kind is Rpc.BELL else []
+        for kind in (Rpc.NEW_DOORBELL, Rpc.NEW_DOORBELL, Rpc.SERVE):
+            bells = [made.doorbell, made.doorbell_page] if kind is Rpc.NEW_DOORBELL else []
             rpc.send(one.sock, Message(type=kind, arena_id=idle.family_id), bells)
         one.ask(Ask.OPEN, protocol=IPPROTO_SDP)  # answered behind all three
         received = [idle.receive() for _ in range(2)]
         for packet in received:
             packet.descriptors.close()
-        assert [packet.message.type for packet in received] == [Rpc.BELL, Rpc.SERVE]
+        assert [packet.message.type for packet in received] == [Rpc.NEW_DOORBELL, Rpc.SERVE]
 
 
 @pytest.mark.parametrize("wrong", ["an eventfd", "a page", "an index"])
@@ -732,7 +732,7 @@ def test_what_is_no_doorbell_is_not_passed_on(sidestep: Sidestep, channel: Calla
     with ShimClient(sidestep.socket) as one, ShimClient(sidestep.socket) as other:
         for client in (one, other):
             client.hello()
-        rpc.send(one.sock, Message(type=Rpc.BELL, doorbell_index=index, arena_id=other.family_id), bells)
+        rpc.send(one.sock, Message(type=Rpc.NEW_DOORBELL, doorbell_index=index, arena_id=other.family_id), bells)
         assert one.hung_up()
         assert sidestep.status()["shims"] == 1
         other.sock.setblocking(False)

@@ -42,7 +42,7 @@ class Next:
 
     def bell(self, *, proof: int = PROOF, alone: bool = False) -> NewDoorbell:
         """What it says of itself, with what proves it in the channel."""
-        self.app.end.publish("bell", PROOF | self.count)
+        self.app.end.publish("doorbell_nonce", PROOF | self.count)
         number = int.from_bytes(os.pread(self.app.segment, 4, self.app.at("hint", remote=True)), "little")
         return NewDoorbell(number, proof | self.count, alone, self.name, 0, (self.doorbell, self.page))
 
@@ -67,8 +67,8 @@ def after(closing: ExitStack) -> Callable[..., Next]:
 def test_what_it_names_by_its_own_doorbell_is_heard(world: World, after: Callable[..., Next]) -> None:
     a, b, _, _ = world.pair()
     then = after(a)
-    world.one.hub.handle_bell(then.bell())
-    assert a.word("bell_seen") == PROOF | 1
+    world.one.hub.handle_new_doorbell(then.bell())
+    assert a.word("doorbell_nonce_seen") == PROOF | 1
     then.take_up()
     a.send(b"x" * 100)
     world.rest()
@@ -83,7 +83,7 @@ def test_before_that_it_is_not(world: World, after: Callable[..., Next]) -> None
     world.rest()
     assert b.receive() == b""
     then.take_up()
-    world.one.hub.handle_bell(then.bell())
+    world.one.hub.handle_new_doorbell(then.bell())
     world.rest()
     assert b.receive() == b"x" * 100
 
@@ -92,24 +92,24 @@ def test_the_program_before_is_heard_until_another_is_alone(world: World, after:
     """It may have forked first."""
     a, b, _, _ = world.pair()
     then = after(a)
-    world.one.hub.handle_bell(then.bell())
+    world.one.hub.handle_new_doorbell(then.bell())
     a.send(b"x")
     world.rest()
     assert b.receive() == b"x"
-    world.one.hub.handle_bell(after(a, 2).bell(alone=True))
+    world.one.hub.handle_new_doorbell(after(a, 2).bell(alone=True))
     world.rest()
     a.send(b"y")
     world.rest()
     assert b.receive() == b""
-    assert a.word("bell_seen") == PROOF | 2
+    assert a.word("doorbell_nonce_seen") == PROOF | 2
 
 
 def test_who_was_alone_before_another_came_ends_no_doorbell(world: World, after: Callable[..., Next]) -> None:
     """Its word may be overtaken by that of a program which it has started since."""
     a, b, _, _ = world.pair()
     late, then = after(a, 1).bell(alone=True), after(a, 2)
-    world.one.hub.handle_bell(then.bell())
-    world.one.hub.handle_bell(late)
+    world.one.hub.handle_new_doorbell(then.bell())
+    world.one.hub.handle_new_doorbell(late)
     then.take_up()
     a.send(b"x")
     world.rest()
@@ -119,10 +119,10 @@ def test_who_was_alone_before_another_came_ends_no_doorbell(world: World, after:
 def test_a_stranger_proves_nothing(world: World, after: Callable[..., Next]) -> None:
     a, _, _, _ = world.pair()
     then = after(a)
-    world.one.hub.handle_bell(then.bell(proof=PROOF ^ 1 << 24))
-    a.end.publish("bell", 5)  # no proof at all
-    world.one.hub.handle_bell(NewDoorbell(1, 5, True, then.name, 0, (then.doorbell, then.page)))
-    assert a.word("bell_seen") == 0
+    world.one.hub.handle_new_doorbell(then.bell(proof=PROOF ^ 1 << 24))
+    a.end.publish("doorbell_nonce", 5)  # no proof at all
+    world.one.hub.handle_new_doorbell(NewDoorbell(1, 5, True, then.name, 0, (then.doorbell, then.page)))
+    assert a.word("doorbell_nonce_seen") == 0
     assert not reset(a)
 
 
@@ -131,10 +131,10 @@ def test_one_that_cannot_be_heard_is_reset(world: World, after: Callable[..., Ne
     a, b, _, _ = world.pair()
     for count in range(1, limits.RELAY_DOORBELLS_MAX):
         assert bool(a.word("knows") & Knows.DOORBELLS) == (count < limits.RELAY_DOORBELLS_MAX // 2)
-        world.one.hub.handle_bell(after(a, count).bell())
+        world.one.hub.handle_new_doorbell(after(a, count).bell())
     world.rest()
     assert not reset(a)
-    world.one.hub.handle_bell(after(a, limits.RELAY_DOORBELLS_MAX).bell())
+    world.one.hub.handle_new_doorbell(after(a, limits.RELAY_DOORBELLS_MAX).bell())
     world.rest()
     assert reset(a)
     assert reset(b)

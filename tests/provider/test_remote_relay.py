@@ -22,10 +22,10 @@ from remote_world import (
     close,
     consent,
     go_back,
-    hear_fin,
     is_cut_off_by,
     recall,
     reset,
+    see_fin,
     settle,
     shut,
     snap,
@@ -215,7 +215,7 @@ def test_the_end_is_told_behind_the_last_byte(world: World) -> None:
     a, b, _, _ = world.pair()
     a.send(bytes(1000))
     a.send_control(shut_wr=1)
-    hear_fin(b)  # its FIN overtakes the bytes
+    see_fin(b)  # its FIN overtakes the bytes
     world.rest()
     assert (b.end.avail, b.word("tx_fin"), b.word("tx_fin_at"), b.word("shut_wr")) == (1000, 1, 1000, 1)
     assert not b.word("notice")
@@ -259,7 +259,7 @@ def test_a_killed_end_is_told_as_a_close(world: World) -> None:
     a.send(b"last words")
     world.rest()
     a.connected = False  # and says nothing
-    hear_fin(b)
+    see_fin(b)
     world.rest()
     assert (b.word("tx_fin"), b.word("shut_wr"), b.word("notice")) == (1, 0, Notice.CLOSED)
 
@@ -268,7 +268,7 @@ def test_bytes_that_a_dead_end_left_unread_are_a_reset(world: World) -> None:
     a, b, _, _ = world.pair()
     b.send(b"never read")
     world.rest()
-    hear_fin(b)
+    see_fin(b)
     world.rest()
     assert reset(a)
     assert reset(b)
@@ -322,7 +322,7 @@ def test_going_back_is_told_behind_the_last_byte(world: World) -> None:
     go_back(a)
     world.rest()
     assert (b.word("tx_back"), b.word("tx_back_at"), b.end.avail) == (1 << 2 | Back.BACK, 100, 100)
-    assert far.arrived_told == 100
+    assert far.arrived_reported == 100
 
 
 def test_who_has_shut_down_goes_back_without_a_word(world: World) -> None:
@@ -704,7 +704,7 @@ def test_only_who_knows_that_tcp_is_dead_is_reset_for_that(world: World, seen: S
     """Not who has shut down, whose peer has closed, and whose last bytes are late."""
     app, far, _ = world.stranger()
     app.held = False  # TIME_WAIT: to the kernel it is nobody's
-    hear_fin(app, seen)
+    see_fin(app, seen)
     world.rest()
     world.one.pass_time(limits.SETTLE_ENDED_S - 1)
     assert not far.lost
@@ -735,7 +735,7 @@ def test_what_has_all_arrived_needs_no_link(world: World) -> None:
     stranger.send_control(Control.ARRIVED, 0)
     world.rest()
     app.held = False
-    hear_fin(app)
+    see_fin(app)
     snap(world, far)
     assert far.break_off() is None
     assert not reset(app)
@@ -1484,6 +1484,6 @@ def test_bytes_of_a_ring_that_was_never_gone_to_do_not_hide_the_end(world: World
     world.rest()
     assert not reset(b)
     a.connected = False  # and says nothing
-    hear_fin(b)
+    see_fin(b)
     world.rest()
     assert reset(b)

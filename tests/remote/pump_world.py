@@ -16,7 +16,7 @@ from sidestep.rdma.iwarp.device import IwarpDevice
 from sidestep.remote.inbound import BY_CARRIER
 from sidestep.remote.pump import Pieces, Pump
 from sidestep.sdp.endpoint import SdpStream
-from sidestep.sdp.requests import SdpEvent, SdpEventKind, StreamReceive, StreamSend, Told
+from sidestep.sdp.requests import SdpEvent, SdpEventKind, StreamEvent, StreamReceive, StreamSend
 from sidestep.sdp.settings import Addresses, Carrier, SdpSettings
 from sidestep.sdp.stack import Stack
 
@@ -55,7 +55,7 @@ class SdpEnd:
         self._room = memoryview(bytearray(1 << 16))
         self._busy = False
 
-    def told(self, stream: SdpStream, event: Told) -> None:
+    def told(self, stream: SdpStream, event: StreamEvent) -> None:
         if isinstance(event, StreamReceive):
             self._busy = False
             if event.filled and self._mark:

@@ -17,7 +17,7 @@ from sidestep.rdma.verbs import QpEndpoint
 from sidestep.remote.control_link import PRIVATE_DATA_MAX, ControlLink, Kind, Rej, Rep, Req, Talker
 from sidestep.remote.control_links import Question
 from sidestep.sdp.endpoint import SdpStream
-from sidestep.sdp.requests import SdpEvent, SdpEventKind, StreamReceive, Told
+from sidestep.sdp.requests import SdpEvent, SdpEventKind, StreamEvent, StreamReceive
 from sidestep.sdp.settings import Addresses
 from sidestep.sdp.stack import stack_on
 
@@ -77,7 +77,7 @@ class Ends:
     def _lost(self) -> None:
         self.lost += 1
 
-    def _told(self, stream: SdpStream, event: Told) -> None:
+    def _told(self, stream: SdpStream, event: StreamEvent) -> None:
         if type(event) is StreamReceive:
             self.said += self._room[: event.filled]
             if event.filled:

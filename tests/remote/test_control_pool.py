@@ -23,7 +23,7 @@ from sidestep.remote.control_link import PRIVATE_DATA_MAX, Kind, Rej, Rep, Req
 from sidestep.remote.control_manager import ControlConnection, ControlManager
 from sidestep.remote.control_pool import POOL_SERVICE, QueuePairPool
 from sidestep.sdp.endpoint import SdpStream
-from sidestep.sdp.requests import SdpEvent, SdpEventKind, StreamReceive, Told
+from sidestep.sdp.requests import SdpEvent, SdpEventKind, StreamEvent, StreamReceive
 from sidestep.sdp.settings import Addresses, SdpSettings
 from sidestep.sdp.stack import Stack, stack_on
 from sidestep.sdp.wire import service_id
@@ -80,7 +80,7 @@ class Connections:
         """Those that there are, of each device."""
         return [sum(qp.device is each.device for qp in self.fabric.queue_pairs.values()) for each in self.managers]
 
-    def tell(self, stream: SdpStream, event: Told) -> None:
+    def tell(self, stream: SdpStream, event: StreamEvent) -> None:
         if isinstance(event, SdpEvent):
             self.told.setdefault(stream, []).append(event.kind)
 
@@ -162,7 +162,7 @@ def test_the_second_connection_finds_its_queue_pairs_joined(hosts: Connections) 
     assert hosts.counts[0] == {"joined": 1, "taken": 1}
     for sender, receiver in ((stream, hosts.taken[1]), (hosts.taken[1], stream)):
         room = memoryview(bytearray(5))
-        heard: list[Told] = []
+        heard: list[StreamEvent] = []
         receiver.tell = lambda _stream, event: heard.append(event)  # noqa: B023
         receiver.receive(room, waitall=True)
         sender.send(memoryview(b"bytes"))

@@ -11,7 +11,7 @@ from ipaddress import IPv4Address
 
 import pytest
 from channel_app import App
-from remote_world import World, all_of, go_back, hear_fin, reset
+from remote_world import World, all_of, go_back, reset, see_fin
 
 from sidestep.errors import PeerViolation
 from sidestep.provider.carry.direction import In
@@ -307,7 +307,7 @@ def test_tcp_that_has_been_reset_is_not_waited_for(world: Settling) -> None:
     assert isinstance(one.link, SdpLink)
     one.link.abandon()
     b.held = False
-    hear_fin(b)
+    see_fin(b)
     world.turns(lambda: reset(b))
     assert other.lost
 

@@ -29,9 +29,9 @@ from sidestep.sdp.requests import (
     ReturnBuffer,
     SdpEvent,
     SdpEventKind,
+    StreamEvent,
     StreamReceive,
     StreamSend,
-    Told,
     Work,
 )
 from sidestep.sdp.serial import MASK
@@ -139,8 +139,8 @@ class End:
         self.regions: dict[int, Memory] = {}
         self.registrations: deque[Register] = deque()
         self.orders: list[Work] = []  # all that were given
-        self.events: list[Told] = []  # told and not looked at
-        self.told: list[Told] = []  # all
+        self.events: list[StreamEvent] = []  # told and not looked at
+        self.told: list[StreamEvent] = []  # all
         self.requests: list[StreamSend | StreamReceive] = []  # of the user, not ended
         self.hold_completions = False
         self.hold_registrations = False
@@ -271,7 +271,7 @@ class End:
         self._next_id += 1
         return self._next_id
 
-    def _tell(self, event: Told) -> None:
+    def _tell(self, event: StreamEvent) -> None:
         self.events.append(event)
         self.told.append(event)
         if isinstance(event, SdpEvent):

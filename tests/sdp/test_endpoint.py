@@ -35,7 +35,7 @@ from sidestep.sdp.endpoint import SdpStream
 from sidestep.sdp.hello import Hello, HelloAck
 from sidestep.sdp.listening import Listening
 from sidestep.sdp.private_data import fitted, match_address, whole
-from sidestep.sdp.requests import SdpEventKind, Told
+from sidestep.sdp.requests import SdpEventKind, StreamEvent
 from sidestep.sdp.settings import Addresses, Carrier, SdpSettings
 from sidestep.sdp.stack import Stack, stack_on
 from sidestep.sdp.strategy import bcopy_only
@@ -734,7 +734,7 @@ def test_what_a_user_raises_reaches_who_drives_the_device() -> None:
     world = World()
     left, right = join(world)
 
-    def tell(stream: SdpStream, event: Told) -> None:
+    def tell(stream: SdpStream, event: StreamEvent) -> None:
         raise ZeroDivisionError
 
     right.to.tell = tell

@@ -26,7 +26,7 @@ from sidestep.api.sockets import MSG_DONTWAIT, MSG_OOB
 from sidestep.errors import PeerViolation
 from sidestep.rdma.verbs import DeviceAttributes, QueuePair
 from sidestep.rdma.work import RKey, Send, SendRequest
-from sidestep.sdp.requests import SdpEvent, SdpEventKind, Told
+from sidestep.sdp.requests import SdpEvent, SdpEventKind, StreamEvent
 from sidestep.sdp.settings import SdpSettings
 from sidestep.sdp.stack import stack_on
 from sidestep.sdp.strategy import bcopy_only
@@ -47,7 +47,7 @@ def test_what_waits_to_be_accepted_is_told_each_thing_once() -> None:
             left.to.connection.want_send_mode(mode, world.fabric.now)
             left.to.send(memoryview(b"!"), urgent=True)
             world.settle()
-    told: list[Told] = []
+    told: list[StreamEvent] = []
     stream = listening.accept(lambda stream, event: told.append(event))
     assert stream is not None
     kinds = [event.kind for event in told if isinstance(event, SdpEvent)]

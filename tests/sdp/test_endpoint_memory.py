@@ -28,9 +28,9 @@ from sidestep.rdma.loopback import Faults, Kind
 from sidestep.rdma.pools import MessagePool
 from sidestep.rdma.verbs import DeviceAttributes
 from sidestep.rdma.work import Access
-from sidestep.sdp.buffers import Loan, PrivateBuffers
+from sidestep.sdp.buffers import PoolBuffer, PrivateBuffers
 from sidestep.sdp.endpoint import SdpStream
-from sidestep.sdp.requests import SdpEventKind, StreamReceive, StreamSend, Told
+from sidestep.sdp.requests import SdpEventKind, StreamEvent, StreamReceive, StreamSend
 from sidestep.sdp.settings import SdpSettings
 from sidestep.sdp.strategy import Strategy, bcopy_only
 from sidestep.sdp.wire import Mid, Mode
@@ -182,7 +182,7 @@ def test_memory_is_out_of_reach_before_the_user_is_told(strategy: type[Strategy]
     left_over: list[int] = []
 
     def watch_ends(end: End, at: int) -> None:
-        def tell(stream: SdpStream, event: Told) -> None:
+        def tell(stream: SdpStream, event: StreamEvent) -> None:
             if isinstance(event, StreamSend | StreamReceive):
                 left_over.append(sum(region.length == 100_000 for region in regions[at]))
             end.tell(stream, event)
@@ -434,11 +434,11 @@ class Taker:
     """Somebody who wants private buffers."""
 
     def __init__(self) -> None:
-        self.loans: list[Loan] = []
+        self.loans: list[PoolBuffer] = []
         self.parts: list[int] = []
         self.error: Exception | None = None
 
-    def give(self, found: list[Loan] | Exception) -> None:
+    def give(self, found: list[PoolBuffer] | Exception) -> None:
         if isinstance(found, Exception):
             self.error = found
         else:

@@ -29,7 +29,7 @@ from sidestep.rdma.loopback import LoopbackDevice
 from sidestep.rdma.verbs import DeviceAttributes
 from sidestep.sdp.connection import SdpCause
 from sidestep.sdp.endpoint import SdpStream
-from sidestep.sdp.requests import SdpEvent, SdpEventKind, StreamReceive, Suspended, Told
+from sidestep.sdp.requests import SdpEvent, SdpEventKind, StreamEvent, StreamReceive, Suspended
 from sidestep.sdp.settings import Addresses, SdpSettings
 from sidestep.sdp.stack import Stack, stack_on
 from sidestep.sdp.strategy import bcopy_only
@@ -215,7 +215,7 @@ def test_no_queue_pair_for_the_new_connection() -> None:
     world = MovingWorld()
     left, right = join(world)
 
-    def tell(stream: SdpStream, event: Told) -> None:
+    def tell(stream: SdpStream, event: StreamEvent) -> None:
         left.tell(stream, event)
         if isinstance(event, SdpEvent) and event.kind is SdpEventKind.RESUMING:
             world.devices[0].attributes = replace(world.devices[0].attributes, queue_pairs_max=0)

@@ -16,7 +16,7 @@ from sidestep.rdma.verbs import DeviceAttributes
 from sidestep.rdma.work import Completion, Opcode, RdmaRead, RdmaWrite, Receive, RKey, Send, Status
 from sidestep.sdp.connection import SdpCause
 from sidestep.sdp.endpoint import SdpStream
-from sidestep.sdp.requests import SdpEvent, SdpEventKind, Told
+from sidestep.sdp.requests import SdpEvent, SdpEventKind, StreamEvent
 from sidestep.sdp.settings import Addresses, SdpSettings
 from sidestep.sdp.stack import Stack
 from sidestep.sdp.states import SdpState
@@ -58,7 +58,7 @@ class Victim:
         device = fabric.device("victim", DeviceAttributes(checks_local_memory=checked))
         self.stack = Stack(device, lambda: fabric.now, SETTINGS)
         self.streams: list[SdpStream] = []
-        self.told: list[Told] = []
+        self.told: list[StreamEvent] = []
         self.stack.listen(PORT, self._accepted)
 
     def _accepted(self, stream: SdpStream) -> None:

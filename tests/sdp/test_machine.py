@@ -46,7 +46,7 @@ from sidestep.sdp.connection import SdpCause, SdpConnection
 from sidestep.sdp.endpoint import SdpStream
 from sidestep.sdp.flow import Flow
 from sidestep.sdp.halves import Halves
-from sidestep.sdp.requests import ReturnBuffer, SdpEventKind, StreamReceive, StreamSend, Told
+from sidestep.sdp.requests import ReturnBuffer, SdpEventKind, StreamEvent, StreamReceive, StreamSend
 from sidestep.sdp.resize import Resize
 from sidestep.sdp.serial import MASK
 from sidestep.sdp.settings import Addresses, Carrier, SdpSettings
@@ -313,7 +313,7 @@ class End:
     def now(self) -> float:
         return self.stack.clock()
 
-    def tell(self, stream: SdpStream, told: Told) -> None:
+    def tell(self, stream: SdpStream, told: StreamEvent) -> None:
         if isinstance(told, StreamSend):
             self._sent(told)
         elif isinstance(told, StreamReceive):

@@ -88,7 +88,7 @@ static void welcome(int end, struct message *message)
 	}
 	answer(end,
 	       (struct rpc_msg){.type = RPC_WELCOME,
-	                        .flags = WELCOME_SERVES | WELCOME_BELLS | WELCOME_JOINS,
+	                        .flags = WELCOME_SERVES | WELCOME_NEW_DOORBELLS | WELCOME_JOINS,
 	                        .promote_after_calls = 16,
 	                        .promote_after_bytes = 65536},
 	       &registry, 1);
@@ -194,7 +194,7 @@ static void bell_passed(const struct rpc_msg *record, struct object *const *file
 	++*registry_word(offsetof(struct registry_header, commands));
 }
 
-static void bell_named(int end, const struct rpc_msg *record, struct message *message)
+static void nonce_named(int end, const struct rpc_msg *record, struct message *message)
 {
 	if (message->files_len != 2)
 		fail("a doorbell of %d files", message->files_len);
@@ -241,7 +241,7 @@ void provider_move(int end)
 		break;
 	case RPC_CLAIM: claimed(end, &record, message); break;
 	case RPC_WITHDRAW: offer_drop(); break;
-	case RPC_BELL: bell_named(end, &record, message); break;
+	case RPC_NEW_DOORBELL: nonce_named(end, &record, message); break;
 	case RPC_SERVE: command(1 - (end & 1), record, NULL, 0); break;
 	case RPC_JOIN:
 		memcpy(joined[end].arena, record.arena_id, 16);

@@ -194,9 +194,9 @@ void relay_hears_bell(int end, struct relay_app app, uint64_t word, bool alone)
 	struct relay_side *side = &sides_of[end];
 	struct channel_side *local = side->channel.local;
 
-	if (!exists || lost || dead || ((word ^ side->channel.remote->bell) & ~(uint64_t)BELL_COUNT))
+	if (!exists || lost || dead || ((word ^ side->channel.remote->doorbell_nonce) & ~(uint64_t)NONCE_COUNT))
 		return;
-	if (alone && word == side->channel.remote->bell)
+	if (alone && word == side->channel.remote->doorbell_nonce)
 		side->apps_len = 0;
 	if (side->apps_len == APPS_MAX) {
 		reset("doorbell");
@@ -205,7 +205,7 @@ void relay_hears_bell(int end, struct relay_app app, uint64_t word, bool alone)
 	app_add(side, app);
 	trace("    relay: %d has another doorbell, %d now", end, side->apps_len);
 	local->knows = side->apps_len < APPS_MAX / 2 ? KNOWS_DOORBELLS | KNOWS_LEAVE : KNOWS_LEAVE;
-	local->bell_seen = word;
+	local->doorbell_nonce_seen = word;
 	ring(side);
 	quiet = 0;
 }

@@ -10,7 +10,7 @@ from sidestep.rdma.loopback import Fabric
 from sidestep.remote.control_link import ControlLink, Req, Talker
 from sidestep.remote.control_manager import ControlManager
 from sidestep.sdp.endpoint import SdpStream
-from sidestep.sdp.requests import SdpEvent, Told
+from sidestep.sdp.requests import SdpEvent, StreamEvent
 from sidestep.sdp.settings import Addresses
 from sidestep.sdp.stack import stack_on
 
@@ -46,7 +46,7 @@ class ControlPair:
         """The manager whose host is `other` is asked."""
         at = asked.device.address
 
-        def made(stream: SdpStream, event: Told) -> None:
+        def made(stream: SdpStream, event: StreamEvent) -> None:
             assert isinstance(event, SdpEvent)
             self.links[at] = ControlLink(
                 stream, self.fabric, None, lambda: self.links.pop(at, None), self.logged.append

@@ -9,7 +9,7 @@ from ipaddress import IPv4Address
 from sidestep.rdma.loopback import CmMessage, Fabric, Observer, Placed, QpMessage
 from sidestep.rdma.verbs import DeviceAttributes
 from sidestep.sdp.endpoint import SdpStream
-from sidestep.sdp.requests import StreamReceive, StreamSend, Told
+from sidestep.sdp.requests import StreamEvent, StreamReceive, StreamSend
 from sidestep.sdp.settings import Addresses, SdpSettings
 from sidestep.sdp.stack import Stack
 from sidestep.sdp.strategy import Strategy
@@ -51,8 +51,8 @@ def talk(observer: Observer, *, seed: int = 0) -> None:
     accepted: list[SdpStream] = []
     received = {"a": bytearray(), "b": bytearray()}
 
-    def told_to(name: str) -> Callable[[SdpStream, Told], None]:
-        def told(stream: SdpStream, event: Told) -> None:
+    def told_to(name: str) -> Callable[[SdpStream, StreamEvent], None]:
+        def told(stream: SdpStream, event: StreamEvent) -> None:
             if isinstance(event, StreamReceive):
                 received[name] += event.view[: event.filled]
                 if event.error is None and event.filled:

@@ -21,7 +21,7 @@ from sidestep.rdma.loopback.qp import LoopbackQueuePair
 from sidestep.rdma.verbs import DeviceAttributes
 from sidestep.sdp.endpoint import SdpStream
 from sidestep.sdp.host import Host
-from sidestep.sdp.requests import SdpEvent, SdpEventKind, StreamReceive, StreamSend, Told
+from sidestep.sdp.requests import SdpEvent, SdpEventKind, StreamEvent, StreamReceive, StreamSend
 from sidestep.sdp.settings import Addresses, SdpSettings
 from sidestep.sdp.stack import stack_on
 from sidestep.sdp.strategy import Strategy
@@ -136,9 +136,9 @@ class End:
     """A raw stream, and what it was told."""
 
     stream: SdpStream | None = None
-    told: list[Told] = field(default_factory=list)
+    told: list[StreamEvent] = field(default_factory=list)
 
-    def tell(self, stream: SdpStream, event: Told) -> None:
+    def tell(self, stream: SdpStream, event: StreamEvent) -> None:
         self.told.append(event)
 
     def kinds(self) -> list[SdpEventKind]:

@@ -30,7 +30,7 @@ from sidestep.remote.control_pool import QueuePairPool
 from sidestep.remote.link import SdpLink
 from sidestep.remote.protocol import settings_on
 from sidestep.sdp.endpoint import SdpStream
-from sidestep.sdp.requests import SdpEvent, StreamReceive, Told
+from sidestep.sdp.requests import SdpEvent, StreamEvent, StreamReceive
 from sidestep.sdp.settings import Addresses
 from sidestep.sdp.stack import Stack
 from sidestep.switch.link import Carried, Control
@@ -146,7 +146,7 @@ class Stranger:
         self.open = True
         self._reading = False
 
-    def _told(self, _stream: SdpStream, event: Told) -> None:
+    def _told(self, _stream: SdpStream, event: StreamEvent) -> None:
         if isinstance(event, SdpEvent):
             self.events.append(event.kind.name)
         if type(event) is StreamReceive:
@@ -379,7 +379,7 @@ def close(app: App) -> None:
     app.send_control(notice=Notice.CLOSED)
 
 
-def hear_fin(app: App, seen: Seen = Seen.END) -> None:
+def see_fin(app: App, seen: Seen = Seen.END) -> None:
     """Its native socket has told the end."""
     app.poke(f"side[{1 - app.provider_side}].fin_seen", seen)
 

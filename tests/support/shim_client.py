@@ -127,7 +127,7 @@ class ShimClient:
         packet = self.receive()
         with packet.descriptors:
             self._registry = mmap.mmap(packet.descriptors[0], layout.REGISTRY_SIZE, prot=mmap.PROT_READ)
-        self.wants = Welcome(packet.message.flags) & ~(Welcome.SERVES | Welcome.BELLS | Welcome.JOINS)
+        self.wants = Welcome(packet.message.flags) & ~(Welcome.SERVES | Welcome.NEW_DOORBELLS | Welcome.JOINS)
         return packet.message
 
     def offer(self, tcp: socket.socket, channel: Channel, token: int, *, way: socket.socket | None = None) -> None:

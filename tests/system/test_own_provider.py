@@ -96,8 +96,8 @@ def test_other_hosts_are_the_providers_namespaces_own(closing: ExitStack, namesp
     private = closing.enter_context(Sidestep(remote=RemoteSettings.parse("192.0.2.0/24")))
     near = closing.enter_context(ShimClient(private.socket))
     far = closing.enter_context(namespaces()[0].run(lambda: ShimClient(private.socket)))
-    assert Welcome(near.hello().flags) == Welcome.REMOTE | Welcome.SERVES | Welcome.BELLS | Welcome.JOINS
-    assert Welcome(far.hello().flags) == Welcome.POSSESSION | Welcome.SERVES | Welcome.BELLS | Welcome.JOINS
+    assert Welcome(near.hello().flags) == Welcome.REMOTE | Welcome.SERVES | Welcome.NEW_DOORBELLS | Welcome.JOINS
+    assert Welcome(far.hello().flags) == Welcome.POSSESSION | Welcome.SERVES | Welcome.NEW_DOORBELLS | Welcome.JOINS
 
 
 def test_sidestep_run_in_another_namespace_promotes(

@@ -10,14 +10,14 @@ from sidestep import limits
 from sidestep.errors import LimitReached, Misuse, SidestepError
 from sidestep.sdp.errnos import Reports, error_of, os_error
 from sidestep.sdp.listening import Listening
-from sidestep.sdp.requests import SdpEvent, SdpEventKind, StreamReceive, StreamSend, Told
+from sidestep.sdp.requests import SdpEvent, SdpEventKind, StreamEvent, StreamReceive, StreamSend
 from sidestep.switch.protocol import Endpoint
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
 
     from sidestep.api.driver import Hosts
-    from sidestep.sdp.endpoint import SdpStream, Teller
+    from sidestep.sdp.endpoint import SdpStream, StreamHandler
     from sidestep.sdp.hello import IpAddress
     from sidestep.sdp.host import Host
 
@@ -107,7 +107,7 @@ class SdpEnd:
             own = local.address if local is not None else None
             if own is None or own.is_unspecified:
                 own = host.address_for(remote.address)
-            self._stream = host.connect((own, self._port), (remote.address, remote.port), self._teller())
+            self._stream = host.connect((own, self._port), (remote.address, remote.port), self._stream_handler())
         except SidestepError as why:
             self._give_port_back()
             raise error_of(why) from why
@@ -116,14 +116,14 @@ class SdpEnd:
     def _adopt(self, listener: SdpListener) -> None:
         """Becomes the connection that has waited the longest."""
         self._host = listener.host
-        self._stream = listener.queue.accept(self._teller())
+        self._stream = listener.queue.accept(self._stream_handler())
         assert self._stream is not None
         self._reports = Reports(self._stream.connection)
 
-    def _teller(self) -> Teller:
-        return self._told
+    def _stream_handler(self) -> StreamHandler:
+        return self._handle_event
 
-    def _told(self, stream: SdpStream, event: Told) -> None:
+    def _handle_event(self, stream: SdpStream, event: StreamEvent) -> None:
         """Handles an event of the connection."""
         if isinstance(event, SdpEvent) and event.kind is SdpEventKind.CLOSED:
             self._give_port_back()

@@ -36,7 +36,7 @@ from sidestep.rdma.tools.devices import source_for
 from sidestep.remote.node import Node
 from sidestep.remote.peers import Peers
 from sidestep.sdp.connection import SdpCause
-from sidestep.sdp.endpoint import unheard
+from sidestep.sdp.endpoint import ignore_event
 from sidestep.sdp.errnos import os_error
 from sidestep.sdp.host import Host
 from sidestep.sdp.settings import Carrier, SdpSettings
@@ -147,7 +147,7 @@ class Rnics(Hosts):
         """Drops the callbacks of all streams: their event loop is closed."""
         self._forsaken = True
         for stream in self.streams():
-            stream.tell = unheard
+            stream.tell = ignore_event
 
     def close(self) -> None:
         """Ends everything at once."""

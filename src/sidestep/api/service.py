@@ -65,7 +65,7 @@ class Service(Driver):
         self._entering: deque[None] = deque()  # one for each thread that wants the lock
         self._waits: list[_Wait] = []
         self._later: deque[Callable[[], object]] = deque()
-        self._bell = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        self._wake_fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._sleeps_until = 0.0  # when the thread looks again by itself; 0: it is awake
         self._calls = threading.local()
         self._idle: list[_Companion] = []
@@ -111,7 +111,7 @@ class Service(Driver):
         """See `Driver.later`: the thread calls it."""
         if self._pid == os.getpid():
             self._later.append(function)
-            os.eventfd_write(self._bell, 1)
+            os.eventfd_write(self._wake_fd, 1)
 
     def _finish(self) -> None:
         """The process ends: does what the kernel does for TCP's sockets, so that what was sent arrives."""
@@ -188,7 +188,7 @@ class Service(Driver):
         loop = self.rnics.loop
         poller = select.poll()
         poller.register(loop.fileno(), select.POLLIN)
-        poller.register(self._bell, select.POLLIN)
+        poller.register(self._wake_fd, select.POLLIN)
         while True:
             with self._lock:
                 self._sleeps_until = 0.0
@@ -200,8 +200,8 @@ class Service(Driver):
                     self._sleeps_until = loop.now + due_s
             if due_s:
                 ready = poller.poll(due_s * 1000)
-                if any(fd == self._bell for fd, _ in ready):
-                    os.eventfd_read(self._bell)
+                if any(fd == self._wake_fd for fd, _ in ready):
+                    os.eventfd_read(self._wake_fd)
             for _ in range(_YIELDS_MAX):
                 if not self._entering:
                     break
@@ -233,7 +233,7 @@ class Service(Driver):
         due_s = self.rnics.loop.next_in_s
         if self._sleeps_until and due_s is not None and self.rnics.loop.now + due_s < self._sleeps_until:
             self._sleeps_until = 0.0
-            os.eventfd_write(self._bell, 1)
+            os.eventfd_write(self._wake_fd, 1)
 
 
 class _Call:

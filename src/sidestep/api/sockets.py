@@ -22,10 +22,10 @@ from sidestep.api.rnic import details, not_there
 from sidestep.api.service import service
 from sidestep.constants import IPPROTO_SDP
 from sidestep.errors import Misuse, SidestepError
-from sidestep.sdp.endpoint import unheard
+from sidestep.sdp.endpoint import ignore_event
 from sidestep.sdp.errnos import error_of, os_error
 from sidestep.sdp.host import release
-from sidestep.sdp.requests import SdpEvent, SdpEventKind, StreamReceive, StreamSend, Told
+from sidestep.sdp.requests import SdpEvent, SdpEventKind, StreamEvent, StreamReceive, StreamSend
 from sidestep.sdp.states import OPENING, SdpState
 from sidestep.switch.protocol import Endpoint
 
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
     from sidestep.api.driver import Driver, Hosts
     from sidestep.sdp.connection import SdpConnection
-    from sidestep.sdp.endpoint import SdpStream, Teller
+    from sidestep.sdp.endpoint import SdpStream, StreamHandler
     from sidestep.sdp.hello import IpAddress
     from sidestep.sdp.host import Host
 
@@ -177,7 +177,7 @@ class SdpSocket(SdpEnd):
 
     def _forget(self) -> None:
         """An attempt that came to nothing: the socket may try again, as TCP's may."""
-        self.stream.tell = unheard
+        self.stream.tell = ignore_event
         self._give_port_back()
         self._stream = self._reports = self._peer = None
         self._established = self._over = False
@@ -399,7 +399,7 @@ class SdpSocket(SdpEnd):
         if self._listener is not None:
             self._listener.close()
         if self._stream is not None:
-            self._stream.tell = self._told  # keeps this until all is over, without other references
+            self._stream.tell = self._handle_event  # keeps this until all is over, without other references
             self._stream.close(self._linger)
             self._kick()
             if self._linger:
@@ -517,18 +517,18 @@ class SdpSocket(SdpEnd):
 
     # --- within ---
 
-    def _teller(self) -> Teller:
+    def _stream_handler(self) -> StreamHandler:
         """Callback that does not keep the socket: without other references its finalizer closes it."""
-        own = weakref.WeakMethod(self._told)
+        own = weakref.WeakMethod(self._handle_event)
 
-        def tell(stream: SdpStream, event: Told) -> None:
+        def tell(stream: SdpStream, event: StreamEvent) -> None:
             if (told := own()) is not None:
                 told(stream, event)
 
         return tell
 
-    def _told(self, stream: SdpStream, event: Told) -> None:
-        super()._told(stream, event)
+    def _handle_event(self, stream: SdpStream, event: StreamEvent) -> None:
+        super()._handle_event(stream, event)
         if isinstance(event, SdpEvent):
             self._established |= event.kind is SdpEventKind.ESTABLISHED
             self._over |= event.kind is SdpEventKind.CLOSED

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 
 from sidestep.api.end import SdpEnd, room_of
 from sidestep.sdp.host import release
-from sidestep.sdp.requests import SdpEvent, SdpEventKind, StreamReceive, StreamSend, Told
+from sidestep.sdp.requests import SdpEvent, SdpEventKind, StreamEvent, StreamReceive, StreamSend
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
@@ -162,8 +162,8 @@ class SdpTransport(SdpEnd):
 
     # --- within ---
 
-    def _told(self, stream: SdpStream, event: Told) -> None:
-        super()._told(stream, event)
+    def _handle_event(self, stream: SdpStream, event: StreamEvent) -> None:
+        super()._handle_event(stream, event)
         done: asyncio.Future[None] | None = None
         if not isinstance(event, SdpEvent):
             done = self._waiters.pop(event, None)

@@ -75,7 +75,7 @@ class Client:
         self._address, self._port = address, port + 1
         self._own = self._socket.getsockname()[0]
         self._provider = provider
-        self.there = self._hear()
+        self.there = self._read_answer()
 
     def __enter__(self) -> Client:
         return self
@@ -118,7 +118,7 @@ class Client:
         """Microseconds of a message."""
         run.check(self._own)
         self._say({"way": run.way, "work": run.work, "iterations": run.iterations})
-        if problem := str(self._hear().get("problem", "")):
+        if problem := str(self._read_answer().get("problem", "")):
             raise Unavailable(f"at the other host: {problem}")
         try:
             return run.microseconds(self._output(row, run))
@@ -165,7 +165,7 @@ class Client:
         except OSError as error:
             raise self._lost() from error
 
-    def _hear(self) -> dict[str, Any]:
+    def _read_answer(self) -> dict[str, Any]:
         try:
             return receive(self._stream)
         except (OSError, EOFError, ValueError) as error:

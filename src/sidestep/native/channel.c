@@ -133,8 +133,8 @@ int channel_map(struct channel_end *end, int fd, int side, const struct channel_
 		.own = *own,
 		.map_len = (size_t)st.st_size,
 	};
-	uint32_t untold = 0;
-	atomic_compare_exchange_strong(&end->tx_line->pages, &untold, 2);
+	uint32_t uncounted = 0;
+	atomic_compare_exchange_strong(&end->tx_line->pages, &uncounted, 2);
 	return 0;
 }
 

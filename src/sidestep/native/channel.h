@@ -92,16 +92,16 @@ struct channel_end {
 	struct channel_producer *rx_peer_line;  /* the peer's */
 	struct channel_own own;
 	/* The furthest that a program of this process was told of: what the peer cannot take back. */
-	_Atomic uint64_t tail_told, head_told;
+	_Atomic uint64_t tail_reported, head_reported;
 	size_t map_len;
 };
 
 /* `count` was told to the program. Several threads may look at once. */
-static inline void channel_tell(_Atomic uint64_t *told, uint64_t count)
+static inline void channel_report(_Atomic uint64_t *reported, uint64_t count)
 {
-	uint64_t before = atomic_load_explicit(told, memory_order_relaxed);
+	uint64_t before = atomic_load_explicit(reported, memory_order_relaxed);
 
-	while ((int64_t)(count - before) > 0 && !atomic_compare_exchange_weak(told, &before, count))
+	while ((int64_t)(count - before) > 0 && !atomic_compare_exchange_weak(reported, &before, count))
 		;
 }
 
@@ -187,11 +187,11 @@ static inline int64_t channel_tx_space(const struct channel_end *end, size_t wan
 	size_t left = channel_tx_left(end, head, tail);
 	if (left >= wanted)
 		return (int64_t)left;
-	uint64_t told = atomic_load_explicit(&end->head_told, memory_order_acquire);
+	uint64_t reported = atomic_load_explicit(&end->head_reported, memory_order_acquire);
 	/* R2 pairs with W2 in channel_rx_consume: what was read is no longer needed. */
 	uint64_t fresh = atomic_load_explicit(&end->tx_peer_line->head, memory_order_acquire);
 	/* the peer can write this word: it may only move forward, and not past what was sent */
-	if (fresh - head > tail - head || (int64_t)(fresh - told) < 0)
+	if (fresh - head > tail - head || (int64_t)(fresh - reported) < 0)
 		return -ECONNRESET;
 	atomic_store_explicit(end->own.head_seen, fresh, memory_order_relaxed);
 	return (int64_t)channel_tx_left(end, fresh, tail);
@@ -223,13 +223,13 @@ static inline size_t channel_tx_peek(const struct channel_end *end)
 }
 
 /* As channel_tx_peek(), for a caller that tells the program, which may then wait for nothing: the peer is held to it. */
-static inline size_t channel_tx_tell(struct channel_end *end)
+static inline size_t channel_tx_report(struct channel_end *end)
 {
 	uint64_t head;
 	size_t room = channel_tx_look(end, &head);
 
 	if (room != SIZE_MAX)
-		channel_tell(&end->head_told, head);
+		channel_report(&end->head_reported, head);
 	return room;
 }
 
@@ -309,10 +309,10 @@ static inline void channel_tx_publish(const struct channel_end *end, size_t len)
 static inline int64_t channel_rx_avail(const struct channel_end *end)
 {
 	uint64_t head = atomic_load_explicit(end->own.head, memory_order_relaxed);
-	uint64_t told = atomic_load_explicit(&end->tail_told, memory_order_acquire);
+	uint64_t reported = atomic_load_explicit(&end->tail_reported, memory_order_acquire);
 	uint64_t tail = atomic_load_explicit(&end->rx_peer_line->tail, memory_order_acquire); /* R1 */
 
-	if (tail - head > end->rx.spill_size || (int64_t)(tail - told) < 0)
+	if (tail - head > end->rx.spill_size || (int64_t)(tail - reported) < 0)
 		return -ECONNRESET; /* the peer can write this word: load once, check the copy */
 	return (int64_t)(tail - head);
 }
@@ -343,13 +343,13 @@ static inline size_t channel_rx_peek(const struct channel_end *end)
 }
 
 /* As channel_rx_peek(), for a caller that tells the program, which may then wait for nothing: the peer is held to it. */
-static inline size_t channel_rx_tell(struct channel_end *end)
+static inline size_t channel_rx_report(struct channel_end *end)
 {
 	uint64_t tail;
 	size_t there = channel_rx_look(end, &tail);
 
 	if (there != SIZE_MAX)
-		channel_tell(&end->tail_told, tail);
+		channel_report(&end->tail_reported, tail);
 	return there;
 }
 

@@ -111,7 +111,7 @@ static PyObject *own_doorbell_wake(PyObject *self, PyObject *Py_UNUSED(unused))
 	Py_RETURN_NONE;
 }
 
-static PyObject *own_doorbell_hear(PyObject *self, PyObject *Py_UNUSED(unused))
+static PyObject *own_doorbell_acknowledge(PyObject *self, PyObject *Py_UNUSED(unused))
 {
 	struct own_doorbell *doorbell = open_doorbell(self);
 	struct epoll_event event;
@@ -144,8 +144,8 @@ static PyMethodDef own_doorbell_methods[] = {
 	{"sleep", own_doorbell_sleep, METH_NOARGS,
      "sleep($self, /)\n--\n\nWhoever has news rings from now on: look once more, and only then wait."},
 	{"wake", own_doorbell_wake, METH_NOARGS, "wake($self, /)\n--\n\nNobody needs to ring any more: look after this."},
-	{"hear", own_doorbell_hear, METH_NOARGS,
-     "hear($self, /)\n--\n\nTakes notice of all rings so far: wait_fd is readable with the next one."},
+	{"acknowledge", own_doorbell_acknowledge, METH_NOARGS,
+     "acknowledge($self, /)\n--\n\nTakes notice of all rings so far: wait_fd is readable with the next one."},
 	{"close", own_doorbell_close, METH_NOARGS, "close($self, /)\n--\n\nCloses its descriptors; twice is allowed."},
 	{0},
 };
@@ -153,7 +153,7 @@ static PyMethodDef own_doorbell_methods[] = {
 #define FD(member) (void *)offsetof(struct own_doorbell, member)
 static PyGetSetDef own_doorbell_getset[] = {
 	{"fd", own_doorbell_fd, NULL, "The eventfd that others ring.", FD(fd)},
-	{"wait_fd", own_doorbell_fd, NULL, "Readable once it has been rung, until hear().", FD(wait_fd)},
+	{"wait_fd", own_doorbell_fd, NULL, "Readable once it has been rung, until acknowledge().", FD(wait_fd)},
 	{"page_fd", own_doorbell_fd, NULL, "The page with the word that others see, as line 0.", FD(page_fd)},
 	{0},
 };

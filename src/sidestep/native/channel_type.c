@@ -395,7 +395,7 @@ static PyObject *channel_decide_how(PyObject *self, PyObject *args)
 		channel_decide(sending ? &channel->end.local->tx_back : &channel->end.remote->tx_back, number, how & 3));
 }
 
-static PyObject *get_wanted(PyObject *self, void *Py_UNUSED(unused))
+static PyObject *get_wants_space(PyObject *self, void *Py_UNUSED(unused))
 {
 	struct channel *channel = mapped(self);
 
@@ -437,10 +437,10 @@ static PyObject *get_pages(PyObject *self, void *Py_UNUSED(unused))
 	return channel ? PyLong_FromUnsignedLong(channel_rx_pages(&channel->end)) : NULL;
 }
 
-static PyObject *get_bell(PyObject *self, void *Py_UNUSED(unused))
+static PyObject *get_doorbell_nonce(PyObject *self, void *Py_UNUSED(unused))
 {
 	struct channel *channel = mapped(self);
-	return channel ? PyLong_FromUnsignedLongLong(atomic_load(&channel->end.remote->bell)) : NULL;
+	return channel ? PyLong_FromUnsignedLongLong(atomic_load(&channel->end.remote->doorbell_nonce)) : NULL;
 }
 
 static void channel_dealloc(PyObject *self)
@@ -479,8 +479,10 @@ static PyGetSetDef channel_getset[] = {
 	{"unread", get_unread, NULL, "Bytes written that the peer has not read.", NULL},
 	{"pages", get_pages, NULL,
      "Another number once the peer has given pages of the receiving ring back; 0: that is not known.", NULL},
-	{"bell", get_bell, NULL, "The peer's word `bell`, which proves that a doorbell is its own.", NULL},
-	{"wanted", get_wanted, NULL, "Whether the peer waits for room: ring its doorbell after making some.", NULL},
+	{"doorbell_nonce", get_doorbell_nonce, NULL,
+     "The peer's word `doorbell_nonce`, which proves that a doorbell is its own.", NULL},
+	{"wants_space", get_wants_space, NULL, "Whether the peer waits for room: ring its doorbell after making some.",
+     NULL},
 	{0},
 };
 

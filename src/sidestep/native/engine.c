@@ -28,7 +28,7 @@
 #define LOANS 4096u    /* places for numbers of channels; a power of two, and more than there can be relays */
 
 /* Numbers of what epoll tells. */
-enum { TOLD_BELL, TOLD_COMMAND, TOLD_LOANS };
+enum { EVENT_DOORBELL, EVENT_COMMAND, EVENT_LOANS };
 
 struct feed {
 	const struct hint_ring *hints;
@@ -37,15 +37,15 @@ struct feed {
 
 struct engine {
 	pthread_mutex_t lock; /* of all that follows, and of what is lent */
-	_Atomic uint32_t wanted; /* threads that wait for it */
-	int epfd, told_fd, command_fd;
-	_Atomic uint64_t *bell_word; /* NULL: nobody rings yet */
-	int bell_fd;
+	_Atomic uint32_t waiters; /* threads that wait for it */
+	int epfd, notify_fd, command_fd;
+	_Atomic uint64_t *doorbell_word; /* NULL: nobody rings yet */
+	int doorbell_fd;
 	struct feed *feeds;
 	size_t feeds_len;
 	struct engine_loan *by_number[LOANS]; /* chains */
 	struct engine_loan *ready, **ready_end; /* to be served */
-	struct engine_loan *awake; /* whose wires are looked at */
+	struct engine_loan *polled; /* whose wires are looked at */
 	struct engine_loan *returned, **returned_end;
 	int64_t due_ns; /* no loan has a deadline before this; 0: none has one */
 	uint32_t news[NEWS_MAX];
@@ -58,9 +58,9 @@ struct engine {
 /* ---- the lock ---- */
 static void engine_lock(struct engine *engine)
 {
-	atomic_fetch_add(&engine->wanted, 1);
+	atomic_fetch_add(&engine->waiters, 1);
 	pthread_mutex_lock(&engine->lock);
-	atomic_fetch_sub(&engine->wanted, 1);
+	atomic_fetch_sub(&engine->waiters, 1);
 }
 
 static void engine_unlock(struct engine *engine)
@@ -148,8 +148,8 @@ static void forget(struct engine *engine, const struct wire *wire)
 static int watch(struct engine *engine, const struct wire *wire, uint32_t number)
 {
 	bool one = wire->send_fd == wire->receive_fd;
-	struct epoll_event in = {.events = EPOLLIN | EPOLLRDHUP | EPOLLET, .data.u64 = TOLD_LOANS + number};
-	struct epoll_event out = {.events = EPOLLOUT | EPOLLET, .data.u64 = TOLD_LOANS + number};
+	struct epoll_event in = {.events = EPOLLIN | EPOLLRDHUP | EPOLLET, .data.u64 = EVENT_LOANS + number};
+	struct epoll_event out = {.events = EPOLLOUT | EPOLLET, .data.u64 = EVENT_LOANS + number};
 
 	if (one)
 		in.events |= EPOLLOUT;
@@ -163,26 +163,26 @@ static int watch(struct engine *engine, const struct wire *wire, uint32_t number
 }
 
 /* ---- wires whose descriptor tells nothing unless it is asked to ---- */
-static void keep_awake(struct engine *engine, struct engine_loan *loan)
+static void keep_polled(struct engine *engine, struct engine_loan *loan)
 {
 	loan->looks = 0;
-	if (loan->awake || !loan->by.wire.ops->look)
+	if (loan->polled || !loan->by.wire.ops->look)
 		return;
-	loan->awake = true;
-	loan->next_awake = engine->awake;
-	engine->awake = loan;
+	loan->polled = true;
+	loan->next_polled = engine->polled;
+	engine->polled = loan;
 }
 
-static void unlink_awake(struct engine *engine, struct engine_loan *loan)
+static void unlink_polled(struct engine *engine, struct engine_loan *loan)
 {
-	struct engine_loan **at = &engine->awake;
+	struct engine_loan **at = &engine->polled;
 
-	if (!loan->awake)
+	if (!loan->polled)
 		return;
 	while (*at != loan)
-		at = &(*at)->next_awake;
-	*at = loan->next_awake;
-	loan->awake = false;
+		at = &(*at)->next_polled;
+	*at = loan->next_polled;
+	loan->polled = false;
 }
 
 /* Looks at each; one that has had nothing for long, or all if the wait `sleeps`, is woken by its descriptor from now on. */
@@ -190,14 +190,14 @@ static void look_at_wires(struct engine *engine, bool sleeps)
 {
 	struct engine_loan *next;
 
-	for (struct engine_loan *loan = engine->awake; loan; loan = next) {
+	for (struct engine_loan *loan = engine->polled; loan; loan = next) {
 		struct wire *wire = &loan->by.wire;
-		next = loan->next_awake;
+		next = loan->next_polled;
 		if (wire->ops->look(wire)) {
 			make_ready(engine, loan);
 		} else if (sleeps || ++loan->looks > LOOKS_MAX) {
 			if (wire->ops->arm(wire))
-				unlink_awake(engine, loan);
+				unlink_polled(engine, loan);
 			else
 				make_ready(engine, loan);
 		}
@@ -216,7 +216,7 @@ static void give_back(struct engine *engine, struct engine_loan *loan, enum engi
 		at = &(*at)->next_number;
 	*at = loan->next_number;
 	unlink_ready(engine, loan);
-	unlink_awake(engine, loan);
+	unlink_polled(engine, loan);
 	loan->reason = loan_end(loan) ? reason : ENGINE_BROKEN;
 }
 
@@ -225,25 +225,25 @@ static void tell_returned(struct engine *engine, struct engine_loan *loan)
 	loan->next_returned = NULL;
 	*engine->returned_end = loan;
 	engine->returned_end = &loan->next_returned;
-	wake(engine->told_fd);
+	wake(engine->notify_fd);
 }
 
 /* ---- making ---- */
 struct engine *engine_new(void)
 {
 	struct engine *engine = calloc(1, sizeof(*engine));
-	struct epoll_event event = {.events = EPOLLIN, .data.u64 = TOLD_COMMAND};
+	struct epoll_event event = {.events = EPOLLIN, .data.u64 = EVENT_COMMAND};
 
 	if (!engine)
 		return NULL;
 	pthread_mutex_init(&engine->lock, NULL);
 	engine->ready_end = &engine->ready;
 	engine->returned_end = &engine->returned;
-	engine->bell_fd = -1;
+	engine->doorbell_fd = -1;
 	engine->epfd = epoll_create1(EPOLL_CLOEXEC);
-	engine->told_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+	engine->notify_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
 	engine->command_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
-	if (engine->epfd >= 0 && engine->told_fd >= 0 && engine->command_fd >= 0 &&
+	if (engine->epfd >= 0 && engine->notify_fd >= 0 && engine->command_fd >= 0 &&
 	    epoll_ctl(engine->epfd, EPOLL_CTL_ADD, engine->command_fd, &event) == 0)
 		return engine;
 	int failed = errno;
@@ -254,7 +254,7 @@ struct engine *engine_new(void)
 
 void engine_free(struct engine *engine)
 {
-	int fds[] = {engine->epfd, engine->told_fd, engine->command_fd};
+	int fds[] = {engine->epfd, engine->notify_fd, engine->command_fd};
 
 	if (engine->started) {
 		engine_lock(engine);
@@ -362,27 +362,27 @@ int engine_start(struct engine *engine, const cpu_set_t *cpus)
 
 int engine_fd(const struct engine *engine)
 {
-	return engine->told_fd;
+	return engine->notify_fd;
 }
 
-void engine_hear(struct engine *engine)
+void engine_clear_notify(struct engine *engine)
 {
-	drain(engine->told_fd);
+	drain(engine->notify_fd);
 }
 
 /* ---- who rings ---- */
 int engine_doorbell(struct engine *engine, _Atomic uint64_t *word, int wait_fd)
 {
-	struct epoll_event event = {.events = EPOLLIN | EPOLLET, .data.u64 = TOLD_BELL};
+	struct epoll_event event = {.events = EPOLLIN | EPOLLET, .data.u64 = EVENT_DOORBELL};
 	int result = 0;
 
 	engine_lock(engine);
-	if (engine->bell_word)
-		epoll_ctl(engine->epfd, EPOLL_CTL_DEL, engine->bell_fd, NULL);
+	if (engine->doorbell_word)
+		epoll_ctl(engine->epfd, EPOLL_CTL_DEL, engine->doorbell_fd, NULL);
 	if (word && epoll_ctl(engine->epfd, EPOLL_CTL_ADD, wait_fd, &event) < 0)
 		result = -errno;
-	engine->bell_word = result ? NULL : word;
-	engine->bell_fd = wait_fd;
+	engine->doorbell_word = result ? NULL : word;
+	engine->doorbell_fd = wait_fd;
 	engine_unlock(engine);
 	wake(engine->command_fd);
 	return result;
@@ -427,7 +427,7 @@ static void news_of(struct engine *engine, uint32_t number)
 		engine->news[engine->news_len++] = number;
 	else
 		engine->news_all = true;
-	wake(engine->told_fd);
+	wake(engine->notify_fd);
 }
 
 static void all_news(struct engine *engine)
@@ -436,7 +436,7 @@ static void all_news(struct engine *engine)
 		for (struct engine_loan *loan = engine->by_number[i]; loan; loan = loan->next_number)
 			make_ready(engine, loan);
 	engine->news_all = true;
-	wake(engine->told_fd);
+	wake(engine->notify_fd);
 }
 
 /* What applications have named since the last look. */
@@ -476,14 +476,14 @@ size_t engine_news(struct engine *engine, uint32_t *numbers, size_t len, bool *a
 
 /* ---- lending ---- */
 struct engine_loan *engine_lend(struct engine *engine, const struct engine_record *record, struct channel_end *end,
-                                const struct channel_side *words, const struct engine_bell *bell, uint32_t number,
-                                const struct engine_way *way, void *user)
+                                const struct channel_side *words, const struct engine_peer_doorbell *doorbell,
+                                uint32_t number, const struct engine_way *way, void *user)
 {
 	struct engine_loan *loan = calloc(1, sizeof(*loan));
 
 	if (!loan)
 		return NULL;
-	loan_begin(loan, record, end, words, bell, number, way, user);
+	loan_begin(loan, record, end, words, doorbell, number, way, user);
 	engine_lock(engine);
 	int failed = watch(engine, &loan->by.wire, number);
 	if (failed) {
@@ -547,24 +547,24 @@ void engine_look(struct engine *engine, const struct engine_loan *loan, struct e
 /* Nothing is ready. Whether the wait may sleep: from here on applications ring. */
 static bool falls_asleep(struct engine *engine)
 {
-	if (engine->bell_word) {
-		doorbell_word_sleep(engine->bell_word); /* full fence */
+	if (engine->doorbell_word) {
+		doorbell_word_sleep(engine->doorbell_word); /* full fence */
 		feeds_look(engine);
 	}
 	look_at_wires(engine, true);
 	return !engine->ready;
 }
 
-static void told(struct engine *engine, const struct epoll_event *event)
+static void handle_epoll_event(struct engine *engine, const struct epoll_event *event)
 {
-	if (event->data.u64 == TOLD_COMMAND) {
+	if (event->data.u64 == EVENT_COMMAND) {
 		drain(engine->command_fd);
-	} else if (event->data.u64 == TOLD_BELL) {
+	} else if (event->data.u64 == EVENT_DOORBELL) {
 		struct epoll_event edge;
-		epoll_wait(engine->bell_fd, &edge, 1, 0);
+		epoll_wait(engine->doorbell_fd, &edge, 1, 0);
 	} else {
 		/* by its number: it may have been taken back since */
-		struct engine_loan *loan = loan_of(engine, (uint32_t)(event->data.u64 - TOLD_LOANS));
+		struct engine_loan *loan = loan_of(engine, (uint32_t)(event->data.u64 - EVENT_LOANS));
 		if (!loan)
 			return;
 		loan->by.wire.readable |= (event->events & (EPOLLIN | EPOLLRDHUP | EPOLLHUP | EPOLLERR)) != 0;
@@ -595,7 +595,7 @@ static void serve(struct engine *engine, struct engine_loan *loan, int64_t now)
 	}
 	if (loan->more)
 		make_ready(engine, loan);
-	keep_awake(engine, loan);
+	keep_polled(engine, loan);
 	comes_due(engine, loan, now);
 }
 
@@ -634,18 +634,18 @@ bool engine_step(struct engine *engine, int timeout_ms)
 	feeds_look(engine);
 	look_at_wires(engine, false);
 	bool busy = engine->ready != NULL;
-	_Atomic uint64_t *asleep = !busy && timeout_ms ? engine->bell_word : NULL;
+	_Atomic uint64_t *asleep = !busy && timeout_ms ? engine->doorbell_word : NULL;
 	if (!busy && timeout_ms && !falls_asleep(engine))
 		busy = true;
 	engine_unlock(engine);
 	int count = epoll_wait(engine->epfd, events, EVENTS, busy ? 0 : most);
 	engine_lock(engine);
-	if (asleep && engine->bell_word == asleep) {
+	if (asleep && engine->doorbell_word == asleep) {
 		doorbell_word_wake(asleep);
 		feeds_look(engine);
 	}
 	for (int i = 0; i < count; i++)
-		told(engine, events + i);
+		handle_epoll_event(engine, events + i);
 	int64_t now = loan_clock();
 	look_at_due(engine, now);
 	/* those that are ready now, once each: what they make ready comes with the next turn */
@@ -658,7 +658,7 @@ bool engine_step(struct engine *engine, int timeout_ms)
 		if (!loan)
 			break; /* taken back meanwhile */
 		serve(engine, loan, now);
-		if (atomic_load(&engine->wanted)) {
+		if (atomic_load(&engine->waiters)) {
 			engine_unlock(engine);
 			sched_yield();
 			engine_lock(engine);

@@ -41,7 +41,7 @@ enum engine_reason {
 };
 
 /* Whom to wake when something has been put into a channel, or taken out. */
-struct engine_bell {
+struct engine_peer_doorbell {
 	const _Atomic uint64_t *word;
 	_Atomic uint64_t *rung;
 	int fd;
@@ -66,9 +66,9 @@ struct engine_loan;
 struct engine *engine_new(void); /* NULL with errno */
 void engine_free(struct engine *engine); /* everything was taken back */
 
-/* Readable once something was given back; engine_hear() ends that. */
+/* Readable once something was given back; engine_clear_notify() ends that. */
 int engine_fd(const struct engine *engine);
-void engine_hear(struct engine *engine);
+void engine_clear_notify(struct engine *engine);
 
 /* The doorbell that applications ring: its word, and a set that tells its edges. NULL: none any more. */
 int engine_doorbell(struct engine *engine, _Atomic uint64_t *word, int wait_fd);
@@ -85,8 +85,8 @@ size_t engine_news(struct engine *engine, uint32_t *numbers, size_t len, bool *a
  * they differ, it is given back. NULL with errno.
  */
 struct engine_loan *engine_lend(struct engine *engine, const struct engine_record *record, struct channel_end *end,
-                                const struct channel_side *words, const struct engine_bell *bell, uint32_t number,
-                                const struct engine_way *way, void *user);
+                                const struct channel_side *words, const struct engine_peer_doorbell *doorbell,
+                                uint32_t number, const struct engine_way *way, void *user);
 
 /* Takes it back, if it is not given back yet, and frees it. Why it was; *error is that of ENGINE_BROKEN. */
 enum engine_reason engine_take(struct engine *engine, struct engine_loan *loan, struct engine_record *record,

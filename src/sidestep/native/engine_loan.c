@@ -53,12 +53,12 @@ static bool words_changed(const struct engine_loan *loan)
 
 /* ---- beginning and end ---- */
 void loan_begin(struct engine_loan *loan, const struct engine_record *record, struct channel_end *end,
-                const struct channel_side *words, const struct engine_bell *bell, uint32_t number,
+                const struct channel_side *words, const struct engine_peer_doorbell *doorbell, uint32_t number,
                 const struct engine_way *way, void *user)
 {
 	loan->record = *record;
 	loan->end = end;
-	loan->bell = *bell;
+	loan->doorbell = *doorbell;
 	loan->number = number;
 	loan->user = user;
 	loan->words = *words;
@@ -84,16 +84,16 @@ bool loan_end(struct engine_loan *loan)
 
 static void ring(struct engine_loan *loan)
 {
-	struct engine_bell *bell = &loan->bell;
+	struct engine_peer_doorbell *doorbell = &loan->doorbell;
 
 	atomic_thread_fence(memory_order_seq_cst); /* between publishing and reading the word */
-	uint64_t word = atomic_load_explicit(bell->word, memory_order_relaxed);
-	if (!(word & 0xffff) || word >> 16 == atomic_load_explicit(bell->rung, memory_order_relaxed))
+	uint64_t word = atomic_load_explicit(doorbell->word, memory_order_relaxed);
+	if (!(word & 0xffff) || word >> 16 == atomic_load_explicit(doorbell->rung, memory_order_relaxed))
 		return;
-	atomic_store_explicit(bell->rung, word >> 16, memory_order_relaxed);
+	atomic_store_explicit(doorbell->rung, word >> 16, memory_order_relaxed);
 	uint64_t taken;
 	struct iovec into = {&taken, sizeof(taken)};
-	(void)!preadv2(bell->fd, &into, 1, -1, RWF_NOWAIT); /* what fails is its owner's doing, and loss */
+	(void)!preadv2(doorbell->fd, &into, 1, -1, RWF_NOWAIT); /* what fails is its owner's doing, and loss */
 }
 
 /* ---- sdp/flow.py ---- */
@@ -174,8 +174,8 @@ static int read_due(struct engine_loan *loan, uint64_t *read)
 		uint64_t sent = atomic_load_explicit(end->own.tail, memory_order_relaxed);
 		uint64_t head = atomic_load_explicit(end->own.head_seen, memory_order_relaxed);
 		/* less than was told: a stranger's count, that Python judges once it has to do with it */
-		*read = (int64_t)(head - record->read_told) >= (int64_t)record->read_step ? head : 0;
-		uint32_t wanted = !*read && sent - record->read_told >= record->read_step;
+		*read = (int64_t)(head - record->read_reported) >= (int64_t)record->read_step ? head : 0;
+		uint32_t wanted = !*read && sent - record->read_reported >= record->read_step;
 		if (wanted == loan->record.asking)
 			break;
 		loan->record.asking = wanted;
@@ -264,7 +264,7 @@ static int send_some(struct engine_loan *loan, int64_t now)
 		if (result)
 			return result < 0 ? result : 0; /* the wire tells when it takes more */
 		if (read)
-			record->read_told = read;
+			record->read_reported = read;
 		record->held += len;
 		record->sent += len;
 		record->bytes_sent += len;

@@ -27,7 +27,7 @@ struct loan_object {
 	PyObject_HEAD
 	struct engine_object *owner;
 	struct engine_loan *loan; /* NULL: it was taken back */
-	PyObject *channel, *bell;
+	PyObject *channel, *doorbell_object;
 	struct inbound *inbound; /* NULL: it is not by a stream */
 	struct outbound *outbound;
 	struct datagrams *datagrams;
@@ -56,7 +56,7 @@ static bool is_a(PyObject *object, PyTypeObject *type, const char *name)
 
 /* ---- Loan ---- */
 /* While it is, Python leaves it alone. */
-static void wire_is_lent(struct loan_object *object, bool is)
+static void wire_is_loaned(struct loan_object *object, bool is)
 {
 	if (object->queue_pair) {
 		object->queue_pair->busy = is;
@@ -75,7 +75,7 @@ static void loan_lets_go(struct loan_object *object)
 	struct channel *channel = (struct channel *)object->channel;
 
 	object->loan = NULL;
-	wire_is_lent(object, false);
+	wire_is_loaned(object, false);
 	if (--channel->pieces == 0 && channel->closed)
 		channel_unmap(&channel->end);
 }
@@ -120,7 +120,7 @@ static void loan_dealloc(PyObject *self)
 	}
 	Py_XDECREF((PyObject *)object->owner);
 	Py_XDECREF(object->channel);
-	Py_XDECREF(object->bell);
+	Py_XDECREF(object->doorbell_object);
 	Py_XDECREF((PyObject *)object->inbound);
 	Py_XDECREF((PyObject *)object->outbound);
 	Py_XDECREF((PyObject *)object->datagrams);
@@ -233,7 +233,7 @@ static PyObject *engine_object_lend(PyObject *self, PyObject *args)
 	struct engine_object *object = open_engine(self);
 	const char *bytes;
 	Py_ssize_t len;
-	PyObject *channel, *told, *bell, *first, *second = NULL;
+	PyObject *channel, *peer_words, *doorbell_object, *first, *second = NULL;
 	unsigned int number;
 	int fd = -1;
 	struct engine_record record;
@@ -241,15 +241,15 @@ static PyObject *engine_object_lend(PyObject *self, PyObject *args)
 	struct engine_way way;
 
 	if (!object ||
-	    !PyArg_ParseTuple(args, "y#OO!OIO|Oi:lend", &bytes, &len, &channel, &PyTuple_Type, &told, &bell, &number,
-	                      &first, &second, &fd) ||
-	    words_of(told, &words) < 0)
+	    !PyArg_ParseTuple(args, "y#OO!OIO|Oi:lend", &bytes, &len, &channel, &PyTuple_Type, &peer_words,
+	                      &doorbell_object, &number, &first, &second, &fd) ||
+	    words_of(peer_words, &words) < 0)
 		return NULL;
 	struct state *state = object->state;
-	if (!is_a(channel, state->channel, "channel") || !is_a(bell, state->remote_doorbell, "doorbell"))
+	if (!is_a(channel, state->channel, "channel") || !is_a(doorbell_object, state->remote_doorbell, "doorbell"))
 		return NULL;
 	struct channel *ring = (struct channel *)channel;
-	struct remote_doorbell *doorbell = (struct remote_doorbell *)bell;
+	struct remote_doorbell *doorbell = (struct remote_doorbell *)doorbell_object;
 	if (len != sizeof(record) || ring->closed || !doorbell->page) {
 		PyErr_SetString(PyExc_ValueError, "it cannot be lent as it is");
 		return NULL;
@@ -262,7 +262,7 @@ static PyObject *engine_object_lend(PyObject *self, PyObject *args)
 		Py_DECREF(loan);
 		return NULL;
 	}
-	struct engine_bell to = {.word = doorbell->word, .rung = &doorbell->rung, .fd = doorbell->fd};
+	struct engine_peer_doorbell to = {.word = doorbell->word, .rung = &doorbell->rung, .fd = doorbell->fd};
 	ring->room_shown = false;
 	loan->loan = engine_lend(object->engine, &record, &ring->end, &words, &to, number, &way, loan);
 	if (!loan->loan) {
@@ -270,11 +270,11 @@ static PyObject *engine_object_lend(PyObject *self, PyObject *args)
 		Py_DECREF(loan);
 		return raise_errno(-failed);
 	}
-	wire_is_lent(loan, true);
+	wire_is_loaned(loan, true);
 	ring->pieces++;
 	loan->owner = (struct engine_object *)Py_NewRef(self);
 	loan->channel = Py_NewRef(channel);
-	loan->bell = Py_NewRef(bell);
+	loan->doorbell_object = Py_NewRef(doorbell_object);
 	return (PyObject *)loan;
 }
 
@@ -284,7 +284,7 @@ static PyObject *engine_object_returned(PyObject *self, PyObject *Py_UNUSED(unus
 	PyObject *list = object ? PyList_New(0) : NULL, *loan;
 
 	if (object)
-		engine_hear(object->engine);
+		engine_clear_notify(object->engine);
 	while (list && (loan = engine_returned(object->engine)))
 		if (PyList_Append(list, loan) < 0)
 			Py_CLEAR(list);
@@ -312,49 +312,49 @@ static PyObject *engine_object_news(PyObject *self, PyObject *Py_UNUSED(unused))
 	return list;
 }
 
-static PyObject *engine_object_hear(PyObject *self, PyObject *bell)
+static PyObject *engine_object_set_doorbell(PyObject *self, PyObject *doorbell_object)
 {
 	struct engine_object *object = open_engine(self);
 
-	if (object && Py_IsNone(bell)) {
+	if (object && Py_IsNone(doorbell_object)) {
 		engine_doorbell(object->engine, NULL, -1);
 		Py_RETURN_NONE;
 	}
-	if (!object || !is_a(bell, object->state->doorbell, "doorbell"))
+	if (!object || !is_a(doorbell_object, object->state->doorbell, "doorbell"))
 		return NULL;
-	struct own_doorbell *doorbell = (struct own_doorbell *)bell;
+	struct own_doorbell *doorbell = (struct own_doorbell *)doorbell_object;
 	int failed = doorbell->word ? engine_doorbell(object->engine, doorbell->word, doorbell->wait_fd) : -EBADF;
 	if (failed)
 		return raise_errno(failed);
-	if (PyDict_SetItem(object->kept, bell, Py_None) < 0)
+	if (PyDict_SetItem(object->kept, doorbell_object, Py_None) < 0)
 		return NULL;
 	Py_RETURN_NONE;
 }
 
-static PyObject *engine_object_feed(PyObject *self, PyObject *bell)
+static PyObject *engine_object_feed(PyObject *self, PyObject *doorbell_object)
 {
 	struct engine_object *object = open_engine(self);
 
-	if (!object || !is_a(bell, object->state->remote_doorbell, "doorbell"))
+	if (!object || !is_a(doorbell_object, object->state->remote_doorbell, "doorbell"))
 		return NULL;
-	struct remote_doorbell *doorbell = (struct remote_doorbell *)bell;
+	struct remote_doorbell *doorbell = (struct remote_doorbell *)doorbell_object;
 	if (!doorbell->hints)
 		return raise_errno(-EBADF);
-	if (PyDict_SetItem(object->kept, bell, Py_None) < 0)
+	if (PyDict_SetItem(object->kept, doorbell_object, Py_None) < 0)
 		return NULL;
 	if (engine_feed_add(object->engine, doorbell->hints, &doorbell->seen) < 0)
 		return PyErr_NoMemory();
 	Py_RETURN_NONE;
 }
 
-static PyObject *engine_object_unfeed(PyObject *self, PyObject *bell)
+static PyObject *engine_object_unfeed(PyObject *self, PyObject *doorbell_object)
 {
 	struct engine_object *object = open_engine(self);
 
-	if (!object || !is_a(bell, object->state->remote_doorbell, "doorbell"))
+	if (!object || !is_a(doorbell_object, object->state->remote_doorbell, "doorbell"))
 		return NULL;
-	engine_feed_remove(object->engine, ((struct remote_doorbell *)bell)->hints);
-	if (PyDict_DelItem(object->kept, bell) < 0)
+	engine_feed_remove(object->engine, ((struct remote_doorbell *)doorbell_object)->hints);
+	if (PyDict_DelItem(object->kept, doorbell_object) < 0)
 		return NULL;
 	Py_RETURN_NONE;
 }
@@ -421,8 +421,8 @@ static PyMethodDef engine_methods[] = {
      "returned($self, /)\n--\n\nThe loans that it has given back since the last time; each is still to be taken."},
 	{"news", engine_object_news, METH_NOARGS,
      "news($self, /)\n--\n\nThe numbers of channels with news that are not lent. None: look at all."},
-	{"hear", engine_object_hear, METH_O,
-     "hear($self, doorbell, /)\n--\n\nThe Doorbell that applications ring is its from now on; None: it has none."},
+	{"set_doorbell", engine_object_set_doorbell, METH_O,
+     "set_doorbell($self, doorbell, /)\n--\n\nThe Doorbell that applications ring from now on; None: it has none."},
 	{"feed", engine_object_feed, METH_O,
      "feed($self, doorbell, /)\n--\n\nReads the hints of this RemoteDoorbell from now on."},
 	{"unfeed", engine_object_unfeed, METH_O, "unfeed($self, doorbell, /)\n--\n\nEnds that."},

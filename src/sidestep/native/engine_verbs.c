@@ -197,7 +197,7 @@ void verbs_release(struct verbs_qp *qp)
  * What the channel has told is done with. It tells once for each time that the queue was armed, so one look is enough; one more, that
  * Python had asked for before the loan, costs a wake-up and no more.
  */
-static void hear(struct verbs_qp *qp)
+static void take_cq_events(struct verbs_qp *qp)
 {
 	void *cq, *context;
 
@@ -253,7 +253,7 @@ static int verbs_next(struct wire *wire, uint32_t most)
 	struct verbs_qp *qp = verbs_of(wire)->qp;
 
 	if (wire->readable)
-		hear(qp);
+		take_cq_events(qp);
 	wire->readable = qp->starved = false;
 	while (completions_look(qp)) {
 		if (qp->error) {

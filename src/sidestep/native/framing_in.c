@@ -148,10 +148,10 @@ static void content_copy(const struct framing_in *in, const struct framing_segme
 
 static bool crc_is_right(const uint8_t *raw, uint32_t span)
 {
-	uint32_t told;
+	uint32_t received;
 
-	memcpy(&told, raw + span - CRC_LEN, CRC_LEN);
-	return ~crc32c_update(CRC32C_START, raw, span - CRC_LEN) == le32toh(told);
+	memcpy(&received, raw + span - CRC_LEN, CRC_LEN);
+	return ~crc32c_update(CRC32C_START, raw, span - CRC_LEN) == le32toh(received);
 }
 
 /* RFC 5044 4.3: how far before it the length field is; of the two low bits nothing is said. */

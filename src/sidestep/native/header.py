@@ -36,7 +36,7 @@ def c_header(layout: ModuleType) -> str:
         "LAYOUT_VERSION", "RPC_MAGIC", "REGISTRY_BUCKETS", "REGISTRY_BUCKETS_OFFSET", "REGISTRY_SIZE",
         "ARENA_SLOTS_OFFSET", "ARENA_SLOTS_MAX", "ARENA_MAGIC", "CHANNEL_ROUNDS", "DOORBELLS_PER_PAGE",
         "TRANSLATED_ADDRESS", "TRANSLATED_MASK", "SPIN_US_MAX", "GAIN_MIN_NS", "SDP_DATA",
-        "HINT_RING_ALWAYS", "BELL_COUNT", "BELL_TAKEN",
+        "HINT_RING_ALWAYS", "NONCE_COUNT", "NONCE_TAKEN",
         "LINK_DATA", "LINK_READ",
         *(name for name in vars(layout) if name.startswith("PROMOTE_AFTER_")),
     ):  # fmt: skip

@@ -78,10 +78,10 @@ class Rpc(IntEnum):
     ANSWER = 14  # provider -> shim; `error`: errno that the call fails with; `reason`: a Refusal, so go on natively
     LAYOUT = 15  # provider -> shim, of any version of the record: it does not serve the shim's layout
     # Both: shim -> provider -> shims of the family that its peers know by `arena_id` (see `family_id`).
-    # The other end of the connection in that slot (`token`, as of DEMOTE) has another doorbell; `cookie`: the `bell` of
-    # its side. fds: [doorbell eventfd, its page]. To a provider between, whose doorbell is `arena_id`: `token` is its
-    # `hint`, and `flags` are Doorbells.
-    BELL = 16
+    # The other end of the connection in that slot (`token`, as of DEMOTE) has another doorbell; `cookie`: the
+    # `doorbell_nonce` of its side. fds: [doorbell eventfd, its page]. To a provider between, whose doorbell is
+    # `arena_id`: `token` is its `hint`, and `flags` are Doorbells.
+    NEW_DOORBELL = 16
     # The end of that `segment_id` has been asked for TCP and does not answer, as it may wait on something else.
     SERVE = 17
     JOIN = 18  # shim -> provider; fds: [arena, opened read-only]: it holds connections of that family, too, given to it
@@ -95,7 +95,7 @@ class Welcome(IntFlag):
     PATH = 2  # and after it a UDP socket bound to the connection's local address, for the proof across namespaces
     REMOTE = 4  # connections with other hosts can be carried: they are offered and claimed as well
     SERVES = 8  # SERVE is passed on
-    BELLS = 16  # BELL is passed on
+    NEW_DOORBELLS = 16  # NEW_DOORBELL is passed on
     JOINS = 32  # JOIN and LEAVE are understood
     FILE_RINGS = 64  # the policy says that the program's io_urings have no sockets
 
@@ -107,9 +107,9 @@ class Attach(IntFlag):
 
 
 class Doorbells(IntFlag):
-    """Doorbells of one end (the `flags` of `Rpc.BELL` to a provider between)."""
+    """Doorbells of one end (the `flags` of `Rpc.NEW_DOORBELL` to a provider between)."""
 
-    ALONE = 1  # unless another has been named since (`bell`), it is the only one: all others are no more
+    ALONE = 1  # unless another has been named since (`doorbell_nonce`), it is the only one: all others are no more
 
 
 class Ask(IntEnum):
@@ -261,14 +261,15 @@ class Knows(IntFlag):
     """Requests that a side of a channel understands (`knows`); a shim of an earlier layout understands none."""
 
     RING_ALWAYS = 1  # HINT_RING_ALWAYS in `hint`
-    BELL = 2  # Rpc.BELL, and `slot`, `generation` and `family_id` are right
-    DOORBELLS = 4  # a provider: Rpc.BELL for one more doorbell of this connection
+    NEW_DOORBELL = 2  # Rpc.NEW_DOORBELL, and `slot`, `generation` and `family_id` are right
+    DOORBELLS = 4  # a provider: Rpc.NEW_DOORBELL for one more doorbell of this connection
     LEAVE = 8  # a provider: Notice.LEAVE
 
 
 HINT_RING_ALWAYS: Final = 1 << 31  # in `hint`: ring whenever you publish, whatever the word says that you look at
-BELL_TAKEN: Final = 1  # in `bell`: the other side has taken the doorbell that was last named there
-BELL_COUNT: Final = (1 << 24) - 1  # in `bell`, to a provider: how many doorbells were named; the bits above prove it
+NONCE_TAKEN: Final = 1  # in `doorbell_nonce`: the other side has taken the doorbell that was last named there
+# In `doorbell_nonce`, to a provider: how many doorbells were named; the bits above prove it.
+NONCE_COUNT: Final = (1 << 24) - 1
 
 
 class Acked(IntFlag):
@@ -335,7 +336,7 @@ class RxEvent(IntEnum):
     MISCOUNT = 3  # the counts differ
     SWITCHED = 4  # the peer has gone to the ring, and all that came by TCP before has been read
     UNUSED = 5  # the round that we consented to has ended before it began
-    DRY = 6  # the peer has gone back to TCP, and the ring has been read to where it did, or come again by TCP
+    DRAINED = 6  # the peer has gone back to TCP, and the ring has been read to where it did, or come again by TCP
     RECALL = 7  # we have asked for the ring's bytes by TCP, and decided first
 
 
@@ -365,9 +366,9 @@ RX_TRANSITIONS: Final[dict[tuple[Rx, RxEvent], Rx]] = {
     (Rx.CONSENTED, RxEvent.SWITCHED): Rx.RING,
     (Rx.CONSENTED, RxEvent.UNUSED): Rx.BACK,
     (Rx.CONSENTED, RxEvent.RECALL): Rx.RECALLED,
-    (Rx.RING, RxEvent.DRY): Rx.BACK,
+    (Rx.RING, RxEvent.DRAINED): Rx.BACK,
     (Rx.RING, RxEvent.RECALL): Rx.RECALLED,
-    (Rx.RECALLED, RxEvent.DRY): Rx.BACK,
+    (Rx.RECALLED, RxEvent.DRAINED): Rx.BACK,
     (Rx.BACK, RxEvent.WILLING): Rx.REOPENING,
     (Rx.REOPENING, RxEvent.SETTLED): Rx.CONSENTED,
     (Rx.REOPENING, RxEvent.UNSETTLED): Rx.BACK,
@@ -519,10 +520,10 @@ RECORDS: Final[dict[str, tuple[Field, ...]]] = {
         ("tx_spilled", "Q", 1),  # bytes of the spill that may have been touched since its pages were freed
         # MSG_ZEROCOPY: sends whose completion the program is to read, and completions that it has read
         ("zerocopy_sent", "I", 1),
-        ("zerocopy_told", "I", 1),
+        ("zerocopy_reported", "I", 1),
         ("option_level", "I", 1),  # of the socket option that gave the reason
         ("option_name", "I", 1),  # 0: it was none
-        ("lent_ns", "Q", 1),  # CLOCK_MONOTONIC; when it last became a reason that a program was started
+        ("inherited_ns", "Q", 1),  # CLOCK_MONOTONIC; when it last became a reason that a program was started
         ("spare", "Q", 1),
     ),
     # Of a segment's header, two of each: written by the producer of a ring. All but the tail ride on the line that each
@@ -570,8 +571,8 @@ RECORDS: Final[dict[str, tuple[Field, ...]]] = {
         # After Back.BACK: which came first, our first byte by TCP (BACK) or the reader (RECALLED). As tx_back.
         ("tx_follows", "I", 1),
         # A program that took it up after an exec has another doorbell, and is rung always (HINT_RING_ALWAYS).
-        # `bell`: random, as BELL has it; 0: withdrawn. `bell_seen`: the other side's that we use. See BELL_COUNT, too.
-        *_same("Q", "bell bell_seen"),
+        # The nonce: random (NEW_DOORBELL, NONCE_COUNT), or 0: withdrawn. `doorbell_nonce_seen`: the other's in use.
+        *_same("Q", "doorbell_nonce doorbell_nonce_seen"),
         ("knows", "I", 1),  # Knows: what its holder can be asked for; written after the three that follow
         *_same("I", "slot generation"),  # of its holder's family
         ("pad", "I", 1),
@@ -598,7 +599,7 @@ RECORDS: Final[dict[str, tuple[Field, ...]]] = {
         # where the device has pinned its application's ring: key, and channel_producer.pages since then; 0: it has not
         *_same("I", "ring_lkey ring_pages"),
         # remote/link.py: bytes of data of which the word has come, and that have not; then carry/remote_relay.py
-        *_same("Q", "data_left sent held window read_told read_step"),
+        *_same("Q", "data_left sent held window read_reported read_step"),
         # done meanwhile: messages, those with payload, their bytes, and those of the stream among them
         *_same("Q", "messages_sent messages_received payloads_sent payloads_received"),
         *_same("Q", "wire_sent wire_received bytes_sent bytes_received"),
@@ -609,7 +610,7 @@ RECORDS: Final[dict[str, tuple[Field, ...]]] = {
         # packets sent: number of the first not acknowledged, the next to be sent, the first never sent, the first free
         *_same("I", "acknowledged cursor reached next"),
         # of packets received, and messages; then the gap that was reported to the other end, and whether an ACK is due
-        *_same("I", "expected carried_out completed told_gap owes_ack"),
+        *_same("I", "expected carried_out completed reported_gap owes_ack"),
         ("timeout_ns", "Q", 1),
         # done meanwhile
         *_same("Q", "packets_sent packets_received packets_dropped packets_resent resent naks_sent naks_received"),

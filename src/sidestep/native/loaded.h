@@ -12,10 +12,10 @@
 struct loaded {
 	/* Executes for a child in our memory, whose descriptors are not ours. Returns -errno. */
 	long (*execute_bare)(int directory, const char *path, char *const argv[], char *const env[], int flags);
-	void (*lend)(void); /* before such a child is made: what it inherits goes back to TCP */
+	void (*inherit_begin)(void); /* before such a child is made: what it inherits goes back to TCP */
 	bool (*holds)(void); /* whether such a child inherits a connection, or may duplicate one */
-	void (*lend_over)(void); /* once it has executed, or ended */
-	void (*lend_number)(int fd); /* the child duplicates it, or lets it be inherited */
+	void (*inherit_end)(void); /* once it has executed, or ended */
+	void (*inherit_fd)(int fd); /* the child duplicates it, or lets it be inherited */
 	void (*bequeath)(void); /* before the program is executed without the shim after all: connections have come along */
 	void (*release)(void); /* before a child in our memory is made that its parent does not wait for */
 	void (*interrupt)(void); /* a call of this thread that waits is to end, as by a handler without SA_RESTART */

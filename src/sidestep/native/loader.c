@@ -22,7 +22,7 @@
 
 static const char preload[] = "LD_PRELOAD=", kept[] = LOADED_PRELOAD "=", program[] = LOADED_PROGRAM "=";
 
-static const uint16_t calls_wanted[] = {
+static const uint16_t calls_intercepted[] = {
 	/* clang-format off: a table */
 	CALLS_OF_MACHINE SYS_accept,
 	SYS_accept4,
@@ -94,7 +94,7 @@ void *memory_there(void *memory)
 }
 
 /* Starts the program without us: nothing of it has run yet. */
-static void start_plain(const char *path, char **argv, char **envp, bool strip)
+static void start_as_it_is(const char *path, char **argv, char **envp, bool strip)
 {
 	size_t kept_len = 0;
 
@@ -118,10 +118,10 @@ static const char *load(struct image *image, struct image *interpreter, struct s
 {
 	const char *why = machine_missing();
 
-	for (size_t i = 0; i < sizeof(calls_wanted) / sizeof(*calls_wanted); i++)
-		wanted[calls_wanted[i]] = WANTED_ALWAYS;
+	for (size_t i = 0; i < sizeof(calls_intercepted) / sizeof(*calls_intercepted); i++)
+		intercepted[calls_intercepted[i]] = INTERCEPTED_ALWAYS;
 	for (size_t i = 0; i < sizeof(calls_moving) / sizeof(*calls_moving); i++)
-		wanted[calls_moving[i]] = WANTED_OF_KNOWN;
+		intercepted[calls_moving[i]] = INTERCEPTED_IF_KNOWN;
 	if (!why)
 		why = image_load(image, sites);
 	if (!why && *image->interpreter) {
@@ -292,7 +292,7 @@ int main(int argc, char **argv, char **envp)
 		const char *verbose = getenv("SIDESTEP_LOADER_LOG");
 		if (verbose)
 			dprintf(STDERR_FILENO, "sidestep: %s stays on TCP: %s\n", path, why);
-		start_plain(path, argv, envp, *image.interpreter || !image.entry);
+		start_as_it_is(path, argv, envp, *image.interpreter || !image.entry);
 	}
 	first_thread();
 	begin(&image, &interpreter, argc, argv, envp);

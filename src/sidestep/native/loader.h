@@ -45,8 +45,8 @@
 #define BLOCK_KEPT 72
 #define INSIDE_SIGNAL 1 /* else, or 0, `inside` is a frame */
 #define CALLS_MAX 512   /* system calls with a larger number are not looked at */
-#define WANTED_OF_KNOWN 1 /* if its first argument is a descriptor that the shim knows; 0: never */
-#define WANTED_ALWAYS 2
+#define INTERCEPTED_IF_KNOWN 1 /* if its first argument is a descriptor that the shim knows; 0: never */
+#define INTERCEPTED_ALWAYS 2
 
 #ifndef __ASSEMBLER__
 #include "loaded.h"
@@ -75,7 +75,7 @@ struct block {
 	const struct frame *leaving; /* the last call, which has been made, or what a thread begins with */
 	uint32_t *clear_tid; /* as set_tid_address(2) has it */
 	bool bare; /* a child in its parent's memory: its calls go to the kernel, not to the shim */
-	bool lends; /* and its parent waits, so that the parent's connections can be spoken for */
+	bool vforked; /* and its parent waits, so that the parent's connections can be spoken for */
 	bool strict; /* it ends by the kernel's exit(2), before which nothing can be done */
 	uint64_t mask; /* of signals, for a bare child's beginning */
 	struct frame *interrupted; /* the call that a signal has come into, as its handler is to see it */
@@ -115,7 +115,7 @@ struct sites {
 	bool takes_block; /* it uses the register that names a thread's block */
 	const uint8_t *left[LEFT_MAX]; /* the first of them */
 };
-extern uint8_t wanted[CALLS_MAX];
+extern uint8_t intercepted[CALLS_MAX];
 void sites_patch(const struct code *code, struct sites *sites); /* writes to it: to be writable, and not run yet */
 bool calls_in(const uint8_t *at, uint64_t length); /* by its bytes, which may be others' */
 

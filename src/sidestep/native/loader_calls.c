@@ -154,8 +154,8 @@ static long bare_call(struct frame *frame)
 #else
 	const bool duplicates = number == SYS_dup || number == SYS_dup3;
 #endif
-	if (this_block()->lends && (duplicates || (number == SYS_fcntl && (b == F_DUPFD || b == F_SETFD))))
-		shim->lend_number((int)a);
+	if (this_block()->vforked && (duplicates || (number == SYS_fcntl && (b == F_DUPFD || b == F_SETFD))))
+		shim->inherit_fd((int)a);
 	return raw(number, a, b, c, (long)frame->argument[3], (long)frame->argument[4], (long)frame->argument[5]);
 }
 

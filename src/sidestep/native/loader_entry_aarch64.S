@@ -50,11 +50,11 @@ loader_entry:
 	ldr x17, [sp, #SPILL_BACK]
 	lsr x16, x8, #9
 	cbnz x16, plain                 /* from CALLS_MAX on */
-	adrp x16, wanted
-	add x16, x16, :lo12:wanted
+	adrp x16, intercepted
+	add x16, x16, :lo12:intercepted
 	ldrb w16, [x16, x8]
 	cbz w16, plain
-	tbnz w16, #1, hooked            /* WANTED_ALWAYS */
+	tbnz w16, #1, hooked            /* INTERCEPTED_ALWAYS */
 	adrp x16, loader_known_len
 	ldr w16, [x16, :lo12:loader_known_len]
 	mov w17, w0

@@ -180,10 +180,10 @@ long signal_action(int sig, const void *act, void *old, size_t size)
 	if (old && before.sa_sigaction == loader_handler && (before.sa_flags & SA_SIGINFO)) {
 		memcpy(old, &was, sizeof(was));
 	} else if (old) {
-		struct kernel_action told = {.handler = (uint64_t)before.sa_handler,
-		                             .flags = (uint64_t)(unsigned)before.sa_flags};
-		memcpy(&told.mask, &before.sa_mask, sizeof(told.mask));
-		memcpy(old, &told, sizeof(told));
+		struct kernel_action reported = {.handler = (uint64_t)before.sa_handler,
+		                                 .flags = (uint64_t)(unsigned)before.sa_flags};
+		memcpy(&reported.mask, &before.sa_mask, sizeof(reported.mask));
+		memcpy(old, &reported, sizeof(reported));
 	}
 	return 0;
 }

@@ -39,7 +39,7 @@
 
 const void *loader_known;
 uint32_t loader_known_len;
-uint8_t wanted[CALLS_MAX];
+uint8_t intercepted[CALLS_MAX];
 
 /* ---- trampolines ---- */
 struct writer {

@@ -11,7 +11,7 @@
  *      of a jump table, which we do not see.
  *
  * A call whose number is known and of no interest is left alone, and costs nothing. Where the number is known only when it
- * runs, the trampoline looks it up in `wanted`. What moves bytes of a descriptor that the shim does not know goes to the
+ * runs, the trampoline looks it up in `intercepted`. What moves bytes of a descriptor that the shim does not know goes to the
  * kernel from there.
  */
 #include "loader.h"
@@ -24,7 +24,7 @@
 #define JUMP_LENGTH 5
 #define MOVED_MAX 32
 
-uint8_t wanted[CALLS_MAX];
+uint8_t intercepted[CALLS_MAX];
 
 /* ---- a sweep over the code ---- */
 struct site {
@@ -399,7 +399,7 @@ static void site_patch(struct sweep *sweep, struct site *site, struct sites *sit
 		site->before_len--;
 	find_number(sweep, site);
 	sites->found++;
-	if (site->number != UNKNOWN && !wanted[site->number])
+	if (site->number != UNKNOWN && !intercepted[site->number])
 		sites->idle++;
 	else if (site->doubted || !is_call(sweep, site))
 		leave(sites, site->at);

@@ -163,19 +163,19 @@ static long bare_make(const struct frame *frame, uint64_t flags, uint64_t stack,
 		child->thread_pointer = tls;
 	thread_block_init(block, (uint64_t)low, (uint64_t)child);
 	block->bare = true;
-	block->lends = flags & CLONE_VFORK;
+	block->vforked = flags & CLONE_VFORK;
 	block->program_tp = child->thread_pointer;
 	block->program_sp = child->sp;
 	block->leaving = child;
 	block->inside = INSIDE_SIGNAL;
-	(block->lends ? shim->lend : shim->release)();
+	(block->vforked ? shim->inherit_begin : shim->release)();
 	block->mask = signals_set(ALL_SIGNALS);
 	long result = with ? clone3_bare(with, block)
 	                   : loader_clone((long)(flags & ~(uint64_t)CLONE_SETTLS), child, parent_tid, child_tid, block);
 	block_set(own); /* the child has set it, where it is found by memory */
 	signals_set(block->mask);
-	if (block->lends)
-		shim->lend_over();
+	if (block->vforked)
+		shim->inherit_end();
 	if (result < 0 || (flags & CLONE_VFORK))
 		munmap(low, BARE_STACK_SIZE);
 	return result;

@@ -120,16 +120,17 @@ static void lands(uint8_t *branch, const uint8_t *at)
 static uint8_t *put_looks(struct writer *writer, bool unknown, uint8_t **plain)
 {
 	enum { JMP = 0xeb, JB = 0x72, JAE = 0x73, JNE = 0x75 };
-	const uint8_t *wanted_at = wanted;
+	const uint8_t *intercepted_at = intercepted;
 	uint8_t *large = NULL, *unwanted = NULL, *always = NULL;
 
 	if (unknown) {
 		put(writer, "\x3d", 1); /* cmp $CALLS_MAX, %eax */
 		put32(writer, CALLS_MAX);
 		large = put_branch(writer, JAE);
-		put(writer, "\x49\xbb", 2); /* movabs $wanted, %r11 */
-		put(writer, &wanted_at, sizeof(wanted_at));
-		put(writer, (uint8_t[]){0x41, 0x80, 0x3c, 0x03, WANTED_OF_KNOWN}, 5); /* cmpb $WANTED_OF_KNOWN, (%r11,%rax) */
+		put(writer, "\x49\xbb", 2); /* movabs $intercepted, %r11 */
+		put(writer, &intercepted_at, sizeof(intercepted_at));
+		put(writer, (uint8_t[]){0x41, 0x80, 0x3c, 0x03, INTERCEPTED_IF_KNOWN},
+		    5); /* cmpb $INTERCEPTED_IF_KNOWN, (%r11,%rax) */
 		unwanted = put_branch(writer, JB);
 		always = put_branch(writer, JNE);
 	}
@@ -167,7 +168,7 @@ uint8_t *trampoline(uint8_t *site, long number, const uint8_t *begin, const uint
 		put(&writer, "\xb8", 1);
 		put32(&writer, number);
 	}
-	if (number == UNKNOWN || wanted[number] == WANTED_OF_KNOWN) {
+	if (number == UNKNOWN || intercepted[number] == INTERCEPTED_IF_KNOWN) {
 		uint8_t *over_hooked = put_looks(&writer, number == UNKNOWN, &plain);
 		put_hooked(&writer, site, &lea);
 		lands(over_hooked, writer.at);

@@ -89,15 +89,15 @@ void rc_commit(struct rc *rc, uint32_t len, uint32_t segment)
  */
 static bool intact(struct rc *rc, const uint8_t *packet, uint32_t len)
 {
-	uint32_t transport = len - RC_ICRC, told;
+	uint32_t transport = len - RC_ICRC, received;
 
 	if (len != rc->in_len) {
 		rc->in_len = len;
 		rc->in_begun = rc_icrc_begun(rc, false, len);
 		rc->in_before = rc->record.ipv6 ? 0 : icrc_before(BEHIND_ID + transport + 4);
 	}
-	memcpy(&told, packet + transport, sizeof(told));
-	uint32_t difference = rc_icrc(rc->in_begun, packet, transport) ^ le32toh(told);
+	memcpy(&received, packet + transport, sizeof(received));
+	uint32_t difference = rc_icrc(rc->in_begun, packet, transport) ^ le32toh(received);
 	if (!difference || rc->record.ipv6)
 		return !difference;
 	return !(icrc_product(difference, rc->in_before) & 0xFFFF);
@@ -143,8 +143,8 @@ static enum rc_found take_send(struct rc *rc, const uint8_t *packet, uint32_t ra
 	int32_t distance = rc_ahead(bth->psn, record->expected);
 
 	if (distance > 0) { /* IBTA 9.7.4.1.2: one NAK for a gap */
-		rc->owes_nak |= !record->told_gap;
-		record->told_gap = 1;
+		rc->owes_nak |= !record->reported_gap;
+		record->reported_gap = 1;
 		return RC_NOTHING;
 	}
 	if (distance < 0) { /* IBTA 9.7.4.2: it was carried out before */
@@ -158,7 +158,7 @@ static enum rc_found take_send(struct rc *rc, const uint8_t *packet, uint32_t ra
 		return RC_STRANGE;
 	if (!add_piece(rc, packet, len, raw))
 		return RC_NO_MEMORY;
-	record->told_gap = 0;
+	record->reported_gap = 0;
 	rc->owes_nak = false;
 	record->expected = rc_after(bth->psn, 1);
 	record->carried_out = bth->psn;
@@ -263,7 +263,7 @@ void rc_rewind(struct rc *rc)
 			record->carried_out = rc->before;
 	}
 	if (rc->owes_nak) /* it was not told, so it is to be found anew */
-		record->told_gap = 0;
+		record->reported_gap = 0;
 }
 
 const uint8_t *rc_left(const struct rc *rc, uint32_t n, uint32_t *len)

@@ -44,11 +44,11 @@ struct file {
 /* How long waits spin, by what paid lately: see spin_adapt(). */
 struct spin_budget {
 	_Atomic uint32_t ns;
-	_Atomic uint32_t vain;       /* spins that lost, less those that won */
+	_Atomic uint32_t wasted;       /* spins that lost, less those that won */
 	_Atomic int64_t rests_until; /* none spins before */
 };
 
-#define BELLS_MAX 8 /* programs that a peer becomes, one after the other; from then on it is rung always */
+#define OLD_DOORBELLS_MAX 8 /* programs that a peer becomes, one after the other; from then on it is rung always */
 
 struct conn {
 	/* A late thread may look at these while the struct is reused for another connection. */
@@ -59,7 +59,7 @@ struct conn {
 	_Atomic uint8_t managed; /* holds a segment */
 	_Atomic bool nonblock; /* as far as we have seen it set; decides about spinning only */
 	_Atomic bool waited; /* seen in a hooked poll, select or epoll set */
-	_Atomic int misnamed; /* + 1: a number in the table that the kernel has given to another file; 0: none is known */
+	_Atomic int stale_fd; /* + 1: a number in the table that the kernel has given to another file; 0: none is known */
 	_Atomic bool heritable; /* the program has taken FD_CLOEXEC from a number of it */
 	uint32_t generation; /* of the slot */
 	struct conn_slot *slot;
@@ -72,7 +72,7 @@ struct conn {
 	_Atomic int64_t again_at; /* coarse ns; nothing is offered before it */
 	/* What its way to another host gains, and loses, as a provider has said; message_ns 0: it need not gain. */
 	_Atomic uint64_t message_ns, mib_ns, turn_ns;
-	_Atomic uint32_t told_by; /* provider.lost then */
+	_Atomic uint32_t gain_serial; /* provider.lost then */
 	_Atomic uint64_t counted_msgs, counted_bytes, counted_turns; /* at the last look at what it gains */
 	uint32_t probe_countdown;
 	struct spin_budget budget; /* of blocking waits */
@@ -86,16 +86,17 @@ struct conn {
 	int segment_fd;                  /* kept for the next program; else -1; see shim_travel.c */
 	uint64_t segment_inode;
 	bool taken_up;       /* from the program before: the peer does not look at our doorbell's word */
-	uint64_t bell_number; /* by which it was named last; 0: it was not */
-	uint32_t bell_said;  /* serial of the provider connection by which the peer was told of it; 0: it was not */
-	uint32_t bell_waits, bells_len;
-	int64_t bell_again_at; /* then it is named again */
-	uint64_t bell_named, bell_alone; /* a relay: our last `bell`, and the one by which it has our doorbell alone */
-	struct remote_doorbell *bells[BELLS_MAX]; /* that the peer had before; see shim_bell.c */
+	uint64_t announced_nonce; /* by which it was named last; 0: it was not */
+	uint32_t announced_by;  /* serial of the provider connection by which the peer was told of it; 0: it was not */
+	uint32_t announce_waits, old_doorbells_len;
+	int64_t announce_again_at; /* then it is named again */
+	uint64_t nonce_named,
+		nonce_alone; /* a relay: our last `doorbell_nonce`, and the one by which it has our doorbell alone */
+	struct remote_doorbell *old_doorbells[OLD_DOORBELLS_MAX]; /* that the peer had before; see shim_new_doorbell.c */
 	_Atomic uint64_t idle_tail;      /* of our ring when it was last looked at; see trim() */
 	_Atomic uint64_t trimmed_tail;   /* of our ring when its pages were last given back */
 	_Atomic uint64_t idle_from;      /* ring_from then: nothing has been spilled since if it still is */
-	_Atomic uint64_t unheard;        /* what unheard() in shim_idle.c said last */
+	_Atomic uint64_t stalled_at;        /* what stalled_at() in shim_idle.c said last */
 	_Atomic uint64_t full_head;      /* how far the peer had read when a sender found no room, */
 	_Atomic int64_t full_since;      /* and when that was first so; see steps_stood() */
 	_Atomic uint64_t
@@ -120,7 +121,7 @@ struct doorbell {
 	_Atomic uint64_t *word;
 	struct hint_ring *hints;
 	int fd;
-	int heard_fd; /* what sleeps wait on: `fd`, or a set with it and `old_fd` */
+	int wait_fd; /* what sleeps wait on: `fd`, or a set with it and `old_fd` */
 	int old_fd; /* of the program that had the connections before: their peers ring it, until they know ours; else -1 */
 	uint32_t old_users; /* connections whose peers do */
 	int page_fd;
@@ -244,23 +245,23 @@ int conn_fd(const struct conn *conn);
 bool conn_stays(struct conn *conn, int *fd);
 bool conn_progress(struct conn *conn, int fd);
 void conn_probe(struct conn *conn, int fd);
-bool conn_misnamed(struct conn *conn, int fd);
-bool conn_disown_found(struct conn *conn, int fd);
-/* The number is another's, as conn_misnamed() has found: it is no entry of the table from now on. No lock may be held. */
-static inline bool conn_disown(struct conn *conn, int fd)
+bool conn_fd_stale(struct conn *conn, int fd);
+bool conn_drop_stale_found(struct conn *conn, int fd);
+/* The number is another's, as conn_fd_stale() has found: it is no entry of the table from now on. No lock may be held. */
+static inline bool conn_drop_stale(struct conn *conn, int fd)
 {
-	return unlikely(word_load(conn->misnamed) == fd + 1) && conn_disown_found(conn, fd);
+	return unlikely(word_load(conn->stale_fd) == fd + 1) && conn_drop_stale_found(conn, fd);
 }
 size_t room_wanted(const struct conn *conn);
 bool conn_make_room(struct conn *conn);
 void conn_bound(struct conn *conn, int fd);
 void conn_demote(struct conn *conn, int fd, enum reason_code reason, bool recall);
 void conn_leave(struct conn *conn, int fd, enum reason_code reason);
-void conn_leave_dry(struct conn *conn, int fd);
+void conn_leave_drained(struct conn *conn, int fd);
 void conn_end_sending(struct conn *conn, int fd);
 void conn_refuse(struct conn *conn);
 void conn_wake_own(struct conn *conn);
-bool conn_honour(struct conn *conn, int fd);
+bool conn_handle_notice(struct conn *conn, int fd);
 static inline uint32_t conn_notice(const struct conn *conn)
 {
 	return word_load(conn->channel.remote->notice);
@@ -329,29 +330,29 @@ static inline bool conn_switched(const struct conn *conn)
 	return rx_by_ring(conn->slot) && tx_by_ring(conn->slot);
 }
 void set_conn_switched(struct conn *conn); /* tells the sets that a direction has moved */
-/* ---- a socket that is held by programs that were started (shim_lent.c) ---- */
-void lent_look(void);
-void lending_begin(void);
-void lending_end(void);
-void lent_after_fork(void);
-static inline void conn_lent(const struct conn *conn)
+/* ---- a socket that is held by programs that were started (shim_inherited.c) ---- */
+void inherited_look(void);
+void inheriting_begin(void);
+void inheriting_end(void);
+void inherited_after_fork(void);
+static inline void conn_check_inherited(const struct conn *conn)
 {
-	if (unlikely(slot_has(conn->slot, SLOT_LENT)))
-		lent_look();
+	if (unlikely(slot_has(conn->slot, SLOT_INHERITED)))
+		inherited_look();
 }
 /* Every call advances the switch-over of both directions, or a program that only reads would never switch its sending. */
 static inline void conn_advance(struct conn *conn, int fd)
 {
 	if (likely(conn_switched(conn)))
 		return;
-	conn_lent(conn);
+	conn_check_inherited(conn);
 	if (conn->managed && conn_progress(conn, fd))
 		set_conn_switched(conn);
 }
 /* Honours what the peer asks for, if it asks for anything. */
 static inline void conn_check(struct conn *conn, int fd)
 {
-	if (conn_must_check(conn) && conn_honour(conn, fd))
+	if (conn_must_check(conn) && conn_handle_notice(conn, fd))
 		set_conn_switched(conn);
 }
 bool conn_tcp_ended(struct conn *conn, int fd);
@@ -368,37 +369,37 @@ static inline bool conn_mine(const struct conn *conn)
 {
 	return *one_thread && word_load(conn->slot->holders) == 1;
 }
-bool native_rx_begin(struct conn *conn);
-ssize_t native_rx_end(struct conn *conn, int fd, ssize_t result, int flags);
-bool native_tx_begin(struct conn *conn);
-ssize_t native_tx_end(struct conn *conn, int fd, ssize_t result);
+bool kernel_rx_begin(struct conn *conn);
+ssize_t kernel_rx_end(struct conn *conn, int fd, ssize_t result, int flags);
+bool kernel_tx_begin(struct conn *conn);
+ssize_t kernel_tx_end(struct conn *conn, int fd, ssize_t result);
 /*
- * Makes the program's call unchanged, between native_rx_begin() or native_tx_begin() and its end. A thread that is
+ * Makes the program's call unchanged, between kernel_rx_begin() or kernel_tx_begin() and its end. A thread that is
  * cancelled in it is not counted as a waiter any more.
  */
-static inline void native_rx_cancelled(struct conn **waiting_conn)
+static inline void kernel_rx_cancelled(struct conn **waiting_conn)
 {
 	if (unlikely(*waiting_conn))
 		atomic_fetch_sub(&(*waiting_conn)->slot->rx_kernel_waiters, 1);
 }
-static inline void native_tx_cancelled(struct conn **waiting_conn)
+static inline void kernel_tx_cancelled(struct conn **waiting_conn)
 {
 	if (unlikely(*waiting_conn))
 		atomic_fetch_sub(&(*waiting_conn)->slot->tx_kernel_waiters, 1);
 }
-#define NATIVE_RX(conn, fd, call, flags) \
+#define KERNEL_RX(conn, fd, call, flags) \
 	({ \
-		struct conn *waiting_conn __attribute__((cleanup(native_rx_cancelled))) = (conn); \
+		struct conn *waiting_conn __attribute__((cleanup(kernel_rx_cancelled))) = (conn); \
 		ssize_t result_of_call = (call); \
 		waiting_conn = NULL; \
-		native_rx_end(conn, fd, result_of_call, flags); \
+		kernel_rx_end(conn, fd, result_of_call, flags); \
 	})
-#define NATIVE_TX(conn, fd, call) \
+#define KERNEL_TX(conn, fd, call) \
 	({ \
-		struct conn *waiting_conn __attribute__((cleanup(native_tx_cancelled))) = (conn); \
+		struct conn *waiting_conn __attribute__((cleanup(kernel_tx_cancelled))) = (conn); \
 		ssize_t result_of_call = (call); \
 		waiting_conn = NULL; \
-		native_tx_end(conn, fd, result_of_call); \
+		kernel_tx_end(conn, fd, result_of_call); \
 	})
 
 /*
@@ -423,7 +424,7 @@ static inline void look_again_until(int64_t when)
 /* ---- waiting (shim_doorbell.c, shim_spin.c, shim_wait.c) ---- */
 enum { WAIT_RX = 1, WAIT_TX = 2 };
 struct doorbell *doorbell_new_locked(void); /* shim_lock held */
-struct doorbell *doorbell_heir_locked(int old_fd); /* likewise, which hears another as well; takes over that eventfd */
+struct doorbell *doorbell_successor_locked(int old_fd); /* likewise; takes over that eventfd */
 void doorbell_known(struct doorbell *doorbell); /* shim_lock held: one connection more needs the old one no more */
 void thread_register(void); /* this thread owns descriptors that must go with it */
 int sleep_poll(struct pollfd *fds, nfds_t fds_len, int64_t deadline, uint64_t signals, const sigset_t *mask);
@@ -493,8 +494,8 @@ bool conn_lingers(struct conn *conn);
 /* ---- provider (shim_provider.c to shim_rpc.c; between them: shim_provider.h) ---- */
 extern _Atomic uint32_t rpc_pending;
 void rpc_poll(void);
-extern _Atomic bool bells_due; /* a connection is rung always, or a child may execute a program: shim_bell.c */
-void bells_on_exec(int change); /* no lock held; 1: who holds a connection is not as it seems, until -1 */
+extern _Atomic bool announce_due; /* a peer rings always, or a child may execute a program: shim_new_doorbell.c */
+void new_doorbells_on_exec(int change); /* no lock held; 1: who holds a connection is not as it seems, until -1 */
 void rpc_listen(void); /* runs the provider's commands, and checks now and then that it is alive; no lock may be held */
 void rpc_listen_passing(void);
 void rpc_watch(int epfd, _Atomic uint32_t *watched, uint64_t data);
@@ -551,7 +552,7 @@ static inline struct explicit *explicit_hold(int fd)
 {
 	return likely(!word_load(explicit_any)) ? NULL : explicit_hold_slow(fd);
 }
-struct explicit *explicit_new(int family, bool direct, bool stream, uint32_t protocol); /* shim_lease.c */
+struct explicit *explicit_new(int family, bool direct, bool stream, uint32_t protocol); /* shim_explicit_refs.c */
 void explicit_ref(struct explicit *explicit);
 void explicit_unref(struct explicit *explicit);
 static inline void explicit_release(struct explicit **explicit)
@@ -604,7 +605,7 @@ int sdp_connect_ask(struct conn *conn, struct explicit *explicit, int fd, const 
 int sdp_connect_start(struct conn *conn, int fd, const struct sdp_connect *attempt);
 bool address_may_translate(const struct sockaddr_storage *remote); /* worth the system calls of address_translate() */
 
-/* ---- shim_carry.c: what is ours in an environment ---- */
+/* ---- shim_environment.c: what is ours in an environment ---- */
 bool is_variable(const char *entry, const char *name); /* `name` ends with '=' */
 bool env_has(char *const env[], const char *name);
 char *const *env_or_none(char *const env[]); /* to the kernel NULL is an empty one */
@@ -635,7 +636,7 @@ struct start {
 	int scripts_len;
 	struct start_script scripts[START_SCRIPTS_MAX];
 	bool dynamic; /* loaded by this C library's own loader */
-	char *const *carried; /* into its environment; see shim_carry.c */
+	char *const *carried; /* into its environment; see shim_environment.c */
 	int carried_len;
 	size_t room; /* bytes for start_make() */
 };

@@ -20,10 +20,11 @@ static struct conn *answered(uint64_t token)
 	return conn;
 }
 
-static void take_ring_size(uint32_t told, uint32_t *size)
+static void take_ring_size(uint32_t proposed, uint32_t *size)
 {
-	if (!config.ring_size_set && told >= CHANNEL_RING_MIN && told <= CHANNEL_RING_MAX && !(told & (told - 1)))
-		*size = told;
+	if (!config.ring_size_set && proposed >= CHANNEL_RING_MIN && proposed <= CHANNEL_RING_MAX &&
+	    !(proposed & (proposed - 1)))
+		*size = proposed;
 }
 
 static void welcome(const struct rpc_msg *record, int registry_fd)
@@ -44,8 +45,8 @@ static void welcome(const struct rpc_msg *record, int registry_fd)
 	void *map = mmap(NULL, REGISTRY_SIZE, PROT_READ, MAP_SHARED, registry_fd, 0);
 	if (map == MAP_FAILED)
 		return;
-	atomic_store(&provider.wants, record->flags & (WELCOME_POSSESSION | WELCOME_FAR | WELCOME_SERVES | WELCOME_BELLS |
-	                                               WELCOME_JOINS | WELCOME_FILE_RINGS));
+	atomic_store(&provider.wants, record->flags & (WELCOME_POSSESSION | WELCOME_FAR | WELCOME_SERVES |
+	                                               WELCOME_NEW_DOORBELLS | WELCOME_JOINS | WELCOME_FILE_RINGS));
 	atomic_store(&provider.answered, true);
 	/* The old page, of a provider that is gone, may still be looked at by another thread: it stays mapped. */
 	atomic_fetch_add(&provider.registry_epoch, 1);
@@ -136,29 +137,30 @@ static void take_profile(struct conn *conn, const struct rpc_msg *record)
 	word_store(conn->message_ns, record->promote_after_calls);
 	word_store(conn->mib_ns, record->promote_after_bytes);
 	word_store(conn->turn_ns, record->turns);
-	word_store(conn->told_by, word_load(provider.lost));
+	word_store(conn->gain_serial, word_load(provider.lost));
 }
 
 /* Kept until it can be looked at; another process of the family may be meant. */
-static void take_bell(const struct rpc_msg *record, int *fds, int fds_len)
+static void take_new_doorbell(const struct rpc_msg *record, int *fds, int fds_len)
 {
 	struct command *command = &commands[commands_len];
 
 	if (fds_len != 2)
 		return;
-	*command = (struct command){
-		.type = RPC_BELL,
-		.slot_generation = record->token,
-		.bell = {.fds = {own_fd(fds[0]), own_fd(fds[1])}, .number = record->cookie, .index = record->doorbell_index}};
-	memcpy(command->bell.id, record->doorbell_page_id, sizeof(command->bell.id));
+	*command = (struct command){.type = RPC_NEW_DOORBELL,
+	                            .slot_generation = record->token,
+	                            .new_doorbell = {.fds = {own_fd(fds[0]), own_fd(fds[1])},
+	                                             .number = record->cookie,
+	                                             .index = record->doorbell_index}};
+	memcpy(command->new_doorbell.id, record->doorbell_page_id, sizeof(command->new_doorbell.id));
 	memcpy(command->arena_id, record->arena_id, sizeof(command->arena_id));
 	fds[0] = fds[1] = -1;
-	if (command->bell.fds[0] >= 0 && command->bell.fds[1] >= 0) {
+	if (command->new_doorbell.fds[0] >= 0 && command->new_doorbell.fds[1] >= 0) {
 		commands_len++;
 		return;
 	}
-	own_fd_close(command->bell.fds[0]);
-	own_fd_close(command->bell.fds[1]);
+	own_fd_close(command->new_doorbell.fds[0]);
+	own_fd_close(command->new_doorbell.fds[1]);
 }
 
 /* Does what a record says; the conn whose reference is to be dropped, or NULL. */
@@ -185,7 +187,7 @@ static struct conn *take_record(const struct rpc_msg *record, int *fds, int *fds
 			refused(conn, rpc_refusal_reason(record->reason));
 		break;
 	case RPC_ANSWER: take_answer(record); break;
-	case RPC_BELL: take_bell(record, fds, *fds_len); break;
+	case RPC_NEW_DOORBELL: take_new_doorbell(record, fds, *fds_len); break;
 	case RPC_DEMOTE:
 	case RPC_PROMOTE:
 	case RPC_SERVE: {
@@ -247,9 +249,9 @@ void answers_after_fork(void)
 	memset(asks, 0, sizeof(asks));
 	asks_stalled = false;
 	for (int i = 0; i < commands_len; i++) { /* the parent's */
-		if (commands[i].type == RPC_BELL) {
-			own_fd_close(commands[i].bell.fds[0]);
-			own_fd_close(commands[i].bell.fds[1]);
+		if (commands[i].type == RPC_NEW_DOORBELL) {
+			own_fd_close(commands[i].new_doorbell.fds[0]);
+			own_fd_close(commands[i].new_doorbell.fds[1]);
 		}
 	}
 	commands_len = 0;

@@ -39,7 +39,7 @@ enum turn call_wait(struct call *call, int way, size_t space)
 		call->started = true;
 	}
 	int waited = conn_wait(conn, call->fd, way, space, &call->clock, call->timed);
-	if (conn_disown(conn, call->fd))
+	if (conn_drop_stale(conn, call->fd))
 		return call_elsewhere(call, way);
 	if (waited == 0 && conn_stays(conn, &call->fd))
 		return TURN_AGAIN;

@@ -5,7 +5,7 @@
 #include "shim_switch.h"
 
 /* what rx_step and tx_step found */
-enum step { STEP_DONE, STEP_AGAIN, STEP_EMPTY, STEP_END, STEP_ERROR, STEP_NATIVE, STEP_CLOSED };
+enum step { STEP_DONE, STEP_AGAIN, STEP_EMPTY, STEP_END, STEP_ERROR, STEP_KERNEL, STEP_CLOSED };
 
 /* What recvmsg() tells beside the bytes, such as when they came: only the kernel knows, so only TCP's bytes bring it. */
 struct beside {
@@ -81,7 +81,7 @@ bool reserved_by_self(const struct conn *conn);
 void tx_cpu(struct conn *conn);
 /* ---- shim_message.c ---- */
 void message_received(struct conn *conn, int fd, struct msghdr *message, int flags);
-void message_errors_heard(struct conn *conn, const struct msghdr *message);
+void message_errors_received(struct conn *conn, const struct msghdr *message);
 ssize_t message_errors(struct conn *conn, int fd, struct msghdr *message, int flags);
 void message_copied(struct conn *conn);
 /* Hands the result of a send by TCP through. Before its thread is taken for out of the kernel: see zerocopy_in_kernel(). */

@@ -1,6 +1,6 @@
 /* shim_close.c - the end of a descriptor, and of the connection with its last one. */
 #include "shim_process.h"
-#include "shim_plain.h"
+#include "shim_tcp_only.h"
 #include "shim_switch.h"
 
 #include <fcntl.h>
@@ -67,7 +67,7 @@ void conn_forget(int fd, bool closing)
 
 	if (!conn)
 		return;
-	closing = closing && !((conn->managed || conn->delegated) && conn_misnamed(conn, fd));
+	closing = closing && !((conn->managed || conn->delegated) && conn_fd_stale(conn, fd));
 	if (closing && unlikely(word_load(passes_open)) && atomic_load(&conn->fds) == 1)
 		pass_settle(conn, fd);
 	bool lasting = atomic_load(&conn->fds) > 1;
@@ -80,7 +80,7 @@ void conn_forget(int fd, bool closing)
 		announce_close(conn, fd);
 	if (closing && !lasting && unlikely(atomic_load(&conn->delegated)))
 		close_delegated(conn, fd, false);
-	word_store(conn->misnamed, 0);
+	word_store(conn->stale_fd, 0);
 	bool last = atomic_fetch_sub(&conn->fds, 1) == 1;
 	if (has_members(conn))
 		set_conn_closed(conn, closing ? fd : -1, last); /* else the number is another's there, too */
@@ -93,12 +93,12 @@ void conn_forget(int fd, bool closing)
 	conn_unref(conn);
 }
 
-bool conn_disown_found(struct conn *conn, int fd)
+bool conn_drop_stale_found(struct conn *conn, int fd)
 {
 	KEEP_ERRNO;
 
-	word_store(conn->misnamed, 0); /* it may have become the connection's again */
-	if (!conn_misnamed(conn, fd))
+	word_store(conn->stale_fd, 0); /* it may have become the connection's again */
+	if (!conn_fd_stale(conn, fd))
 		return false;
 	shim_log("fd %d is another file's: it was closed unseen", fd);
 	conn_forget(fd, false);
@@ -129,7 +129,7 @@ void conns_release(enum reason_code reason, bool strict)
 {
 	if (!fd_table_len)
 		return;
-	plain_from_now(reason);
+	tcp_only_begin(reason);
 	config.opt_in = true;
 	word_store(kernel_strict, strict);
 	for (int pass = 0; pass < 2; pass++)
@@ -155,7 +155,7 @@ void conn_family_exit(void)
 	for (uint32_t fd = 0; fd < atomic_load(&fd_end); fd++) {
 		struct conn *conn = conn_get((int)fd);
 		if (conn && (int)fd == conn_fd(conn)) {
-			bool ours = !((conn->managed || conn->delegated) && conn_misnamed(conn, (int)fd));
+			bool ours = !((conn->managed || conn->delegated) && conn_fd_stale(conn, (int)fd));
 			if (ours && unlikely(word_load(passes_open)))
 				pass_settle(conn, (int)fd);
 			if (ours)

@@ -11,7 +11,7 @@
 static struct conn *free_conns;
 static _Atomic uint64_t conn_serials;
 static _Atomic uint32_t segments_kept;
-_Atomic bool bells_due;
+_Atomic bool announce_due;
 bool arena_shared; /* with a parent or children, which may have changed their user since */
 
 bool peer_attached(const struct conn *conn)
@@ -132,8 +132,8 @@ void conn_free(struct conn *conn)
 	shim_lock_take();
 	if (conn->remote_doorbell)
 		remote_doorbell_unref(conn->remote_doorbell);
-	while (conn->bells_len)
-		remote_doorbell_unref(conn->bells[--conn->bells_len]);
+	while (conn->old_doorbells_len)
+		remote_doorbell_unref(conn->old_doorbells[--conn->old_doorbells_len]);
 	/* Since a fork another holder may hear the old doorbell by the same set, which this would take it out of. */
 	if (conn->doorbell && conn->taken_up && conn_alone(conn))
 		doorbell_known(conn->doorbell);
@@ -170,7 +170,7 @@ bool conn_stays(struct conn *conn, int *fd)
  * Whether the number names another file by now, or none: a close that no hook sees leaves it to whoever comes next. Then nothing of
  * it may be taken for the connection's. Any thread, any lock.
  */
-bool conn_misnamed(struct conn *conn, int fd)
+bool conn_fd_stale(struct conn *conn, int fd)
 {
 	uint64_t cookie = 0, known = word_load(conn->slot->cookie);
 	KEEP_ERRNO;
@@ -183,7 +183,7 @@ bool conn_misnamed(struct conn *conn, int fd)
 	}
 	if (conn_get(fd) != conn)
 		return false; /* a close that we have seen takes the entry first */
-	word_store(conn->misnamed, fd + 1);
+	word_store(conn->stale_fd, fd + 1);
 	return true;
 }
 
@@ -212,7 +212,7 @@ void conns_before_fork(void)
 		if (conn && (int)fd == conn_fd(conn))
 			atomic_fetch_add(&conn->slot->holders, 1);
 		if (conn && conn->managed)
-			word_store(bells_due, true); /* the child may execute a program, which has it rung always */
+			word_store(announce_due, true); /* the child may execute a program, which has it rung always */
 	}
 }
 
@@ -263,8 +263,8 @@ void keep_error(struct conn *conn, ssize_t result)
 		word_store(conn->slot->error, (uint32_t)errno);
 }
 
-/* A call has told this error. If it is the end of the connection, later calls meet that, and no reset of ours; see fin_heard(). */
-void error_told(struct conn *conn, int error)
+/* A call has told this error. If it is the end of the connection, later calls meet that, and no reset of ours; see fin_received(). */
+void error_delivered(struct conn *conn, int error)
 {
 	if (error == ECONNRESET || error == ETIMEDOUT)
 		slot_set(conn->slot, SLOT_RESET | SLOT_FIN | SLOT_PEER_GONE);
@@ -282,7 +282,7 @@ void conn_abort(struct conn *conn, int fd, int error, enum reason_code reason)
 	 * close, and behind a FIN of ours (LAST_ACK) the kernel sends none: the stream would look whole to the peer. Some kernels
 	 * refuse it (EBUSY) while another thread sits in a call of theirs.
 	 */
-	if (conn_stays(conn, &fd) && !conn_misnamed(conn, fd) && tcp_reset(fd) < 0)
+	if (conn_stays(conn, &fd) && !conn_fd_stale(conn, fd) && tcp_reset(fd) < 0)
 		real.shutdown(fd, SHUT_RDWR);
 	word_store(slot->error, (uint32_t)error);
 	slot_set(slot, SLOT_RESET | SLOT_FIN | SLOT_PEER_GONE);

@@ -92,7 +92,7 @@ struct doorbell *doorbell_new_locked(void)
 	}
 	doorbell->word = doorbell_word_at(page.base, doorbell->index);
 	doorbell->hints = doorbell_hints_at(page.base, doorbell->index);
-	doorbell->fd = doorbell->heard_fd = fd;
+	doorbell->fd = doorbell->wait_fd = fd;
 	doorbell->old_fd = -1;
 	doorbell->page_fd = page.fd;
 	doorbell->serial = ++serials;
@@ -104,21 +104,21 @@ struct doorbell *doorbell_new_locked(void)
 	return doorbell;
 }
 
-static bool doorbell_hears(int set, int fd)
+static bool doorbell_waits_on(int set, int fd)
 {
 	struct epoll_event event = {.events = DOORBELL_EDGES};
 
 	return set >= 0 && real.epoll_ctl(set, EPOLL_CTL_ADD, fd, &event) == 0;
 }
 
-struct doorbell *doorbell_heir_locked(int old_fd)
+struct doorbell *doorbell_successor_locked(int old_fd)
 {
 	struct doorbell *doorbell = doorbell_new_locked();
 	int set = doorbell ? own_fd(real.epoll_create1(EPOLL_CLOEXEC)) : -1;
 	int old = set < 0 ? -1 : own_fd(old_fd);
 
-	if (old >= 0 && doorbell_hears(set, doorbell->fd) && doorbell_hears(set, old)) {
-		doorbell->heard_fd = set;
+	if (old >= 0 && doorbell_waits_on(set, doorbell->fd) && doorbell_waits_on(set, old)) {
+		doorbell->wait_fd = set;
 		doorbell->old_fd = old;
 		return doorbell;
 	}
@@ -136,7 +136,7 @@ void doorbell_known(struct doorbell *doorbell)
 {
 	if (doorbell->old_fd < 0 || --doorbell->old_users)
 		return;
-	real.epoll_ctl(doorbell->heard_fd, EPOLL_CTL_DEL, doorbell->old_fd, NULL);
+	real.epoll_ctl(doorbell->wait_fd, EPOLL_CTL_DEL, doorbell->old_fd, NULL);
 	own_fd_close(doorbell->old_fd);
 	doorbell->old_fd = -1;
 }
@@ -146,8 +146,8 @@ void doorbell_unref(struct doorbell *doorbell)
 {
 	if (atomic_fetch_sub(&doorbell->refs, 1) != 1)
 		return;
-	if (doorbell->heard_fd != doorbell->fd)
-		own_fd_close(doorbell->heard_fd);
+	if (doorbell->wait_fd != doorbell->fd)
+		own_fd_close(doorbell->wait_fd);
 	own_fd_close(doorbell->old_fd);
 	own_fd_close(doorbell->fd);
 	/* The line is handed out again: generations go on, so a peer's memory of the last one rung stays right. */

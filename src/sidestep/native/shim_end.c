@@ -39,7 +39,7 @@ static bool rx_astray(struct conn *conn, uint32_t round)
 }
 
 /* The native socket has an error. `reset`: the connection was dead before it was asked. */
-static void error_heard(struct conn *conn, int fd, bool on_ring, bool reset)
+static void error_received(struct conn *conn, int fd, bool on_ring, bool reset)
 {
 	struct conn_slot *slot = conn->slot;
 	int error = 0;
@@ -57,7 +57,7 @@ static void error_heard(struct conn *conn, int fd, bool on_ring, bool reset)
 }
 
 /* The peer's FIN has come. `known`: and how it ended; `told`: our kernel has seen a reset behind it. */
-static void fin_heard(struct conn *conn, bool known, bool told)
+static void fin_received(struct conn *conn, bool known, bool reported)
 {
 	struct conn_slot *slot = conn->slot;
 	const struct channel_side *remote = conn->channel.remote;
@@ -70,7 +70,7 @@ static void fin_heard(struct conn *conn, bool known, bool told)
 		bits |= SLOT_PEER_GONE;
 		/* A peer that was killed could not make its kernel reset because of unread bytes; see announce_close(). One that has
 		 * recalled them has passed the socket on, and the kernel judges who has it now. */
-		if (!slot_has(slot, SLOT_PEER_GONE) && tx_in_ring(conn) && !closed && !told &&
+		if (!slot_has(slot, SLOT_PEER_GONE) && tx_in_ring(conn) && !closed && !reported &&
 		    !(conn_notice(conn) & CHANNEL_RECALL) && channel_tx_unread(&conn->channel) != 0) {
 			/* after a FIN the kernel makes a reset EPIPE, which readers do not hear of (tcp_reset) */
 			word_store(slot->error, shut ? EPIPE : ECONNRESET);
@@ -81,7 +81,7 @@ static void fin_heard(struct conn *conn, bool known, bool told)
 }
 
 /* Bytes are on TCP while we read the ring, in round `round`. */
-static void bytes_heard(struct conn *conn, int fd, uint32_t round)
+static void tcp_bytes_received(struct conn *conn, int fd, uint32_t round)
 {
 	char byte;
 
@@ -107,7 +107,7 @@ static void probe(struct conn *conn, int fd)
 	 * with the socket, and the kernel will know. */
 	if ((conn_notice(conn) & (CHANNEL_CLOSED | CHANNEL_DEMOTE | CHANNEL_RECALL)) == CHANNEL_CLOSED)
 		slot_set(slot, SLOT_PEER_GONE);
-	int told_of = raw_poll(asked_of, 1 + relayed, 0);
+	int ready_len = raw_poll(asked_of, 1 + relayed, 0);
 	short events = asked_of[0].revents;
 	if ((events & POLLERR) && zerocopy_in_kernel(slot) && !kernel_closed(fd))
 		events &= ~POLLERR; /* of a send that is done */
@@ -118,22 +118,22 @@ static void probe(struct conn *conn, int fd)
 		relayed =
 			conn_relayed(conn); /* else we would wait for an end that was heard before, and nobody would report it */
 	}
-	bool reset = slot_has(slot, SLOT_RESET), failed = told_of > 0 && kernel_failed(fd, (unsigned short)events);
-	if (told_of <= 0 || (events & POLLNVAL) || (failed && relayed && !reset && relay_reset_waits(conn)))
+	bool reset = slot_has(slot, SLOT_RESET), failed = ready_len > 0 && kernel_failed(fd, (unsigned short)events);
+	if (ready_len <= 0 || (events & POLLNVAL) || (failed && relayed && !reset && relay_reset_waits(conn)))
 		return;
 	bool fin = events & (POLLRDHUP | POLLHUP);
 	if (fin && slot_has(slot, SLOT_RD_SHUT))
 		fin = kernel_fin(fd); /* our own shutdown says the same */
 	if (failed)
-		error_heard(conn, fd, on_ring, reset);
+		error_received(conn, fd, on_ring, reset);
 	else if (on_ring && !relayed && (events & POLLIN))
-		bytes_heard(conn, fd, round);
+		tcp_bytes_received(conn, fd, round);
 	if (fin && relayed && !slot_has(slot, SLOT_RESET)) {
 		known = relay_ended(conn);
 		fin = known || !rx_depends(conn) || rx_lost(conn);
 	}
 	if (fin && !slot_has(slot, SLOT_RESET))
-		fin_heard(conn, known, (events & POLLHUP) && !slot_has(slot, SLOT_WR_SHUT));
+		fin_received(conn, known, (events & POLLHUP) && !slot_has(slot, SLOT_WR_SHUT));
 }
 
 /* Asks the native socket whether the stream has ended. Any thread, any lock. */
@@ -142,7 +142,7 @@ void conn_probe(struct conn *conn, int fd)
 	bool relayed = conn_relayed(conn);
 	int saved = errno;
 
-	if (unlikely(conn_misnamed(conn, fd)))
+	if (unlikely(conn_fd_stale(conn, fd)))
 		return;
 	probe(conn, fd);
 	/* A thread that waits for the ring's end has ignored TCP's, whose edge does not come again: nothing else wakes it now. */

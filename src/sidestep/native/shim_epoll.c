@@ -2,7 +2,7 @@
 #include "shim_number.h"
 #include "shim_set.h"
 
-#define TOLD_MAX 128 /* events taken from the kernel at a time */
+#define REPORT_MAX 128 /* events taken from the kernel at a time */
 #define DOORBELLS_MAX 64 /* doorbells of one set that a thread can sleep on; with more it naps */
 
 EXPORT int epoll_create(int size)
@@ -73,7 +73,7 @@ static int ctl_add(struct set *set, struct conn *conn, struct member *member, in
 	if (!member)
 		return set_ctl(set, EPOLL_CTL_ADD, fd, event);
 	if (!conn->managed) {
-		result = kernel_plain(member, EPOLL_CTL_ADD);
+		result = kernel_unmanaged(member, EPOLL_CTL_ADD);
 	} else {
 		result = member_manage(member, EPOLL_CTL_ADD) ? 0 : -1;
 		if (result == 0)
@@ -99,7 +99,7 @@ static int ctl_mod(struct set *set, struct member *member, int fd, struct epoll_
 		member->data = event->data.u64;
 		member->disabled = false;
 		member->age++;
-		int result = kernel_plain(member, EPOLL_CTL_MOD);
+		int result = kernel_unmanaged(member, EPOLL_CTL_MOD);
 		if (result < 0)
 			*member = before;
 		return result;
@@ -203,8 +203,8 @@ EXPORT int epoll_ctl(int epfd, int op, int fd, struct epoll_event *event)
 			conn_demote(conn, fd, REASON_EPOLL_UNSUPPORTED, true);
 		return real.epoll_ctl(epfd, op, fd, event);
 	}
-	if (op == EPOLL_CTL_ADD && conn->managed && !word_load(set->away_len) && conn_misnamed(conn, fd) &&
-	    conn_disown(conn, fd))
+	if (op == EPOLL_CTL_ADD && conn->managed && !word_load(set->away_len) && conn_fd_stale(conn, fd) &&
+	    conn_drop_stale(conn, fd))
 		return real.epoll_ctl(epfd, op, fd, event);
 	word_store(conn->waited, true);
 	set->user_pid = shim_pid;
@@ -225,31 +225,31 @@ struct set_wait {
 	int max;
 	int64_t start, deadline, now;
 	uint64_t signals;
-	bool spun, vain;
+	bool spun, wasted;
 	uint32_t looks; /* questions to the kernel: one is the program's own */
 	uint32_t manages; /* the set's, from before the last of them */
-	struct epoll_event told[TOLD_MAX];
+	struct epoll_event reported[REPORT_MAX];
 };
 
 /* What the kernel has to tell now; -1: not even that. */
 static int set_look(struct set_wait *wait)
 {
-	int max = wait->max < TOLD_MAX ? wait->max : TOLD_MAX;
+	int max = wait->max < REPORT_MAX ? wait->max : REPORT_MAX;
 
 	word_store(wait->set->looked_at, wait->now);
 	wait->manages = word_load(wait->set->manages);
 	self.calls += wait->looks++ != 0;
-	return raw_epoll_look(wait->epfd, wait->told, max);
+	return raw_epoll_look(wait->epfd, wait->reported, max);
 }
 
 /* set lock held. Turns `told` events of the kernel's, and the rings' state, into the program's events; returns their number. */
-static int set_report(struct set_wait *wait, int told)
+static int set_report(struct set_wait *wait, int reported)
 {
 	struct set *set = wait->set;
-	int n = told > 0 ? translate(set, wait->told, told, wait->manages, wait->events) : 0;
+	int n = reported > 0 ? translate(set, wait->reported, reported, wait->manages, wait->events) : 0;
 
 	/* if the kernel's events alone have filled the room, the rings come first the next time */
-	set->kernel_filled |= told > 0 && n == wait->max;
+	set->kernel_filled |= reported > 0 && n == wait->max;
 	return n < wait->max ? n + collect(set, wait->events + n, wait->max - n) : n;
 }
 
@@ -286,7 +286,7 @@ static void set_look_below(struct set *set)
 static int set_look_more(struct set_wait *wait)
 {
 	struct set *set = wait->set;
-	int n = 0, k, max = wait->max < TOLD_MAX ? wait->max : TOLD_MAX;
+	int n = 0, k, max = wait->max < REPORT_MAX ? wait->max : REPORT_MAX;
 
 	if (unlikely(set->nest & NEST_OUTER))
 		set_look_below(set);
@@ -314,7 +314,7 @@ static int set_first_asked(struct set_wait *wait, bool once)
 		return -1;
 	}
 	int n = set_report(wait, k);
-	if (!n && once && k == (wait->max < TOLD_MAX ? wait->max : TOLD_MAX))
+	if (!n && once && k == (wait->max < REPORT_MAX ? wait->max : REPORT_MAX))
 		n = set_look_more(wait);
 	return set_pass_end(wait, n);
 }
@@ -356,7 +356,7 @@ static int set_spin(struct set_wait *wait)
 			n = set_report(wait, set_look(wait));
 		set_pass_end(wait, n);
 	} while (!n && self.signals == wait->signals && spin_on(&spin, peer_cpu, true));
-	wait->vain = !n && spin_was_vain(&spin);
+	wait->wasted = !n && spin_was_wasted(&spin);
 	if (n)
 		spin_won(&set->budget);
 	return n;
@@ -430,14 +430,14 @@ static int sleep_beside(struct set_wait *wait, const struct set_sleep *sleep, in
 	}
 	if (ready > 0 && sleep->aware)
 		nest_look(wait->set);
-	return ready > 0 ? raw_epoll_look(wait->epfd, wait->told, max) : ready;
+	return ready > 0 ? raw_epoll_look(wait->epfd, wait->reported, max) : ready;
 }
 
 /* Sleeps in the kernel. How many events there are to tell; -1: it was for nothing, with errno. */
 static int set_sleep(struct set_wait *wait)
 {
 	struct set *set = wait->set;
-	int max = wait->max < TOLD_MAX ? wait->max : TOLD_MAX;
+	int max = wait->max < REPORT_MAX ? wait->max : REPORT_MAX;
 	volatile int k = 0, failed = 0; /* live across the cleanup handler's setjmp */
 	struct set_sleep sleep;
 
@@ -462,7 +462,7 @@ static int set_sleep(struct set_wait *wait)
 		if (unlikely(sleep.truncated) && until - now_ns() > NAP_NS)
 			until = now_ns() + NAP_NS;
 		pthread_cleanup_push(set_sleep_undo, &sleep);
-		k = likely(within && !sleep.aware) ? sleep_epoll(wait->epfd, wait->told, max, until, wait->signals)
+		k = likely(within && !sleep.aware) ? sleep_epoll(wait->epfd, wait->reported, max, until, wait->signals)
 		                                   : sleep_beside(wait, &sleep, max, until);
 		failed = errno;
 		pthread_cleanup_pop(0);
@@ -477,8 +477,8 @@ static int set_sleep(struct set_wait *wait)
 	if (n)
 		return n;
 	wait->now = now_ns();
-	spin_adapt(&set->budget, wait->now - wait->start, wait->vain);
-	wait->vain = false;
+	spin_adapt(&set->budget, wait->now - wait->start, wait->wasted);
+	wait->wasted = false;
 	word_store(set->looked_at, wait->now);
 	if (unlikely(set->full_until && wait->now >= set->full_until)) {
 		set_lock(set);
@@ -507,7 +507,7 @@ static int set_wait(struct set *set, int epfd, struct epoll_event *events, int m
 	wait.events = events;
 	wait.max = max;
 	wait.looks = 0;
-	wait.spun = wait.vain = false;
+	wait.spun = wait.wasted = false;
 	wait.now = wait.start = now_ns();
 	wait.deadline = deadline_after(timeout_ns);
 	wait.signals = signals;
@@ -554,15 +554,15 @@ static int wait_common(int epfd, struct epoll_event *events, int max, int64_t ti
 		atomic_fetch_add(&set->kernel_waiters, 1);
 		if (likely(!atomic_load(&set->ours))) {
 			/* The program's array may hold nothing but reported events, and a doorbell may be among the kernel's. */
-			struct epoll_event told[TOLD_MAX], *at = set->members_live ? told : events;
+			struct epoll_event reported[REPORT_MAX], *at = set->members_live ? reported : events;
 			const uint32_t manages = word_load(set->manages);
-			const int room = at == told && max > TOLD_MAX ? TOLD_MAX : max;
+			const int room = at == reported && max > REPORT_MAX ? REPORT_MAX : max;
 			int n = kernel(epfd, at, room, timeout, mask);
 			const bool more = n == room; /* a doorbell's edge may have taken an event's place */
 			atomic_fetch_sub(&set->kernel_waiters, 1);
 			if (likely(!atomic_load_explicit(&set->managed_ever, memory_order_acquire)) || n < 0) {
-				if (at == told && n > 0)
-					memcpy(events, told, (size_t)n * sizeof(*events));
+				if (at == reported && n > 0)
+					memcpy(events, reported, (size_t)n * sizeof(*events));
 				return n;
 			}
 			int failed = errno;

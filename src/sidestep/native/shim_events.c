@@ -13,12 +13,12 @@ static uint32_t relay_mask(struct conn *conn, int fd, uint32_t kernel_bits)
 	/* without a request for RDHUP, IN alone tells of the end: then there is nothing to read */
 	if ((kernel_bits & EPOLLIN) && !rx_by_ring(slot) && rx_consented(slot))
 		ended |= real.ioctl(fd, FIONREAD, &queued) == 0 && queued == 0;
-	bool unheard = ended && !slot_has(slot, SLOT_NATIVE_FIN | SLOT_RESET);
-	unheard |= (kernel_bits & EPOLLERR) && !slot_has(slot, SLOT_NATIVE_RESET | SLOT_RESET); /* a reset behind a FIN */
-	if (conn_relay_news(conn) || unheard)
+	bool unprocessed = ended && !slot_has(slot, SLOT_TCP_FIN | SLOT_RESET);
+	unprocessed |= (kernel_bits & EPOLLERR) && !slot_has(slot, SLOT_TCP_RESET | SLOT_RESET); /* a reset behind a FIN */
+	if (conn_relay_news(conn) || unprocessed)
 		conn_probe(conn, fd);
 	if (conn_end_withheld(conn)) {
-		bool reset = slot_has(slot, SLOT_NATIVE_RESET) || recall_open(conn);
+		bool reset = slot_has(slot, SLOT_TCP_RESET) || recall_open(conn);
 		kernel_bits &= ~(uint32_t)(EPOLLRDHUP | EPOLLHUP | (reset ? EPOLLERR : 0u));
 		if (conn_fin_waits(conn, fd))
 			kernel_bits &= ~(uint32_t)(EPOLLIN | EPOLLRDNORM);
@@ -27,7 +27,7 @@ static uint32_t relay_mask(struct conn *conn, int fd, uint32_t kernel_bits)
 }
 
 /* Below SO_RCVLOWAT the kernel wakes nobody for TCP's bytes, and does not know of those that the ring has beside them. */
-bool rx_untold(const struct conn *conn)
+bool rx_unreported(const struct conn *conn)
 {
 	return unlikely(word_load(conn->slot->rx_low_water) > 1) && rx_divided(conn);
 }
@@ -40,7 +40,7 @@ size_t low_water(struct conn *conn)
 	return low > conn->channel.rx.spill_size / 2 ? conn->channel.rx.spill_size / 2 : low;
 }
 
-#define UNTOLD_LOOK_NS 1000000
+#define UNREPORTED_LOOK_NS 1000000
 #define READABLE (EPOLLIN | EPOLLRDNORM)
 #define WRITABLE (EPOLLOUT | EPOLLWRNORM)
 
@@ -54,8 +54,8 @@ static bool rx_enough(struct conn *conn, int fd)
 		real.ioctl(fd, FIONREAD, &queued);
 	if (conn_unread(conn, split ? tcp_unread(conn, fd) : (size_t)queued) >= low_water(conn))
 		return true;
-	if (rx_untold(conn))
-		look_again_until(now_ns() + UNTOLD_LOOK_NS);
+	if (rx_unreported(conn))
+		look_again_until(now_ns() + UNREPORTED_LOOK_NS);
 	return false;
 }
 
@@ -69,7 +69,7 @@ static uint32_t rx_events(struct conn *conn, int fd, uint32_t kernel_bits)
 		ready = kernel_bits & EPOLLPRI;
 		if ((kernel_bits & (EPOLLIN | EPOLLRDHUP | EPOLLHUP | EPOLLERR)) && !slot_has(slot, SLOT_RESET))
 			conn_probe(conn, fd);
-		if (channel_rx_tell(&conn->channel) >= low_water(conn)) {
+		if (channel_rx_report(&conn->channel) >= low_water(conn)) {
 			ready |= READABLE;
 		} else if (unlikely(conn_peer_back(conn)) && slot_trylock(&slot->rx_lock)) {
 			if (conn->managed && rx_by_ring(slot) && rx_back(conn, fd))
@@ -110,14 +110,14 @@ static uint32_t tx_events(struct conn *conn, int fd, uint32_t kernel_bits, bool 
 			room = conn_room(conn);
 		}
 		if (room >= room_wanted(conn) && wanted)
-			room = channel_tx_tell(&conn->channel);
+			room = channel_tx_report(&conn->channel);
 		if (room >= room_wanted(conn))
 			ready |= WRITABLE;
 	}
 	if (unlikely(!tx_by_ring(slot) && !tx_is(slot, TX_RESEND))) {
-		struct pollfd native = {.fd = fd, .events = POLLOUT | POLLWRNORM};
-		if (was_ring && wanted && raw_poll(&native, 1, 0) > 0)
-			ready |= (uint32_t)native.revents & WRITABLE;
+		struct pollfd tcp = {.fd = fd, .events = POLLOUT | POLLWRNORM};
+		if (was_ring && wanted && raw_poll(&tcp, 1, 0) > 0)
+			ready |= (uint32_t)tcp.revents & WRITABLE;
 		ready |= kernel_bits & WRITABLE;
 	}
 	return ready;
@@ -128,9 +128,9 @@ static uint32_t end_events(const struct conn *conn)
 	/* in this order: an end that is seen has its error */
 	uint32_t flags = atomic_load_explicit(&conn->slot->flags, memory_order_acquire);
 	/* a read tells no error that we have met in passing before the provider between has said that nothing follows */
-	bool told =
+	bool reported =
 		word_load(conn->slot->error) && !(conn_relayed(conn) && !(flags & (SLOT_FIN | SLOT_RESET)) && rx_depends(conn));
-	uint32_t ready = told || zerocopy_untold(conn->slot) ? EPOLLERR : 0;
+	uint32_t ready = reported || zerocopy_unreported(conn->slot) ? EPOLLERR : 0;
 
 	if (flags & (SLOT_FIN | SLOT_RD_SHUT | SLOT_RESET))
 		ready |= READABLE | EPOLLRDHUP;
@@ -157,7 +157,7 @@ uint32_t conn_ready(struct conn *conn, int fd, uint32_t kernel_bits, uint32_t in
 	if (conn_relayed(conn))
 		kernel_bits = relay_mask(conn, fd, kernel_bits);
 	if (conn_must_check(conn)) {
-		conn_honour(conn, fd);
+		conn_handle_notice(conn, fd);
 		if ((notice & CHANNEL_CLOSED) && !slot_has(slot, SLOT_PEER_GONE))
 			conn_probe(conn, fd);
 	}
@@ -176,9 +176,9 @@ uint32_t conn_ready(struct conn *conn, int fd, uint32_t kernel_bits, uint32_t in
 	if (!tx_by_ring(slot) && !tx_is(slot, TX_RESEND))
 		by_tcp |= WRITABLE;
 	if (!kernel_bits && unlikely((by_tcp && (ready & interest)) || flags & (SLOT_FIN | SLOT_PEER_GONE))) {
-		struct pollfd native = {.fd = fd, .events = (short)by_tcp};
-		if (raw_poll(&native, 1, 0) > 0)
-			kernel_bits = (unsigned short)native.revents & ~(uint32_t)POLLNVAL;
+		struct pollfd tcp = {.fd = fd, .events = (short)by_tcp};
+		if (raw_poll(&tcp, 1, 0) > 0)
+			kernel_bits = (unsigned short)tcp.revents & ~(uint32_t)POLLNVAL;
 		if (conn_relayed(conn))
 			kernel_bits = relay_mask(conn, fd, kernel_bits);
 		if (unlikely(kernel_bits & (EPOLLERR | EPOLLHUP)) && !(flags & (SLOT_FIN | SLOT_RESET)))
@@ -203,7 +203,7 @@ static size_t switch_ahead(const struct conn *conn)
 size_t conn_unread(struct conn *conn, size_t queued)
 {
 	bool by_ring = rx_by_ring(conn->slot), among = rx_ring_among(conn, queued);
-	size_t there = by_ring || among ? channel_rx_tell(&conn->channel) : 0;
+	size_t there = by_ring || among ? channel_rx_report(&conn->channel) : 0;
 
 	if (recall_open(conn) || (by_ring && !conn_peer_back(conn)))
 		queued = 0;

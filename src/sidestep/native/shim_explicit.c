@@ -33,7 +33,7 @@ bool explicit_wanted(int domain, int protocol)
 	return explicit_family(domain) || (protocol == IPPROTO_SDP && (domain == AF_INET || domain == AF_INET6));
 }
 
-static int native_family(int domain)
+static int kernel_family(int domain)
 {
 	return domain == AF_INET || domain == AF_INET_OFFLOAD || domain == AF_INET_DIRECT ? AF_INET : AF_INET6;
 }
@@ -95,7 +95,7 @@ const struct sockaddr *explicit_address(const struct sockaddr *address, socklen_
 	if (likely(!address || len < sizeof(sa_family_t) || !explicit_family(address->sa_family)) || len > sizeof(*copy))
 		return address;
 	memcpy(copy, address, len); /* the program's own memory stays as it is */
-	copy->ss_family = (sa_family_t)native_family(address->sa_family);
+	copy->ss_family = (sa_family_t)kernel_family(address->sa_family);
 	return (const struct sockaddr *)copy;
 }
 
@@ -133,7 +133,7 @@ int explicit_socket(int domain, int type, int protocol)
 {
 	bool direct = domain == AF_INET_DIRECT || domain == AF_INET6_DIRECT;
 	bool stream = (type & ~(SOCK_CLOEXEC | SOCK_NONBLOCK)) == SOCK_STREAM;
-	int family = native_family(domain);
+	int family = kernel_family(domain);
 
 	if (!direct && !stream)
 		return fail_with(ESOCKTNOSUPPORT);

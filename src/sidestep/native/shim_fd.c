@@ -124,7 +124,7 @@ static void duplicated(int from, int to)
 		return;
 	if (file->kind == FILE_CONN) {
 		HELD conn = conn_hold(from);
-		if (!conn || (conn_misnamed(conn, from) && conn_disown(conn, from)))
+		if (!conn || (conn_fd_stale(conn, from) && conn_drop_stale(conn, from)))
 			return;
 		conn_dup(from, to);
 		if (to <= STDERR_FILENO)

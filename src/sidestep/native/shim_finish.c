@@ -21,7 +21,7 @@ void conn_flush(struct conn *conn, int fd)
 		if (!done)
 			raw_poll(&room, 1, FLUSH_TURN_MS);
 	}
-	if (tx_is(slot, TX_RESEND) && !conn_misnamed(conn, fd)) {
+	if (tx_is(slot, TX_RESEND) && !conn_fd_stale(conn, fd)) {
 		tcp_reset(fd); /* and nothing is read after what is missing */
 		slot_lock(&slot->tx_lock);
 		if (tx_is(slot, TX_RESEND))

@@ -39,7 +39,7 @@ enum { PREPARE, PARENT, CHILD, MOMENTS };
 static void (*const modules[][MOMENTS])(void) = {
 	{shim_lock_take, shim_lock_drop,
      shim_after_fork}, /* first: the others come under its lock, which is new in the child */
-	{bells_before_fork, NULL, NULL},
+	{new_doorbells_before_fork, NULL, NULL},
 	{conns_before_fork, NULL, conns_after_fork},
 	{NULL, NULL, doorbells_after_fork},
 	{sets_before_fork, NULL, sets_after_fork},
@@ -48,7 +48,7 @@ static void (*const modules[][MOMENTS])(void) = {
 	{NULL, NULL, serve_after_fork},
 	{NULL, NULL, rpc_after_fork},
 	{NULL, NULL, explicit_after_fork},
-	{NULL, NULL, lent_after_fork},
+	{NULL, NULL, inherited_after_fork},
 	{receivers_forget, NULL, passes_after_fork},
 	{NULL, NULL, kept_after_fork},
 };

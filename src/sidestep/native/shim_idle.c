@@ -8,12 +8,12 @@ _Atomic bool trim_due;
  * that the program does not read. The value says how far both have read: if it is the same later, nobody has moved. A
  * provider between the two tells of the peer's death, and its own is heard.
  */
-static uint64_t unheard(const struct conn *conn, int fd)
+static uint64_t stalled_at(const struct conn *conn, int fd)
 {
-	struct pollfd native = {.fd = fd, .events = POLLIN};
+	struct pollfd tcp = {.fd = fd, .events = POLLIN};
 
 	if (slot_has(conn->slot, SLOT_RELAYED) || !tx_by_ring(conn->slot) || !tx_full(conn) ||
-	    !(slot_has(conn->slot, SLOT_FIN | SLOT_RD_SHUT) || (raw_poll(&native, 1, 0) > 0 && (native.revents & POLLIN))))
+	    !(slot_has(conn->slot, SLOT_FIN | SLOT_RD_SHUT) || (raw_poll(&tcp, 1, 0) > 0 && (tcp.revents & POLLIN))))
 		return 0;
 	return word_load(conn->slot->rx_tcp_bytes) + word_load(conn->channel.tx_peer_line->head) + 1;
 }
@@ -44,8 +44,8 @@ static bool trim(struct conn *conn, int fd)
 	conn->idle_from = word_load(slot->tx_ring_from);
 	conn->idle_tail = tail;
 	bool trimmed = idle && tail == conn->trimmed_tail;
-	uint64_t before = conn->unheard, now = conn->managed && !trimmed ? unheard(conn, fd) : 0;
-	conn->unheard = now;
+	uint64_t before = conn->stalled_at, now = conn->managed && !trimmed ? stalled_at(conn, fd) : 0;
+	conn->stalled_at = now;
 	slot_unlock(&slot->tx_lock);
 	if (idle && unlikely(now && now == before) && leave_ring(conn, fd))
 		set_conn_switched(conn);

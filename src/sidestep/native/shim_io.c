@@ -43,9 +43,9 @@ static TRACKED ssize_t tracked_read(int fd, void *buf, size_t n)
 
 	if (likely(!conn))
 		return real.read(fd, buf, n);
-	if (native_rx_begin(conn)) {
-		ssize_t got = NATIVE_RX(conn, fd, n ? native_receive(conn, fd, buf, n) : real.read(fd, buf, n), 0);
-		bool other = unlikely(got < 0 && errno == ENOTSOCK) && conn_misnamed(conn, fd) && conn_disown(conn, fd);
+	if (kernel_rx_begin(conn)) {
+		ssize_t got = KERNEL_RX(conn, fd, n ? tcp_wait_receive(conn, fd, buf, n) : real.read(fd, buf, n), 0);
+		bool other = unlikely(got < 0 && errno == ENOTSOCK) && conn_fd_stale(conn, fd) && conn_drop_stale(conn, fd);
 		return other ? real.read(fd, buf, n) : got;
 	}
 	if (n == 0)
@@ -70,8 +70,8 @@ static TRACKED ssize_t tracked_readv(int fd, const struct iovec *iov, int len)
 
 	if (likely(!conn))
 		return real.readv(fd, iov, len);
-	if (native_rx_begin(conn))
-		return NATIVE_RX(conn, fd, HEARING(fd, 0, real.readv(fd, iov, len)), 0);
+	if (kernel_rx_begin(conn))
+		return KERNEL_RX(conn, fd, TCP_WAIT(fd, 0, real.readv(fd, iov, len)), 0);
 	if (unlikely(moves_nothing(iov, len)))
 		return 0;
 	return conn_recv(conn, fd, iov, len, 0);
@@ -85,9 +85,10 @@ EXPORT ssize_t preadv2(int fd, const struct iovec *iov, int len, off_t offset, i
 
 	if (likely(!conn || offset != -1))
 		return real.preadv2(fd, iov, len, offset, flags);
-	if (native_rx_begin(conn))
-		return NATIVE_RX(
-			conn, fd, HEARING(fd, flags & RWF_NOWAIT ? MSG_DONTWAIT : 0, real.preadv2(fd, iov, len, offset, flags)), 0);
+	if (kernel_rx_begin(conn))
+		return KERNEL_RX(conn, fd,
+		                 TCP_WAIT(fd, flags & RWF_NOWAIT ? MSG_DONTWAIT : 0, real.preadv2(fd, iov, len, offset, flags)),
+		                 0);
 	if (unlikely(moves_nothing(iov, len)))
 		return 0;
 	return conn_recv(conn, fd, iov, len, flags & RWF_NOWAIT ? MSG_DONTWAIT : 0);
@@ -101,9 +102,9 @@ static TRACKED ssize_t tracked_recv(int fd, void *buf, size_t n, int flags)
 
 	if (likely(!conn))
 		return real.recv(fd, buf, n, flags);
-	if (native_rx_begin(conn))
-		return NATIVE_RX(conn, fd,
-		                 flags ? HEARING(fd, flags, real.recv(fd, buf, n, flags)) : native_receive(conn, fd, buf, n),
+	if (kernel_rx_begin(conn))
+		return KERNEL_RX(conn, fd,
+		                 flags ? TCP_WAIT(fd, flags, real.recv(fd, buf, n, flags)) : tcp_wait_receive(conn, fd, buf, n),
 		                 flags);
 	return conn_recv(conn, fd, &(struct iovec){buf, n}, 1, flags);
 }
@@ -118,8 +119,8 @@ static TRACKED ssize_t tracked_recvfrom(int fd, void *buf, size_t n, int flags, 
 
 	if (likely(!conn))
 		return real.recvfrom(fd, buf, n, flags, address, len);
-	if (native_rx_begin(conn))
-		return NATIVE_RX(conn, fd, HEARING(fd, flags, real.recvfrom(fd, buf, n, flags, address, len)), flags);
+	if (kernel_rx_begin(conn))
+		return KERNEL_RX(conn, fd, TCP_WAIT(fd, flags, real.recvfrom(fd, buf, n, flags, address, len)), flags);
 	ssize_t got = conn_recv(conn, fd, &(struct iovec){buf, n}, 1, flags);
 	if (got >= 0 && address && len)
 		*len = 0; /* a stream tells no address, as the kernel's TCP does */
@@ -140,8 +141,8 @@ static TRACKED ssize_t tracked_recvmsg(int fd, struct msghdr *message, int flags
 		return message && fd_table_len ? rights_receive(fd, message, flags) : real.recvmsg(fd, message, flags);
 	if (unlikely(flags & MSG_ERRQUEUE))
 		return message_errors(conn, fd, message, flags);
-	if (native_rx_begin(conn))
-		return NATIVE_RX(conn, fd, HEARING(fd, flags, real.recvmsg(fd, message, flags)), flags);
+	if (kernel_rx_begin(conn))
+		return KERNEL_RX(conn, fd, TCP_WAIT(fd, flags, real.recvmsg(fd, message, flags)), flags);
 	if (flags & MSG_OOB)
 		return real.recvmsg(fd, message, flags);
 	if (message->msg_iovlen > IOV_MAX)
@@ -206,8 +207,8 @@ static TRACKED ssize_t tracked_write(int fd, const void *buf, size_t n)
 
 	if (likely(!conn))
 		return file_closing(fd) ? fail_with(EBADF) : real.write(fd, buf, n);
-	if (native_tx_begin(conn))
-		return NATIVE_TX(conn, fd, real.write(fd, buf, n));
+	if (kernel_tx_begin(conn))
+		return KERNEL_TX(conn, fd, real.write(fd, buf, n));
 	return conn_send(conn, fd, &(struct iovec){(void *)buf, n}, 1, 0);
 }
 
@@ -219,8 +220,8 @@ static TRACKED ssize_t tracked_writev(int fd, const struct iovec *iov, int len)
 
 	if (likely(!conn))
 		return file_closing(fd) ? fail_with(EBADF) : real.writev(fd, iov, len);
-	if (native_tx_begin(conn))
-		return NATIVE_TX(conn, fd, real.writev(fd, iov, len));
+	if (kernel_tx_begin(conn))
+		return KERNEL_TX(conn, fd, real.writev(fd, iov, len));
 	if (unlikely(moves_nothing(iov, len)))
 		return 0;
 	return conn_send(conn, fd, iov, len, 0);
@@ -234,8 +235,8 @@ EXPORT ssize_t pwritev2(int fd, const struct iovec *iov, int len, off_t offset, 
 
 	if (likely(!conn || offset != -1))
 		return file_closing(fd) ? fail_with(EBADF) : real.pwritev2(fd, iov, len, offset, flags);
-	if (native_tx_begin(conn))
-		return NATIVE_TX(conn, fd, real.pwritev2(fd, iov, len, offset, flags));
+	if (kernel_tx_begin(conn))
+		return KERNEL_TX(conn, fd, real.pwritev2(fd, iov, len, offset, flags));
 	if (unlikely(moves_nothing(iov, len)))
 		return 0;
 	return conn_send(conn, fd, iov, len, flags & RWF_NOWAIT ? MSG_DONTWAIT : 0);
@@ -251,8 +252,8 @@ static TRACKED ssize_t tracked_send(int fd, const void *buf, size_t n, int flags
 		return file_closing(fd) ? fail_with(EBADF) : real.send(fd, buf, n, flags);
 	if (unlikely(flags & (MSG_OOB | MSG_FASTOPEN)))
 		conn_demote(conn, fd, flags & MSG_OOB ? REASON_URGENT_DATA : REASON_FAST_OPEN, false);
-	if (native_tx_begin(conn))
-		return NATIVE_TX(conn, fd, zerocopy_counted(conn, flags, real.send(fd, buf, n, flags)));
+	if (kernel_tx_begin(conn))
+		return KERNEL_TX(conn, fd, zerocopy_counted(conn, flags, real.send(fd, buf, n, flags)));
 	return conn_send(conn, fd, &(struct iovec){(void *)buf, n}, 1, flags);
 }
 
@@ -271,8 +272,8 @@ static TRACKED ssize_t tracked_sendto(int fd, const void *buf, size_t n, int fla
 		return -1;
 	if (unlikely(flags & (MSG_OOB | MSG_FASTOPEN)))
 		conn_demote(conn, fd, flags & MSG_OOB ? REASON_URGENT_DATA : REASON_FAST_OPEN, false);
-	if (native_tx_begin(conn))
-		return NATIVE_TX(conn, fd, zerocopy_counted(conn, flags, real.sendto(fd, buf, n, flags, address, len)));
+	if (kernel_tx_begin(conn))
+		return KERNEL_TX(conn, fd, zerocopy_counted(conn, flags, real.sendto(fd, buf, n, flags, address, len)));
 	return conn_send(conn, fd, &(struct iovec){(void *)buf, n}, 1, flags);
 }
 
@@ -299,8 +300,8 @@ static TRACKED ssize_t tracked_sendmsg(int fd, const struct msghdr *message, int
 		return -1;
 	if (unlikely(flags & (MSG_OOB | MSG_FASTOPEN)))
 		conn_demote(conn, fd, flags & MSG_OOB ? REASON_URGENT_DATA : REASON_FAST_OPEN, false);
-	if (native_tx_begin(conn))
-		return NATIVE_TX(conn, fd, zerocopy_counted(conn, flags, real.sendmsg(fd, message, flags)));
+	if (kernel_tx_begin(conn))
+		return KERNEL_TX(conn, fd, zerocopy_counted(conn, flags, real.sendmsg(fd, message, flags)));
 	if (message->msg_iovlen > IOV_MAX)
 		return fail_with(EMSGSIZE);
 	return conn_send(conn, fd, message->msg_iov, (int)message->msg_iovlen, flags);
@@ -389,8 +390,8 @@ EXPORT ssize_t sendfile64(int out, int in, off_t *offset, size_t count)
 
 	if (likely(!conn))
 		return file_closing(out) ? fail_with(EBADF) : real.sendfile64(out, in, offset, count);
-	if (native_tx_begin(conn))
-		return NATIVE_TX(conn, out, real.sendfile64(out, in, offset, count));
+	if (kernel_tx_begin(conn))
+		return KERNEL_TX(conn, out, real.sendfile64(out, in, offset, count));
 	int mode = real.fcntl64(in, F_GETFL, 0);
 	if (mode < 0 || (mode & O_ACCMODE) == O_WRONLY || conn_get(in))
 		return fail_with(mode >= 0 && conn_get(in) ? EINVAL : EBADF);
@@ -463,35 +464,35 @@ EXPORT ssize_t splice(int in, off_t *in_offset, int out, off_t *out_offset, size
 {
 	HELD from = conn_hold(in);
 	HELD to = conn_hold(out);
-	bool native_from = from && native_rx_begin(from), native_to = to && native_tx_begin(to);
+	bool kernel_from = from && kernel_rx_begin(from), kernel_to = to && kernel_tx_begin(to);
 
-	if (likely((!from || native_from) && (!to || native_to))) {
+	if (likely((!from || kernel_from) && (!to || kernel_to))) {
 		ssize_t n = real.splice(in, in_offset, out, out_offset, count, flags);
-		if (native_from)
-			native_rx_end(from, in, n, 0);
-		if (native_to)
-			native_tx_end(to, out, n);
+		if (kernel_from)
+			kernel_rx_end(from, in, n, 0);
+		if (kernel_to)
+			kernel_tx_end(to, out, n);
 		return n;
 	}
 	ssize_t n = -1;
 	struct stat st;
 	if (count == 0) {
 		n = 0;
-	} else if ((from && in_offset) || (to && out_offset) || fstat(from && !native_from ? out : in, &st) < 0 ||
+	} else if ((from && in_offset) || (to && out_offset) || fstat(from && !kernel_from ? out : in, &st) < 0 ||
 	           !S_ISFIFO(st.st_mode)) {
 		errno = EINVAL;
 	} else if ((from && out_offset) || (to && in_offset)) {
 		errno = ESPIPE;
-	} else if (from && !native_from) {
+	} else if (from && !kernel_from) {
 		n = conn_to_pipe(from, in, out, count, flags);
 	} else {
 		n = pipe_to_conn(to, out, in, count, flags);
 	}
 	int saved = errno;
-	if (native_from)
-		native_rx_end(from, in, 0, 0);
-	if (native_to)
-		native_tx_end(to, out, 0);
+	if (kernel_from)
+		kernel_rx_end(from, in, 0, 0);
+	if (kernel_to)
+		kernel_tx_end(to, out, 0);
 	errno = saved;
 	return n;
 }

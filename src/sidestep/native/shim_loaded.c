@@ -4,11 +4,11 @@
 
 #include "loaded.h"
 #include "shim_fd.h"
-#include "shim_plain.h"
+#include "shim_tcp_only.h"
 
-static void lend_begin(void)
+static void inherit_begin(void)
 {
-	lending_begin();
+	inheriting_begin();
 	demote_inherited(NULL, false);
 }
 
@@ -21,7 +21,7 @@ static bool holds(void)
 }
 
 /* The parent's connection, if the number still is that one in the child. */
-static void lend_number(int fd)
+static void inherit_fd(int fd)
 {
 	HELD conn = conn_hold(fd);
 	uint64_t cookie = 0;
@@ -46,7 +46,7 @@ static void release(void)
 
 static void uncovered(void)
 {
-	plain_from_now(REASON_UNCOVERED);
+	tcp_only_begin(REASON_UNCOVERED);
 }
 
 /*
@@ -75,10 +75,10 @@ UNCANCELLED(int, epoll_wait, (int e, struct epoll_event *ev, int n, int t), SYS_
 EXPORT const struct loaded *sidestep_loaded(int (*action)(int, const struct sigaction *, struct sigaction *))
 {
 	static struct loaded loaded = {execute_bare,
-	                               lend_begin,
+	                               inherit_begin,
 	                               holds,
-	                               lending_end,
-	                               lend_number,
+	                               inheriting_end,
+	                               inherit_fd,
 	                               bequeath,
 	                               release,
 	                               signal_interrupts,

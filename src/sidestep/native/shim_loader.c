@@ -2,7 +2,7 @@
  * shim_loader.c - how programs that are executed here come to the shim. Most do by their C library's loader and LD_PRELOAD. Those
  * without this C library are started by ours (loader.c), which stands beside the shim and is told the file in the
  * environment. Where it is not there, musl's loader must not see the shim: it would end the program over it. A program that gets an
- * environment of its caller's own making gets our part of it besides; see shim_carry.c.
+ * environment of its caller's own making gets our part of it besides; see shim_environment.c.
  */
 #include "shim_proc.h"
 

@@ -58,7 +58,7 @@ void message_received(struct conn *conn, int fd, struct msghdr *message, int fla
 }
 
 /* What the kernel has told of the sends that it has numbered. */
-void message_errors_heard(struct conn *conn, const struct msghdr *message)
+void message_errors_received(struct conn *conn, const struct msghdr *message)
 {
 	for (struct cmsghdr *header = CMSG_FIRSTHDR(message); header;
 	     header = CMSG_NXTHDR((struct msghdr *)message, header)) {
@@ -68,7 +68,7 @@ void message_errors_heard(struct conn *conn, const struct msghdr *message)
 			continue;
 		memcpy(&error, CMSG_DATA(header), sizeof(error));
 		if (error.ee_origin == SO_EE_ORIGIN_ZEROCOPY)
-			word_add(conn->slot->zerocopy_told, error.ee_data - error.ee_info + 1);
+			word_add(conn->slot->zerocopy_reported, error.ee_data - error.ee_info + 1);
 	}
 }
 
@@ -80,22 +80,22 @@ ssize_t message_errors(struct conn *conn, int fd, struct msghdr *message, int fl
 	ssize_t n = real.recvmsg(fd, message, flags);
 
 	if (n >= 0)
-		message_errors_heard(conn, message);
+		message_errors_received(conn, message);
 	if (n >= 0 || errno != EAGAIN)
 		return n;
-	uint32_t told = word_load(slot->zerocopy_told), sent;
+	uint32_t reported = word_load(slot->zerocopy_reported), sent;
 	do {
 		sent = atomic_load(&slot->zerocopy_sent);
-		if (!zerocopy_untold(slot) || sent == told)
+		if (!zerocopy_unreported(slot) || sent == reported)
 			return fail_with(EAGAIN);
-	} while (!atomic_compare_exchange_weak(&slot->zerocopy_told, &told, sent));
+	} while (!atomic_compare_exchange_weak(&slot->zerocopy_reported, &reported, sent));
 	set_conn_leaves(conn, false);
 	struct {
 		struct sock_extended_err error;
 		struct sockaddr_in6 offender;
 	} record = {.error = {.ee_origin = SO_EE_ORIGIN_ZEROCOPY,
 	                      .ee_code = SO_EE_CODE_ZEROCOPY_COPIED,
-	                      .ee_info = told,
+	                      .ee_info = reported,
 	                      .ee_data = sent - 1}};
 	bool v6 = slot->family == AF_INET6;
 	message->msg_namelen = 0;

@@ -178,7 +178,7 @@ static void nest_clear(struct set *inner)
 {
 	set_lock(inner);
 	for (uint32_t i = 0; i < inner->doorbells_len; i++)
-		real.epoll_ctl(inner->epfd, EPOLL_CTL_DEL, inner->doorbells[i].doorbell->heard_fd, NULL);
+		real.epoll_ctl(inner->epfd, EPOLL_CTL_DEL, inner->doorbells[i].doorbell->wait_fd, NULL);
 	if (word_load(provider.fd) >= 0)
 		real.epoll_ctl(inner->epfd, EPOLL_CTL_DEL, provider.fd, NULL);
 	set_unlock(inner);

@@ -1,7 +1,7 @@
 /* shim_offer.c - offers and claims of connections: when they are made, and what goes to the provider with them. */
 #include "shim_provider.h"
 #include "shim_address.h"
-#include "shim_plain.h"
+#include "shim_tcp_only.h"
 
 #include <fcntl.h>
 #include <sys/random.h>
@@ -281,9 +281,9 @@ void offer_make(struct conn *conn, int fd)
 	struct conn_slot *slot = conn->slot;
 	bool far = !local_peer(slot), more = true; /* its peer has another address */
 
-	enum reason_code plain = plain_why();
-	if (unlikely(plain)) {
-		conn_pin(conn, plain);
+	enum reason_code tcp_only = tcp_only_why();
+	if (unlikely(tcp_only)) {
+		conn_pin(conn, tcp_only);
 		return;
 	}
 	if (far && atomic_load(&provider.answered) && far_unwanted()) {
@@ -300,8 +300,7 @@ void offer_make(struct conn *conn, int fd)
 	const struct registry_header *page = atomic_load(&provider.registry);
 	if (provider.welcomed && far && far_unwanted())
 		word_store(conn->calls, 0); /* pinned at the next look */
-	else if (provider.welcomed && page && !page->closing && word_load(slot->state) == STATE_NATIVE &&
-	         !plain_ring_doubted())
+	else if (provider.welcomed && page && !page->closing && word_load(slot->state) == STATE_NATIVE && !uring_doubted())
 		approach(conn, fd, page);
 	let_go(NULL, 0);
 }

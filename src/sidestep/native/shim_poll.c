@@ -45,8 +45,8 @@ static uint32_t conn_revents(struct poller *poller, nfds_t i, uint32_t kernel_bi
 	bool on_ring = tx_by_ring(conn->slot);
 	uint32_t ready = conn_ready(conn, fd, kernel_bits, (unsigned short)poller->fds[i].events);
 	if (unlikely(kernel_bits & POLLNVAL))
-		conn_misnamed(conn, fd);
-	if (conn_disown(conn, fd))
+		conn_fd_stale(conn, fd);
+	if (conn_drop_stale(conn, fd))
 		return other_revents(poller, i);
 	if (unlikely(on_ring && !tx_by_ring(conn->slot))) {
 		/* from now on the kernel reports room: to this call, which may be about to sleep, and to sets */
@@ -57,10 +57,10 @@ static uint32_t conn_revents(struct poller *poller, nfds_t i, uint32_t kernel_bi
 	uint32_t room = (unsigned short)poller->fds[i].events & (POLLOUT | POLLWRNORM | POLLWRBAND);
 	if (unlikely(room && ready_kernel && !on_ring && !((unsigned short)poller->kernel[i].events & room)) &&
 	    !tx_is(conn->slot, TX_RESEND)) {
-		struct pollfd native = {.fd = fd, .events = (short)room};
+		struct pollfd tcp = {.fd = fd, .events = (short)room};
 		poller->kernel[i].events |= (short)room; /* it may sleep next */
-		if (raw_poll(&native, 1, 0) > 0)
-			ready |= (unsigned short)native.revents & room;
+		if (raw_poll(&tcp, 1, 0) > 0)
+			ready |= (unsigned short)tcp.revents & room;
 	}
 	/* EPOLL* and POLL* are the same bits on Linux */
 	return ready & ((uint32_t)(unsigned short)poller->fds[i].events | POLLERR | POLLHUP);
@@ -86,21 +86,21 @@ static void poller_ask(struct poller *poller)
 		if (conn && conn_end_withheld(conn)) { /* the kernel would report it again and again, to no use */
 			poller->kernel[i].events &= (short)~POLLRDHUP;
 			if (!(poller->kernel[i].events & (POLLIN | POLLRDNORM | POLLOUT | POLLWRNORM)) &&
-			    slot_has(conn->slot, SLOT_WR_SHUT | SLOT_NATIVE_RESET))
+			    slot_has(conn->slot, SLOT_WR_SHUT | SLOT_TCP_RESET))
 				poller->kernel[i].fd = -1; /* HUP cannot be declined, and no reset can follow it */
 		}
 	}
 }
 
-enum look { LOOK_RINGS, LOOK_ASKED, LOOK_TOLD }; /* the kernel: does not count, will be asked, has answered */
+enum look { LOOK_RINGS, LOOK_ASKED, LOOK_REPORTED }; /* the kernel: does not count, will be asked, has answered */
 
 /* Fills revents; the number of descriptors that have some. */
-static int poller_tell(struct poller *poller, enum look look)
+static int poller_report(struct poller *poller, enum look look)
 {
 	int ready = 0;
 
 	for (nfds_t i = 0; i < poller->len; i++) {
-		uint32_t bits = look == LOOK_TOLD ? (unsigned short)poller->kernel[i].revents : 0;
+		uint32_t bits = look == LOOK_REPORTED ? (unsigned short)poller->kernel[i].revents : 0;
 		if (poller->conns[i])
 			bits = conn_revents(poller, i, bits, look != LOOK_RINGS);
 		else if (poller->sets[i] && !(bits & POLLIN) && (poller->fds[i].events & POLLIN) &&
@@ -171,7 +171,7 @@ static void count_wait(struct poller *poller, bool won, bool lost, bool slept)
 struct poll_wait {
 	int64_t start, deadline, now;
 	uint64_t signals;
-	bool spun, slept, vain;
+	bool spun, slept, wasted;
 	uint32_t looks; /* questions to the kernel: one is the program's own */
 };
 
@@ -200,13 +200,13 @@ static void sets_look(struct poller *poller)
 static int poll_look(struct poller *poller, struct poll_wait *wait, bool kernel)
 {
 	if (!kernel)
-		return poller_tell(poller, LOOK_RINGS);
+		return poller_report(poller, LOOK_RINGS);
 	looked_at = wait->now;
 	self.calls += wait->looks++ != 0;
 	liveness_check(poller);
 	sets_look(poller);
 	poller_ask(poller);
-	return raw_poll(poller->kernel, poller->len, 0) < 0 ? -1 : poller_tell(poller, LOOK_TOLD);
+	return raw_poll(poller->kernel, poller->len, 0) < 0 ? -1 : poller_report(poller, LOOK_REPORTED);
 }
 
 static bool look_is_due(const struct poll_wait *wait)
@@ -238,7 +238,7 @@ static int poll_spin(struct poller *poller, struct poll_wait *wait)
 			return 0;
 		n = poll_look(poller, wait, look_is_due(wait));
 	} while (!n && self.signals == wait->signals && spin_on(&spin, peer_cpu, may_move));
-	wait->vain = !n && spin_was_vain(&spin);
+	wait->wasted = !n && spin_was_wasted(&spin);
 	if (n) {
 		spin_won(&budget);
 		count_wait(poller, true, false, false);
@@ -256,7 +256,7 @@ static bool sleeps_as_receive(const struct poller *poller)
 }
 
 /* Sleeps in the kernel. Returns as its poll does, but a doorbell alone may have woken us. */
-static int sleep_told(struct poller *poller, const struct poll_wait *wait, const struct sleep *sleep)
+static int sleep_reported(struct poller *poller, const struct poll_wait *wait, const struct sleep *sleep)
 {
 	int64_t until = sleep_deadline(wait->deadline, wait->now);
 
@@ -264,9 +264,9 @@ static int sleep_told(struct poller *poller, const struct poll_wait *wait, const
 		until = sleep->serve_at;
 	if (sleeps_as_receive(poller)) {
 		int error = 0;
-		bool native = sleep_receiving(poller->conns[0], poller->kernel[0].fd, until, wait->signals, &error);
+		bool tcp = sleep_receiving(poller->conns[0], poller->kernel[0].fd, until, wait->signals, &error);
 		poller->kernel[0].revents = 0;
-		if (native)
+		if (tcp)
 			raw_poll(poller->kernel, 1, 0);
 		errno = error;
 		if (error == EINTR && self.signals == wait->signals)
@@ -304,11 +304,11 @@ static int poll_sleep(struct poller *poller, struct poll_wait *wait)
 		doorbell_word_sleep(sleep.doorbells[i]->word);
 	sets_look(poller);
 	poller_ask(poller);
-	int n = poller_tell(poller, LOOK_ASKED);
+	int n = poller_report(poller, LOOK_ASKED);
 	if (n == 0) {
 		pthread_cleanup_push(sleep_undo, &sleep);
 		sleep.serve_at = conns_serve(sleep.doorbells, (uint32_t)sleep.len, sleep.loose, INT64_MAX);
-		k = sleep_told(poller, wait, &sleep);
+		k = sleep_reported(poller, wait, &sleep);
 		failed = errno;
 		conns_serve(sleep.doorbells, (uint32_t)sleep.len, sleep.loose, INT64_MAX);
 		pthread_cleanup_pop(0);
@@ -319,13 +319,13 @@ static int poll_sleep(struct poller *poller, struct poll_wait *wait)
 	if (n)
 		return n;
 	wait->now = now_ns();
-	spin_adapt(&budget, wait->now - wait->start, wait->vain);
-	wait->vain = false;
+	spin_adapt(&budget, wait->now - wait->start, wait->wasted);
+	wait->wasted = false;
 	errno = failed;
 	if (k < 0 && failed != EINTR)
 		return -1;
 	looked_at = wait->now;
-	if (k > 0 && (n = poller_tell(poller, LOOK_TOLD)))
+	if (k > 0 && (n = poller_report(poller, LOOK_REPORTED)))
 		return n;
 	if (k >= 0 && self.signals == wait->signals)
 		return 0;
@@ -364,11 +364,11 @@ static int poll_managed(struct poller *poller, int64_t timeout_ns, uint64_t sign
 }
 
 /* How many descriptors need us. *native: there are connections that may still be promoted. */
-static uint32_t classify(struct pollfd *fds, nfds_t len, bool *native)
+static uint32_t classify(struct pollfd *fds, nfds_t len, bool *tcp)
 {
 	uint32_t managed = 0;
 
-	*native = false;
+	*tcp = false;
 	for (nfds_t i = 0; i < len; i++) {
 		struct file *file = file_get(fds[i].fd);
 		if (likely(!file))
@@ -378,7 +378,7 @@ static uint32_t classify(struct pollfd *fds, nfds_t len, bool *native)
 			if (((struct conn *)file)->managed)
 				managed++;
 			else if (!slot_has(((struct conn *)file)->slot, SLOT_PIN))
-				*native = true;
+				*tcp = true;
 		} else if (file->kind == FILE_SET && set_is_managed(file)) {
 			managed++;
 		}
@@ -402,7 +402,7 @@ static int kernel_poll(struct pollfd *fds, nfds_t len, const struct timespec *ti
 		return real.ppoll(fds, len, timeout, mask);
 	for (nfds_t i = 0; i < len; i++)
 		watched[i] = fds[i];
-	int result = hear_poll(watched, len, deadline_after(timeout ? timespec_ns(timeout) : -1), signals, mask);
+	int result = tcp_wait_poll(watched, len, deadline_after(timeout ? timespec_ns(timeout) : -1), signals, mask);
 	const int saved = errno;
 	for (nfds_t i = 0; i < len && result >= 0; i++)
 		fds[i].revents = watched[i].revents;
@@ -412,8 +412,8 @@ static int kernel_poll(struct pollfd *fds, nfds_t len, const struct timespec *ti
 	return result;
 }
 
-static int native_poll(struct pollfd *fds, nfds_t len, const struct timespec *timeout, const sigset_t *mask,
-                       uint64_t signals, bool *retry)
+static int kernel_poll_counted(struct pollfd *fds, nfds_t len, const struct timespec *timeout, const sigset_t *mask,
+                               uint64_t signals, bool *retry)
 {
 	struct conn *small[SMALL], **waiting = small;
 	nfds_t n = 0;
@@ -445,17 +445,17 @@ static int native_poll(struct pollfd *fds, nfds_t len, const struct timespec *ti
 
 static int poll_common(struct pollfd *fds, nfds_t len, const struct timespec *timeout, const sigset_t *mask)
 {
-	bool native, retry;
+	bool tcp, retry;
 	uint64_t signals = self.signals; /* before the mask lets any in */
 
 	if (timeout && (timeout->tv_sec < 0 || timeout->tv_nsec < 0 || timeout->tv_nsec >= 1000000000))
 		return real.ppoll(fds, len, timeout, mask);
 	if (unlikely(word_load(rpc_pending)))
 		rpc_poll();
-	if (likely(!classify(fds, len, &native))) {
-		if (!native || (timeout && !timeout->tv_sec && !timeout->tv_nsec))
+	if (likely(!classify(fds, len, &tcp))) {
+		if (!tcp || (timeout && !timeout->tv_sec && !timeout->tv_nsec))
 			return kernel_poll(fds, len, timeout, mask, signals);
-		int result = native_poll(fds, len, timeout, mask, signals, &retry);
+		int result = kernel_poll_counted(fds, len, timeout, mask, signals, &retry);
 		if (!retry)
 			return result;
 	}
@@ -508,9 +508,9 @@ static int poll_common(struct pollfd *fds, nfds_t len, const struct timespec *ti
 static int tracked_poll(struct pollfd *fds, nfds_t len, int timeout)
 {
 	struct timespec limit = {timeout / 1000, timeout % 1000 * 1000000l};
-	bool native;
+	bool tcp;
 
-	if (!word_load(rings_ever) && !classify(fds, len, &native) && !native)
+	if (!word_load(rings_ever) && !classify(fds, len, &tcp) && !tcp)
 		return real.poll(fds, len, timeout);
 	return poll_common(fds, len, timeout < 0 ? NULL : &limit, NULL);
 }
@@ -585,7 +585,7 @@ static int select_by_poll(int len, fd_set *r, fd_set *w, fd_set *e, const struct
 	/* the kernel's POLLIN_SET, POLLOUT_SET and POLLEX_SET: fs/select.c, select(2) "Correspondence" */
 	const struct {
 		fd_set *set;
-		short asked, told;
+		short asked, reported;
 	} kinds[] = {
 		{r, POLLIN | POLLRDNORM | POLLRDBAND, POLLIN | POLLRDNORM | POLLRDBAND | POLLHUP | POLLERR},
 		{w, POLLOUT | POLLWRNORM | POLLWRBAND, POLLOUT | POLLWRNORM | POLLWRBAND | POLLERR},
@@ -617,7 +617,7 @@ static int select_by_poll(int len, fd_set *r, fd_set *w, fd_set *e, const struct
 	for (nfds_t i = 0; i < 3 * n && result >= 0; i++) {
 		int fd = fds[i / 3].fd;
 		fd_set *set = kinds[i % 3].set;
-		if (has_bit(set, fd) && (fds[i / 3].revents & kinds[i % 3].told))
+		if (has_bit(set, fd) && (fds[i / 3].revents & kinds[i % 3].reported))
 			found++;
 		else if (has_bit(set, fd))
 			set->fds_bits[fd / 64] &= ~(1l << (fd % 64));

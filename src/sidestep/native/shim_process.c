@@ -137,7 +137,7 @@ static void hold_on_exec(struct travel *travel, int change)
 		return;
 	sets_on_exec(change < 0);
 	if (change < 0)
-		bells_on_exec(1);
+		new_doorbells_on_exec(1);
 	for (uint32_t fd = 0; fd < atomic_load(&fd_end); fd++) {
 		struct conn *conn = conn_get((int)fd);
 		if (!conn || conn_fd(conn) != (int)fd)
@@ -151,7 +151,7 @@ static void hold_on_exec(struct travel *travel, int change)
 		holder_put(conn->slot, change < 0 ? shim_pid : 0, change < 0 ? 0 : shim_pid);
 	}
 	if (change > 0)
-		bells_on_exec(-1);
+		new_doorbells_on_exec(-1);
 }
 
 static bool executable(const char *path)

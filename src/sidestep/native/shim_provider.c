@@ -329,7 +329,7 @@ void rpc_serve(const struct conn *conn)
 	struct rpc_msg record = {.type = RPC_SERVE};
 	struct pollfd item = {.fd = -1, .events = POLLIN};
 
-	if (!(atomic_load(&provider.wants) & WELCOME_SERVES) || !(atomic_load(&remote->knows) & KNOWS_BELL))
+	if (!(atomic_load(&provider.wants) & WELCOME_SERVES) || !(atomic_load(&remote->knows) & KNOWS_NEW_DOORBELL))
 		return;
 	memcpy(record.segment_id, conn->slot->segment_id, sizeof(record.segment_id));
 	memcpy(record.arena_id, remote->family_id, sizeof(record.arena_id));

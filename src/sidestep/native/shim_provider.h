@@ -61,12 +61,12 @@ extern struct command {
 	uint64_t slot_generation;
 	uint8_t arena_id[16];
 	uint8_t segment_id[16]; /* RPC_SERVE */
-	struct bell {
+	struct new_doorbell {
 		int fds[2];
 		uint64_t number;
 		uint32_t index;
 		uint8_t id[16];
-	} bell;
+	} new_doorbell;
 } commands[COMMANDS_MAX]; /* received and not run yet */
 extern _Atomic int commands_len;
 void guests_join(void);
@@ -90,11 +90,11 @@ extern bool
 struct conn *rpc_receive(bool *more);
 void answers_after_fork(void);
 
-/* ---- shim_bell.c ---- */
-void bells_look(void); /* no lock held */
-void bell_heard(struct conn *conn, const struct bell *bell); /* takes over the descriptors */
-void bells_before_fork(void); /* shim_lock held: more programs may come to share connections */
-int bell_settle(struct conn *conn); /* no lock held: the eventfd that the peer rings */
+/* ---- shim_new_doorbell.c ---- */
+void new_doorbells_look(void); /* no lock held */
+void new_doorbell_received(struct conn *conn, const struct new_doorbell *new_doorbell); /* takes over the descriptors */
+void new_doorbells_before_fork(void); /* shim_lock held: more programs may come to share connections */
+int new_doorbell_settle(struct conn *conn); /* no lock held: the eventfd that the peer rings */
 bool relay_learns(struct conn *conn, int line); /* likewise no lock held */
 
 /* ---- shim_rpc.c, no lock held ---- */

@@ -13,27 +13,27 @@
 static bool edge_new(const struct member *member, uint32_t ready, uint32_t kernel_bits, uint64_t tail)
 {
 	const struct conn *conn = member->conn;
-	uint32_t told = ready & (member->events | EPOLLERR | EPOLLHUP);
+	uint32_t reported = ready & (member->events | EPOLLERR | EPOLLHUP);
 	uint32_t ends = ready & (EPOLLRDHUP | EPOLLHUP | EPOLLERR); /* IN alone is told for an end, too */
 	bool rx_by_tcp = !member->rx_ring || conn_peer_back(conn), tx_by_tcp = !tx_by_ring(conn->slot);
 
-	return member->armed || (ends & ~member->reported) || ((told & EPOLLIN) && tail != member->seen_tail) ||
-	       ((told & EPOLLOUT) && !tx_by_tcp && member->out_armed) ||
+	return member->armed || (ends & ~member->reported) || ((reported & EPOLLIN) && tail != member->seen_tail) ||
+	       ((reported & EPOLLOUT) && !tx_by_tcp && member->out_armed) ||
 	       (kernel_bits & (EPOLLPRI | (rx_by_tcp ? EPOLLIN : 0) | (tx_by_tcp ? EPOLLOUT : 0)));
 }
 
 /* Likewise; from now on it has been reported. */
 static bool edge_taken(struct member *member, uint32_t ready, uint32_t kernel_bits, uint64_t tail)
 {
-	uint32_t told = ready & (member->events | EPOLLERR | EPOLLHUP);
+	uint32_t reported = ready & (member->events | EPOLLERR | EPOLLHUP);
 
 	if (!edge_new(member, ready, kernel_bits, tail))
 		return false;
-	if (told & EPOLLIN)
+	if (reported & EPOLLIN)
 		member->seen_tail = tail;
 	member->reported = ready & (EPOLLRDHUP | EPOLLHUP | EPOLLERR);
 	member->armed = false;
-	if (told & EPOLLOUT)
+	if (reported & EPOLLOUT)
 		member->out_armed = false;
 	return true;
 }
@@ -41,33 +41,33 @@ static bool edge_taken(struct member *member, uint32_t ready, uint32_t kernel_bi
 /* Completes an end that the kernel reports with the bits that its entry did not ask for: a hang-up can also be read. */
 INLINE uint32_t end_whole(const struct member *member, int fd, uint32_t kernel_bits)
 {
-	struct pollfd native = {.fd = fd, .events = POLLIN | POLLRDHUP};
+	struct pollfd tcp = {.fd = fd, .events = POLLIN | POLLRDHUP};
 
-	if (likely(!(kernel_bits & (EPOLLHUP | EPOLLERR))) || (member->in_kernel & EPOLLIN) || raw_poll(&native, 1, 0) <= 0)
+	if (likely(!(kernel_bits & (EPOLLHUP | EPOLLERR))) || (member->in_kernel & EPOLLIN) || raw_poll(&tcp, 1, 0) <= 0)
 		return kernel_bits;
-	return kernel_bits | ((unsigned short)native.revents & ~(uint32_t)POLLNVAL);
+	return kernel_bits | ((unsigned short)tcp.revents & ~(uint32_t)POLLNVAL);
 }
 
 /* Room of TCP's that the kernel was not asked for: another process has moved the direction there. */
-static uint32_t room_untold(const struct member *member, int fd, uint32_t ready)
+static uint32_t room_unreported(const struct member *member, int fd, uint32_t ready)
 {
 	const struct conn_slot *slot = member->conn->slot;
-	struct pollfd native = {.fd = fd, .events = POLLOUT};
+	struct pollfd tcp = {.fd = fd, .events = POLLOUT};
 
 	if (tx_by_ring(slot) || tx_is(slot, TX_RESEND) || (ready & EPOLLOUT) || !(member->events & EPOLLOUT) ||
-	    raw_poll(&native, 1, 0) <= 0)
+	    raw_poll(&tcp, 1, 0) <= 0)
 		return 0;
-	return (unsigned short)native.revents & (uint32_t)EPOLLOUT;
+	return (unsigned short)tcp.revents & (uint32_t)EPOLLOUT;
 }
 
 /* Whether TCP has brought bytes since the last look that the kernel does not report. */
-INLINE bool came_untold(struct member *member, int fd)
+INLINE bool came_unreported(struct member *member, int fd)
 {
 	const struct conn *conn = member->conn;
 	uint64_t before = member->seen_tcp;
 	int queued = 0;
 
-	if (likely(!rx_untold(conn)) || real.ioctl(fd, FIONREAD, &queued) < 0)
+	if (likely(!rx_unreported(conn)) || real.ioctl(fd, FIONREAD, &queued) < 0)
 		return false;
 	member->seen_tcp = word_load(conn->slot->rx_tcp_bytes) + (uint64_t)queued;
 	return queued && member->seen_tcp != before;
@@ -83,7 +83,7 @@ INLINE uint32_t member_look(struct set *set, struct member *member, uint32_t ker
 		conn_progress(conn, fd);
 	/* before the look: what comes after it is an edge that has not been reported */
 	*tail = atomic_load_explicit(&conn->channel.rx_peer_line->tail, memory_order_acquire);
-	member->armed |= came_untold(member, fd);
+	member->armed |= came_unreported(member, fd);
 	self.full_until = set->full_until;
 	uint32_t ready = conn_ready(conn, fd, end_whole(member, fd, kernel_bits), member->events);
 	if (unlikely(self.full_until))
@@ -95,7 +95,7 @@ INLINE uint32_t member_look(struct set *set, struct member *member, uint32_t ker
 		kernel_set(member, EPOLL_CTL_MOD);
 		member->out_armed = true;
 		member->armed |= member->rx_ring && !rx_ring;
-		ready |= room_untold(member, fd, ready);
+		ready |= room_unreported(member, fd, ready);
 	}
 	/* A read that went over to the ring has taken what TCP had still to tell; who counts by FIONREAD, as nginx does, knew only
 	 * of TCP's bytes, and waits to hear of the others. */
@@ -113,13 +113,13 @@ static bool member_report(struct set *set, struct member *member, uint32_t kerne
 	if (member->disabled || member->away || !conn->managed)
 		return false;
 	uint32_t ready = member_look(set, member, kernel_bits, &tail);
-	uint32_t told = ready & (member->events | EPOLLERR | EPOLLHUP);
+	uint32_t reported = ready & (member->events | EPOLLERR | EPOLLHUP);
 
-	if (!told)
+	if (!reported)
 		return false;
 	if ((member->events & EPOLLET) && !edge_taken(member, ready, kernel_bits, tail))
 		return false;
-	event->events = told;
+	event->events = reported;
 	event->data.u64 = member->data;
 	/* the first member that ends a wait gets the statistics of it */
 	if (set->spent == SPENT_SPUN)
@@ -136,7 +136,7 @@ static bool member_report(struct set *set, struct member *member, uint32_t kerne
 		member->disabled = true;
 		kernel_set(member, EPOLL_CTL_MOD);
 	}
-	set->told_level |= !(member->events & (EPOLLET | EPOLLONESHOT));
+	set->level_reported |= !(member->events & (EPOLLET | EPOLLONESHOT));
 	return true;
 }
 
@@ -185,7 +185,7 @@ int collect(struct set *set, struct epoll_event *events, int room)
 }
 
 /* The member of whose entry, from before it was managed, the kernel may have told this event: others may have the same data. */
-static struct member *member_of_plain(const struct set *set, uint64_t data)
+static struct member *member_of_unmanaged(const struct set *set, uint64_t data)
 {
 	for (uint32_t i = 0; i < set->managed_len; i++)
 		if (set->managed[i]->data == data && set->managed[i]->pass != set->pass)
@@ -197,52 +197,53 @@ static struct member *member_of_plain(const struct set *set, uint64_t data)
  * An event with the program's data. That of a member which a thread has begun to manage since would be told twice, here and by
  * collect(): Apache then gives the connection to two of its threads at once.
  */
-static struct epoll_event plain_report(struct set *set, struct epoll_event told, bool known)
+static struct epoll_event unmanaged_report(struct set *set, struct epoll_event reported, bool known)
 {
-	struct member *member = likely(known) ? NULL : member_of_plain(set, told.data.u64);
+	struct member *member = likely(known) ? NULL : member_of_unmanaged(set, reported.data.u64);
 	struct epoll_event event;
 
 	if (likely(!member))
-		return told;
-	if (member_report(set, member, told.events, &event))
-		told.events |= event.events;
+		return reported;
+	if (member_report(set, member, reported.events, &event))
+		reported.events |= event.events;
 	member->pass = set->pass;
 	hot_add(set, member);
-	return told;
+	return reported;
 }
 
 /*
  * set lock held. Turns what the kernel reported into what the program is to see; may be done in place. `manages` is the set's
  * from before the kernel was asked.
  */
-int translate(struct set *set, const struct epoll_event *told, int len, uint32_t manages, struct epoll_event *events)
+int translate(struct set *set, const struct epoll_event *reported, int len, uint32_t manages,
+              struct epoll_event *events)
 {
 	int n = 0;
 	bool rung = false;
 	const struct remote_doorbell *last = NULL;
 
 	for (int i = 0; i < len; i++) {
-		if (told[i].data.u64 >> NAME_BITS != set->secret) {
-			events[n++] = plain_report(set, told[i], manages == word_load(set->manages));
+		if (reported[i].data.u64 >> NAME_BITS != set->secret) {
+			events[n++] = unmanaged_report(set, reported[i], manages == word_load(set->manages));
 			continue;
 		}
-		uint32_t index = (uint32_t)(told[i].data.u64 & ((1u << INDEX_BITS) - 1));
+		uint32_t index = (uint32_t)(reported[i].data.u64 & ((1u << INDEX_BITS) - 1));
 		struct member *member = index < set->members_len ? set->members[index] : NULL;
 		rung |= index == DOORBELL_INDEX;
 		if (index == DOORBELL_INDEX || !member || member->pass == set->pass ||
-		    member_name(member) != (uint32_t)told[i].data.u64)
+		    member_name(member) != (uint32_t)reported[i].data.u64)
 			continue;
 		struct epoll_event event;
 		if (member->away) {
 			kernel_set(member, EPOLL_CTL_MOD);
 			continue;
 		}
-		if (!member->managed) { /* see kernel_plain() */
+		if (!member->managed) { /* see kernel_unmanaged() */
 			member->disabled = true;
-			events[n++] = (struct epoll_event){.events = told[i].events, .data.u64 = member->data};
+			events[n++] = (struct epoll_event){.events = reported[i].events, .data.u64 = member->data};
 			continue;
 		}
-		if (member_report(set, member, told[i].events, &event)) {
+		if (member_report(set, member, reported[i].events, &event)) {
 			events[n++] = event;
 			hot_add(set, member);
 		}
@@ -268,9 +269,9 @@ int translate(struct set *set, const struct epoll_event *told, int len, uint32_t
  */
 bool concerns_others(struct set *set, int n, int max)
 {
-	bool level = set->told_level;
+	bool level = set->level_reported;
 
-	set->told_level = false;
+	set->level_reported = false;
 	return (n == max || (n && level)) && atomic_load(&set->sleepers);
 }
 
@@ -315,10 +316,10 @@ void set_keep(struct set *set)
 	for (uint32_t i = 0; i < set->managed_len; i++) {
 		struct member *member = set->managed[i];
 		uint64_t tail = member->stood_tail;
-		uint32_t told = member_tells(set, member, &tail);
-		news |= (told & ~member->stood) || ((told & EPOLLIN) && tail != member->stood_tail);
-		stands |= told != 0;
-		member->stood = told;
+		uint32_t reported = member_tells(set, member, &tail);
+		news |= (reported & ~member->stood) || ((reported & EPOLLIN) && tail != member->stood_tail);
+		stands |= reported != 0;
+		member->stood = reported;
 		member->stood_tail = tail;
 	}
 	stand_in_put(set, stands, news);

@@ -30,7 +30,7 @@ static struct {
 struct search {
 	unsigned long inode; /* of the other end */
 	uint64_t namespace;  /* of process numbers: ours */
-	bool holds, shim, plain; /* of the process at hand */
+	bool holds, shim, tcp_only; /* of the process at hand */
 	uint32_t others, strangers, descriptors;
 	bool self;
 };
@@ -44,7 +44,7 @@ static uint64_t inode_of(const char *path)
 
 static bool number_seen(int dir, long number, void *argument)
 {
-	static const char arena[] = "/memfd:" ARENA_NAME, plain[] = "/memfd:" PLAIN_MARK;
+	static const char arena[] = "/memfd:" ARENA_NAME, tcp_only[] = "/memfd:" TCP_ONLY_MARK;
 	struct search *search = argument;
 	char name[16], target[64];
 	unsigned long inode;
@@ -56,7 +56,7 @@ static bool number_seen(int dir, long number, void *argument)
 	target[n > 0 ? n : 0] = '\0';
 	search->holds |= sscanf(target, "socket:[%lu]", &inode) == 1 && inode == search->inode;
 	search->shim |= strncmp(target, arena, sizeof(arena) - 1) == 0;
-	search->plain |= strncmp(target, plain, sizeof(plain) - 1) == 0;
+	search->tcp_only |= strncmp(target, tcp_only, sizeof(tcp_only) - 1) == 0;
 	return true;
 }
 
@@ -88,7 +88,7 @@ static bool process_seen(int dir, long pid, void *argument)
 	int numbers = proc_open(path, O_RDONLY | O_DIRECTORY);
 	if (numbers < 0)
 		return true;
-	search->holds = search->shim = search->plain = false;
+	search->holds = search->shim = search->tcp_only = false;
 	proc_numbers(numbers, number_seen, search);
 	raw_close(numbers);
 	if (!search->holds)
@@ -96,7 +96,8 @@ static bool process_seen(int dir, long pid, void *argument)
 	snprintf(path, sizeof(path), "%s/ns/pid", process);
 	search->self |= (uint32_t)pid == shim_pid;
 	search->others += (uint32_t)pid != shim_pid;
-	search->strangers += !search->shim || search->plain || inode_of(path) != search->namespace || !same_user(process);
+	search->strangers +=
+		!search->shim || search->tcp_only || inode_of(path) != search->namespace || !same_user(process);
 	return search->descriptors <= DESCRIPTORS_MAX;
 }
 

@@ -200,7 +200,7 @@ static enum step tcp_ended(struct conn *conn, int fd, ssize_t n, bool waits)
 	if (error == EAGAIN && slot_has(slot, SLOT_RESET)) /* rx_follow() has just judged so, or long ago */
 		error = take_error(conn);
 	/* The kernel reports it once, maybe to a sender, and a provider between does not know of it. */
-	error_told(conn, error == 0 && conn_relayed(conn) && rx_lost(conn) ? ECONNRESET : error);
+	error_delivered(conn, error == 0 && conn_relayed(conn) && rx_lost(conn) ? ECONNRESET : error);
 	errno = error;
 	return error == 0 ? STEP_END : error == EAGAIN ? STEP_EMPTY : STEP_ERROR;
 }
@@ -229,7 +229,7 @@ static enum step tcp_step(const struct call *call, size_t at, size_t *moved)
 	if (at && (rx_over(conn->slot) || !conn_tcp_read(conn)) && real.ioctl(fd, SIOCATMARK, &marked) == 0 && marked)
 		return STEP_END;
 	if (!rx_consent(conn, fd))
-		return STEP_NATIVE;
+		return STEP_KERNEL;
 	if (conn_relay_news(conn))
 		conn_probe(conn, fd);
 	if (conn_relayed(conn) && slot_has(conn->slot, SLOT_RESET))
@@ -239,7 +239,7 @@ static enum step tcp_step(const struct call *call, size_t at, size_t *moved)
 	bool waits = rx_reset_waits(conn, fd);
 	errno = EAGAIN;
 	ssize_t n = waits ? -1 : rx_tcp(call, at);
-	if (n < 0 && unlikely(errno == ENOTSOCK || errno == EBADF) && conn_misnamed(conn, fd))
+	if (n < 0 && unlikely(errno == ENOTSOCK || errno == EBADF) && conn_fd_stale(conn, fd))
 		return STEP_EMPTY;
 	return n > 0 ? tcp_taken(call, at, (size_t)n, moved) : tcp_ended(conn, fd, n, waits);
 }
@@ -254,7 +254,7 @@ static enum step ring_taken(const struct call *call, size_t at, size_t there, si
 	if (likely(!(call->flags & MSG_PEEK)))
 		return STEP_DONE;
 	uint64_t head = atomic_load(conn->channel.own.head);
-	channel_tell(&conn->channel.tail_told, head + there);
+	channel_report(&conn->channel.tail_reported, head + there);
 	*moved += look_behind(call, at, 0, taken);
 	return STEP_DONE;
 }
@@ -314,7 +314,7 @@ static inline enum step rx_step(const struct call *call, size_t at, bool look, s
 	return step == STEP_AGAIN ? ring_step(call, at, look, moved) : step;
 }
 
-static enum turn native_recv(struct call *call)
+static enum turn kernel_recv(struct call *call)
 {
 	struct conn_slot *slot = call->conn->slot;
 
@@ -324,18 +324,19 @@ static enum turn native_recv(struct call *call)
 		atomic_fetch_sub(&slot->rx_kernel_waiters, 1);
 		return TURN_AGAIN;
 	}
-	ssize_t n = HEARING(call->fd, call->flags,
-	                    tcp_message(call, (struct iovec *)call->iov, (size_t)call->iov_len, call->flags, real.recvmsg));
-	if (n < 0 && unlikely(errno == ENOTSOCK) && conn_misnamed(call->conn, call->fd)) {
+	ssize_t n =
+		TCP_WAIT(call->fd, call->flags,
+	             tcp_message(call, (struct iovec *)call->iov, (size_t)call->iov_len, call->flags, real.recvmsg));
+	if (n < 0 && unlikely(errno == ENOTSOCK) && conn_fd_stale(call->conn, call->fd)) {
 		atomic_fetch_sub(&slot->rx_kernel_waiters, 1);
-		conn_disown(call->conn, call->fd);
+		conn_drop_stale(call->conn, call->fd);
 		return call_elsewhere(call, WAIT_RX);
 	}
 	if (n == 0 && conn_tcp_ended(call->conn, call->fd))
 		n = -1;
 	if (n < 0)
-		error_told(call->conn, errno);
-	n = native_rx_end(call->conn, call->fd, n, call->flags);
+		error_delivered(call->conn, errno);
+	n = kernel_rx_end(call->conn, call->fd, n, call->flags);
 	return call_over(call, n, errno);
 }
 
@@ -369,7 +370,7 @@ static enum turn recv_short(struct call *call, size_t target, size_t seen)
 {
 	ssize_t has = (ssize_t)(seen ? seen : call->done);
 
-	if (conn_disown(call->conn, call->fd))
+	if (conn_drop_stale(call->conn, call->fd))
 		return call_elsewhere(call, WAIT_RX);
 	if (call->look && !has)
 		rpc_listen_passing();
@@ -417,14 +418,14 @@ static inline __attribute__((always_inline)) enum turn recv_turn(struct call *ca
 	slot_unlock(&slot->rx_lock);
 	if (step == STEP_AGAIN)
 		return TURN_AGAIN;
-	if (step == STEP_NATIVE && !call->done)
-		return native_recv(call);
+	if (step == STEP_KERNEL && !call->done)
+		return kernel_recv(call);
 	if (unlikely(step != STEP_DONE))
 		return step == STEP_EMPTY ? recv_short(call, target, 0) : recv_ended(call, step, error);
 	if (unlikely(listen)) {
 		rpc_listen();
-		if (conn_misnamed(conn, call->fd))
-			conn_disown(conn, call->fd); /* the next call is the other file's */
+		if (conn_fd_stale(conn, call->fd))
+			conn_drop_stale(conn, call->fd); /* the next call is the other file's */
 		if (word_load(conn->message_ns) && conn_stays(conn, &call->fd))
 			rpc_reconsider(conn, call->fd);
 	}
@@ -467,7 +468,7 @@ __attribute__((noinline)) static ssize_t recv_leaving(struct call *call, size_t 
 		conn_advance(call->conn, call->fd);
 	while (unlikely(recv_turn(call, target) == TURN_AGAIN));
 	if (conn_stays(call->conn, &call->fd))
-		conn_leave_dry(call->conn, call->fd);
+		conn_leave_drained(call->conn, call->fd);
 	return call_end(call);
 }
 

@@ -53,7 +53,7 @@ bool conn_relay_news(const struct conn *conn)
 	if (!conn_relayed(conn) || slot_has(slot, SLOT_RESET))
 		return false;
 	return relay_gone(conn) ||
-	       (slot_has(slot, SLOT_NATIVE_FIN) && !slot_has(slot, SLOT_FIN) &&
+	       (slot_has(slot, SLOT_TCP_FIN) && !slot_has(slot, SLOT_FIN) &&
 	        (atomic_load_explicit(&conn->channel.remote->tx_fin, memory_order_acquire) || rx_lost(conn)));
 }
 
@@ -94,9 +94,9 @@ bool rx_depends(const struct conn *conn)
 /* TCP's end has come: whether the provider has published the ring's end as well. Asks it to look. */
 bool relay_ended(struct conn *conn)
 {
-	uint32_t seen = CHANNEL_SEEN_END | (slot_has(conn->slot, SLOT_NATIVE_RESET) ? CHANNEL_SEEN_RESET : 0u);
+	uint32_t seen = CHANNEL_SEEN_END | (slot_has(conn->slot, SLOT_TCP_RESET) ? CHANNEL_SEEN_RESET : 0u);
 
-	slot_set(conn->slot, SLOT_NATIVE_FIN);
+	slot_set(conn->slot, SLOT_TCP_FIN);
 	if (~atomic_fetch_or(&conn->channel.local->fin_seen, seen) & seen) {
 		peer_wake(conn);
 	}
@@ -108,17 +108,17 @@ bool relay_reset_waits(struct conn *conn)
 {
 	if (slot_has(conn->slot, SLOT_RD_SHUT) || !rx_depends(conn))
 		return false;
-	slot_set(conn->slot, SLOT_NATIVE_RESET);
+	slot_set(conn->slot, SLOT_TCP_RESET);
 	return !relay_ended(conn) && !rx_lost(conn);
 }
 
 /* The same for a reader at the end of TCP's bytes, whose next read would take the error out of the kernel. */
 bool rx_reset_waits(struct conn *conn, int fd)
 {
-	struct pollfd native = {.fd = fd};
+	struct pollfd tcp = {.fd = fd};
 	int queued = 0;
 
-	return conn_relayed(conn) && raw_poll(&native, 1, 0) > 0 && kernel_failed(fd, (unsigned short)native.revents) &&
+	return conn_relayed(conn) && raw_poll(&tcp, 1, 0) > 0 && kernel_failed(fd, (unsigned short)tcp.revents) &&
 	       !zerocopy_in_kernel(conn->slot) && real.ioctl(fd, FIONREAD, &queued) == 0 && queued == 0 &&
 	       relay_reset_waits(conn);
 }
@@ -129,7 +129,7 @@ bool conn_end_withheld(const struct conn *conn)
 	const struct conn_slot *slot = conn->slot;
 
 	return conn_relayed(conn) && !slot_has(slot, SLOT_FIN | SLOT_RESET) &&
-	       ((slot_has(slot, SLOT_NATIVE_FIN) && rx_watches(slot) && !rx_lost(conn)) || recall_open(conn));
+	       ((slot_has(slot, SLOT_TCP_FIN) && rx_watches(slot) && !rx_lost(conn)) || recall_open(conn));
 }
 
 /* Whether that is so, and the kernel has no bytes left that may be read: then it has nothing more to report. */

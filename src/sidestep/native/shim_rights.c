@@ -8,7 +8,7 @@
  */
 #include "shim_number.h"
 #include "shim_pass.h"
-#include "shim_plain.h"
+#include "shim_tcp_only.h"
 #include "shim_provider.h"
 #include "shim_travel.h"
 
@@ -81,7 +81,7 @@ static bool give(struct given *given, struct conn *conn, int fd, int *line)
 	arena_passes();
 	atomic_fetch_add(&conn->slot->holders, 1); /* who is to take it */
 	traveller_settle(&pass->of, conn);
-	word_store(bells_due, true);
+	word_store(announce_due, true);
 	return true;
 }
 
@@ -483,7 +483,7 @@ bool rights_may_come(int fd, const struct mmsghdr *messages, unsigned len)
 {
 	for (unsigned i = 0; i < len; i++)
 		if (has_room(&messages[i].msg_hdr))
-			return fd_table_len && !word_load(plain_reason) && is_unix(fd);
+			return fd_table_len && !word_load(tcp_only_reason) && is_unix(fd);
 	return false;
 }
 
@@ -493,7 +493,7 @@ ssize_t rights_receive(int fd, struct msghdr *message, int flags)
 	_Alignas(struct cmsghdr) char control[CONTROL_MAX];
 	struct msghdr own;
 
-	if (!has_room(message) || unlikely(word_load(plain_reason)) || !is_unix(fd))
+	if (!has_room(message) || unlikely(word_load(tcp_only_reason)) || !is_unix(fd))
 		return real.recvmsg(fd, message, flags);
 	own = *message;
 	own.msg_control = control;
@@ -503,8 +503,8 @@ ssize_t rights_receive(int fd, struct msghdr *message, int flags)
 	if (got >= 0) {
 		KEEP_ERRNO;
 		control_deliver(message, &own, flags);
-		if (plain_ring_doubted())
-			plain_ring(); /* a connection may have come with it */
+		if (uring_doubted())
+			uring_unseen(); /* a connection may have come with it */
 	}
 	return got;
 }

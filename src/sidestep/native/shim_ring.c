@@ -3,11 +3,11 @@
  * and a socket that it names goes back to TCP first, for good. A socket that a ring makes or accepts is not tracked.
  *
  * Entries do not come by here if a thread of the kernel takes them by itself, or if other code has made or submits the ring. What
- * this file does not know counts as such a ring: see plain_ring().
+ * this file does not know counts as such a ring: see uring_unseen().
  */
 #include "shim_call.h"
 #include "shim_number.h"
-#include "shim_plain.h"
+#include "shim_tcp_only.h"
 #include "shim_travel.h"
 
 #define SPLICE_FD_IN_FIXED (1u << 31)
@@ -102,7 +102,7 @@ static void named(int fd)
 	if (likely(!file))
 		return;
 	if (file->kind == FILE_SET) { /* its members may be on a ring of ours, now or later */
-		plain_from_now(REASON_IO_URING);
+		tcp_only_begin(REASON_IO_URING);
 		return;
 	}
 	HELD conn = conn_hold(fd);
@@ -151,7 +151,7 @@ static void entry_look(const struct entry *entry)
 	case OP_WAITID: return;
 	case OP_FILES_UPDATE: all_named((const int32_t *)entry->address, entry->len); return;
 	case OP_EPOLL_CTL: /* a set has members of which it does not know */
-	case OP_EPOLL_WAIT: plain_from_now(REASON_IO_URING); return;
+	case OP_EPOLL_WAIT: tcp_only_begin(REASON_IO_URING); return;
 	case OP_SENDMSG:
 	case OP_SENDMSG_ZC:
 		if (message && message->msg_control)
@@ -159,7 +159,7 @@ static void entry_look(const struct entry *entry)
 		break;
 	case OP_RECVMSG: /* a connection may come with it, which a call of ours alone would take */
 		if (message && message->msg_controllen)
-			plain_from_now(REASON_IO_URING);
+			tcp_only_begin(REASON_IO_URING);
 		break;
 	case OP_SPLICE:
 	case OP_TEE:
@@ -174,7 +174,7 @@ static void entry_look(const struct entry *entry)
 		return;
 	default:
 		if (entry->operation > OP_PIPE)
-			plain_ring();
+			uring_unseen();
 	}
 	if (by_number)
 		named(entry->fd);
@@ -198,17 +198,17 @@ static void ring_look(struct uring *ring)
 {
 	KEEP_ERRNO;
 
-	if (unlikely(!fd_table_len) || word_load(plain_reason) == REASON_IO_URING)
+	if (unlikely(!fd_table_len) || word_load(tcp_only_reason) == REASON_IO_URING)
 		return;
 	if (!ring_known(ring)) {
-		plain_ring();
+		uring_unseen();
 		return;
 	}
 	const uint32_t mask = *ring->mask, filled = ring->filled;
 	const size_t len = sizeof(struct entry) << !!(ring->flags & SETUP_SQE128);
 	uint32_t at = atomic_load_explicit(ring->head, memory_order_acquire);
 	if (filled - at > mask + 1)
-		plain_ring();
+		uring_unseen();
 	else
 		for (; at != filled; at++)
 			entry_look((const struct entry *)(ring->entries + len * (at & mask)));
@@ -218,7 +218,7 @@ static void files_look(const int32_t *fds, uint32_t len)
 {
 	KEEP_ERRNO;
 
-	if (fd_table_len && word_load(plain_reason) != REASON_IO_URING)
+	if (fd_table_len && word_load(tcp_only_reason) != REASON_IO_URING)
 		all_named(fds, len);
 }
 
@@ -231,7 +231,7 @@ static int ring_made(int result, const struct uring *ring)
 		word_store(known_any, true);
 		file_put(ring->fd, &ring_file);
 	} else {
-		plain_ring();
+		uring_unseen();
 	}
 	return result;
 }
@@ -248,7 +248,7 @@ void ring_register_unseen(unsigned operation)
 	case REGISTER_FILES:
 	case REGISTER_FILES2:
 	case REGISTER_FILES_UPDATE:
-	case REGISTER_FILES_UPDATE2: plain_ring();
+	case REGISTER_FILES_UPDATE2: uring_unseen();
 	}
 }
 
@@ -292,16 +292,16 @@ REGISTERS(io_uring_register_files_update_tag,
 
 /* by which a program manages a ring itself */
 HOOK(io_uring_enter, (unsigned fd, unsigned submit, unsigned min, unsigned flags, void *signals),
-     (fd, submit, min, flags, signals), submit ? plain_ring() : (void)0, )
+     (fd, submit, min, flags, signals), submit ? uring_unseen() : (void)0, )
 HOOK(io_uring_enter2, (unsigned fd, unsigned submit, unsigned min, unsigned flags, void *argument, size_t len),
-     (fd, submit, min, flags, argument, len), submit ? plain_ring() : (void)0, )
+     (fd, submit, min, flags, argument, len), submit ? uring_unseen() : (void)0, )
 HOOK(io_uring_register, (unsigned fd, unsigned operation, const void *argument, unsigned len),
      (fd, operation, argument, len), ring_register_unseen(operation), )
 
 static int ring_made_unseen(int result)
 {
 	if (result >= 0)
-		plain_ring();
+		uring_unseen();
 	return result;
 }
 

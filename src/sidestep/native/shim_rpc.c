@@ -7,13 +7,13 @@
  */
 #include "shim_provider.h"
 #include "shim_address.h"
-#include "shim_plain.h"
+#include "shim_tcp_only.h"
 #include "shim_switch.h"
 
 #include <fcntl.h>
 
 #define POLL_EVERY_NS 10000          /* how often answers are looked for while calls come quickly */
-#define UNTOLD_EVERY_NS 20000000     /* and how often the socket is checked without a sign of one */
+#define UNREPORTED_EVERY_NS 20000000     /* and how often the socket is checked without a sign of one */
 #define CHECK_EVERY_NS 100000000 /* the provider's socket is asked at least this often whether it is still there */
 #define ASK_TIMEOUT_NS 3000000000ll /* EXPLICIT_ASK_TIMEOUT_S of limits.py: a provider that is slower is none */
 #define NAMED_TIMEOUT_NS 30000000000ll /* EXPLICIT_NAMED_TIMEOUT_S: a socket that names a protocol cannot do without */
@@ -36,8 +36,8 @@ static void command_run(const struct command *command)
 	HELD conn = conn_find(slot_named(command->arena_id, (uint32_t)(command->slot_generation >> 32), generation),
 	                      generation, &fd);
 
-	if (command->type == RPC_BELL) {
-		bell_heard(conn, &command->bell);
+	if (command->type == RPC_NEW_DOORBELL) {
+		new_doorbell_received(conn, &command->new_doorbell);
 		return;
 	}
 	if (!conn)
@@ -92,7 +92,7 @@ static int receive_all(struct conn *done[PENDING_MAX], bool *more)
 }
 
 /* Takes what the provider has sent. True: there may be more. */
-static bool rpc_hear(void)
+static bool rpc_receive_some(void)
 {
 	struct conn *done[PENDING_MAX];
 	KEEP_ERRNO;
@@ -101,11 +101,11 @@ static bool rpc_hear(void)
 	shim_lock_take();
 	/* read before the socket: the word moves once more after the commands have been sent */
 	const struct registry_header *page = atomic_load(&provider.registry);
-	uint32_t told = page ? atomic_load(&page->commands) : 0;
+	uint32_t published = page ? atomic_load(&page->commands) : 0;
 	int done_len = receive_all(done, &more);
 	bool full = commands_len == COMMANDS_MAX;
 	if (!more && !full && page)
-		atomic_store(&commands_seen, told);
+		atomic_store(&commands_seen, published);
 	let_go(done, done_len);
 	bool ran = commands_run();
 	return full && ran;
@@ -114,14 +114,14 @@ static bool rpc_hear(void)
 void rpc_poll(void)
 {
 	static _Atomic int64_t polled_at, asked_at;
-	static _Atomic uint32_t answers_heard;
+	static _Atomic uint32_t answers_seen;
 	const struct registry_header *page = atomic_load_explicit(&provider.registry, memory_order_acquire);
-	uint32_t told = page ? atomic_load_explicit(&page->answers, memory_order_acquire) : 0;
+	uint32_t published = page ? atomic_load_explicit(&page->answers, memory_order_acquire) : 0;
 
 	/* a dead provider moves no word any more, so its socket is checked now and then all the same */
-	if (likely(page && told == word_load(answers_heard))) {
+	if (likely(page && published == word_load(answers_seen))) {
 		int64_t coarse = coarse_ns();
-		if (likely(coarse - word_load(asked_at) < UNTOLD_EVERY_NS))
+		if (likely(coarse - word_load(asked_at) < UNREPORTED_EVERY_NS))
 			return;
 		word_store(asked_at, coarse);
 	}
@@ -129,8 +129,8 @@ void rpc_poll(void)
 	if (now - word_load(polled_at) < POLL_EVERY_NS)
 		return;
 	word_store(polled_at, now);
-	word_store(answers_heard, told);
-	while (rpc_hear())
+	word_store(answers_seen, published);
+	while (rpc_receive_some())
 		;
 }
 
@@ -164,7 +164,7 @@ static const struct registry_header *rpc_meet(void)
 		while (atomic_load(&provider.fd) >= 0 && !(page = atomic_load(&provider.registry)) && !asks_stalled) {
 			struct pollfd item = {.fd = provider.fd, .events = POLLIN};
 			raw_poll(&item, 1, ASK_LOOK_MS);
-			rpc_hear();
+			rpc_receive_some();
 			if (now_ns() > deadline)
 				asks_stalled = true;
 		}
@@ -194,7 +194,7 @@ int rpc_line(void)
 void rpc_listen(void)
 {
 	provider_check();
-	bells_look();
+	new_doorbells_look();
 	if (unlikely(word_load(passes_open)))
 		passes_look();
 	const struct registry_header *page = atomic_load_explicit(&provider.registry, memory_order_acquire);
@@ -204,7 +204,7 @@ void rpc_listen(void)
 	if (unlikely(!page && atomic_load(&inherited)) && atomic_exchange(&inherited, false))
 		rpc_ensure();
 	if (word_load(provider.fd) >= 0)
-		while (rpc_hear())
+		while (rpc_receive_some())
 			;
 }
 
@@ -395,17 +395,17 @@ static bool is_due(struct conn *conn)
 		return false;
 	if (slot_has(slot, SLOT_STAYS))
 		return false;
-	if (unlikely(atomic_load(&plain_reason))) {
-		conn_pin(conn, (enum reason_code)plain_reason);
+	if (unlikely(atomic_load(&tcp_only_reason))) {
+		conn_pin(conn, (enum reason_code)tcp_only_reason);
 		return false;
 	}
 	return !conn->again_at || coarse_ns() >= conn->again_at;
 }
 
 /* Whether the provider has said what its way to another host gains, and loses. */
-static bool gain_told(const struct conn *conn)
+static bool gain_known(const struct conn *conn)
 {
-	return word_load(conn->message_ns) && word_load(conn->told_by) == word_load(provider.lost);
+	return word_load(conn->message_ns) && word_load(conn->gain_serial) == word_load(provider.lost);
 }
 
 /* Nanoseconds that this way gains over TCP for what it has done since that was counted last; < 0: loses. */
@@ -413,7 +413,7 @@ static double conn_gain(const struct conn *conn)
 {
 	struct rpc_msg now;
 
-	if (!gain_told(conn))
+	if (!gain_known(conn))
 		return 0;
 	describe_traffic(conn, &now);
 	return (double)now.promote_after_calls * (double)word_load(conn->message_ns) -
@@ -427,7 +427,7 @@ static double conn_gain(const struct conn *conn)
  */
 static bool may_gain(struct conn *conn)
 {
-	if (likely(word_load(conn->slot->reason) != REASON_LATENCY) || conn_gain(conn) >= GAIN_MIN_NS || !gain_told(conn))
+	if (likely(word_load(conn->slot->reason) != REASON_LATENCY) || conn_gain(conn) >= GAIN_MIN_NS || !gain_known(conn))
 		return true;
 	count_traffic(conn);
 	word_store(conn->calls, 0);

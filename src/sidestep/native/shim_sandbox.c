@@ -1,5 +1,5 @@
 /* shim_sandbox.c - a program puts itself under a seccomp filter, or into the strict mode. */
-#include "shim_plain.h"
+#include "shim_tcp_only.h"
 #include "shim_process.h"
 
 #include <linux/audit.h>
@@ -108,7 +108,7 @@ static void filtered(const struct sock_fprog *filter)
 		conns_release(REASON_SANDBOX, true);
 		return;
 	}
-	plain_from_now(REASON_SANDBOX);
+	tcp_only_begin(REASON_SANDBOX);
 	config.opt_in = true;
 }
 

@@ -26,7 +26,7 @@
 /* ---- names ---- */
 
 /* Copies the address out as the kernel does. */
-static void tell(struct sockaddr *address, socklen_t room, const struct sockaddr_storage *name)
+static void copy_address(struct sockaddr *address, socklen_t room, const struct sockaddr_storage *name)
 {
 	socklen_t len = name->ss_family == AF_INET ? sizeof(struct sockaddr_in) : sizeof(struct sockaddr_in6);
 
@@ -63,7 +63,7 @@ EXPORT int getpeername(int fd, struct sockaddr *restrict address, socklen_t *res
 
 	if (unlikely(result == 0 && worth_a_look(address, room < *len ? room : *len, false)) &&
 	    address_translate(fd, NULL, &name))
-		tell(address, room, &name);
+		copy_address(address, room, &name);
 	return result;
 }
 
@@ -75,7 +75,7 @@ EXPORT int getsockname(int fd, struct sockaddr *restrict address, socklen_t *res
 
 	if (unlikely(result == 0 && worth_a_look(address, room < *len ? room : *len, true)) &&
 	    address_translate(fd, &name, NULL))
-		tell(address, room, &name);
+		copy_address(address, room, &name);
 	return result;
 }
 

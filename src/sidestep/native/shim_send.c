@@ -23,30 +23,30 @@ again:
 	if (unlikely(flags & (SLOT_WR_SHUT | SLOT_RESET | SLOT_PEER_GONE) || word_load(slot->error))) {
 		/* The FIN may be from a process without a shim that was passed the socket: recalled bytes go first. */
 		if ((flags & SLOT_PEER_GONE) && !(flags & (SLOT_RESET | SLOT_WR_SHUT)) && conn_tcp_requested(conn)) {
-			tx_honour(conn, fd);
+			tx_handle_notice(conn, fd);
 			goto again;
 		}
 		int error = take_error(conn);
 		if (!error && !tx_by_ring(slot) && !(flags & SLOT_RESET))
-			return STEP_NATIVE;
+			return STEP_KERNEL;
 		if (!error && (flags & SLOT_WR_SHUT) && !(flags & SLOT_RESET))
 			option_get(fd, SOL_SOCKET, SO_ERROR, &error, sizeof(error)); /* told before EPIPE: sk_stream_error */
 		if (!error && (flags & SLOT_PEER_GONE) && !(flags & (SLOT_RESET | SLOT_WR_SHUT)))
-			return STEP_NATIVE; /* nobody is there: the kernel's answers are the right ones */
+			return STEP_KERNEL; /* nobody is there: the kernel's answers are the right ones */
 		if (!conn_relayed(conn)) /* else the recalled bytes may still have to go out */
-			error_told(conn, error);
+			error_delivered(conn, error);
 		errno = error ? error : EPIPE;
 		return STEP_ERROR;
 	}
 	if (unlikely(!tx_by_ring(slot) && !tx_switch(conn, fd)))
-		return STEP_NATIVE;
+		return STEP_KERNEL;
 	if (unlikely(conn_notice(conn) || --conn->probe_countdown == 0)) {
 		conn->probe_countdown = PROBE_EVERY;
 		conn_probe(conn, fd);
-		if (word_load(conn->misnamed) == fd + 1)
+		if (word_load(conn->stale_fd) == fd + 1)
 			return STEP_CLOSED;
 		if (tx_request_pending(conn))
-			tx_honour(conn, fd);
+			tx_handle_notice(conn, fd);
 		if (slot_has(slot, SLOT_RESET | SLOT_PEER_GONE) || !tx_by_ring(slot))
 			goto again;
 	}
@@ -126,7 +126,7 @@ static inline enum step tx_step(const struct call *call, size_t *moved)
 }
 
 /* Sends the rest of the call by TCP. Bytes that went by ring count for the same call, so a blocking one is not cut short. */
-static enum turn native_send(struct call *call)
+static enum turn kernel_send(struct call *call)
 {
 	struct conn *conn = call->conn;
 	struct conn_slot *slot = conn->slot;
@@ -154,11 +154,11 @@ static enum turn native_send(struct call *call)
 	int flags = call->flags | (call->done ? MSG_NOSIGNAL : 0);
 	if (unlikely(flags & MSG_ZEROCOPY)) /* who tells of it; see zerocopy_in_kernel() */
 		*(slot_has(slot, SLOT_NUMBERS) ? &flags : &call->flags) &= ~MSG_ZEROCOPY;
-	ssize_t n = native_tx_end(conn, call->fd, zerocopy_counted(conn, flags, real.sendmsg(call->fd, &message, flags)));
-	if (n < 0 && unlikely(errno == ENOTSOCK) && conn_misnamed(conn, call->fd) && conn_disown(conn, call->fd))
+	ssize_t n = kernel_tx_end(conn, call->fd, zerocopy_counted(conn, flags, real.sendmsg(call->fd, &message, flags)));
+	if (n < 0 && unlikely(errno == ENOTSOCK) && conn_fd_stale(conn, call->fd) && conn_drop_stale(conn, call->fd))
 		return call_elsewhere(call, WAIT_TX);
 	if (unlikely(n < 0 && !call->done) && !conn_relayed(conn))
-		error_told(conn, errno);
+		error_delivered(conn, errno);
 	if (likely(!call->done))
 		return call_over(call, n, errno);
 	keep_error(conn, n);
@@ -171,7 +171,7 @@ static enum turn native_send(struct call *call)
 /* Nothing more can be sent: because of `error`, or as the number was closed. */
 static enum turn send_ended(struct call *call, enum step step, int error)
 {
-	if (conn_disown(call->conn, call->fd))
+	if (conn_drop_stale(call->conn, call->fd))
 		return call_elsewhere(call, WAIT_TX);
 	if (!call->done)
 		return call_over(call, -1, step == STEP_CLOSED ? EBADF : error);
@@ -205,7 +205,7 @@ static enum turn send_short(struct call *call)
 		if (room)
 			return TURN_AGAIN;
 		conn_probe(conn, call->fd);
-		if (conn_disown(conn, call->fd))
+		if (conn_drop_stale(conn, call->fd))
 			return call_elsewhere(call, WAIT_TX);
 		if (slot_has(slot, SLOT_PEER_GONE | SLOT_RESET) && !tx_is(slot, TX_RESEND))
 			return TURN_AGAIN;
@@ -250,8 +250,8 @@ static inline enum turn send_turn(struct call *call)
 		call->done += moved;
 		return likely(call->done == call->total) ? call_over(call, (ssize_t)call->done, call->saved) : TURN_AGAIN;
 	}
-	if (step == STEP_NATIVE)
-		return native_send(call);
+	if (step == STEP_KERNEL)
+		return kernel_send(call);
 	if (step != STEP_EMPTY) {
 		call->broken = step == STEP_ERROR && error == EPIPE && !call->done;
 		return send_ended(call, step, error);

@@ -92,9 +92,9 @@ int64_t conns_serve(struct doorbell *const *doorbells, uint32_t len, uint32_t lo
 	self.served_at = now;
 	self.serve_at = 0;
 	shim_lock_take();
-	int told = find_unserved(found), n = 0;
+	int found_len = find_unserved(found), n = 0;
 	shim_lock_drop();
-	for (int i = 0; i < told; i++) {
+	for (int i = 0; i < found_len; i++) {
 		bool left = serve(found[i]);
 		unserve(found[i], left);
 		if (left)

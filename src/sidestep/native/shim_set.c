@@ -184,7 +184,7 @@ int kernel_set(struct member *member, int op)
  * entry that has fired, and only translate() knows that it has: so such an entry carries our data from the start. Each arming
  * has a name of its own, so that a late event of the last one does not count for this one.
  */
-int kernel_plain(struct member *member, int op)
+int kernel_unmanaged(struct member *member, int op)
 {
 	struct set *set = member->set;
 	struct epoll_event event = {.events = member->events, .data.u64 = member->data};
@@ -208,7 +208,7 @@ static bool doorbell_enter(struct set *set, struct doorbell *doorbell)
 	struct epoll_event event = {.events = DOORBELL_EDGES, .data.u64 = set->secret << NAME_BITS | DOORBELL_INDEX};
 	/* the outer set would report a doorbell that has ever rung as something to read */
 	if (!grow(&set->doorbells, &set->doorbells_cap, set->doorbells_len + 1, sizeof(*set->doorbells)) ||
-	    (!(set->nest & NEST_INNER) && set_ctl(set, EPOLL_CTL_ADD, doorbell->heard_fd, &event) < 0 && errno != EEXIST))
+	    (!(set->nest & NEST_INNER) && set_ctl(set, EPOLL_CTL_ADD, doorbell->wait_fd, &event) < 0 && errno != EEXIST))
 		return false;
 	set->doorbells[set->doorbells_len++] = (struct set_doorbell){doorbell, 1};
 	atomic_fetch_add(&doorbell->refs, 1);
@@ -220,7 +220,7 @@ static void doorbell_exit(struct set *set, struct doorbell *doorbell)
 	for (uint32_t i = 0; i < set->doorbells_len; i++)
 		if (set->doorbells[i].doorbell == doorbell && --set->doorbells[i].refs == 0) {
 			if (set->owner_pid == shim_pid)
-				set_ctl(set, EPOLL_CTL_DEL, doorbell->heard_fd, NULL);
+				set_ctl(set, EPOLL_CTL_DEL, doorbell->wait_fd, NULL);
 			set->doorbells[i] = set->doorbells[--set->doorbells_len];
 			doorbell_unref(doorbell);
 			return;

@@ -34,7 +34,7 @@ struct member {
 	uint32_t at; /* in set->managed */
 	uint32_t reported; /* edge: RDHUP, HUP and ERR told already */
 	uint64_t seen_tail;
-	uint64_t seen_tcp; /* where the kernel tells of no edge; see came_untold() */
+	uint64_t seen_tcp; /* where the kernel tells of no edge; see came_unreported() */
 	uint32_t stood; /* events for which the stand-in stands, and the ring's tail then; see set_keep() */
 	uint64_t stood_tail;
 	uint64_t pass;
@@ -94,7 +94,7 @@ struct set {
 	uint32_t managed_cap;
 	_Atomic uint32_t manages; /* how often a member has become managed */
 	uint32_t by_tcp; /* managed members of which the kernel has to be asked at each wait */
-	bool told_level; /* in this pass: what stays true if the program does nothing */
+	bool level_reported; /* in this pass: what stays true if the program does nothing */
 	struct doorbell *doorbell;
 	struct set_doorbell *doorbells; /* every doorbell with an entry in the kernel's set */
 	uint32_t doorbells_len, doorbells_cap;
@@ -117,7 +117,7 @@ struct set {
 	enum set_spent { SPENT_NOTHING, SPENT_SPUN, SPENT_SLEPT, SPENT_BOTH } spent;
 };
 
-/* ---- shim_hint.c: set lock held ---- */
+/* ---- shim_set_hints.c: set lock held ---- */
 bool grow(void *array, uint32_t *cap, uint32_t wanted, size_t size);
 void hot_add(struct set *set, struct member *member);
 void feed_enter(struct set *set, struct member *member);
@@ -148,7 +148,7 @@ static inline bool set_private(const struct set *set)
 }
 bool kernel_differs(const struct member *member, uint32_t bits);
 int kernel_set(struct member *member, int op);
-int kernel_plain(struct member *member, int op);
+int kernel_unmanaged(struct member *member, int op);
 void member_by_tcp(struct member *member, bool by_tcp);
 bool member_manage(struct member *member, int op);
 struct member *member_find(struct set *set, struct conn *conn, int fd);
@@ -195,7 +195,8 @@ static inline uint32_t doorbell_add(struct doorbell **doorbells, uint32_t len, u
 void set_keep(struct set *set);
 bool set_has_ready(struct set *set); /* no lock held */
 int collect(struct set *set, struct epoll_event *events, int room);
-int translate(struct set *set, const struct epoll_event *told, int len, uint32_t manages, struct epoll_event *events);
+int translate(struct set *set, const struct epoll_event *reported, int len, uint32_t manages,
+              struct epoll_event *events);
 bool concerns_others(struct set *set, int n, int max);
 
 #endif

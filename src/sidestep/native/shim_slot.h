@@ -52,19 +52,20 @@ enum {
 	SLOT_INQ = 1u << 9,        /* TCP_INQ is set */
 	SLOT_ZEROCOPY = 1u << 10,  /* SO_ZEROCOPY is set */
 	SLOT_NUMBERS = 1u << 11,   /* we number sends with MSG_ZEROCOPY; see zerocopy_in_kernel() */
-	SLOT_LENT = 1u << 12,      /* as SLOT_PIN, until no program that was started holds the socket; see shim_lent.c */
+	SLOT_INHERITED =
+		1u << 12,      /* as SLOT_PIN, until no program that was started holds the socket; see shim_inherited.c */
 	SLOT_DEMOTED = 1u << 13,   /* as SLOT_PIN, until a command says otherwise */
 	SLOT_PASSED = 1u << 14,    /* processes that `holders` does not count may hold the socket */
 	SLOT_LEAVES =
 		1u << 15, /* who waits for more does not hear the ring: with its last byte all goes by TCP; see conn_leave() */
 	SLOT_RESERVED = 1u << 16, /* the room behind the tail is being filled in place; nobody else sends by ring */
 	SLOT_RELAYED = 1u << 20, /* the channel's other end is a provider; see shim_relayed.c */
-	SLOT_NATIVE_FIN = 1u << 21, /* with RELAYED: the native socket told the end, but bytes may still be on their way */
-	SLOT_NATIVE_RESET = 1u << 23, /* and the end was a reset, which stays in the kernel until the bytes have arrived */
+	SLOT_TCP_FIN = 1u << 21, /* with RELAYED: the native socket told the end, but bytes may still be on their way */
+	SLOT_TCP_RESET = 1u << 23, /* and the end was a reset, which stays in the kernel until the bytes have arrived */
 	SLOT_RELAY_OVER =
 		1u << 22, /* instead of RELAYED: the provider is gone, without bytes; the segment's words stand still */
 };
-#define SLOT_STAYS (SLOT_PIN | SLOT_DEMOTED | SLOT_LENT)
+#define SLOT_STAYS (SLOT_PIN | SLOT_DEMOTED | SLOT_INHERITED)
 
 static inline bool slot_has(const struct conn_slot *slot, uint32_t bits)
 {
@@ -124,11 +125,11 @@ static inline bool rx_over(const struct conn_slot *slot)
  */
 static inline bool zerocopy_in_kernel(const struct conn_slot *slot)
 {
-	return word_load(slot->zerocopy_sent) != word_load(slot->zerocopy_told) && !slot_has(slot, SLOT_NUMBERS);
+	return word_load(slot->zerocopy_sent) != word_load(slot->zerocopy_reported) && !slot_has(slot, SLOT_NUMBERS);
 }
-static inline bool zerocopy_untold(const struct conn_slot *slot)
+static inline bool zerocopy_unreported(const struct conn_slot *slot)
 {
-	return word_load(slot->zerocopy_sent) != word_load(slot->zerocopy_told) && slot_has(slot, SLOT_NUMBERS);
+	return word_load(slot->zerocopy_sent) != word_load(slot->zerocopy_reported) && slot_has(slot, SLOT_NUMBERS);
 }
 void tx_move(struct conn_slot *slot, enum tx_event_code event); /* a full fence */
 void rx_move(struct conn_slot *slot, enum rx_event_code event); /* likewise */

@@ -85,7 +85,7 @@ EXPORT int accept4(int fd, struct sockaddr *address, socklen_t *len, int flags)
 
 	if (address && !len)
 		return real.accept4(fd, address, len, flags);
-	int got = accepted(fd, native_accept(fd, (struct sockaddr *)&peer, &peer_len, flags), &peer, flags, explicit);
+	int got = accepted(fd, tcp_wait_accept(fd, (struct sockaddr *)&peer, &peer_len, flags), &peer, flags, explicit);
 	if (got >= 0 && address) {
 		memcpy(address, &peer, *len < peer_len ? *len : peer_len);
 		*len = peer_len;
@@ -196,7 +196,7 @@ EXPORT int shutdown(int fd, int how)
 	bool wr = how == SHUT_WR || how == SHUT_RDWR;
 	if (conn->managed)
 		conn_probe(conn, fd);
-	if (conn_disown(conn, fd))
+	if (conn_drop_stale(conn, fd))
 		return real.shutdown(fd, how);
 	if (conn->managed && wr)
 		conn_end_sending(conn, fd);

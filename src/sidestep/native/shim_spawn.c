@@ -16,18 +16,18 @@
 #include <sys/wait.h>
 
 /* Lent sockets are not looked for until the new program is there to be found, or the call has failed. */
-#define LENDING bool __attribute__((cleanup(lend_over), unused))
-static bool lend(void)
+#define INHERITING bool __attribute__((cleanup(inherit_end), unused))
+static bool inherit_begin(void)
 {
-	lending_begin();
+	inheriting_begin();
 	demote_inherited(NULL, false);
 	return true;
 }
 
-static void lend_over(bool *lent)
+static void inherit_end(bool *inherited)
 {
-	(void)lent;
-	lending_end();
+	(void)inherited;
+	inheriting_end();
 }
 
 /* posix_spawn makes its child inside libc; a socket without FD_CLOEXEC, or named by an action, is inherited by it. */
@@ -57,7 +57,7 @@ static pid_t wait_for(pid_t pid, int *status)
 	struct pollfd fds[2] = {{.fd = own_fd(real.pidfd_open(pid, 0)), .events = POLLIN}};
 	pid_t ended;
 
-	while (fds[0].fd >= 0 && hear_poll(fds, 1, INT64_MAX, self.signals, NULL) < 0 && errno == EINTR)
+	while (fds[0].fd >= 0 && tcp_wait_poll(fds, 1, INT64_MAX, self.signals, NULL) < 0 && errno == EINTR)
 		; /* a signal's handler has run */
 	own_fd_close(fds[0].fd);
 	do
@@ -83,17 +83,17 @@ static void handlers_reset(void)
 static pid_t child_start(const char *path, char *const *argv, char *const *env, const sigset_t *mask,
                          int (*prepare)(const void *), const void *argument)
 {
-	int told[2], failed = 0, status;
+	int report[2], failed = 0, status;
 	sigset_t all, before;
 
-	if (real.pipe2(told, O_CLOEXEC) < 0)
+	if (real.pipe2(report, O_CLOEXEC) < 0)
 		return -1;
-	told[0] = own_fd(told[0]);
-	told[1] = own_fd(told[1]);
+	report[0] = own_fd(report[0]);
+	report[1] = own_fd(report[1]);
 	sigfillset(&all);
 	pthread_sigmask(SIG_BLOCK, &all, &before);
-	fork_keeps(told[1]);
-	pid_t pid = told[0] < 0 || told[1] < 0 ? -1 : fork();
+	fork_keeps(report[1]);
+	pid_t pid = report[0] < 0 || report[1] < 0 ? -1 : fork();
 	if (pid == 0) {
 		handlers_reset();
 		failed = prepare(argument);
@@ -102,19 +102,19 @@ static pid_t child_start(const char *path, char *const *argv, char *const *env, 
 			execve(path, argv, env);
 			failed = errno;
 		}
-		raw_write(told[1], &failed, sizeof(failed));
+		raw_write(report[1], &failed, sizeof(failed));
 		_exit(127);
 	}
 	const int saved = errno;
 	fork_keeps(0);
-	own_fd_close(told[1]);
-	if (pid > 0 && real.read(told[0], &failed, sizeof(failed)) == sizeof(failed)) {
+	own_fd_close(report[1]);
+	if (pid > 0 && real.read(report[0], &failed, sizeof(failed)) == sizeof(failed)) {
 		wait_for(pid, &status);
 		pid = -1;
 	} else {
 		failed = saved;
 	}
-	own_fd_close(told[0]);
+	own_fd_close(report[0]);
 	pthread_sigmask(SIG_SETMASK, &before, NULL);
 	errno = failed;
 	return pid;
@@ -189,7 +189,7 @@ static int spawn_here(pid_t *pid, const char *path, const posix_spawn_file_actio
 		if (here >= 0) \
 			return here; \
 		START_FOR(start, AT_FDCWD, file, argv, env); \
-		LENDING lent = lend(); \
+		INHERITING inherited = inherit_begin(); \
 		return start.loader ? real.posix_spawn(pid, start.loader, actions, attributes, argv, env) \
 		                    : real.name(pid, path, actions, attributes, argv, env); \
 	}
@@ -303,7 +303,7 @@ EXPORT int system(const char *command)
 	if (travels(_PATH_BSHELL, SHELL(command), environ))
 		return system_here(command);
 	COMMAND carrying = command_for(command);
-	LENDING lent = lend();
+	INHERITING inherited = inherit_begin();
 	return real.system(carrying ? carrying : command);
 }
 
@@ -383,7 +383,7 @@ EXPORT FILE *popen(const char *command, const char *mode)
 	if (travels(_PATH_BSHELL, SHELL(command), environ))
 		return popen_here(command, mode);
 	COMMAND carrying = command_for(command);
-	LENDING lent = lend();
+	INHERITING inherited = inherit_begin();
 	FILE *stream = real.popen(carrying ? carrying : command, mode);
 	if (stream)
 		fd_new(fileno(stream));

@@ -22,13 +22,13 @@ bool spin_on(struct spin *spin, uint32_t peer_cpu, bool may_move); /* between tw
  * After a loss: others want a CPU, and nobody has taken this one while it was offered, or hardly. Where there is one for each
  * thread a lost spin takes it from nobody, and a pair that is stacked on one CPU moves apart only by spinning.
  */
-static inline bool spin_was_vain(const struct spin *spin)
+static inline bool spin_was_wasted(const struct spin *spin)
 {
 	return spin->crowded && spin->given < spin->len / 8;
 }
 
 #define SPIN_REST_FACTOR 64 /* a loss is followed by so many times its length without a spin */
-#define SPIN_VAIN_MAX 4 /* spins in vain, less those that won, until one more is followed by a rest */
+#define SPIN_WASTED_MAX 4 /* spins in vain, less those that won, until one more is followed by a rest */
 
 /* How long a wait may spin now. */
 static inline uint32_t spin_budget_now(const struct spin_budget *budget)
@@ -40,10 +40,10 @@ static inline uint32_t spin_budget_now(const struct spin_budget *budget)
 
 static inline void spin_won(struct spin_budget *budget)
 {
-	uint32_t vain = word_load(budget->vain);
+	uint32_t wasted = word_load(budget->wasted);
 
-	if (unlikely(vain))
-		word_store(budget->vain, vain - 1);
+	if (unlikely(wasted))
+		word_store(budget->wasted, wasted - 1);
 	if (word_load(budget->ns) != config.spin_ns)
 		word_store(budget->ns, config.spin_ns);
 }
@@ -56,14 +56,14 @@ static inline void spin_won(struct spin_budget *budget)
  * another control group or session, to which no yield gives it. So if more such spins are lost than are won, the next waits
  * sleep at once.
  */
-static inline void spin_adapt(struct spin_budget *budget, int64_t waited_ns, bool vain_spin)
+static inline void spin_adapt(struct spin_budget *budget, int64_t waited_ns, bool wasted_spin)
 {
-	uint32_t now = word_load(budget->ns), vain = word_load(budget->vain), full = config.spin_ns;
+	uint32_t now = word_load(budget->ns), wasted = word_load(budget->wasted), full = config.spin_ns;
 	bool soon = waited_ns < 2 * (int64_t)full;
 
-	if (vain_spin && (soon || now == full)) {
-		if (vain < SPIN_VAIN_MAX)
-			word_store(budget->vain, vain + 1);
+	if (wasted_spin && (soon || now == full)) {
+		if (wasted < SPIN_WASTED_MAX)
+			word_store(budget->wasted, wasted + 1);
 		else
 			word_store(budget->rests_until, now_ns() + SPIN_REST_FACTOR * (int64_t)full);
 	}

@@ -64,7 +64,7 @@ static bool stands_for(const struct member *member)
 	struct conn *conn = member->conn;
 	uint32_t wanted = member->events & (EPOLLIN | EPOLLRDNORM);
 
-	if (unlikely(zerocopy_untold(conn->slot)) && !member->disabled && conn->managed)
+	if (unlikely(zerocopy_unreported(conn->slot)) && !member->disabled && conn->managed)
 		return !(member->events & EPOLLET) || member->armed || !(member->reported & EPOLLERR);
 	if (!wanted || member->disabled || !conn->managed || rx_over(conn->slot) || !channel_rx_peek(&conn->channel) ||
 	    !(rx_by_ring(conn->slot) || conn_tcp_read(conn)))
@@ -73,7 +73,7 @@ static bool stands_for(const struct member *member)
 	    atomic_load_explicit(&conn->channel.rx_peer_line->tail, memory_order_acquire) == member->seen_tail)
 		return false;
 	/* nobody would look again for bytes that come to those of the ring, and are too few for the kernel */
-	return (conn_ready(conn, member_fd(member), 0, member->events) & wanted) || rx_untold(conn);
+	return (conn_ready(conn, member_fd(member), 0, member->events) & wanted) || rx_unreported(conn);
 }
 
 /* The stand-in of a set whose members leave their rings follows what these still hold. */

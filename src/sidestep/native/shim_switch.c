@@ -72,7 +72,7 @@ static void rx_open(struct conn *conn, int fd)
 		waits_for(slot, REASON_UNUSUAL_OPTION);
 		return;
 	}
-	rx_move(slot, RX_ON_WILLING); /* full fence; see native_recv() */
+	rx_move(slot, RX_ON_WILLING); /* full fence; see kernel_recv() */
 	enum rx_event_code settled = rx_settled(conn, fd);
 	rx_move(slot, settled);
 	if (settled != RX_ON_SETTLED)
@@ -116,7 +116,7 @@ bool rx_consent(struct conn *conn, int fd)
 	if (rx_is(slot, RX_CONSENTED) && conn_peer_back(conn) && !conn_peer_switched(conn))
 		rx_move(slot, RX_ON_UNUSED);
 	if (rx_is(slot, RX_RECALLED) && recall_over(conn))
-		rx_move(slot, RX_ON_DRY);
+		rx_move(slot, RX_ON_DRAINED);
 	if (rx_is(slot, RX_TCP) || rx_is(slot, RX_BACK))
 		rx_open(conn, fd);
 	return rx_consented(slot);
@@ -228,7 +228,7 @@ bool rx_back(struct conn *conn, int fd)
 		conn_violation(conn, fd);
 		return false;
 	}
-	rx_move(slot, RX_ON_DRY);
+	rx_move(slot, RX_ON_DRAINED);
 	if (word_load(slot->state) == STATE_PROMOTED)
 		word_store(slot->state, STATE_PINNED);
 	return true;
@@ -330,17 +330,17 @@ bool tx_resend(struct conn *conn, int fd)
 	struct conn_slot *slot = conn->slot;
 	uint64_t tail = atomic_load(conn->channel.own.tail), from = word_load(slot->tx_resend);
 
-	if (unlikely(conn_misnamed(conn, fd)))
+	if (unlikely(conn_fd_stale(conn, fd)))
 		return false;
 	if (tail - from > conn->channel.tx.spill_size) { /* a stranger wrote it; see slot_alloc() */
 		conn_violation(conn, fd);
 		from = tail;
 	}
 	while (from != tail) {
-		struct pollfd native = {.fd = fd};
+		struct pollfd tcp = {.fd = fd};
 		size_t len = (size_t)(tail - from);
 		int error = 0;
-		if (raw_poll(&native, 1, 0) > 0 && (native.revents & POLLERR) &&
+		if (raw_poll(&tcp, 1, 0) > 0 && (tcp.revents & POLLERR) &&
 		    option_get(fd, SOL_SOCKET, SO_ERROR, &error, sizeof(error)) && error) {
 			word_store(slot->error, (uint32_t)error); /* a send would take it, and not tell EPIPE from no error */
 			break;
@@ -406,7 +406,7 @@ bool tx_request_pending(const struct conn *conn)
 }
 
 /* tx_lock held. Stops sending by ring, or sends the peer's unread bytes by TCP. */
-void tx_honour(struct conn *conn, int fd)
+void tx_handle_notice(struct conn *conn, int fd)
 {
 	struct conn_slot *slot = conn->slot;
 
@@ -424,7 +424,7 @@ void tx_honour(struct conn *conn, int fd)
 }
 
 /* Honours the peer's requests. True: the sending direction has moved, and the sets have to be told. */
-bool conn_honour(struct conn *conn, int fd)
+bool conn_handle_notice(struct conn *conn, int fd)
 {
 	struct conn_slot *slot = conn->slot;
 	KEEP_ERRNO;
@@ -434,7 +434,7 @@ bool conn_honour(struct conn *conn, int fd)
 		return false;
 	if (conn->managed && tx_request_pending(conn)) {
 		moved = tx_by_ring(slot);
-		tx_honour(conn, fd);
+		tx_handle_notice(conn, fd);
 	}
 	slot_unlock(&slot->tx_lock);
 	return moved;
@@ -456,8 +456,8 @@ bool leave_ring(struct conn *conn, int fd)
 	if (conn->managed && tx_by_ring(slot)) {
 		tx_back(conn, fd);
 		moved = true;
-		bool heard = !slot_has(slot, SLOT_FIN | SLOT_RD_SHUT);
-		word_store(slot->tx_retry_ns, heard ? (uint64_t)(now_ns() + RETRY_AFTER_NS) : RETRY_NEVER);
+		bool noticed = !slot_has(slot, SLOT_FIN | SLOT_RD_SHUT);
+		word_store(slot->tx_retry_ns, noticed ? (uint64_t)(now_ns() + RETRY_AFTER_NS) : RETRY_NEVER);
 		word_store(slot->reason, REASON_UNHEARD);
 		peer_wake(conn);
 		conn_wake_own(conn);

@@ -42,7 +42,7 @@ void mark_promoted(struct conn *conn);
 void conn_abort(struct conn *conn, int fd, int error, enum reason_code reason);
 int take_error(struct conn *conn);
 void keep_error(struct conn *conn, ssize_t result);
-void error_told(struct conn *conn, int error);
+void error_delivered(struct conn *conn, int error);
 
 /* ---- shim_count.c ---- */
 /* Whether the kernel has counted the bytes that we have. Some arrive between two questions: then nothing is known yet. */
@@ -78,14 +78,14 @@ void tx_back(struct conn *conn, int fd);
 bool tx_resend(struct conn *conn, int fd);
 bool tx_follows(struct conn *conn);
 bool tx_request_pending(const struct conn *conn);
-void tx_honour(struct conn *conn, int fd);
+void tx_handle_notice(struct conn *conn, int fd);
 bool leave_ring(struct conn *conn, int fd);
 bool rx_divided(const struct conn *conn);
-bool rx_untold(const struct conn *conn);
+bool rx_unreported(const struct conn *conn);
 bool rx_ring_among(const struct conn *conn, size_t queued);
 bool rx_goes_on(struct conn *conn, int fd);
 
-/* ---- shim_back.c ---- */
+/* ---- shim_demote.c ---- */
 bool recall_rest(struct conn *conn);
 void low_water_left(struct conn *conn, int fd);
 
@@ -98,7 +98,7 @@ bool tx_full(const struct conn *conn);
 /* ---- shim_events.c ---- */
 size_t low_water(struct conn *conn);
 
-/* ---- shim_back.c ---- */
+/* ---- shim_demote.c ---- */
 void conn_abandon(struct conn *conn, int fd);
 void conn_bequeath(struct conn *conn, int fd);
 void conn_leave_to_stranger(struct conn *conn, int fd, enum reason_code reason);

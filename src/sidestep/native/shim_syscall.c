@@ -1,6 +1,6 @@
 /* shim_syscall.c - ways into the kernel that bypass the hooked calls: raw system calls, asynchronous I/O. */
 #include "shim_number.h"
-#include "shim_plain.h"
+#include "shim_tcp_only.h"
 
 #include <fcntl.h>
 #include <linux/aio_abi.h>
@@ -117,7 +117,7 @@ static long raw_ring(long number, const long a[6])
 	if (number == SYS_io_uring_register)
 		ring_register_unseen((unsigned)a[1]);
 	else if (number == SYS_io_uring_enter && a[1] && ring_looked_through((int)a[0], (unsigned)a[3]))
-		plain_ring(); /* entries that nobody has looked at; other rings are found by their descriptors: plain_why() */
+		uring_unseen(); /* entries that nobody has looked at; other rings are found by their descriptors: tcp_only_why() */
 	return real.syscall(number, a[0], a[1], a[2], a[3], a[4], a[5]);
 }
 

@@ -13,36 +13,36 @@
 #include "shim_call.h"
 #include "shim_spin.h"
 
-#define NATIVE_SPIN_NS 30000
+#define TCP_SPIN_NS 30000
 
-struct native_spin {
+struct tcp_spin {
 	uint32_t budget;
 	bool known;
 };
-static __thread struct native_spin spin_receiving, spin_accepting;
+static __thread struct tcp_spin spin_receiving, spin_accepting;
 
-static bool native_begin(struct native_spin *native, struct spin *spin)
+static bool tcp_spin_begin(struct tcp_spin *tcp, struct spin *spin)
 {
-	uint32_t most = config.spin_ns < NATIVE_SPIN_NS ? config.spin_ns : NATIVE_SPIN_NS;
+	uint32_t most = config.spin_ns < TCP_SPIN_NS ? config.spin_ns : TCP_SPIN_NS;
 
-	if (!native->known)
-		*native = (struct native_spin){most, true};
+	if (!tcp->known)
+		*tcp = (struct tcp_spin){most, true};
 	/* Between two questions the CPU is given away: the other side needs the socket's lock, or this very CPU. */
-	return spin_begin(spin, native->budget, cpu_now()) && !spin->crowded;
+	return spin_begin(spin, tcp->budget, cpu_now()) && !spin->crowded;
 }
 
-static void native_learn(struct native_spin *native, int64_t waited_ns)
+static void tcp_spin_learn(struct tcp_spin *tcp, int64_t waited_ns)
 {
-	uint32_t most = config.spin_ns < NATIVE_SPIN_NS ? config.spin_ns : NATIVE_SPIN_NS;
+	uint32_t most = config.spin_ns < TCP_SPIN_NS ? config.spin_ns : TCP_SPIN_NS;
 
 	/* a wait counts as short even if the wake-up from its sleep made it long */
 	if (waited_ns < 4 * (int64_t)most)
-		native->budget = most;
-	else if (native->budget > most / 16)
-		native->budget /= 2;
+		tcp->budget = most;
+	else if (tcp->budget > most / 16)
+		tcp->budget /= 2;
 }
 
-static bool native_on(struct spin *spin)
+static bool tcp_spin_on(struct spin *spin)
 {
 	uint32_t calls = self.calls;
 
@@ -53,7 +53,7 @@ static bool native_on(struct spin *spin)
 }
 
 /* ---- hearing the provider meanwhile ---- */
-int hear_poll(struct pollfd *fds, nfds_t len, int64_t deadline, uint64_t signals, const sigset_t *mask)
+int tcp_wait_poll(struct pollfd *fds, nfds_t len, int64_t deadline, uint64_t signals, const sigset_t *mask)
 {
 	for (;;) {
 		rpc_listen_passing();
@@ -79,7 +79,7 @@ int hear_poll(struct pollfd *fds, nfds_t len, int64_t deadline, uint64_t signals
 	}
 }
 
-bool hear_fails(int fd, int flags)
+bool tcp_wait_fails(int fd, int flags)
 {
 	const uint64_t interrupting = self.signals_interrupting;
 	struct pollfd fds[2] = {{.fd = fd, .events = POLLIN}};
@@ -98,7 +98,7 @@ bool hear_fails(int fd, int flags)
 	int64_t timeout = timed ? timespec_ns(&(struct timespec){limit.tv_sec, limit.tv_usec * 1000}) : -1;
 	int64_t deadline = deadline_after(timeout);
 	for (;;) {
-		int ready = hear_poll(fds, 1, deadline, self.signals, NULL);
+		int ready = tcp_wait_poll(fds, 1, deadline, self.signals, NULL);
 		if (ready > 0 || (ready < 0 && errno != EINTR)) {
 			errno = saved;
 			return false;
@@ -112,13 +112,13 @@ bool hear_fails(int fd, int flags)
 }
 
 /* recv() with no flags, of a native connection. */
-ssize_t native_receive(struct conn *conn, int fd, void *buf, size_t n)
+ssize_t tcp_wait_receive(struct conn *conn, int fd, void *buf, size_t n)
 {
 	uint64_t signals = self.signals_interrupting;
 	struct spin spin;
 
-	if (n == 0 || word_load(conn->nonblock) || conn->slot->rx_low_water != 1 || !native_begin(&spin_receiving, &spin))
-		return HEARING(fd, n ? 0 : MSG_DONTWAIT, real.recv(fd, buf, n, 0));
+	if (n == 0 || word_load(conn->nonblock) || conn->slot->rx_low_water != 1 || !tcp_spin_begin(&spin_receiving, &spin))
+		return TCP_WAIT(fd, n ? 0 : MSG_DONTWAIT, real.recv(fd, buf, n, 0));
 	pthread_testcancel();
 	int saved = errno;
 	int64_t start = 0, now;
@@ -129,7 +129,7 @@ ssize_t native_receive(struct conn *conn, int fd, void *buf, size_t n)
 			now = now_ns();
 		if (!waits) {
 			if (start)
-				native_learn(&spin_receiving, now - start);
+				tcp_spin_learn(&spin_receiving, now - start);
 			if (got >= 0)
 				errno = saved;
 			return got;
@@ -138,13 +138,13 @@ ssize_t native_receive(struct conn *conn, int fd, void *buf, size_t n)
 			start = now;
 		if (self.signals_interrupting != signals)
 			return fail_with(EINTR);
-		if (!native_on(&spin))
+		if (!tcp_spin_on(&spin))
 			break;
 	}
 	errno = saved;
-	ssize_t got = HEARING(fd, 0, real.recv(fd, buf, n, 0));
+	ssize_t got = TCP_WAIT(fd, 0, real.recv(fd, buf, n, 0));
 	saved = errno;
-	native_learn(&spin_receiving, now_ns() - start);
+	tcp_spin_learn(&spin_receiving, now_ns() - start);
 	errno = saved;
 	return got;
 }
@@ -155,27 +155,27 @@ static int accept_now(int fd, struct sockaddr *address, socklen_t *len, int flag
 	int listens = 0;
 
 	if (unlikely(word_load(rings_ever)) && option_get(fd, SOL_SOCKET, SO_ACCEPTCONN, &listens, sizeof(listens)) &&
-	    listens && hear_fails(fd, 0))
+	    listens && tcp_wait_fails(fd, 0))
 		return -1;
 	return real.accept4(fd, address, len, flags);
 }
 
-int native_accept(int fd, struct sockaddr *address, socklen_t *len, int flags)
+int tcp_wait_accept(int fd, struct sockaddr *address, socklen_t *len, int flags)
 {
 	uint64_t signals = self.signals_interrupting;
 	struct pollfd in = {.fd = fd, .events = POLLIN};
 	struct spin spin;
 
-	if (!native_begin(&spin_accepting, &spin) || raw_poll(&in, 1, 0) != 0 ||
+	if (!tcp_spin_begin(&spin_accepting, &spin) || raw_poll(&in, 1, 0) != 0 ||
 	    (real.fcntl64(fd, F_GETFL, 0) & O_NONBLOCK))
 		return accept_now(fd, address, len, flags);
 	int64_t start = now_ns();
 	do {
 		if (self.signals_interrupting != signals)
 			return fail_with(EINTR);
-	} while (native_on(&spin) && raw_poll(&in, 1, 0) == 0);
+	} while (tcp_spin_on(&spin) && raw_poll(&in, 1, 0) == 0);
 	int got = accept_now(fd, address, len, flags), saved = errno;
-	native_learn(&spin_accepting, now_ns() - start);
+	tcp_spin_learn(&spin_accepting, now_ns() - start);
 	errno = saved;
 	return got;
 }

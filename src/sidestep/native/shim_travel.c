@@ -9,7 +9,7 @@
  * which we sleep is not where the peer looks, as nobody can write the old page any more: so it rings always (HINT_RING_ALWAYS).
  *
  * A provider between hears nobody whose doorbell it does not know: it learns the new one before the next program does anything,
- * by a connection to it that travels as well (shim_bell.c).
+ * by a connection to it that travels as well (shim_new_doorbell.c).
  *
  * Not: explicit sockets, those of a standard stream that reads inside libc, those in an epoll set that the next program inherits
  * as well, and those of which a thread of another process may sit in the kernel.
@@ -24,7 +24,7 @@
 #include <sys/resource.h>
 #include <sys/stat.h>
 
-#include "shim_plain.h"
+#include "shim_tcp_only.h"
 #include "shim_proc.h"
 
 #define VARIABLE "SIDESTEP_TRAVEL="
@@ -152,7 +152,7 @@ bool traveller_can(struct conn *conn, int *line)
 
 	return !asks_for_hints(conn) && !conn->explicit &&
 	       !tx_is(slot, TX_RESEND) && /* this process alone knows to whom it owes */
-	       !slot_has(slot, SLOT_RESET | SLOT_PIN | SLOT_LENT) && word_load(slot->cookie) && all_kept(conn) &&
+	       !slot_has(slot, SLOT_RESET | SLOT_PIN | SLOT_INHERITED) && word_load(slot->cookie) && all_kept(conn) &&
 	       finds_next(conn, line);
 }
 
@@ -174,7 +174,7 @@ static bool can_travel(struct travel *travel, struct conn *conn, struct travelle
 bool traveller_waits(struct conn *conn, int fd, uint64_t *cookie)
 {
 	return word_load(conn->slot->state) == STATE_NATIVE && !conn->explicit && !word_load(conn->delegated) &&
-	       !slot_has(conn->slot, SLOT_STAYS | SLOT_RESET | SLOT_LENT) &&
+	       !slot_has(conn->slot, SLOT_STAYS | SLOT_RESET | SLOT_INHERITED) &&
 	       option_get(fd, SOL_SOCKET, SO_COOKIE, cookie, sizeof(*cookie));
 }
 
@@ -214,7 +214,7 @@ void traveller_settle(struct traveller *of, struct conn *conn)
 {
 	if (!has_ring(of))
 		return;
-	int fd = bell_settle(conn);
+	int fd = new_doorbell_settle(conn);
 	*of = traveller_of(conn); /* the peer may have named another doorbell since */
 	of->doorbell_fd = fd;
 }
@@ -283,7 +283,7 @@ struct travel *travel_begin(const struct start *start, char *const argv[], char 
 	KEEP_ERRNO;
 
 	*file = -1;
-	if (!fd_table_len || shim_pid != (uint32_t)getpid() || atomic_load(&plain_reason) || !any_inherited() ||
+	if (!fd_table_len || shim_pid != (uint32_t)getpid() || atomic_load(&tcp_only_reason) || !any_inherited() ||
 	    !arena_kept() || env_len(env) > ENV_MAX || !arguments_fit(argv, env_or_none(env)) || !resources_suffice() ||
 	    !numbers_seen() || !start_has_shim(start, env_or_none(env)))
 		return NULL;
@@ -511,7 +511,7 @@ static struct doorbell *doorbell_again(int *place)
 			atomic_fetch_add(&known[i].doorbell->refs, 1);
 			return known[i].doorbell;
 		}
-	struct doorbell *doorbell = doorbell_heir_locked(descriptor_take(place));
+	struct doorbell *doorbell = doorbell_successor_locked(descriptor_take(place));
 	if (doorbell && arrived && len < 64) {
 		known[len].fd = fd;
 		known[len++].doorbell = doorbell;
@@ -536,7 +536,7 @@ static void threads_gone(struct conn *conn)
 }
 
 /* By TCP. It may be promoted here, but for one that the last program has just asked a channel for. */
-static bool native_take(struct conn_slot *slot, int fd)
+static bool kernel_take(struct conn_slot *slot, int fd)
 {
 	struct conn *conn = conn_of_slot(fd, slot);
 
@@ -563,7 +563,7 @@ static bool native_take(struct conn_slot *slot, int fd)
 bool traveller_take(struct traveller *of, struct conn_slot *slot, int fd, int line)
 {
 	if (!has_ring(of))
-		return of->taken = native_take(slot, fd);
+		return of->taken = kernel_take(slot, fd);
 	struct conn *conn = conn_of_slot(fd, slot);
 
 	if (!conn)
@@ -595,7 +595,7 @@ bool traveller_take(struct traveller *of, struct conn_slot *slot, int fd, int li
 	conn->probe_countdown = PROBE_EVERY;
 	word_store(conn->nonblock, real.fcntl64(fd, F_GETFL, 0) & O_NONBLOCK);
 	word_store(conn->waited, true);
-	word_store(bells_due, true);
+	word_store(announce_due, true);
 	word_store(conn->heritable, true);
 	word_store(slot->fd, (uint32_t)fd);
 	word_store(slot->pid, shim_pid);

@@ -26,7 +26,7 @@ void traveller_settle(struct traveller *of, struct conn *conn); /* no lock held 
 bool traveller_take(struct traveller *of, struct conn_slot *slot, int fd, int line);
 
 /* ---- shim_receiver.c ---- */
-#define PLAIN_MARK "sidestep-plain" /* name of a file that programs have open which keep to TCP */
+#define TCP_ONLY_MARK "sidestep-plain" /* name of a file that programs have open which keep to TCP */
 enum receiver {
 	RECEIVER_UNKNOWN, /* a program without the shim may read what is sent here */
 	RECEIVER_SHIM,

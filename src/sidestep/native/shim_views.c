@@ -51,7 +51,7 @@ static int conn_look(struct conn *conn, int fd, struct sidestep_piece *piece)
 			/* where it began anew it goes on in the mapping */
 			if (n > 1 && wraps(&conn->channel.rx, &pieces[0], &pieces[1]))
 				piece->len += (uint32_t)pieces[1].iov_len;
-			channel_tell(&conn->channel.tail_told, atomic_load(conn->channel.own.head) + piece->len);
+			channel_report(&conn->channel.tail_reported, atomic_load(conn->channel.own.head) + piece->len);
 		}
 	}
 	slot_unlock(&slot->rx_lock);
@@ -99,7 +99,7 @@ EXPORT int sidestep_consume(int fd, const struct sidestep_piece *piece, size_t l
 	}
 	slot_unlock(&slot->rx_lock);
 	if (unlikely(slot_has(slot, SLOT_LEAVES)))
-		conn_leave_dry(conn, fd);
+		conn_leave_drained(conn, fd);
 	return result;
 }
 
@@ -111,7 +111,7 @@ EXPORT int sidestep_consume(int fd, const struct sidestep_piece *piece, size_t l
 static int conn_reserve(struct conn *conn, int fd, size_t wanted, struct sidestep_piece *piece)
 {
 	struct conn_slot *slot = conn->slot;
-	enum step step = STEP_NATIVE;
+	enum step step = STEP_KERNEL;
 	bool moved_over = false;
 	size_t room = 0;
 
@@ -124,7 +124,7 @@ static int conn_reserve(struct conn *conn, int fd, size_t wanted, struct sideste
 		bool on_ring = tx_by_ring(slot);
 		uint32_t error = word_load(slot->error);
 		step = error || slot_has(slot, SLOT_WR_SHUT | SLOT_RESET | SLOT_PEER_GONE)
-		           ? STEP_NATIVE
+		           ? STEP_KERNEL
 		           : tx_room_look(conn, fd, wanted, &room);
 		moved_over = on_ring != (tx_by_ring(slot));
 	}

@@ -35,7 +35,7 @@ static bool ready_now(const struct conn *conn, int want, size_t space)
 	       slot_has(slot, SLOT_FIN | SLOT_RESET | SLOT_RD_SHUT);
 }
 
-static bool spin(struct conn *conn, int want, size_t space, uint64_t signals, bool *vain)
+static bool spin(struct conn *conn, int want, size_t space, uint64_t signals, bool *wasted)
 {
 	uint32_t peer_cpu =
 		want == WAIT_RX ? word_load(conn->channel.rx_peer_line->cpu) : word_load(conn->channel.tx_peer_line->cpu);
@@ -53,7 +53,7 @@ static bool spin(struct conn *conn, int want, size_t space, uint64_t signals, bo
 			won = ready_now(conn, want, space);
 		}
 	} while (!won && signals == self.signals && spin_on(&spin, peer_cpu, may_move));
-	*vain = !won && spin_was_vain(&spin);
+	*wasted = !won && spin_was_wasted(&spin);
 	word_add(*(won ? &conn->slot->spins_won : &conn->slot->spins_lost), 1);
 	return won;
 }
@@ -66,15 +66,15 @@ static bool spin(struct conn *conn, int want, size_t space, uint64_t signals, bo
 bool conn_lingers(struct conn *conn)
 {
 	static _Atomic uint64_t
-		told; /* which connection was told so last, and how often: its serial, in steps of their number */
-	const uint64_t first = word_load(conn->serial) * (LINGER_ALONE + 1), times = word_load(told) - first;
+		repeats; /* which connection was told so last, and how often: its serial, in steps of their number */
+	const uint64_t first = word_load(conn->serial) * (LINGER_ALONE + 1), times = word_load(repeats) - first;
 	const uint32_t skips = word_load(conn->linger_skips), pause = word_load(conn->linger_pause);
 	const uint64_t signals = self.signals;
 	struct spin spin;
 	bool won = false;
 
 	if (times != LINGER_ALONE) {
-		word_store(told, times < LINGER_ALONE ? first + times + 1 : first);
+		word_store(repeats, times < LINGER_ALONE ? first + times + 1 : first);
 		return false;
 	}
 	if (skips) {
@@ -82,7 +82,7 @@ bool conn_lingers(struct conn *conn)
 		return false;
 	}
 	if (!config.spin_ns || !spin_begin(&spin, LINGER_NS, word_load(conn->channel.rx_peer_line->cpu)) || spin.shares) {
-		word_store(told, first);
+		word_store(repeats, first);
 		return false;
 	}
 	do {
@@ -125,7 +125,7 @@ int self_doorbell_fd(struct doorbell *const *doorbells, int doorbells_len)
 			return self_doorbell_fd(doorbells, doorbells_len);
 		}
 		struct epoll_event event = {.events = DOORBELL_EDGES};
-		if (real.epoll_ctl(self.doorbell_epfd, EPOLL_CTL_ADD, doorbells[i]->heard_fd, &event) < 0 && errno != EEXIST)
+		if (real.epoll_ctl(self.doorbell_epfd, EPOLL_CTL_ADD, doorbells[i]->wait_fd, &event) < 0 && errno != EEXIST)
 			return -1;
 		self.doorbells[self.doorbells_len++] = doorbells[i]->serial;
 	}
@@ -232,7 +232,7 @@ static int wait_set(struct conn *conn, int fd)
 	if (at == self.wait_doorbells_len) {
 		struct epoll_event event = {.events = DOORBELL_EDGES, .data.u32 = UINT32_MAX};
 		if (at == sizeof(self.wait_doorbells) / sizeof(*self.wait_doorbells) ||
-		    (real.epoll_ctl(self.wait_epfd, EPOLL_CTL_ADD, conn->doorbell->heard_fd, &event) < 0 && errno != EEXIST)) {
+		    (real.epoll_ctl(self.wait_epfd, EPOLL_CTL_ADD, conn->doorbell->wait_fd, &event) < 0 && errno != EEXIST)) {
 			own_fd_close(self.wait_epfd); /* start over with the next wait */
 			self.wait_epfd = 0;
 			return -1;
@@ -270,8 +270,8 @@ int sleep_receiving(struct conn *conn, int fd, int64_t deadline, uint64_t signal
 {
 	struct epoll_event events[8];
 	/* below the low-water mark the kernel tells no set of bytes, and a call may want fewer, or the last few of many */
-	bool untold = word_load(conn->slot->rx_low_water) > 1 && !rx_by_ring(conn->slot);
-	int at = untold ? -1 : wait_set(conn, fd), native = 0;
+	bool unreported = word_load(conn->slot->rx_low_water) > 1 && !rx_by_ring(conn->slot);
+	int at = unreported ? -1 : wait_set(conn, fd), tcp = 0;
 
 	if (at < 0) {
 		/* an end that is withheld stays true, and would keep us awake */
@@ -286,7 +286,7 @@ int sleep_receiving(struct conn *conn, int fd, int64_t deadline, uint64_t signal
 	for (int i = 0; i < n; i++) {
 		uint32_t which = events[i].data.u32;
 		if (which == (uint32_t)at) {
-			native = 1;
+			tcp = 1;
 		} else if (which < 4) {
 			/* a socket this thread waited on before: not of interest now */
 			if (self.wait_epfd > 0 && (!still_watched(which) || real.epoll_ctl(self.wait_epfd, EPOLL_CTL_DEL,
@@ -297,7 +297,7 @@ int sleep_receiving(struct conn *conn, int fd, int64_t deadline, uint64_t signal
 			self.watched[which].serial = 0;
 		}
 	}
-	return native;
+	return tcp;
 }
 
 static int sleep_sending(struct conn *conn, int fd, int64_t deadline, uint64_t signals, int *error)
@@ -306,10 +306,10 @@ static int sleep_sending(struct conn *conn, int fd, int64_t deadline, uint64_t s
 
 	if (conn_relayed(conn)) {
 		fds[2].fd = conn->remote_doorbell->liveness_fd;
-		if (slot_has(conn->slot, SLOT_NATIVE_RESET))
+		if (slot_has(conn->slot, SLOT_TCP_RESET))
 			fds[0].fd = -1;
 	}
-	if (!slot_has(conn->slot, SLOT_FIN | SLOT_RD_SHUT | SLOT_NATIVE_FIN))
+	if (!slot_has(conn->slot, SLOT_FIN | SLOT_RD_SHUT | SLOT_TCP_FIN))
 		fds[0].events = POLLRDHUP;
 	fds[1].fd = self_doorbell_fd(&conn->doorbell, 1);
 	if (fds[1].fd < 0 && deadline - NO_DOORBELL_POLL_NS > now_ns())
@@ -348,14 +348,14 @@ int conn_wait(struct conn *conn, int fd, int want, size_t space, const struct wa
 		return -EINTR;
 	bool on_ring = want == WAIT_TX || rx_by_ring(slot);
 	int64_t start = config.spin_ns ? now_ns() : 0;
-	bool vain = false;
-	if (on_ring && config.spin_ns && spin(conn, want, space, signals, &vain)) {
+	bool wasted = false;
+	if (on_ring && config.spin_ns && spin(conn, want, space, signals, &wasted)) {
 		spin_won(&conn->budget);
 		calls_count(slot);
 		return 0;
 	}
 	rpc_listen();
-	if (unlikely(conn_misnamed(conn, fd)))
+	if (unlikely(conn_fd_stale(conn, fd)))
 		return 0;
 	self.full_until = 0;
 	if (want == WAIT_TX && conn_make_room(conn))
@@ -369,10 +369,10 @@ int conn_wait(struct conn *conn, int fd, int want, size_t space, const struct wa
 	if (!ready_now(conn, want, space) && conn_stays(conn, &fd)) {
 		deadline = conns_serve(&doorbell, 1, conn_is_loose(conn), deadline);
 		int error;
-		bool native = want == WAIT_RX ? sleep_receiving(conn, fd, deadline, signals, &error)
-		                              : sleep_sending(conn, fd, deadline, signals, &error);
+		bool tcp = want == WAIT_RX ? sleep_receiving(conn, fd, deadline, signals, &error)
+		                           : sleep_sending(conn, fd, deadline, signals, &error);
 		word_add(*(want == WAIT_RX ? &slot->sleeps : &slot->tx_sleeps), 1);
-		if (((native && on_ring) || conn_relayed(conn)) && conn_stays(conn, &fd))
+		if (((tcp && on_ring) || conn_relayed(conn)) && conn_stays(conn, &fd))
 			conn_probe(conn, fd);
 		if (error && error != EINTR)
 			result = -error;
@@ -388,7 +388,7 @@ int conn_wait(struct conn *conn, int fd, int want, size_t space, const struct wa
 	doorbell_word_wake(doorbell->word);
 	conns_serve(&doorbell, 1, conn_is_loose(conn), INT64_MAX);
 	if (config.spin_ns)
-		spin_adapt(&conn->budget, now_ns() - start, vain);
+		spin_adapt(&conn->budget, now_ns() - start, wasted);
 	calls_count(slot);
 	if (want == WAIT_TX)
 		atomic_fetch_sub(&conn->channel.tx_line->want_space, 1);

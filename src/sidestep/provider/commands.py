@@ -31,7 +31,7 @@ from sidestep.provider.rpc import Message, Packet, expect
 from sidestep.provider.users import ROOT
 from sidestep.switch.offers import ClientId
 
-_BELLS_SINCE: Final = 9  # version of the layout
+_NEW_DOORBELLS_SINCE: Final = 9  # version of the layout
 _INT: Final = struct.Struct("i")
 OPERATIONS: Final = {"demote": Rpc.DEMOTE, "promote": Rpc.PROMOTE}  # name of the control request -> message
 
@@ -122,12 +122,12 @@ def _members(
         for arena in arenas.values()
         if arena.family_id == message.arena_id != bytes(16) and uid in (None, ROOT, arena.uid)
         for client_id in arena.clients
-        if clients[client_id].version >= _BELLS_SINCE
+        if clients[client_id].version >= _NEW_DOORBELLS_SINCE
     ]
 
 
-def bell_of(sender: Client, packet: Packet) -> tuple[bytes, NewDoorbell]:
-    """Returns a BELL as a hub takes it, and the name of what it is for: a hub, or a family. Raises PeerViolation."""
+def new_doorbell_of(sender: Client, packet: Packet) -> tuple[bytes, NewDoorbell]:
+    """Returns a NEW_DOORBELL as a hub takes it, and the name of its hub or family. Raises PeerViolation."""
     expect(packet, 2)
     message, (doorbell, page) = packet.message, packet.descriptors.numbers
     memory.check_doorbell(message.doorbell_index, doorbell, page)
@@ -137,7 +137,7 @@ def bell_of(sender: Client, packet: Packet) -> tuple[bytes, NewDoorbell]:
     )  # fmt: skip
 
 
-def pass_bell(
+def pass_new_doorbell(
     sender: Client,
     packet: Packet,
     *,
@@ -157,7 +157,7 @@ def pass_bell(
         return
     name = sender.doorbell_name(message.doorbell_page_id)
     told = Message(
-        type=Rpc.BELL, token=message.token, cookie=message.cookie, doorbell_index=message.doorbell_index,
+        type=Rpc.NEW_DOORBELL, token=message.token, cookie=message.cookie, doorbell_index=message.doorbell_index,
         doorbell_page_id=name,
     )  # fmt: skip
     registry.bump_commands()

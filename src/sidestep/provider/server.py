@@ -31,7 +31,7 @@ from sidestep.provider.proof.lookup import netns_cookie_of
 from sidestep.provider.rpc import Message, Packet, expect
 from sidestep.provider.users import ROOT
 
-_UNDERSTOOD: Final = Welcome.SERVES | Welcome.BELLS | Welcome.JOINS
+_UNDERSTOOD: Final = Welcome.SERVES | Welcome.NEW_DOORBELLS | Welcome.JOINS
 _TIMER_ONLY: Final = {int(signal.SIGALRM)}
 
 
@@ -55,7 +55,7 @@ class Provider:
         self._wake_reader, self._wake_writer = socket.socketpair()
         for sock in (self._wake_reader, self._wake_writer):
             sock.setblocking(False)
-        parts.loop.on_readable(self._wake_reader.fileno(), self._signals_told)
+        parts.loop.on_readable(self._wake_reader.fileno(), self._signals_reported)
         self._watchdog = Watchdog()
 
     # ---- the loop ----
@@ -88,7 +88,7 @@ class Provider:
     def _stop(self) -> None:
         self._stopping = True
 
-    def _signals_told(self) -> set[int]:
+    def _signals_reported(self) -> set[int]:
         """Signals that have come; none, if another turn has seen them."""
         try:
             return set(self._wake_reader.recv(4096))
@@ -108,7 +108,7 @@ class Provider:
 
     def _turn(self, timeout_s: float | None) -> None:
         ready = self.parts.waiting.wait(timeout_s)
-        if ready == [(self._wake_reader.fileno(), READ)] and self._signals_told() == _TIMER_ONLY:
+        if ready == [(self._wake_reader.fileno(), READ)] and self._signals_reported() == _TIMER_ONLY:
             return  # that would set it anew, for ever
         now = self.parts.loop.now  # earlier messages are taken in first, however long this process waits for a CPU then
         with self._watchdog:
@@ -234,13 +234,13 @@ class Provider:
         table = self.parts.table
         commands.serve(packet.message, arenas=table.arenas, clients=table.clients, registry=self.parts.registry)
 
-    def _on_bell(self, client: Client, packet: Packet) -> None:
+    def _on_new_doorbell(self, client: Client, packet: Packet) -> None:
         table, registry = self.parts.table, self.parts.registry
-        hub_id, bell = commands.bell_of(client, packet)
+        hub_id, new_doorbell = commands.new_doorbell_of(client, packet)
         if hub_id == self.parts.hub.doorbell_id:
-            self.parts.hub.handle_bell(bell)
-        elif not self.parts.pools.pass_bell(hub_id, bell):
-            commands.pass_bell(
+            self.parts.hub.handle_new_doorbell(new_doorbell)
+        elif not self.parts.pools.pass_new_doorbell(hub_id, new_doorbell):
+            commands.pass_new_doorbell(
                 client, packet, arenas=table.arenas, clients=table.clients, registry=registry, quota=table.quota
             )
 
@@ -251,7 +251,7 @@ class Provider:
         Rpc.WITHDRAW: lambda self, client, packet: self.parts.pairing.handle_withdraw(client, packet),
         Rpc.ASK: _on_ask,
         Rpc.SERVE: _on_serve,
-        Rpc.BELL: _on_bell,
+        Rpc.NEW_DOORBELL: _on_new_doorbell,
         Rpc.JOIN: _on_join,
         Rpc.LEAVE: _on_leave,
         Rpc.CONTROL: lambda self, client, packet: self._operations.handle(client, packet),

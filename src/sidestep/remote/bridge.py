@@ -33,7 +33,7 @@ class _Side:
         self.left = memoryview(b"")  # of the piece, to be written to the other
         self.urgent = False  # the piece is an urgent byte
         self.ended = False  # it sends no more
-        self.told_end = False  # and the other one knows
+        self.reported_end = False  # and the other one knows
 
 
 class Bridge:
@@ -96,7 +96,7 @@ class Bridge:
         except OSError as error:
             self.abort(f"TCP: {error.strerror or 'reset'}")
             return
-        if all(each.told_end for each in self._sides):
+        if all(each.reported_end for each in self._sides):
             self._end()
         else:
             self._watch()
@@ -116,8 +116,8 @@ class Bridge:
             source.left = source.left[target.tcp.send(source.left, urgent=source.urgent) :]
             if not source.left:
                 self._give_back(source)
-        if source.ended and not source.left and not source.told_end:
-            source.told_end = True
+        if source.ended and not source.left and not source.reported_end:
+            source.reported_end = True
             target.tcp.sock.shutdown(socket.SHUT_WR)
 
     def _watch(self) -> None:

@@ -22,8 +22,8 @@ from sidestep.errors import PeerViolation
 from sidestep.loop import nothing
 from sidestep.rdma.cm import REJECT_NO_RESOURCES
 from sidestep.rdma.verbs import QpEndpoint
-from sidestep.sdp.endpoint import unheard
-from sidestep.sdp.requests import SdpEvent, SdpEventKind, StreamReceive, StreamSend, Told
+from sidestep.sdp.endpoint import ignore_event
+from sidestep.sdp.requests import SdpEvent, SdpEventKind, StreamEvent, StreamReceive, StreamSend
 
 if TYPE_CHECKING:
     from sidestep.rdma.cm import Driver
@@ -154,7 +154,7 @@ class ControlLink:
         self._unsent = 0  # records on their way
         self._next = 0
         self.open = True
-        stream.tell = self._told
+        stream.tell = self._handle_event
 
     @property
     def address(self) -> str:
@@ -193,7 +193,7 @@ class ControlLink:
         if not self.open:
             return
         self.open = False
-        self._stream.tell = unheard
+        self._stream.tell = ignore_event
         self._stream.abort()
         self._lost()
 
@@ -211,7 +211,7 @@ class ControlLink:
 
     # ---- in ----
 
-    def _told(self, _stream: SdpStream, event: Told) -> None:
+    def _handle_event(self, _stream: SdpStream, event: StreamEvent) -> None:
         if not self.open:
             return
         if type(event) is StreamReceive:

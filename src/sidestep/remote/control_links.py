@@ -14,14 +14,14 @@ from sidestep.rdma.cm import REJECT_INVALID_SERVICE_ID
 from sidestep.remote.control_link import ControlLink, Kind, Rej, Req, Talker
 from sidestep.remote.peers import PROVIDER_ITSELF
 from sidestep.remote.promotion import Promotion, Purpose
-from sidestep.sdp.requests import SdpEvent, SdpEventKind, Told
+from sidestep.sdp.requests import SdpEvent, SdpEventKind, StreamEvent
 from sidestep.sdp.settings import Addresses
 from sidestep.switch.protocol import Endpoint, Request
 
 if TYPE_CHECKING:
     from sidestep.remote.peers import Peers
     from sidestep.remote.protocol import Sdp
-    from sidestep.remote.resync import Heard
+    from sidestep.remote.resync import AnswerHandler
     from sidestep.routing import Address
     from sidestep.sdp.endpoint import SdpStream
 
@@ -31,8 +31,8 @@ Reached = Callable[[ControlLink | None], None]
 class Question:
     """One that waits for its answer."""
 
-    def __init__(self, heard: Heard) -> None:
-        self._heard: Heard | None = heard
+    def __init__(self, heard: AnswerHandler) -> None:
+        self._heard: AnswerHandler | None = heard
         self._link: ControlLink | None = None
         self._number = 0
 
@@ -107,7 +107,7 @@ class ControlLinks:
         )  # fmt: skip
         self._taken.add(link)
 
-    def ask(self, local: Address, host: str, question: bytes, heard: Heard) -> Callable[[], None]:
+    def ask(self, local: Address, host: str, question: bytes, heard: AnswerHandler) -> Callable[[], None]:
         """`Route.ask` of resynchronisation."""
         asked = Question(heard)
         self.reach(local, host, lambda link: asked.begin(link, question))
@@ -124,30 +124,33 @@ class ControlLinks:
 
     # ---- making one ----
 
-    def _ask(self, way: tuple[Address, Address], vain: int | None) -> None:
+    def _ask(self, way: tuple[Address, Address], unanswered: int | None) -> None:
         """Where the provider is; `vain`: where nobody answered."""
         local, remote = way
         there = Endpoint(remote, PROVIDER_ITSELF)
-        if vain is not None:
-            self._peers.doubt(there, vain)
-        self._peers.ask(Endpoint(local, 0), there, partial(self._connect, way, vain))
+        if unanswered is not None:
+            self._peers.doubt(there, unanswered)
+        self._peers.ask(Endpoint(local, 0), there, partial(self._connect, way, unanswered))
 
-    def _connect(self, way: tuple[Address, Address], vain: int | None, port: int | None) -> None:
+    def _connect(self, way: tuple[Address, Address], unanswered: int | None, port: int | None) -> None:
         local, remote = way
-        if port is None or port == vain:
+        if port is None or port == unanswered:
             self._reached(way, None)
             return
         promotion = Promotion(Purpose.CONTROL, 0, secrets.token_bytes(16))
         try:
             self._sdp.mapped_stack(Request(Endpoint(local, 0), Endpoint(remote, 0), None)).connect(
-                str(remote), Addresses(local, 0, remote, port), partial(self._told, way, vain is not None, port),
+                str(remote), Addresses(local, 0, remote, port),
+                partial(self._handle_event, way, unanswered is not None, port),
                 beside_hello=lambda hello: promotion.encode(hello, self._sdp.key),
             )  # fmt: skip
         except SidestepError as why:
             self._sdp.services.log(f"no control link with {remote}: {why}")
             self._reached(way, None)
 
-    def _told(self, way: tuple[Address, Address], again: bool, port: int, stream: SdpStream, event: Told) -> None:
+    def _handle_event(
+        self, way: tuple[Address, Address], again: bool, port: int, stream: SdpStream, event: StreamEvent
+    ) -> None:
         """Until there is a link."""
         if not isinstance(event, SdpEvent):
             return

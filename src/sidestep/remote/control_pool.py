@@ -138,7 +138,7 @@ class QueuePairPool:
         except SidestepError:  # the device has no more
             host.refused = True
         else:
-            host.joining = self._manager.connect(address, POOL_SERVICE, qp, b"", self._told)
+            host.joining = self._manager.connect(address, POOL_SERVICE, qp, b"", self._handle_event)
 
     def _look_after(self, address: str, host: _Host) -> None:
         """Gives back what nobody wants any more."""
@@ -164,7 +164,7 @@ class QueuePairPool:
         of_link = sum(link is request.link for link in self._given.values())
         if not self._closed and of_link < limits.CONTROL_POOL_MAX and self.size < limits.CONTROL_POOL_ALL_MAX:
             try:
-                connection = request.accept(self._make_qp(self._on_event), b"", self._told)
+                connection = request.accept(self._make_qp(self._on_event), b"", self._handle_event)
             except SidestepError:  # the device has no more
                 connection = None
         if connection is None:
@@ -179,7 +179,7 @@ class QueuePairPool:
 
     # ---- what becomes of them ----
 
-    def _told(self, connection: Connection, event: ConnectionEvent) -> None:
+    def _handle_event(self, connection: Connection, event: ConnectionEvent) -> None:
         host = self._hosts.get(connection.remote_address)
         if host is not None and host.joining is connection:
             joined, host.joining = host.joining, None

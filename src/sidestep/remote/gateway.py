@@ -32,8 +32,8 @@ from sidestep.remote.inbound import BY_CARRIER, Inbound, settings_for
 from sidestep.remote.node import Node
 from sidestep.remote.peers import Peers
 from sidestep.remote.pump import Pieces, Pump
-from sidestep.sdp.endpoint import unheard
-from sidestep.sdp.requests import SdpEvent, SdpEventKind, Told
+from sidestep.sdp.endpoint import ignore_event
+from sidestep.sdp.requests import SdpEvent, SdpEventKind, StreamEvent
 from sidestep.sdp.settings import Addresses, Carrier
 from sidestep.sdp.stack import Stack
 from sidestep.switch.protocol import Endpoint
@@ -308,17 +308,17 @@ class _Crossing:
         self._timer = self._gateway.loop.call_later(limits.GATEWAY_CONNECT_S, self._late)
         try:
             stack = self._gateway.at(self._source)
-            self._stream = stack.connect(str(target), addresses, self._told, BY_CARRIER[Carrier.IWARP])
+            self._stream = stack.connect(str(target), addresses, self._handle_event, BY_CARRIER[Carrier.IWARP])
         except SidestepError as why:
             self._fall_back(why.message)
 
     def _late(self) -> None:
         if self._stream is not None:
-            self._stream.tell = unheard
+            self._stream.tell = ignore_event
             self._stream.abort()
         self._fall_back("it does not answer")
 
-    def _told(self, stream: SdpStream, event: Told) -> None:
+    def _handle_event(self, stream: SdpStream, event: StreamEvent) -> None:
         if not isinstance(event, SdpEvent) or self._over:
             return
         if event.kind is SdpEventKind.ESTABLISHED:
@@ -327,7 +327,7 @@ class _Crossing:
             self._served.tally.joined += 1
             self._carrier = Pump(self._gateway.loop, stream, self._sock, self._gateway.pieces, self._carried)
         elif event.kind is SdpEventKind.BROKEN:
-            stream.tell = unheard
+            stream.tell = ignore_event
             self._gateway.peers.doubt(self._rule.target, self._port)
             self._fall_back(str(event.error or "it was refused"))
 
@@ -359,7 +359,7 @@ class _Crossing:
         if self._dial is not None:
             self._dial.cancel()
         if self._stream is not None:
-            self._stream.tell = unheard
+            self._stream.tell = ignore_event
             self._stream.abort()
         reset(self._sock)
         self._end()

@@ -22,7 +22,7 @@ from sidestep import limits
 from sidestep.errors import PeerViolation, SidestepError
 from sidestep.loop import nothing
 from sidestep.rdma.work import Access
-from sidestep.sdp.requests import SdpEvent, SdpEventKind, StreamReceive, StreamSend, Told
+from sidestep.sdp.requests import SdpEvent, SdpEventKind, StreamEvent, StreamReceive, StreamSend
 from sidestep.switch.link import Carried, Control
 
 if TYPE_CHECKING:
@@ -76,7 +76,7 @@ class SdpLink:
         self._region: MemoryRegion | None = None  # the memory that data goes out from
         self._gone = False  # the stream is no more
         self._patience: Timer | None = None  # for the other's end
-        stream.tell = self._told
+        stream.tell = self._handle_event
 
     # ---- for the connection ----
 
@@ -326,10 +326,10 @@ class SdpLink:
 
     # ---- what the stream tells ----
 
-    def _told(self, _stream: SdpStream, event: Told) -> None:
+    def _handle_event(self, _stream: SdpStream, event: StreamEvent) -> None:
         self._contained(self._take, event)
 
-    def _take(self, event: Told) -> None:
+    def _take(self, event: StreamEvent) -> None:
         if type(event) is StreamReceive:
             self._received(event)
         elif type(event) is StreamSend:

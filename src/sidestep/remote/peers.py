@@ -224,11 +224,11 @@ class Peers:
                 message = PortMap.decode(memoryview(data))
             except PeerViolation:
                 continue  # anybody may send us anything
-            self._heard(message, local, ip_address(source[0].partition("%")[0]), source[1])
+            self._handle_message(message, local, ip_address(source[0].partition("%")[0]), source[1])
             if sock.fileno() < 0:
                 return
 
-    def _heard(self, message: PortMap, local: Address, host: Address, port: int) -> None:
+    def _handle_message(self, message: PortMap, local: Address, host: Address, port: int) -> None:
         if message.kind is PortMapKind.REQUEST:
             self._answer(message, local, host, port)
             return

@@ -51,7 +51,7 @@ from sidestep.sdp.endpoint import SdpStream
 from sidestep.sdp.header import BSDH_LEN
 from sidestep.sdp.hello import Hello
 from sidestep.sdp.portmapper import UDP_PORT
-from sidestep.sdp.requests import SdpEvent, SdpEventKind, Told
+from sidestep.sdp.requests import SdpEvent, SdpEventKind, StreamEvent
 from sidestep.sdp.settings import Addresses, SdpSettings
 from sidestep.sdp.stack import Stack
 from sidestep.switch.link import Carried
@@ -203,7 +203,7 @@ class Sdp(OffloadProtocol):
         for at in self._devices.values():
             yield from at.serving.links()
 
-    def reach(self, outgoing: Outgoing, vain: int | None, without: tuple[str, ...] = ()) -> None:
+    def reach(self, outgoing: Outgoing, unanswered: int | None, without: tuple[str, ...] = ()) -> None:
         """Asks for the other provider's port and calls there, or by the control link.
 
         `vain`: where nobody answered; `without`: the transports that the other host has none of.
@@ -213,7 +213,7 @@ class Sdp(OffloadProtocol):
             f"no provider answers at {host}: start one there with 'sidestep provider start --remote', which names this "
             f"host, and let UDP port {UDP_PORT} through"
         )
-        unreached = f"the provider at {host} does not answer at TCP port {vain}, which it told: let it through"
+        unreached = f"the provider at {host} does not answer at TCP port {unanswered}, which it told: let it through"
         request = outgoing.request
         assert request.local is not None
         local = request.local
@@ -230,18 +230,18 @@ class Sdp(OffloadProtocol):
             return
 
         def answered(port: int | None) -> None:
-            if port is None or port == vain:
+            if port is None or port == unanswered:
                 outgoing.refuse(absent if port is None else unreached)
             elif outgoing.wanted:
                 try:
                     at = self._at(transport.name, local.address)
-                    _Reaching(self, at, outgoing, port, again=vain is not None, without=without).begin()
+                    _Reaching(self, at, outgoing, port, again=unanswered is not None, without=without).begin()
                 except SidestepError as why:  # nobody who waits for the same answer is to miss it
                     _refuse(outgoing, why)
 
         provider = Endpoint(request.remote.address, PROVIDER_PORT)
-        if vain is not None:
-            self._peers.doubt(provider, vain)
+        if unanswered is not None:
+            self._peers.doubt(provider, unanswered)
         self._peers.ask(local, provider, answered)
 
     def _reach_by_control(self, transport: str, outgoing: Outgoing, without: tuple[str, ...]) -> None:
@@ -389,7 +389,7 @@ class _At(Node[Device]):
     def __init__(
         self, sdp: Sdp, transport: str, device: Device, address: Address, manager: ControlManager | None
     ) -> None:
-        device.on_event = self._told  # before the stack's, which asks it next
+        device.on_event = self._handle_event  # before the stack's, which asks it next
         super().__init__(
             sdp.loop, device, settings_on(device), private_bytes_max=limits.REMOTE_PRIVATE_BYTES, private_waits=False,
             registered_bytes_max=sdp.registered_bytes_max(device), manager=manager,
@@ -447,7 +447,7 @@ class _At(Node[Device]):
 
     # ---- what the device says ----
 
-    def _told(self, event: AsyncEvent) -> None:
+    def _handle_event(self, event: AsyncEvent) -> None:
         if event.kind in _DEVICE_GONE and event.source is self.device:
             self.sdp.services.log(f"{self.device.name} is given up, {event.kind.name}: {event.why}")
             self.sdp.retire(self, works=False)
@@ -561,13 +561,15 @@ class _Reaching:
         assert request.local is not None
         addresses = Addresses(request.local.address, request.local.port, request.remote.address, self._port)
         self._address = str(request.remote.address)
-        self._at.stack.connect(self._address, addresses, self._told, beside_hello=self._beside, uid=self._outgoing.uid)
+        self._at.stack.connect(
+            self._address, addresses, self._handle_event, beside_hello=self._beside, uid=self._outgoing.uid
+        )
 
     def _beside(self, hello: bytes) -> bytes:
         self._hello = hello
         return self._promotion.encode(hello, self._sdp.key)
 
-    def _told(self, stream: SdpStream, event: Told) -> None:
+    def _handle_event(self, stream: SdpStream, event: StreamEvent) -> None:
         if not isinstance(event, SdpEvent):
             return
         if event.kind is SdpEventKind.ESTABLISHED:

@@ -41,7 +41,7 @@ from sidestep import limits
 from sidestep.errors import Misuse, SidestepError
 from sidestep.loop import READ, WRITE
 from sidestep.rdma.iwarp.tcp import RESET
-from sidestep.sdp.requests import SdpEvent, SdpEventKind, StreamReceive, StreamSend, Told
+from sidestep.sdp.requests import SdpEvent, SdpEventKind, StreamEvent, StreamReceive, StreamSend
 from sidestep.sdp.states import OPEN
 
 if TYPE_CHECKING:
@@ -195,7 +195,7 @@ class Pump:
         self._fin_sent = False
         # Whoever ends us without a word closes the socket: that must not look like the end of what SDP has brought.
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET)
-        stream.tell = self._told
+        stream.tell = self._handle_event
         self._watch()
         loop.soon(self._go_on)
 
@@ -384,7 +384,7 @@ class Pump:
 
     # ---- what the stream tells ----
 
-    def _told(self, _stream: SdpStream, event: Told) -> None:
+    def _handle_event(self, _stream: SdpStream, event: StreamEvent) -> None:
         self._contained(self._take, event)
 
     def _contained(self, call: Callable[..., object], *arguments: object) -> None:
@@ -394,7 +394,7 @@ class Pump:
         except Exception:
             self._end_badly(f"a fault of ours: {traceback.format_exc()}")
 
-    def _take(self, event: Told) -> None:
+    def _take(self, event: StreamEvent) -> None:
         if type(event) is StreamSend:
             self._sent(event)
         elif type(event) is StreamReceive:

@@ -38,7 +38,8 @@ if TYPE_CHECKING:
 _PAUSES_S: Final = (0.0, 0.2, 1.0, 2.0, 5.0)  # between two questions; the last one again and again
 
 
-Heard = Callable[[bytes | None], None]  # an answer; None: it has not been heard, or who would answer not reached
+# of an answer; None: none has come, or the peer was not reached
+AnswerHandler = Callable[[bytes | None], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,24 +47,24 @@ class Route:
     """Where the other end of a link is asked."""
 
     hello: bytes  # that the link began with
-    ask: Callable[[bytes, Heard], Callable[[], None]]  # the call that it gives takes the question back
+    ask: Callable[[bytes, AnswerHandler], Callable[[], None]]  # the call that it gives takes the question back
 
 
 class _RequestQuestion:
     """A question as a connection request."""
 
-    def __init__(self, stack: Stack, address: str, port: int, question: bytes, heard: Heard) -> None:
-        self._heard: Heard | None = heard
+    def __init__(self, stack: Stack, address: str, port: int, question: bytes, heard: AnswerHandler) -> None:
+        self._heard: AnswerHandler | None = heard
         self._qp = stack.domain.create_qp(stack.send_cq, stack.recv_cq)
         try:
             self._asked = stack.manager.connect(
-                address, service_id(port), self._qp, question, self._hear, check_reply=lambda _reply: False
+                address, service_id(port), self._qp, question, self._handle_event, check_reply=lambda _reply: False
             )
         except SidestepError:
             self._qp.destroy()
             raise
 
-    def _hear(self, _connection: Connection, event: ConnectionEvent) -> None:
+    def _handle_event(self, _connection: Connection, event: ConnectionEvent) -> None:
         if not isinstance(event, Rejected | Unreachable):
             return
         heard, self._heard = self._heard, None
@@ -78,7 +79,7 @@ class _RequestQuestion:
             self._qp.destroy()
 
 
-def by_request(stack: Stack, address: str, port: int, question: bytes, heard: Heard) -> Callable[[], None]:
+def by_request(stack: Stack, address: str, port: int, question: bytes, heard: AnswerHandler) -> Callable[[], None]:
     """`Route.ask` by connection requests; raises SidestepError if there is no queue pair left for now."""
     return _RequestQuestion(stack, address, port, question, heard).take_back
 
@@ -101,9 +102,9 @@ class Resync:
         self._until = loop.now + limits.SETTLE_S
         arrived = far.break_off()
         if arrived is None:
-            self._begin(replace(promotion, purpose=Purpose.FAILED), self._heard_end)
+            self._begin(replace(promotion, purpose=Purpose.FAILED), self._received_end)
         else:
-            self._begin(replace(promotion, purpose=Purpose.RESYNC, arrived=arrived), self._heard_arrived)
+            self._begin(replace(promotion, purpose=Purpose.RESYNC, arrived=arrived), self._received_arrived)
 
     def close(self) -> None:
         """Asks no more: its stack is about to be closed."""
@@ -126,18 +127,18 @@ class Resync:
 
     def _ask(self) -> None:
         if self._question.purpose is Purpose.RESYNC and self._relay.break_off() is None:  # it has been reset meanwhile
-            self._begin(replace(self._promotion, purpose=Purpose.FAILED), self._heard_end)
+            self._begin(replace(self._promotion, purpose=Purpose.FAILED), self._received_end)
             return
         if self._loop.now > self._until:
             self._answered(None)
             return
         hello = self._route.hello
         try:
-            self._take_back = self._route.ask(hello + self._question.encode(hello, self._key), self._told)
+            self._take_back = self._route.ask(hello + self._question.encode(hello, self._key), self._handle_answer)
         except SidestepError:
             self._again()
 
-    def _told(self, answer: bytes | None) -> None:
+    def _handle_answer(self, answer: bytes | None) -> None:
         self._take_back = nothing
         if answer is None:
             self._again()
@@ -148,7 +149,7 @@ class Resync:
             found = None
         self._answered(found if found is not None and found.name == self._promotion.name else None)
 
-    def _heard_arrived(self, answer: Promotion | None) -> None:
+    def _received_arrived(self, answer: Promotion | None) -> None:
         known = answer is not None and answer.purpose is Purpose.ARRIVED
         if self._relay.handle_arrived(answer.arrived if known and answer is not None else None):
             self._relay.handle_resynced()
@@ -156,11 +157,11 @@ class Resync:
         else:
             purpose = Purpose.FAILED
         if known:  # it waits for this
-            self._begin(replace(self._promotion, purpose=purpose), self._heard_end)
+            self._begin(replace(self._promotion, purpose=purpose), self._received_end)
         else:
             self._on_over(self)
 
-    def _heard_end(self, _answer: Promotion | None) -> None:
+    def _received_end(self, _answer: Promotion | None) -> None:
         self._on_over(self)
 
 

@@ -12,7 +12,7 @@ Who insists on SDP and gets no verdict in time is sent to a place that is *shut*
 kernel goes on sending SYNs and the connect() is truly in progress. It opens when the stream is established, and goes
 away, which resets, when the other host refuses. No answer at all stays none: TCP then says ETIMEDOUT itself.
 
-Who does not insist gets TCP, and where SDP has failed TCP comes first for a while (`limits.REACH_VAIN_S`).
+Who does not insist gets TCP, and where SDP has failed TCP comes first for a while (`limits.REACH_UNANSWERED_S`).
 
 Places are at 127.83.68.80, or, for IPv6, at the address of this host that the program's connection comes from: IPv6 has
 one loopback address only, which a socket bound to another address could not reach from there by it.
@@ -41,9 +41,9 @@ from sidestep.remote.peers import PROVIDER_ITSELF, Peers
 from sidestep.remote.promotion import Promotion, Purpose
 from sidestep.remote.pump import Pieces, Pump
 from sidestep.remote.serving import NAMED
-from sidestep.sdp.endpoint import unheard
+from sidestep.sdp.endpoint import ignore_event
 from sidestep.sdp.errnos import BY_CAUSE
-from sidestep.sdp.requests import SdpEvent, SdpEventKind, Told
+from sidestep.sdp.requests import SdpEvent, SdpEventKind, StreamEvent
 from sidestep.sdp.settings import Addresses, Carrier
 from sidestep.switch.protocol import Endpoint, Ends, PendingConnect, Request, Row
 
@@ -69,7 +69,7 @@ class SdpConnects:
         self.stack_for: Final = stack_for
         self.pieces: Final = Pieces()
         self._there: dict[_SdpConnect, None] = {}
-        self._vain: OrderedDict[Endpoint, float] = OrderedDict()  # until when TCP comes first
+        self._unanswered: OrderedDict[Endpoint, float] = OrderedDict()  # until when TCP comes first
 
     def close(self) -> None:
         for reach in list(self._there):
@@ -87,23 +87,23 @@ class SdpConnects:
         remote = asked.request.remote
         if not remote.port:
             raise Unavailable("no service has port 0")
-        until = self._vain.get(remote)
+        until = self._unanswered.get(remote)
         if not asked.insists and until is not None and until > self.sdp.loop.now:
             raise Unavailable("SDP has failed there a moment ago")
         reach = _SdpConnect(self, asked, self._local_of(asked))
         self._there[reach] = None
         reach.begin()
 
-    def in_vain(self, remote: Endpoint) -> None:
+    def was_unanswered(self, remote: Endpoint) -> None:
         """TCP comes first there, for a while."""
-        self._vain.pop(remote, None)
-        self._vain[remote] = self.sdp.loop.now + limits.REACH_VAIN_S
-        while len(self._vain) > limits.REACH_VAIN_MAX:
-            self._vain.popitem(last=False)
+        self._unanswered.pop(remote, None)
+        self._unanswered[remote] = self.sdp.loop.now + limits.REACH_UNANSWERED_S
+        while len(self._unanswered) > limits.REACH_UNANSWERED_MAX:
+            self._unanswered.popitem(last=False)
 
     def worth_it(self, remote: Endpoint) -> None:
         """SDP has been had there."""
-        self._vain.pop(remote, None)
+        self._unanswered.pop(remote, None)
 
     def ended(self, reach: _SdpConnect) -> None:
         self._there.pop(reach, None)
@@ -141,7 +141,7 @@ class _SdpConnect:
         self._over = False
         self._late = self._loop.call_later(asked.wait_s, self._handle_late)
         self._end: Timer = self._loop.call_later(limits.REACH_S, self._handle_silence)
-        asked.on_gone = self._handle_gone
+        asked.on_gone = self._handle_close
 
     def begin(self) -> None:
         """Asks for the other host's provider, and if that does not answer at once for the service itself."""
@@ -161,7 +161,7 @@ class _SdpConnect:
         return Endpoint(self.remote.address, PROVIDER_ITSELF)
 
     def _ask(self, whom: Endpoint) -> None:
-        self._connects.peers.ask(self.local, whom, partial(self._heard, whom), anew=self.asked.insists)
+        self._connects.peers.ask(self.local, whom, partial(self._handle_port, whom), anew=self.asked.insists)
 
     # ---- the way there ----
 
@@ -171,7 +171,7 @@ class _SdpConnect:
         if wanted and self._connects.sdp.key is None:
             self._ask(self.remote)
 
-    def _heard(self, whom: Endpoint, port: int | None) -> None:
+    def _handle_port(self, whom: Endpoint, port: int | None) -> None:
         """Where to connect to."""
         if self._over or self._stream is not None:
             return
@@ -203,7 +203,7 @@ class _SdpConnect:
         try:
             stack = self._connects.stack_for(Request(self.local, self.remote, None, self.asked.request.over))
             self._stream = stack.connect(
-                str(self.remote.address), addresses, self._told, BY_CARRIER[carrier], beside_hello=beside
+                str(self.remote.address), addresses, self._handle_event, BY_CARRIER[carrier], beside_hello=beside
             )
         except SidestepError as why:
             self._fail(errno.ENETUNREACH, why.message)
@@ -212,14 +212,14 @@ class _SdpConnect:
         promotion = Promotion(Purpose.INBOUND, self.remote.port, secrets.token_bytes(16))
         return promotion.encode(hello, self._connects.sdp.key)
 
-    def _told(self, stream: SdpStream, event: Told) -> None:
+    def _handle_event(self, stream: SdpStream, event: StreamEvent) -> None:
         """Until there is a pump."""
         if not isinstance(event, SdpEvent) or self._over:
             return
         if event.kind is SdpEventKind.ESTABLISHED:
             self._established()
         elif event.kind is SdpEventKind.BROKEN:
-            stream.tell = unheard
+            stream.tell = ignore_event
             self._loop.soon(partial(self._broken, stream, event))  # it may not even be known yet
 
     def _broken(self, stream: SdpStream, event: SdpEvent) -> None:
@@ -310,7 +310,7 @@ class _SdpConnect:
     def _handle_not_taken(self) -> None:
         self._fail(errno.ECONNREFUSED, "the program has not come")
 
-    def _handle_gone(self) -> None:
+    def _handle_close(self) -> None:
         """The program; its socket may live on, with another."""
         if self.pump is None:
             self._fail(errno.ECONNREFUSED, "the program has gone")
@@ -321,7 +321,7 @@ class _SdpConnect:
             return
         self._log(f"does not go by SDP: {why}")
         if not self.asked.insists:
-            self._connects.in_vain(self.remote)
+            self._connects.was_unanswered(self.remote)
         self._drop_stream()
         if not self._answered:
             self._answer()
@@ -335,7 +335,7 @@ class _SdpConnect:
 
     def _drop_stream(self) -> None:
         if self._stream is not None:
-            self._stream.tell = unheard
+            self._stream.tell = ignore_event
             self._stream.abort()
             self._stream = None
 

@@ -22,9 +22,9 @@ if TYPE_CHECKING:
     from sidestep.rdma.pools import Element
     from sidestep.rdma.verbs import ProtectionDomain
 
-Loan: TypeAlias = "tuple[MessagePool, Element]"
+PoolBuffer: TypeAlias = "tuple[MessagePool, Element]"
 _Key: TypeAlias = tuple[int | None, int]  # whose they are, and bytes
-Give: TypeAlias = "Callable[[list[Loan] | SidestepError], None]"
+BuffersHandler: TypeAlias = "Callable[[list[PoolBuffer] | SidestepError], None]"
 
 
 class Want:
@@ -32,7 +32,7 @@ class Want:
 
     __slots__ = ("count", "give")
 
-    def __init__(self, count: int, give: Give) -> None:
+    def __init__(self, count: int, give: BuffersHandler) -> None:
         self.count = count
         self.give = give
 
@@ -87,14 +87,14 @@ class PrivateBuffers:
     def waiting(self) -> int:
         return sum(want.count > 0 for kind in self._kinds.values() for want in kind.wants)
 
-    def ask(self, count: int, size: int, give: Give, uid: int | None = None) -> Want:
+    def ask(self, count: int, size: int, give: BuffersHandler, uid: int | None = None) -> Want:
         """Gives `count` buffers of `size` bytes: now, later, or in parts; or the error that there can be none."""
         want = Want(count, give)
         self._kinds.setdefault((uid, size), _Kind()).wants.append(want)
         self._serve((uid, size))
         return want
 
-    def put(self, loan: Loan) -> None:
+    def put(self, loan: PoolBuffer) -> None:
         slab, element = loan
         slab.put(element)
         if (key := _key(slab)) in self._kinds:  # not after `close`
@@ -149,8 +149,8 @@ class PrivateBuffers:
         return True
 
     @staticmethod
-    def _take(kind: _Kind, most: int) -> list[Loan]:
-        loans: list[Loan] = []
+    def _take(kind: _Kind, most: int) -> list[PoolBuffer]:
+        loans: list[PoolBuffer] = []
         while len(loans) < most and kind.open:
             slab = next(iter(kind.open))
             while len(loans) < most and (element := slab.take()) is not None:
@@ -210,4 +210,4 @@ def _key(slab: MessagePool) -> _Key:
     return slab.uid, slab.size
 
 
-__all__: Final = ["Give", "Loan", "PrivateBuffers", "Want"]
+__all__: Final = ["BuffersHandler", "PoolBuffer", "PrivateBuffers", "Want"]

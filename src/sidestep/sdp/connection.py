@@ -57,10 +57,10 @@ from sidestep.sdp.requests import (
     SdpCause,
     SdpEvent,
     SdpEventKind,
+    StreamEvent,
     StreamReceive,
     StreamSend,
     Suspended,
-    Told,
     Work,
 )
 from sidestep.sdp.resize import Resize
@@ -90,7 +90,7 @@ class SdpConnection:
     __slots__ = (
         "_control", "_fast", "_flow", "_halves", "_handshake", "_incoming", "_keepalive", "_outgoing", "_resize",
         "_settings", "_sink", "_source", "_suspend", "_teardown", "_updates", "_waiting", "accepting", "addresses",
-        "cause", "dirty", "error", "events", "now", "readable_told", "state", "suspended", "timers", "work",
+        "cause", "dirty", "error", "events", "now", "readable_reported", "state", "suspended", "timers", "work",
     )  # fmt: skip
 
     def __init__(self, settings: SdpSettings) -> None:
@@ -101,13 +101,13 @@ class SdpConnection:
         self.error: SidestepError | None = None
         self.cause: SdpCause | None = None
         self.suspended: Suspended | None = None
-        self.readable_told = False
+        self.readable_reported = False
         self._settings = settings
         self._fast = False  # Data is taken without a look at the tables
         self.dirty = False  # something has happened since the last pump
         self._waiting = False  # something waits for credit, room or an answer: whatever comes in may set it going
         self._control: deque[object] = deque()  # messages without payload, or what sends them, in order
-        self.events: deque[Told] = deque()  # what `poll_event` gives before anything else
+        self.events: deque[StreamEvent] = deque()  # what `poll_event` gives before anything else
         self.timers: dict[str, float] = {}  # when which is due
         self._flow: Flow = Flow(settings.receive_count, settings.send_queue)
         self.work = self._flow.work  # what `poll_work` gives
@@ -272,7 +272,7 @@ class SdpConnection:
             sink.serve()
         if self._flow.gone and not receive.done:
             self._halves.give_up_receives()
-        self.readable_told = False
+        self.readable_reported = False
         if self._waiting or sink.mode is _PIPELINED or self._flow.credit_low():
             self.dirty = True
         return receive
@@ -312,7 +312,7 @@ class SdpConnection:
         """Gives bytes that were received last back to the stream: they are received again, before all others."""
         self.now = now
         self._sink.put_back(data)
-        self.readable_told = False
+        self.readable_reported = False
         self.dirty = True
 
     @property
@@ -621,14 +621,14 @@ class SdpConnection:
         """Whether nothing was caused that would have to be polled: worth a look before polling."""
         return not (self.dirty or self.events or self.work)
 
-    def poll_event(self) -> Told | None:
+    def poll_event(self) -> StreamEvent | None:
         """The next thing to tell; None when there is none. Work is to be polled first."""
         if self.events:
             return self.events.popleft()
-        if not self.readable_told:
+        if not self.readable_reported:
             sink = self._sink
             if not sink.receives and (sink.ready_bytes or sink.adverts or sink.ended):
-                self.readable_told = True
+                self.readable_reported = True
                 return SdpEvent(SdpEventKind.READABLE)
         return None
 

@@ -28,7 +28,7 @@ from sidestep.rdma.pools import RdmaElement
 from sidestep.rdma.verbs import AsyncEvent, EventKind, Lent, QpCapabilities, QueuePair, SendRing
 from sidestep.rdma.work import Access, RdmaRead, RdmaWrite, Receive, RKey, Send, Status
 from sidestep.sdp import engine
-from sidestep.sdp.buffers import Loan, Want
+from sidestep.sdp.buffers import PoolBuffer, Want
 from sidestep.sdp.connection import SdpCause, SdpConnection
 from sidestep.sdp.private_data import fitted, whole
 from sidestep.sdp.registration import RegisteringPoster, Registration
@@ -42,9 +42,9 @@ from sidestep.sdp.requests import (
     Reject,
     Release,
     ReturnBuffer,
+    StreamEvent,
     StreamReceive,
     StreamSend,
-    Told,
 )
 from sidestep.sdp.settings import Addresses, Carrier, SdpSettings
 from sidestep.sdp.states import OPENING, SdpState
@@ -52,7 +52,7 @@ from sidestep.sdp.states import OPENING, SdpState
 if TYPE_CHECKING:
     from sidestep.sdp.stack import Stack
 
-Teller: TypeAlias = "Callable[[SdpStream, Told], None]"
+StreamHandler: TypeAlias = "Callable[[SdpStream, StreamEvent], None]"
 Acceptor: TypeAlias = "Callable[[SdpStream], None]"
 
 SPARE_REQUESTS: Final = 8  # in both queues, beyond what the connection uses: the last ones, and some
@@ -70,7 +70,7 @@ class SdpStream:
         "stack", "tell", "timer", "uid",
     )  # fmt: skip
 
-    def __init__(self, stack: Stack, settings: SdpSettings, tell: Teller, uid: int | None = None) -> None:
+    def __init__(self, stack: Stack, settings: SdpSettings, tell: StreamHandler, uid: int | None = None) -> None:
         self.stack = stack
         self.uid = uid  # whose it is; None: nobody's
         self.tell = tell
@@ -91,7 +91,7 @@ class SdpStream:
         self._running = False
         self._wr_id = 0
         self._reclaim: Callable[[], object] = nothing  # brings it back from the engine
-        self._lent: dict[int, Loan] = {}  # private buffers by number of the receive
+        self._lent: dict[int, PoolBuffer] = {}  # private buffers by number of the receive
         self._want: Want | None = None  # for more of them
         self._collected: list[Receive] = []  # what has been given of those
 
@@ -111,7 +111,7 @@ class SdpStream:
         stack, settings = self.stack, self._settings
         short: SidestepError | None = None
 
-        def given(found: list[Loan] | SidestepError) -> None:
+        def given(found: list[PoolBuffer] | SidestepError) -> None:
             nonlocal short
             if isinstance(found, SidestepError):
                 short = found
@@ -361,7 +361,7 @@ class SdpStream:
             return
         later = False
 
-        def given(found: list[Loan] | SidestepError) -> None:
+        def given(found: list[PoolBuffer] | SidestepError) -> None:
             if isinstance(found, SidestepError):
                 self._stop_wanting()
                 self.connection.handle_buffers_failed(found, self.stack.clock())
@@ -376,7 +376,7 @@ class SdpStream:
         self._want = want if want.count else None
         later = True
 
-    def _collect(self, loans: list[Loan]) -> None:
+    def _collect(self, loans: list[PoolBuffer]) -> None:
         for loan in loans:
             self._wr_id += 1
             self._lent[self._wr_id] = loan
@@ -564,7 +564,7 @@ def capabilities_of(settings: SdpSettings) -> QpCapabilities:
     )
 
 
-def unheard(_stream: SdpStream, _event: Told) -> None:
+def ignore_event(_stream: SdpStream, _event: StreamEvent) -> None:
     """The `tell` of a stream in whose end nobody is interested any more."""
 
 

@@ -17,7 +17,7 @@ from sidestep.sdp.listening import Listening
 from sidestep.sdp.settings import Addresses, Carrier
 
 if TYPE_CHECKING:
-    from sidestep.sdp.endpoint import SdpStream, Teller
+    from sidestep.sdp.endpoint import SdpStream, StreamHandler
     from sidestep.sdp.hello import IpAddress
     from sidestep.sdp.stack import Stack
 
@@ -105,7 +105,7 @@ class Host:
                 return address
         raise Misuse(f"no address of this host is of the family of {remote}")
 
-    def connect(self, local: tuple[IpAddress, int], remote: tuple[IpAddress, int], tell: Teller) -> SdpStream:
+    def connect(self, local: tuple[IpAddress, int], remote: tuple[IpAddress, int], tell: StreamHandler) -> SdpStream:
         """Begins a connection; ports are the caller's to take and to give back.
 
         Raises:

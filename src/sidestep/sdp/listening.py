@@ -17,12 +17,12 @@ from typing import TYPE_CHECKING, Final
 
 from sidestep.errors import Unavailable
 from sidestep.sdp.private_data import family_of, match_address
-from sidestep.sdp.requests import SdpEvent, SdpEventKind, Told
+from sidestep.sdp.requests import SdpEvent, SdpEventKind, StreamEvent
 from sidestep.sdp.settings import Carrier
 
 if TYPE_CHECKING:
     from sidestep.rdma.cm import ConnectionRequest
-    from sidestep.sdp.endpoint import SdpStream, Teller
+    from sidestep.sdp.endpoint import SdpStream, StreamHandler
     from sidestep.sdp.stack import Stack
 
 _BOTH: Final = frozenset({4, 6})
@@ -59,8 +59,8 @@ class Listening:
         self._ready = ready
         self._families = _BOTH if address is None else frozenset({address.version})
         self._carrier = stack.settings.carrier
-        self._opening: dict[SdpStream, list[Told]] = {}  # and what they were told so far
-        self._queue: deque[tuple[SdpStream, list[Told]]] = deque()
+        self._opening: dict[SdpStream, list[StreamEvent]] = {}  # and what they were told so far
+        self._queue: deque[tuple[SdpStream, list[StreamEvent]]] = deque()
         self._closed = False
         match = None
         if address is not None and not address.is_unspecified:
@@ -74,7 +74,7 @@ class Listening:
         """Connections that can be accepted."""
         return len(self._queue)
 
-    def accept(self, tell: Teller) -> SdpStream | None:
+    def accept(self, tell: StreamHandler) -> SdpStream | None:
         """The connection that has waited the longest; `tell` gets what it was told meanwhile, and all that follows."""
         if not self._queue:
             return None
@@ -106,7 +106,7 @@ class Listening:
         self._opening[stream] = []
         stream.tell = self._tell
 
-    def _tell(self, stream: SdpStream, event: Told) -> None:
+    def _tell(self, stream: SdpStream, event: StreamEvent) -> None:
         told = self._opening.get(stream)
         if told is None:
             told = next((told for waits, told in self._queue if waits is stream), None)

@@ -174,7 +174,7 @@ class SdpEvent:
     error: SidestepError | None = None
 
 
-Told: TypeAlias = StreamSend | StreamReceive | SdpEvent
+StreamEvent: TypeAlias = StreamSend | StreamReceive | SdpEvent
 
 
 @dataclass(slots=True)

@@ -18,10 +18,18 @@ from sidestep.rdma.verbs import AsyncEvent, Device, EventKind, MemoryRegion
 from sidestep.rdma.work import Access, Completion, Status
 from sidestep.sdp.buffers import PrivateBuffers
 from sidestep.sdp.connection import SdpCause
-from sidestep.sdp.endpoint import SPARE_REQUESTS, Acceptor, SdpStream, Teller, capabilities_of, ip_of, unheard
+from sidestep.sdp.endpoint import (
+    SPARE_REQUESTS,
+    Acceptor,
+    SdpStream,
+    StreamHandler,
+    capabilities_of,
+    ignore_event,
+    ip_of,
+)
 from sidestep.sdp.private_data import check_room, whole
 from sidestep.sdp.registration import PermanentRegions
-from sidestep.sdp.requests import Suspended, Told
+from sidestep.sdp.requests import StreamEvent, Suspended
 from sidestep.sdp.settings import Addresses, SdpSettings
 from sidestep.sdp.wire import BSDH_LEN, SinkAvail, service_id
 
@@ -109,7 +117,7 @@ class Stack:
         self,
         address: str,
         addresses: Addresses,
-        tell: Teller,
+        tell: StreamHandler,
         settings: SdpSettings | None = None,
         *,
         beside_hello: Callable[[bytes], bytes] | None = None,
@@ -197,7 +205,7 @@ class Stack:
         stream.address = request.remote_address  # to come after it when it moves
         if suspended is not None:
             stream.connection.take_over(suspended)
-        stream.tell = unheard
+        stream.tell = ignore_event
         hello = request.private_data[: len(request.private_data) - beside_hello]
         if stream.connection.accept(whole(hello), _addresses_of(request, port), self.clock()):
             try:
@@ -393,7 +401,7 @@ def stack_on(fabric: Fabric, device: Device, settings: SdpSettings | None = None
     return stack
 
 
-def _nobody(stream: SdpStream, event: Told) -> None:
+def _nobody(stream: SdpStream, event: StreamEvent) -> None:
     raise Misuse("an accepted stream has nobody to tell", remedy="set stream.tell when it is accepted")
 
 

@@ -139,7 +139,7 @@ class Suspend:
         unread = sink.drain()
         host.tell(SdpEventKind.SUSPENDED)
         sink.end_all()  # with what they hold: the stream goes on elsewhere
-        host.readable_told = True  # nor is there anything to read here
+        host.readable_reported = True  # nor is there anything to read here
         host.suspended = Suspended(
             remote_port=host.addresses.remote_port,
             receive_size=self._resize.local,

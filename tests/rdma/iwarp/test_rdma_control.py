@@ -209,7 +209,7 @@ class ChoosyWriter(DeviceWriter[Wire]):
     def _open(self, source: str, seen: Seen, ends: WireEnds) -> Wire:
         return Wire(source, ends, interface=0)
 
-    def _hear(self, wire: Wire, seen: Seen) -> bool:
+    def _handle(self, wire: Wire, seen: Seen) -> bool:
         self.told.append(seen)
         self.unwanted -= 1
         return self.unwanted != 0

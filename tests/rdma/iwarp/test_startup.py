@@ -376,7 +376,7 @@ def told_of(asking: MpaSettings) -> Enhanced | None:
 
 def test_depths_that_are_not_negotiated() -> None:
     """0x3FFF: each end keeps its own, whatever the other says (RFC 6581 9.1)."""
-    mute = ReadDepths(ird=5, ord=6, ird_told=False, ord_told=False)
+    mute = ReadDepths(ird=5, ord=6, ird_announced=False, ord_announced=False)
     assert told_of(MpaSettings(depths=mute)) == Enhanced(None, None)
     done = talk(MpaSettings(depths=mute), MpaSettings(depths=ReadDepths(ird=2, ord=3)))
     assert done.wire[1][20:24] == bytes.fromhex("3fff3fff")
@@ -396,7 +396,7 @@ def test_one_of_two_is_not_negotiated() -> None:
     found = StartFrame.decode(responder.poll_send())
     assert found is not None
     assert found[0].enhanced_data == Enhanced(20, None)
-    assert told_of(MpaSettings(depths=ReadDepths(ord_told=False))) == Enhanced(16, None)
+    assert told_of(MpaSettings(depths=ReadDepths(ord_announced=False))) == Enhanced(16, None)
 
 
 def test_a_responder_fits_its_own() -> None:

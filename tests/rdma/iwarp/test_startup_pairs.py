@@ -36,9 +36,9 @@ SMALL = [
     ReadDepths(ird=4, ird_max=8, ord=40),
     ReadDepths(ird=2, ord=12, ord_min=9),
     ReadDepths(ird=0, ird_max=3, ord=3, ord_min=3),
-    ReadDepths(ird=5, ord=7, ird_told=False),
-    ReadDepths(ird=5, ord=0, ord_told=False),
-    ReadDepths(ird=5, ord=7, ird_told=False, ord_told=False),
+    ReadDepths(ird=5, ord=7, ird_announced=False),
+    ReadDepths(ird=5, ord=0, ord_announced=False),
+    ReadDepths(ird=5, ord=7, ird_announced=False, ord_announced=False),
 ]
 
 
@@ -69,14 +69,14 @@ def outcome(case: Case) -> str:
     if not asking.enhanced:
         return "agreed"
     mine, theirs = asking.depths, asked.depths
-    if mine.ird_told and mine.ird < theirs.ord_min:
+    if mine.ird_announced and mine.ird < theirs.ord_min:
         return "responder needs more"
     peers = asking.peer_to_peer
     offered = within(asking.rtr, mine.ord)
     ord_ = max(mine.ord, 1) if peers and Rtr.READ in offered else mine.ord
     taken = within(offered & asked.rtr or asked.rtr, theirs.ird_max) if peers else NO_RTR
     common = asking.rtr & taken
-    if mine.ord_told and theirs.ird_told:
+    if mine.ord_announced and theirs.ird_announced:
         held = min(max(theirs.ird, ord_), theirs.ird_max)
         if Rtr.READ in taken:
             held = max(held, 1)
@@ -195,7 +195,7 @@ def depths(draw: st.DrawFn) -> ReadDepths:
     ird_max, ord_ = draw(st.integers(1, 130)), draw(COUNTS)
     return ReadDepths(
         ird=draw(st.integers(0, ird_max)), ird_max=ird_max, ord=ord_, ord_min=draw(st.integers(0, ord_)),
-        ird_told=draw(st.booleans()), ord_told=draw(st.booleans()),
+        ird_announced=draw(st.booleans()), ord_announced=draw(st.booleans()),
     )  # fmt: skip
 
 

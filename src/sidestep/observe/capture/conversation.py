@@ -120,7 +120,7 @@ class ConversationWriter(DeviceWriter[_Talk]):
         self._mtu_code = _mtu_code(path_mtu) if path_mtu else _MTU_LARGEST
         self._held = 0  # bytes of messages that are not complete
 
-    def _hear(self, talk: _Talk, seen: Seen) -> bool:
+    def _handle(self, talk: _Talk, seen: Seen) -> bool:
         try:
             self._follow(talk, seen)
         except _Unwanted:

@@ -72,9 +72,9 @@ class DeviceWriter(ABC, Generic[WireT]):
             elif (opened := self._open(source, seen, seen.ends)) is not None:
                 self._wires[source, seen.wire] = opened
         elif (wire := self._wires.get((source, seen.wire))) is not None:
-            return self._hear(wire, seen)
+            return self._handle(wire, seen)
         elif (packet_wire := self._packet_wires.get((source, seen.wire))) is not None:
-            return self._hear_packets(packet_wire, seen)
+            return self._handle_packets(packet_wire, seen)
         return True
 
     def _open_packets(self, source: str, seen: Seen, ends: WireEnds) -> None:
@@ -83,7 +83,7 @@ class DeviceWriter(ABC, Generic[WireT]):
             wire = self._packets.wire(source, ends, self._interface(source, ends.device, ""))
             self._packet_wires[source, seen.wire] = wire
 
-    def _hear_packets(self, wire: PacketWire, seen: Seen) -> bool:
+    def _handle_packets(self, wire: PacketWire, seen: Seen) -> bool:
         known = wire.wanted
         for outbound, frame, comment in self._packets.frames(wire, seen):
             self._write(wire, seen.time_ns, frame, outbound=outbound, comment=comment)
@@ -97,7 +97,7 @@ class DeviceWriter(ABC, Generic[WireT]):
         """A connection is there; None: it is not written."""
 
     @abstractmethod
-    def _hear(self, wire: WireT, seen: Seen) -> bool:
+    def _handle(self, wire: WireT, seen: Seen) -> bool:
         """Something was said or has ended on a connection; False: that is not wanted."""
 
     def _forget(self, wire: Wire, seen: Seen) -> None:

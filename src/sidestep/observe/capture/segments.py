@@ -71,7 +71,7 @@ class SegmentWriter(DeviceWriter[_Wire]):
                     self._write_pieces(wire, seen, half.finish())
         super().close()
 
-    def _hear(self, wire: _Wire, seen: Seen) -> bool:
+    def _handle(self, wire: _Wire, seen: Seen) -> bool:
         if wire.early is not None:
             return self._judge(wire, seen)
         self._follow(wire, seen)

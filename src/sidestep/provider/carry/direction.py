@@ -70,7 +70,7 @@ class Recall(Enum):
     NOT = 0  # bytes of the link go to its ring
     OURS = 1  # RECALL is sent, as a provider goes: bytes are kept until it is known whether they come again
     TAKEN = 2  # they come again: bytes of the link are discarded
-    WANTED = 3  # RECALL is sent for our application, which reads its ring no further: bytes of the link are discarded
+    REQUESTED = 3  # RECALL is sent for our application, which reads its ring no further: link bytes are discarded
     GRANTED = 4  # and they come again
 
 
@@ -113,7 +113,7 @@ class LeaveEvent(Enum):
     """Event that makes a provider go."""
 
     LEAVE = 0  # ours
-    TOLD = 1  # LEAVE has come
+    REQUESTED = 1  # LEAVE has come
 
 
 OUT_TRANSITIONS: Final[dict[tuple[Out, OutEvent], Out]] = {
@@ -143,14 +143,14 @@ IN_TRANSITIONS: Final[dict[tuple[In, InEvent], In]] = {
 # RESENDS may come at any time, about bytes that have come already (`Recall.NOT`).
 RECALL_TRANSITIONS: Final[dict[tuple[Recall, RecallEvent], Recall]] = {
     (Recall.NOT, RecallEvent.TAKE): Recall.OURS,
-    (Recall.NOT, RecallEvent.WANT): Recall.WANTED,
+    (Recall.NOT, RecallEvent.WANT): Recall.REQUESTED,
     (Recall.NOT, RecallEvent.RESENDS): Recall.NOT,
-    (Recall.OURS, RecallEvent.WANT): Recall.WANTED,
+    (Recall.OURS, RecallEvent.WANT): Recall.REQUESTED,
     (Recall.OURS, RecallEvent.RESENDS): Recall.TAKEN,
     (Recall.OURS, RecallEvent.REFUSED): Recall.NOT,
     (Recall.TAKEN, RecallEvent.WANT): Recall.GRANTED,
     (Recall.TAKEN, RecallEvent.RESENDS): Recall.TAKEN,
-    (Recall.WANTED, RecallEvent.RESENDS): Recall.GRANTED,
+    (Recall.REQUESTED, RecallEvent.RESENDS): Recall.GRANTED,
     (Recall.GRANTED, RecallEvent.RESENDS): Recall.GRANTED,
 }
 
@@ -165,9 +165,9 @@ ENDING_TRANSITIONS: Final[dict[tuple[Ending, EndEvent], Ending]] = {
 
 LEAVING_TRANSITIONS: Final[dict[tuple[Leaving, LeaveEvent], Leaving]] = {
     (Leaving.STAYS, LeaveEvent.LEAVE): Leaving.LEADS,
-    (Leaving.STAYS, LeaveEvent.TOLD): Leaving.FOLLOWS,
-    (Leaving.LEADS, LeaveEvent.TOLD): Leaving.FOLLOWS,
-    (Leaving.FOLLOWS, LeaveEvent.TOLD): Leaving.FOLLOWS,
+    (Leaving.STAYS, LeaveEvent.REQUESTED): Leaving.FOLLOWS,
+    (Leaving.LEADS, LeaveEvent.REQUESTED): Leaving.FOLLOWS,
+    (Leaving.FOLLOWS, LeaveEvent.REQUESTED): Leaving.FOLLOWS,
 }
 
 MACHINES: Final[dict[str, tuple[type[Enum], type[Enum], Mapping[tuple[Any, Any], Enum]]]] = {
@@ -182,7 +182,7 @@ BEFORE: Final = frozenset({Out.TCP, Out.INVITED})  # our application has not gon
 USED: Final = frozenset({Out.INVITED, Out.RING})  # the application may send by ring
 AWAITED: Final = frozenset({In.CONSENTED, In.RING})  # bytes may come over the link
 AGAIN: Final = frozenset({Recall.TAKEN, Recall.GRANTED})  # they come by TCP instead
-BY_APPLICATION: Final = frozenset({Recall.WANTED, Recall.GRANTED})  # because it has asked for that
+BY_APPLICATION: Final = frozenset({Recall.REQUESTED, Recall.GRANTED})  # because it has asked for that
 SILENT: Final = frozenset({Ending.SHUT, Ending.SHUT_CLOSED, Ending.ENDED})  # nothing follows
 
 _NEXT: Final = {pair: to for _, _, transitions in MACHINES.values() for pair, to in transitions.items()}

@@ -22,7 +22,7 @@ from sidestep.counters import Counters
 from sidestep.errors import Unavailable
 from sidestep.loop import Loop
 from sidestep.native import _channel
-from sidestep.native.layout import BELL_COUNT, HINT_RING_ALWAYS, Knows, Notice, PeerState
+from sidestep.native.layout import HINT_RING_ALWAYS, NONCE_COUNT, Knows, Notice, PeerState
 from sidestep.provider.carry.lending import Lending
 from sidestep.switch.protocol import Row
 
@@ -54,7 +54,7 @@ class NewDoorbell:
     """Another doorbell of an application's end: a program has taken the connection up from the one before."""
 
     number: int  # of the side
-    word: int  # `bell` in the channel, when it was named
+    word: int  # `doorbell_nonce` in the channel, when it was named
     alone: bool  # its others are no more, unless another was named since
     doorbell_name: bytes
     doorbell_index: int
@@ -140,7 +140,7 @@ class Hub:
 
     def __init__(self, loop: Loop, counters: Counters, *, relays_max: int, engine: Engine | None = None) -> None:
         self.lending = None if engine is None else Lending(engine, loop, counters)
-        self._told = False  # the engine has something for us
+        self._engine_ready = False  # the engine has something for us
         self.loop = loop
         self.counters = counters
         self._relayed_max = relays_max
@@ -202,7 +202,7 @@ class Hub:
                     self.loop.on_readable(doorbell.wait_fd, self._rung)
                 else:
                     engine = self.lending.engine
-                    engine.hear(doorbell)
+                    engine.set_doorbell(doorbell)
                     self.loop.on_readable(engine.fd, self._tell)
             except BaseException:
                 for fd in life:
@@ -247,28 +247,28 @@ class Hub:
                 self.lending.engine.unfeed(feed.doorbell)
             feed.doorbell.close()
 
-    def handle_bell(self, bell: NewDoorbell) -> None:
+    def handle_new_doorbell(self, new_doorbell: NewDoorbell) -> None:
         """Takes one more doorbell of an application's end, if its own channel proves it; else does nothing."""
-        side = self._sides.get(bell.number)
+        side = self._sides.get(new_doorbell.number)
         if side is None:
             return
-        word = side.channel.bell
-        if not word & ~BELL_COUNT or (word ^ bell.word) & ~BELL_COUNT:
+        word = side.channel.doorbell_nonce
+        if not word & ~NONCE_COUNT or (word ^ new_doorbell.word) & ~NONCE_COUNT:
             return
         self.reclaim(side.relayed)
         try:
             if len(side.feeds) >= limits.RELAY_DOORBELLS_MAX:
                 raise Unavailable("an end of a connection has too many doorbells")
-            feed = self._feed((bell.doorbell_name, bell.doorbell_index), bell.fds)
+            feed = self._feed((new_doorbell.doorbell_name, new_doorbell.doorbell_index), new_doorbell.fds)
         except (OSError, Unavailable):  # what such a program does would not be noticed
             side.relayed.reset("doorbell")
             return
         self._listen(side, feed)
-        if bell.alone and bell.word == word:
+        if new_doorbell.alone and new_doorbell.word == word:
             for other in [other for other in side.feeds if other is not feed]:
                 self._ignore(side, other)
         room = len(side.feeds) < limits.RELAY_DOORBELLS_MAX // 2  # several programs may name one at once
-        side.tell(knows=Knows.DOORBELLS | Knows.LEAVE if room else Knows.LEAVE, bell_seen=bell.word)
+        side.tell(knows=Knows.DOORBELLS | Knows.LEAVE if room else Knows.LEAVE, doorbell_nonce_seen=new_doorbell.word)
         self.mark(side)
 
     def _check_attached(self) -> None:
@@ -298,7 +298,7 @@ class Hub:
     def news(self) -> bool:
         """True if an application, or a side that was marked, waits for the next turn."""
         if self.lending is not None:
-            return bool(self._news) or self._told
+            return bool(self._news) or self._engine_ready
         return bool(self._news) or any(feed.doorbell.news for feed in self._feeds.values())
 
     def handle_turn(self) -> None:
@@ -309,9 +309,9 @@ class Hub:
         if self._doorbell is None or not self._relayed:
             return
         if self.lending is None:
-            self._hear(self._doorbell)
-        elif self._told:
-            self._hear_engine(self.lending)
+            self._handle_doorbell(self._doorbell)
+        elif self._engine_ready:
+            self._handle_engine(self.lending)
         news, self._news = self._news, {}
         for side in news:
             if not side.relayed.lost:
@@ -319,7 +319,7 @@ class Hub:
         if self.lending is not None:
             self.lending.handle_turn()
 
-    def _hear(self, doorbell: _channel.Doorbell) -> None:
+    def _handle_doorbell(self, doorbell: _channel.Doorbell) -> None:
         """Marks the sides that applications have named since the last turn."""
         doorbell.wake()
         for feed in self._feeds.values():
@@ -328,9 +328,9 @@ class Hub:
                 for side in feed.sides.values() if numbers is None else _named(feed.sides, numbers):
                     self.mark(side)
 
-    def _hear_engine(self, lending: Lending) -> None:
+    def _handle_engine(self, lending: Lending) -> None:
         """Does the same where the engine reads the doorbell; marks also connections that the engine has returned."""
-        self._told = False
+        self._engine_ready = False
         for relayed in lending.take_returned():
             self.mark(relayed.side)
         numbers = lending.engine.news()
@@ -340,7 +340,7 @@ class Hub:
                     self.mark(side)
 
     def _tell(self) -> None:
-        self._told = True
+        self._engine_ready = True
 
     def _serve(self, side: Side) -> None:
         try:
@@ -366,7 +366,7 @@ class Hub:
 
     def _rung(self) -> None:
         if self._doorbell is not None:
-            self._doorbell.hear()
+            self._doorbell.acknowledge()
 
     # ---- the end ----
 
@@ -449,7 +449,7 @@ class Hub:
                 self.loop.forget(self._doorbell.wait_fd)
             else:
                 self.loop.forget(self.lending.engine.fd)
-                self.lending.engine.hear(None)
+                self.lending.engine.set_doorbell(None)
             self._doorbell.close()
             self._doorbell = None
             for fd in self._life:

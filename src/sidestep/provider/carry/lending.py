@@ -151,7 +151,8 @@ class Lending:
         if lent is None:
             return False
         side = relay.side
-        record |= {"read_told": relay.read_told, "asking": side.asking}  # what had come in part was shown just now
+        # what had come in part was shown just now
+        record |= {"read_reported": relay.read_reported, "asking": side.asking}
         try:
             loan = self.engine.lend(
                 layout.pack(_RECORD, **record), side.channel, side.peer, side.feeds[0].doorbell, side.number, *lent
@@ -186,7 +187,7 @@ class Lending:
         lasted_s = self._loop.now - state.since
         if lasted_s >= _LASTS_S:
             state.pause_s = 0.0
-        relay.sent, relay.read_told = record["sent"], record["read_told"]
+        relay.sent, relay.read_reported = record["sent"], record["read_reported"]
         relay.side.held, relay.side.asking = record["held"], bool(record["asking"])
         relay.link.take_back(record, error)
         self._wait(relay, state, _PAUSE_S if reason is Reason.HOT else None)
@@ -236,5 +237,5 @@ def _of(relay: RemoteRelay, side: Side) -> dict[str, int] | None:
         return None
     return dict.fromkeys((name for name, _, _ in layout.RECORDS[_RECORD]), 0) | {
         "sends": sends, "receives": receives, "sent": relay.sent, "held": side.held, "window": relay.window,
-        "read_told": relay.read_told, "read_step": relay.read_step, "asking": side.asking,
+        "read_reported": relay.read_reported, "read_step": relay.read_step, "asking": side.asking,
     }  # fmt: skip

@@ -47,20 +47,20 @@ class Relayed(Directions):
         self.link = link
         self.on_over: Callable[[], None] = nothing  # called once it is lost: its link has no more to do with it
         self.rounds = False  # our application may consent anew: the other provider has sent ROUNDS
-        self.rounds_told = False  # so may the other one: we have
+        self.rounds_reported = False  # so may the other one: we have
         # The direction from our application:
         self.out_round = 0  # the last that it was invited to
         self.sent = 0  # bytes given to the link
         self.window = 0  # bytes of the ring that the other application reads; 0: it has not attached
         self.unconfirmed = 0  # ends that were sent and that no ARRIVED has answered
-        self.arrived_told = -1  # bytes of our application that the other provider has confirmed behind the last end
+        self.arrived_reported = -1  # bytes of our application that the other provider has confirmed behind the last end
         # The direction to it:
         self.in_round = 0  # the last that it has consented to
         self.recalled_at = 0  # the count from which all is wanted by TCP
         self.peer_switched_at = 0  # bytes that came by TCP before
         self._switch_withheld = False  # our application does not know that
         self.peer_read_at_close = 0  # bytes that the other application had read when it closed
-        self.read_told = 0
+        self.read_reported = 0
         self.read_step = 0  # bytes read that are worth a word
         self._kept = bytearray()  # bytes that come while it is not known whether they come again
         self._keeping: bytearray | None = None  # where the next of it goes
@@ -72,7 +72,7 @@ class Relayed(Directions):
         self.failed = False  # reset, for a reason that the other end may not know
         self.settled_at: int | None = None  # bytes that we reported as arrived, when the link was broken
         self.calm = False  # nothing is passed on, so that it can be lent
-        self._doomed = False  # and the other end has ended: a clock runs
+        self._reset_armed = False  # and the other end has ended: a clock runs
 
     @property
     def memory(self) -> memoryview:

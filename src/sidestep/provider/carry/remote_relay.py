@@ -97,16 +97,16 @@ class RemoteRelay(Relayed):
         if not self.open:
             return
         if self.settled_at is not None and (peer.fin_seen or side.closed):
-            self._doom()
+            self._arm_reset()
         if peer.fin_seen & ~self.seen:
-            self._hear_fin(peer.fin_seen)
+            self._handle_fin(peer.fin_seen)
         if peer.rx_ready == self.in_round + 1 and (self.into is In.TCP or (self.into is In.BACK and self.rounds)):
             self._consent(side, peer)
         if peer.tx_switched > self.out_round:
             raise PeerViolation("a ring without consent", rule="link_order")
         if peer.tx_switched == self.out_round and self.out is Out.INVITED:
             self.out = moved(self.out, OutEvent.SWITCHED)
-            self.arrived_told = -1
+            self.arrived_reported = -1
             self.link.send_control(Control.SWITCHED, peer.tx_switch_offset)
         if peer.notice & _RECALL and self.recall not in BY_APPLICATION:
             self._recall(side, peer)
@@ -154,7 +154,7 @@ class RemoteRelay(Relayed):
         side.channel.revoke(0, Acked.REQUEST)
         self.link.send_control(Control.ASK, not self.asking)
 
-    def _hear_fin(self, seen: int) -> None:
+    def _handle_fin(self, seen: int) -> None:
         if not self.seen:
             self.link.send_control(Control.FIN_SEEN)
         if seen & ~self.seen & _SEEN_RESET:
@@ -176,8 +176,8 @@ class RemoteRelay(Relayed):
         self._open(side)
 
     def _tell_rounds(self) -> None:
-        if not self.rounds_told:
-            self.rounds_told = True
+        if not self.rounds_reported:
+            self.rounds_reported = True
             self.link.send_control(Control.ROUNDS)
 
     def _open(self, side: Side) -> None:
@@ -211,10 +211,10 @@ class RemoteRelay(Relayed):
         channel = side.channel
         for _ in range(2):
             read = side.read_count
-            if read > self.read_told and (all_of_it or read - self.read_told >= self.read_step):
-                self.read_told = read
+            if read > self.read_reported and (all_of_it or read - self.read_reported >= self.read_step):
+                self.read_reported = read
                 self.link.send_control(Control.READ, read)
-            wanted = channel.sent - self.read_told >= self.read_step
+            wanted = channel.sent - self.read_reported >= self.read_step
             if wanted == side.asking:
                 break
             side.ask(wanted=wanted)  # then look once more
@@ -232,7 +232,7 @@ class RemoteRelay(Relayed):
             self._hub.mark(side)  # the consent to the round that it recalls is said first
             return
         decided = channel.decide(True, Back.RECALLED, self.in_round or 1)
-        if decided != Back.RECALLED or not self.read_told <= peer.rx_frozen <= channel.sent:
+        if decided != Back.RECALLED or not self.read_reported <= peer.rx_frozen <= channel.sent:
             self.reset("violation")
             return
         self.recall = moved(self.recall, RecallEvent.WANT)
@@ -255,7 +255,7 @@ class RemoteRelay(Relayed):
         back = peer.back(self.out_round or 1)
         if back == Back.BACK and self.out not in (Out.BACK, Out.RECALLED) and self.ending not in SILENT:
             self.out = moved(self.out, OutEvent.BACK)
-            self.arrived_told = -1
+            self.arrived_reported = -1
             self._tell_read(side, all_of_it=True)
             self._send_end(Control.BACK, peer.tail)
         if peer.shut_wr and self.ending is Ending.OPEN:
@@ -276,7 +276,7 @@ class RemoteRelay(Relayed):
             if unread and (self.peer_ending is Ending.ENDED or not side.channel.space):
                 self.reset("unread")  # it closed without reading them, which TCP answers with a reset as well
                 return
-        if self.peer_ending not in SILENT or self.recall is Recall.WANTED:  # what is not granted is no end
+        if self.peer_ending not in SILENT or self.recall is Recall.REQUESTED:  # what is not granted is no end
             return
         if self.shown is (shown := self.peer_ending if self.peer_ending is Ending.ENDED else Ending.SHUT):
             return
@@ -297,7 +297,7 @@ class RemoteRelay(Relayed):
         if self.lost:
             return
         try:
-            self._HEARD[control](self, self.side, count)
+            self._RECEIVED[control](self, self.side, count)
         except PeerViolation:
             self.reset("violation")
             raise
@@ -368,7 +368,7 @@ class RemoteRelay(Relayed):
 
     def _on_ready(self, side: Side, _count: int) -> None:
         if self.out is Out.BACK and (
-            not self.rounds_told or self.arrived_told < 0 or self.out_round >= layout.CHANNEL_ROUNDS
+            not self.rounds_reported or self.arrived_reported < 0 or self.out_round >= layout.CHANNEL_ROUNDS
         ):
             raise PeerViolation("consent to another round, and this one is not over", rule="link_order")
         self.out = moved(self.out, OutEvent.INVITED)
@@ -399,11 +399,11 @@ class RemoteRelay(Relayed):
         if passed:
             channel.consume(passed)
             side.held -= passed
-            if channel.wanted:
+            if channel.wants_space:
                 side.ring()
 
     def _on_ask(self, side: Side, count: int) -> None:
-        if count > self.rounds_told:
+        if count > self.rounds_reported:
             raise PeerViolation(f"{count} with a question back to TCP", rule="link_order")
         if self.asked is not bool(count):  # an answer to each would be a queue without a bound
             return
@@ -468,7 +468,7 @@ class RemoteRelay(Relayed):
             if self._switch_withheld:
                 self._show_switch(self.side)
             self._give_kept()  # it will not send it again
-        elif self.recall is Recall.WANTED and count != self.recalled_at:
+        elif self.recall is Recall.REQUESTED and count != self.recalled_at:
             self.reset("recall")  # nor what our application wants again
             return False
         if self.recall is Recall.NOT and count != self.side.channel.sent:
@@ -489,7 +489,7 @@ class RemoteRelay(Relayed):
         if not self.unconfirmed or count != side.peer.tail:
             raise PeerViolation(f"{count} bytes have arrived, where no end was told there", rule="link_count")
         self.unconfirmed -= 1
-        self.arrived_told = count
+        self.arrived_reported = count
 
     def _on_rounds(self, side: Side, _count: int) -> None:
         if self.rounds:
@@ -523,16 +523,16 @@ class RemoteRelay(Relayed):
         if self.left and self._free:
             self._hub.drop(self)
             return None
-        if self.into is In.RING and not (self._doomed or self.taken):
+        if self.into is In.RING and not (self._reset_armed or self.taken):
             received = self.side.end_of.received()
             if received is not None and received > self.peer_switched_at + 1:  # one may be a FIN
-                self._doom()  # what stands behind the lost bytes may fill TCP's buffers, and the end not get through
+                self._arm_reset()  # what stands behind the lost bytes may fill TCP's buffers, and the end be stuck
         return self.settled_at
 
-    def _doom(self) -> None:
+    def _arm_reset(self) -> None:
         """TCP gets through, so the other provider would ask soon, if it lived; and after the end nobody else resets."""
-        if not self._doomed:
-            self._doomed = True
+        if not self._reset_armed:
+            self._reset_armed = True
             self._hub.loop.call_later(limits.SETTLE_ENDED_S, partial(self.handle_arrived, None))
 
     def handle_farewell(self) -> None:
@@ -637,7 +637,7 @@ class RemoteRelay(Relayed):
         self._hub.mark(side)
 
     def _on_leave(self, side: Side, count: int) -> None:
-        left, self.leaving = self.left, moved(self.leaving, LeaveEvent.TOLD)
+        left, self.leaving = self.left, moved(self.leaving, LeaveEvent.REQUESTED)
         if not left:
             self._leave(side, crowded=count == 1)
 
@@ -653,9 +653,9 @@ class RemoteRelay(Relayed):
     def _free(self) -> bool:
         """Whether ours does not, nor the other one on what we have still to say."""
         unused = self.out not in USED and self.out is not Out.BACK
-        return self.given and self.taken and (unused or self.arrived_told >= 0)
+        return self.given and self.taken and (unused or self.arrived_reported >= 0)
 
-    _HEARD = {  # noqa: RUF012 - not to be changed
+    _RECEIVED = {  # noqa: RUF012 - not to be changed
         Control.ATTACHED: _on_attached, Control.READY: _on_ready, Control.SWITCHED: _on_switched,
         Control.READ: _on_read, Control.ASK: _on_ask, Control.RECALL: _on_recall,
         Control.BACK: _on_back, Control.SHUT: _on_shut, Control.CLOSED: _on_closed,

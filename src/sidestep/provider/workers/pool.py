@@ -145,7 +145,7 @@ class WorkerSlot:
         finally:
             theirs.close()
         pidfd = os.pidfd_open(process.pid)
-        ipc = IpcChannel(ours, pool.services.loop, self._heard, self._ipc_ended)
+        ipc = IpcChannel(ours, pool.services.loop, self._handle_record, self._ipc_ended)
         self.running = running = _Process(process, pidfd, ipc, pool.services.loop.now)
         pool.services.loop.on_readable(pidfd, partial(self._died, running))
         pool.counters.add("worker_started")
@@ -249,7 +249,7 @@ class WorkerSlot:
 
     # ---- messages of the worker ----
 
-    def _heard(self, record: Record, descriptors: Descriptors) -> None:
+    def _handle_record(self, record: Record, descriptors: Descriptors) -> None:
         running = self.running
         if running is None:
             return
@@ -503,13 +503,19 @@ class WorkerPools:
         for pool in self._pools:
             pool.handle_disconnect(client)
 
-    def pass_bell(self, hub_id: bytes, bell: NewDoorbell) -> bool:
+    def pass_new_doorbell(self, hub_id: bytes, new_doorbell: NewDoorbell) -> bool:
         """Gives a doorbell to the worker whose hub it is for; False: there is none."""
         for slot in self.slots:
             running = slot.running
             if running is not None and running.doorbell_id == hub_id != b"":
-                record = messages.Announce(bell.number, bell.word, bell.alone, bell.doorbell_name, bell.doorbell_index)
-                running.ipc.send(record, bell.fds)
+                record = messages.Announce(
+                    new_doorbell.number,
+                    new_doorbell.word,
+                    new_doorbell.alone,
+                    new_doorbell.doorbell_name,
+                    new_doorbell.doorbell_index,
+                )
+                running.ipc.send(record, new_doorbell.fds)
                 return True
         return False
 

@@ -51,7 +51,7 @@ class Worker:
 
     def __init__(self, sock: socket.socket, protocol: str, remote: RemoteSettings) -> None:
         self.loop = Loop(self._failed)
-        self.ipc = IpcChannel(sock, self.loop, self._heard, self._orphaned)
+        self.ipc = IpcChannel(sock, self.loop, self._handle_record, self._orphaned)
         self.counters = _Reported(self.ipc)
         self.prover = SocketProver()
         self.hub = Hub(self.loop, self.counters, relays_max=_connections_max(), engine=made(remote))
@@ -163,7 +163,7 @@ class Worker:
 
     # ---- messages of the provider ----
 
-    def _heard(self, record: Record, descriptors: Descriptors) -> None:
+    def _handle_record(self, record: Record, descriptors: Descriptors) -> None:
         handler = self._HANDLERS.get(type(record))
         if handler is None:
             raise PeerViolation(f"{type(record).__name__} is not for workers", rule="malformed")
@@ -201,7 +201,7 @@ class Worker:
         doorbell, page = descriptors.numbers
         memory.check_doorbell(record.doorbell_index, doorbell, page)
         name, index = record.doorbell_name, record.doorbell_index
-        self.hub.handle_bell(NewDoorbell(record.side, record.word, record.alone, name, index, (doorbell, page)))
+        self.hub.handle_new_doorbell(NewDoorbell(record.side, record.word, record.alone, name, index, (doorbell, page)))
 
     def _on_missing(self, record: messages.Missing, _: Descriptors) -> None:
         if (sought := self._sought.pop(record.search, None)) is not None:

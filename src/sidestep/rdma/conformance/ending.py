@@ -174,7 +174,7 @@ def failure_flushes_what_is_behind_it(bench: Bench) -> None:
     wanted = [(100, good), (101, good)] + [(102 + index, flushed) for index in range(4)]
     bench.equal(got, wanted, "the other end has what came before, and flushes the rest")
     bench.equal(bytes(far.view), b"." * 8, "nothing behind the failure is carried out")
-    if passive.device.attributes.access_errors_told:
+    if passive.device.attributes.access_errors_reported:
         bench.equal([each.kind for each in passive.events], [EventKind.QP_ACCESS_ERROR], "it is told why it ended")
     bench.equal(active.events, [], "what a completion tells is not told as an event as well")
 

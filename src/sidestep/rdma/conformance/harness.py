@@ -282,7 +282,7 @@ class Bench:
         if asks.device.attributes.acknowledged:
             mine = [each for each in asks.sent if each.wr_id == wr_id]
             self.equal([each.status for each in mine], [status], f"{rule}: the request tells it")
-        if event is not None and asked.device.attributes.access_errors_told:
+        if event is not None and asked.device.attributes.access_errors_reported:
             self.eventually(lambda: asked.qp.state is QpState.ERROR, f"{rule}: the one that was asked is too")
             if asked.device.attributes.acknowledged:
                 self.dut.run()

@@ -68,7 +68,7 @@ SHARED_QUEUES: Final = _both(
     "shared queues", "the device has no shared receive queues", lambda each: each.shared_receive_queues_max
 )
 SOLICITED: Final = _both(
-    "solicited", "completions do not say whether they were solicited", lambda each: each.solicited_told
+    "solicited", "completions do not say whether they were solicited", lambda each: each.solicited_reported
 )
 VOIDED_REGIONS: Final = _both(
     "voided regions", "no request voids the key of a region", lambda each: each.regions_voided

@@ -186,7 +186,7 @@ class _Asking(Starting):
             self._arm()
         self._send()
 
-    def _hear(self, piece: bytes) -> None:
+    def _handle_bytes(self, piece: bytes) -> None:
         self._machine.handle_bytes(piece)
 
     def _advance(self) -> None:
@@ -332,7 +332,7 @@ class IwarpRequest(Starting, SoftRequest):
         del why
         self.drop()
 
-    def _hear(self, piece: bytes) -> None:
+    def _handle_bytes(self, piece: bytes) -> None:
         self._machine.handle_bytes(piece, now=self._loop.now)
 
     def _advance(self) -> None:

@@ -429,10 +429,10 @@ def _attributes(device: abi.DeviceAttr, port: abi.PortAttr, *, iwarp: bool, driv
         error_disconnects=iwarp,
         # RFC 5040 5.2 has the sink's key on the wire; siw asks for local rights of it, adapters for remote ones.
         read_sink_remote_write=iwarp and not quirks.is_siw(driver),
-        access_errors_told=not quirks.is_rxe(driver),
+        access_errors_reported=not quirks.is_rxe(driver),
         regions_voided=False,  # what ibv_reg_mr makes no request of a driver's voids
         pins_memory=True,
-        solicited_told=False,  # ibv_wc does not say so
+        solicited_reported=False,  # ibv_wc does not say so
     )
 
 

@@ -9,7 +9,7 @@
 | siw | wants local rights only of the sink of an RDMA Read, unlike adapters | `read_sink_remote_write` is False |
 | rxe | Linux 6.1 ends in a panic when a window that is void is invalidated, by this end or the other (rxe_invalidate_mw takes "free" for valid) | it has no windows: `windows_max` is 0 |
 | rxe | sends Q_Keys with the highest bit as they are (IBTA 10.2.5 wants that of the queue pair) | that of the queue pair stands in the request, for every device |
-| rxe | tells no asynchronous event when the other end breaks a rule of access | `access_errors_told` is False |
+| rxe | tells no asynchronous event when the other end breaks a rule of access | `access_errors_reported` is False |
 """  # noqa: E501 - a table
 
 from __future__ import annotations

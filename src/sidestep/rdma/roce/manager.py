@@ -54,7 +54,7 @@ Came: TypeAlias = "tuple[int, bytes | memoryview]"  # a datagram: the port that 
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CmHeard:
+class CmReceived:
     """A message that came, as the handshake looks at it."""
 
     kind: CmKind
@@ -71,7 +71,7 @@ class CmHeard:
     private_data: bytes = b""
 
 
-class RoceConnection(HandshakeConnection[RoceQueuePair, CmHeard]):
+class RoceConnection(HandshakeConnection[RoceQueuePair, CmReceived]):
     """One side of a connection."""
 
     _manager: RoceManager
@@ -106,7 +106,7 @@ class RoceConnection(HandshakeConnection[RoceQueuePair, CmHeard]):
     def timewait_s(self) -> float:
         return self._manager.device.settings.timewait_s
 
-    def joined(self, req: CmHeard) -> None:
+    def joined(self, req: CmReceived) -> None:
         message = req.message
         assert isinstance(message, Req)
         # IBTA 12.6.5: that of the REQ, through all of the handshake.
@@ -119,7 +119,7 @@ class RoceConnection(HandshakeConnection[RoceQueuePair, CmHeard]):
         ack = _bounded(message.ack_timeout, *_TIMEOUT_CODES)
         self._follow(message, message.retry_count, message.rnr_retry, ack)
 
-    def answered(self, reply: CmHeard) -> None:
+    def answered(self, reply: CmReceived) -> None:
         message = reply.message
         assert isinstance(message, Rep)
         settings = self._manager.device.settings
@@ -162,7 +162,7 @@ class RoceConnection(HandshakeConnection[RoceQueuePair, CmHeard]):
         self.wire.opened(self.qp.number, message.qpn)
 
 
-class RoceManager(HandshakeManager[RoceQueuePair, CmHeard]):
+class RoceManager(HandshakeManager[RoceQueuePair, CmReceived]):
     """The connection manager of one device."""
 
     device: RoceDevice
@@ -297,7 +297,7 @@ class RoceManager(HandshakeManager[RoceQueuePair, CmHeard]):
             message = (Rtu if kind is CmKind.RTU else Drep)(local_id, remote_id)
         self._queue(address, Mad(transaction_id, message))
 
-    def reject(self, message: CmHeard, reason: int, private_data: bytes = b"") -> None:
+    def reject(self, message: CmReceived, reason: int, private_data: bytes = b"") -> None:
         self.device.events.add("request_rejected", str(reason))
         about = {CmKind.REQ: _ABOUT_REQ, CmKind.REP: _ABOUT_REP}.get(message.kind, _ABOUT_OTHER)
         rej = Rej(message.remote_id, message.local_id, reason, about, private_data)
@@ -310,21 +310,21 @@ class RoceManager(HandshakeManager[RoceQueuePair, CmHeard]):
         else:
             self._queue(message.source, answer)
 
-    def _shown(self, heard: CmHeard, req: Req) -> PacketWire:
+    def _shown(self, heard: CmReceived, req: Req) -> PacketWire:
         """Who looks on sees a REQ that becomes no connection here, and why."""
         wire = PacketWire(self.device.taps, self.device.address, str(known_address(heard.source)), active=False)
         wire.message(*heard.came, outbound=False)
         wire.opened(0, req.qpn)
         return wire
 
-    def give_up_request(self, connection: HandshakeConnection[RoceQueuePair, CmHeard]) -> None:
+    def give_up_request(self, connection: HandshakeConnection[RoceQueuePair, CmReceived]) -> None:
         """The other end's id is not known: it knows the attempt by ours, and our GUID (IBTA 12.6.7.2, reason 4)."""
         self.send(
             CmKind.REJ, connection.remote_address, connection.local_id, 0, reason=REJECT_TIMEOUT,
             rejected=_ABOUT_OTHER, ari_len=8, ari_guid=self.device.guid,
         )  # fmt: skip
 
-    def asked_again(self, message: CmHeard) -> None:
+    def asked_again(self, message: CmReceived) -> None:
         request = self.requests.get((message.source, message.local_id))
         if request is not None:
             mra = Mra(0, message.local_id, _ABOUT_REQ, self.device.settings.patience_code)
@@ -361,7 +361,7 @@ class RoceManager(HandshakeManager[RoceQueuePair, CmHeard]):
 
     # --- what comes ---
 
-    def _heard(self, address: str, mad: Mad, came: Came) -> CmHeard | None:
+    def _heard(self, address: str, mad: Mad, came: Came) -> CmReceived | None:
         message = mad.message
         more: dict[str, Any] = {"private_data": message.private_data}
         if isinstance(message, Req):
@@ -382,12 +382,12 @@ class RoceManager(HandshakeManager[RoceQueuePair, CmHeard]):
                 return None
             if isinstance(connection, RoceConnection) and connection.remote_address == address:
                 connection.transaction_id = mad.transaction_id  # which the DREP repeats
-        return CmHeard(
+        return CmReceived(
             kind=CmKind(message.ATTRIBUTE), source=address, local_id=ids[0], remote_id=ids[1],
             transaction_id=mad.transaction_id, message=message, came=came, **more,
         )  # fmt: skip
 
-    def _on_request(self, message: CmHeard) -> None:
+    def _on_request(self, message: CmReceived) -> None:
         req = message.message
         assert isinstance(req, Req)
         if self._repeats(message):
@@ -405,7 +405,7 @@ class RoceManager(HandshakeManager[RoceQueuePair, CmHeard]):
             message = replace(message, private_data=message.private_data[ip_cm.HEADER_LEN :])
         super()._on_request(message)
 
-    def _unacceptable(self, message: CmHeard, req: Req) -> int | None:
+    def _unacceptable(self, message: CmReceived, req: Req) -> int | None:
         """Why a REQ cannot be accepted by whomever it is for (IBTA 12.6.7.2)."""
         remote = known_address(message.source)
         old = self.by_queue_pair.get((str(remote), req.ca_guid, req.qpn))
@@ -421,7 +421,7 @@ class RoceManager(HandshakeManager[RoceQueuePair, CmHeard]):
             return REJECT_MTU
         return None
 
-    def _on_withdrawal(self, message: CmHeard) -> None:
+    def _on_withdrawal(self, message: CmReceived) -> None:
         super()._on_withdrawal(message)
         self._remember(message.source, message.local_id, message.transaction_id, None)
 
@@ -438,7 +438,7 @@ class RoceManager(HandshakeManager[RoceQueuePair, CmHeard]):
             assert isinstance(connection, RoceConnection)
             connection.ask_patience(message)
 
-    def _repeats(self, message: CmHeard) -> bool:
+    def _repeats(self, message: CmReceived) -> bool:
         """Whether it is done with; the answer, if there was one, is given again."""
         key = message.source, message.local_id, message.transaction_id
         if key not in self._over:
@@ -447,7 +447,7 @@ class RoceManager(HandshakeManager[RoceQueuePair, CmHeard]):
             self._queue(message.source, answer)
         return True
 
-    def _stray(self, message: CmHeard) -> None:
+    def _stray(self, message: CmReceived) -> None:
         if message.kind is CmKind.REP and self._repeats(message):
             return
         if message.kind is CmKind.DREQ:

@@ -177,7 +177,7 @@ class Responder:
         self._resources = resources  # RDMA Reads and atomic operations that wait to be answered
         self._expected = path.receive_psn
         self._completed = 0  # messages, modulo 2^24
-        self._told_gap = False  # who is ahead was told, or asked to wait
+        self._reported_gap = False  # who is ahead was told, or asked to wait
         self._message: _Sending | _Writing | None = None
         self._answers: deque[_Answer | _Read | _Operated] = deque()  # in the order of their numbers
         # The last ones, should they be asked for again.
@@ -220,7 +220,7 @@ class Responder:
             return None
         record |= {
             "expected": self._expected, "carried_out": self._carried_out, "completed": self._completed,
-            "told_gap": self._told_gap,
+            "reported_gap": self._reported_gap,
         }  # fmt: skip
         if message is None:
             return b""
@@ -230,7 +230,7 @@ class Responder:
 
     def take_back(self, record: dict[str, int]) -> None:
         self._expected, self._carried_out = record["expected"], record["carried_out"]
-        self._completed, self._told_gap = record["completed"], bool(record["told_gap"])
+        self._completed, self._reported_gap = record["completed"], bool(record["reported_gap"])
         if record["owes_ack"]:
             self._queue(_Answer(self._carried_out, ACK_NO_CREDITS))
 
@@ -241,14 +241,14 @@ class Responder:
         psn = packet.bth.psn
         distance = ahead(psn, self._expected)
         if distance > 0:
-            if not self._told_gap:  # IBTA 9.7.4.1.2: one NAK for a gap
-                self._told_gap = True
+            if not self._reported_gap:  # IBTA 9.7.4.1.2: one NAK for a gap
+                self._reported_gap = True
                 self._queue(_Answer(self._expected, Nak.SEQUENCE.value))
             return None
         if distance < 0:
             self._repeat(packet)
             return None
-        self._told_gap = False
+        self._reported_gap = False
         op = packet.bth.opcode
         broken = self._out_of_sequence(op) or self._wrong_length(op, len(packet.payload), packet.bth.pad)
         if broken is not None:
@@ -497,7 +497,7 @@ class Responder:
 
     def _not_ready(self, psn: int) -> Outcome:
         """IBTA 9.7.5.2.8: nothing was done, and what is behind it is dropped without a word until it comes again."""
-        self._told_gap = True
+        self._reported_gap = True
         self._queue(_Answer(psn, _RNR_NAK | self._path.rnr_timer_code))
         return None
 

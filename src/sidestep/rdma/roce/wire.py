@@ -59,7 +59,7 @@ class Wire:
         self.now = 0.0  # seconds
         self.devices: dict[str, WireDevice] = {}
         self.notices: deque[Callable[[], object]] = deque()
-        self.awake: dict[WireDevice, None] = {}  # those that may have something to send
+        self.senders: dict[WireDevice, None] = {}  # those that may have something to send
         self.sent_count = 0  # datagrams
         self._arrivals: list[tuple[float, int, str, str, bytes]] = []
         self._last_at: dict[tuple[str, str], float] = {}  # when the last one of a direction arrives
@@ -97,9 +97,9 @@ class Wire:
         if self.notices:
             self.notices.popleft()()
             return True
-        if self.awake:
-            device = next(iter(self.awake))
-            del self.awake[device]
+        if self.senders:
+            device = next(iter(self.senders))
+            del self.senders[device]
             device.pump(self.now)
             return True
         timers = [(at, address) for address, each in self.devices.items() if (at := each.next_deadline()) is not None]
@@ -126,7 +126,7 @@ class Wire:
             LimitReached: It does not come to rest.
         """
         left = limits.FABRIC_EVENTS_PER_RUN
-        while self.notices or self.awake or self._arrivals:
+        while self.notices or self.senders or self._arrivals:
             self.step()
             left -= 1
             if left < 0:
@@ -154,7 +154,7 @@ class WireDevice(RoceDevice):
         super().__init__(address, wire.notices, wire.key_rng, settings, name=address, attributes=attributes)
 
     def wake(self) -> None:
-        self.wire.awake[self] = None
+        self.wire.senders[self] = None
 
     def pump(self, now: float) -> None:
         """Sends what there is."""
@@ -165,7 +165,7 @@ class WireDevice(RoceDevice):
         if not self.closed:
             super().close()
             self.pump(self.wire.now)  # the last words
-            self.wire.awake.pop(self, None)
+            self.wire.senders.pop(self, None)
             del self.wire.devices[self.address]
 
 

@@ -55,7 +55,7 @@ class CmKind(IntEnum):
 _Q = TypeVar("_Q", bound=OrderedQueuePair)
 
 
-class CmSaid(Protocol):
+class CmSent(Protocol):
     """What a message says, as far as the states ask."""
 
     @property
@@ -78,7 +78,7 @@ class CmSaid(Protocol):
     def private_data(self) -> bytes: ...
 
 
-_M = TypeVar("_M", bound=CmSaid)
+_M = TypeVar("_M", bound=CmSent)
 
 
 class Cancelled(Protocol):

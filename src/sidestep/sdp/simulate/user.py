@@ -15,7 +15,7 @@ from random import Random
 from typing import TYPE_CHECKING, Final
 
 from sidestep.errors import Misuse, SidestepError, Unavailable
-from sidestep.sdp.requests import SdpEvent, SdpEventKind, StreamReceive, StreamSend, Told
+from sidestep.sdp.requests import SdpEvent, SdpEventKind, StreamEvent, StreamReceive, StreamSend
 from sidestep.sdp.states import OPEN, SdpState
 
 if TYPE_CHECKING:
@@ -159,7 +159,7 @@ class User:
         self.book.events.append(SdpEventKind.CLOSED)
         self.closed = self._over = True
 
-    def tell(self, stream: SdpStream, told: Told) -> None:
+    def tell(self, stream: SdpStream, told: StreamEvent) -> None:
         if self._note is not None:
             self._note(f"told: {_in_words(told)}")
         if isinstance(told, SdpEvent) and stream in self._left:
@@ -513,7 +513,7 @@ class User:
         self.stream.run()
 
 
-def _in_words(told: Told) -> str:
+def _in_words(told: StreamEvent) -> str:
     if isinstance(told, StreamSend):
         return f"the send of {told.length} has ended, {told.passed} passed, error {told.error!r}"
     if isinstance(told, StreamReceive):

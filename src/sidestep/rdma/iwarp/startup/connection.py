@@ -32,13 +32,13 @@ class Starting(ABC):
             if piece is None:
                 return
             if piece:
-                self._hear(piece)
+                self._handle_bytes(piece)
             else:
                 self._machine.handle_closed()
         self._advance()
 
     @abstractmethod
-    def _hear(self, piece: bytes) -> None:
+    def _handle_bytes(self, piece: bytes) -> None:
         """Gives bytes to the machine."""
 
     @abstractmethod

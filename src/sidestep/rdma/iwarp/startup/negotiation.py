@@ -213,8 +213,8 @@ class Initiator(_Startup):
         if settings.peer_to_peer and Rtr.READ in rtr:
             wanted = max(wanted, 1)  # a Read of no length is one, too
         return Enhanced(
-            ird=depths.ird if depths.ird_told else None,
-            ord=wanted if depths.ord_told else None,
+            ird=depths.ird if depths.ird_announced else None,
+            ord=wanted if depths.ord_announced else None,
             peer_to_peer=settings.peer_to_peer,
             rtr=rtr if settings.peer_to_peer else NO_RTR,
         )
@@ -412,11 +412,11 @@ class Responder(_Startup):
         return _within(self._wanted.rtr & self.settings.rtr or self.settings.rtr, depths.ird_max)
 
     def _answer(self, depths: ReadDepths) -> Enhanced:
-        told_ird = depths.ird_told and self._wanted.ord is not None
-        told_ord = depths.ord_told and self._wanted.ird is not None
+        announced_ird = depths.ird_announced and self._wanted.ord is not None
+        announced_ord = depths.ord_announced and self._wanted.ird is not None
         return Enhanced(
-            ird=self._own_ird(depths) if told_ird else None,
-            ord=self._own_ord(depths) if told_ord else None,
+            ird=self._own_ird(depths) if announced_ird else None,
+            ord=self._own_ord(depths) if announced_ord else None,
             peer_to_peer=self._wanted.peer_to_peer,
             rtr=self._taken_rtr(depths) if self._wanted.peer_to_peer else NO_RTR,
         )

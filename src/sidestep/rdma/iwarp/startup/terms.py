@@ -72,8 +72,8 @@ class ReadDepths:
     ird_max: int = limits.IWARP_READS_MAX  # as many if the other end wants to make more than `ird`
     ord: int = 16  # of its own; fewer if the other end holds fewer
     ord_min: int = 0  # with fewer the connection is of no use
-    ird_told: bool = True  # False: the users agree by themselves, the start-up leaves `ird` alone
-    ord_told: bool = True  # False: likewise with `ord`
+    ird_announced: bool = True  # False: the users agree by themselves, the start-up leaves `ird` alone
+    ord_announced: bool = True  # False: likewise with `ord`
 
     def __post_init__(self) -> None:
         if not 0 <= self.ird <= self.ird_max <= DEPTH_MAX:

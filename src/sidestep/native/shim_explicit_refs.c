@@ -1,4 +1,4 @@
-/* shim_lease.c - the structs of explicit sockets: references to them, and the lease that ends with the last. */
+/* shim_explicit_refs.c - the structs of explicit sockets: references to them, and the lease that ends with the last. */
 #include "shim.h"
 
 #include <sys/mman.h>

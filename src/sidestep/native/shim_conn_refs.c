@@ -1,4 +1,4 @@
-/* shim_hold.c - who holds a connection, and what becomes of it when nobody does. */
+/* shim_conn_refs.c - who holds a connection, and what becomes of it when nobody does. */
 #include "shim_switch.h"
 
 /* Not inlined: its registers would be saved in every call that lets go of a connection. */

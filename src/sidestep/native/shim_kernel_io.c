@@ -1,4 +1,4 @@
-/* shim_native.c - calls of connections that may still be promoted: what the kernel moves is counted. */
+/* shim_kernel_io.c - calls of connections that may still be promoted: what the kernel moves is counted. */
 #include "shim_switch.h"
 
 static inline bool waiter_enter(struct conn *conn, _Atomic uint32_t *waiters)
@@ -14,12 +14,12 @@ static inline bool waiter_enter(struct conn *conn, _Atomic uint32_t *waiters)
 	return true;
 }
 
-bool native_rx_begin(struct conn *conn)
+bool kernel_rx_begin(struct conn *conn)
 {
 	return waiter_enter(conn, &conn->slot->rx_kernel_waiters);
 }
 
-bool native_tx_begin(struct conn *conn)
+bool kernel_tx_begin(struct conn *conn)
 {
 	return waiter_enter(conn, &conn->slot->tx_kernel_waiters);
 }
@@ -43,11 +43,11 @@ static void consider(struct conn *conn, int fd)
 		if (word_load(conn->message_ns))
 			rpc_return(conn, fd);
 	}
-	conn_lent(conn);
+	conn_check_inherited(conn);
 }
 
 /* Counts what a native call has moved; its thread has left the kernel. */
-static inline void native_count(struct conn *conn, _Atomic uint64_t *bytes, _Atomic uint64_t *messages,
+static inline void kernel_count(struct conn *conn, _Atomic uint64_t *bytes, _Atomic uint64_t *messages,
                                 _Atomic uint32_t *kernel_waiters, ssize_t moved)
 {
 	bool mine = conn_mine(conn);
@@ -59,11 +59,11 @@ static inline void native_count(struct conn *conn, _Atomic uint64_t *bytes, _Ato
 	word_count32(kernel_waiters, UINT32_MAX, mine);
 }
 
-ssize_t native_rx_end(struct conn *conn, int fd, ssize_t result, int flags)
+ssize_t kernel_rx_end(struct conn *conn, int fd, ssize_t result, int flags)
 {
 	struct conn_slot *slot = conn->slot;
 
-	native_count(conn, &slot->rx_tcp_bytes, &slot->rx_tcp_msgs, &slot->rx_kernel_waiters,
+	kernel_count(conn, &slot->rx_tcp_bytes, &slot->rx_tcp_msgs, &slot->rx_kernel_waiters,
 	             flags & MSG_PEEK ? 0 : result);
 	if (result > 0) {
 		count_turn(slot);
@@ -75,11 +75,11 @@ ssize_t native_rx_end(struct conn *conn, int fd, ssize_t result, int flags)
 	return result;
 }
 
-ssize_t native_tx_end(struct conn *conn, int fd, ssize_t result)
+ssize_t kernel_tx_end(struct conn *conn, int fd, ssize_t result)
 {
 	struct conn_slot *slot = conn->slot;
 
-	native_count(conn, &slot->tx_tcp_bytes, &slot->tx_tcp_msgs, &slot->tx_kernel_waiters, result);
+	kernel_count(conn, &slot->tx_tcp_bytes, &slot->tx_tcp_msgs, &slot->tx_kernel_waiters, result);
 	if (result > 0)
 		consider(conn, fd);
 	return result;

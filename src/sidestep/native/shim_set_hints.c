@@ -1,4 +1,4 @@
-/* shim_hint.c - which of many members have news: their peers name them, so that a set need not look at each. */
+/* shim_set_hints.c - which of many members have news: their peers name them, so that a set need not look at each. */
 #include "shim_set.h"
 
 bool grow(void *array, uint32_t *cap, uint32_t wanted, size_t size)

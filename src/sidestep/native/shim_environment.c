@@ -1,5 +1,5 @@
 /*
- * shim_carry.c - what is ours in an environment, and how it goes on into programs that are given one of their caller's making.
+ * shim_environment.c - what is ours in an environment, and how it goes on into programs that are given one of their caller's making.
  *
  * Some servers start programs with an environment of their own (nginx's upgrade, dovecot, `env -i`). What this process was
  * started with goes on into it if nothing of ours is there, nor any LD_PRELOAD: who takes out one name, or sets one, means it. But who

@@ -1,5 +1,5 @@
 /*
- * shim_lent.c - sockets that programs have inherited which were started here (SLOT_LENT): until nobody else holds them.
+ * shim_inherited.c - sockets that programs have inherited which were started here (SLOT_INHERITED): until nobody else holds them.
  *
  * The kernel does not tell how many hold a socket, so the open descriptors of all processes are looked through that began
  * after the connection: nobody else can have inherited it. In doubt it stays on TCP. Bytes that such a program has moved show
@@ -10,17 +10,17 @@
 #include <fcntl.h>
 #include <sys/stat.h>
 
-#define LENT_MAX 64                 /* connections looked for at once */
+#define INHERITED_MAX 64                 /* connections looked for at once */
 #define LOOK_FIRST_NS 100000000ll   /* after they have been lent, and between two looks at the least; */
 #define LOOK_LAST_NS 8000000000ll   /* then a quarter of the time since then, this at most */
 #define ANCESTORS_MAX 32
 
-struct lent {
+struct inherited {
 	struct conn *conn; /* with a reference */
 	int fd;
 	bool held;
 	ino_t inode;
-	uint64_t lent_ns;
+	uint64_t inherited_ns;
 };
 
 struct family {
@@ -29,23 +29,23 @@ struct family {
 	int ancestors_len;
 };
 
-static _Atomic uint32_t lending; /* threads that are just starting a program */
+static _Atomic uint32_t inheriting; /* threads that are just starting a program */
 static _Atomic bool looking;
 static uint32_t cursor; /* where the next look begins; guarded by `looking` */
 
-void lending_begin(void)
+void inheriting_begin(void)
 {
-	atomic_fetch_add(&lending, 1);
+	atomic_fetch_add(&inheriting, 1);
 }
 
-void lending_end(void)
+void inheriting_end(void)
 {
-	atomic_fetch_sub(&lending, 1);
+	atomic_fetch_sub(&inheriting, 1);
 }
 
-void lent_after_fork(void)
+void inherited_after_fork(void)
 {
-	lending = 0;
+	inheriting = 0;
 	looking = false;
 }
 
@@ -86,7 +86,7 @@ static bool ancestors_read(struct family *family)
 
 struct search {
 	struct family family;
-	struct lent *lent;
+	struct inherited *inherited;
 	int len;
 	bool hidden; /* what the process at hand has open is not told */
 	bool doubt;
@@ -107,7 +107,7 @@ static bool descriptor_seen(int dir, long number, void *argument)
 	target[n] = '\0';
 	if (sscanf(target, "socket:[%lu]", &inode) == 1)
 		for (int i = 0; i < search->len; i++)
-			search->lent[i].held |= search->lent[i].inode == inode;
+			search->inherited[i].held |= search->inherited[i].inode == inode;
 	return true;
 }
 
@@ -162,23 +162,24 @@ static uint64_t process_clock(uint64_t born_ns)
 	return born_ns - rounded;
 }
 
-static int lent_collect(struct search *search)
+static int inherited_collect(struct search *search)
 {
 	uint32_t end = atomic_load(&fd_end);
 	struct stat st;
 
 	search->family.since_ns = UINT64_MAX;
-	for (uint32_t n = 0; n < end && search->len < LENT_MAX; n++) {
+	for (uint32_t n = 0; n < end && search->len < INHERITED_MAX; n++) {
 		uint32_t fd = cursor++ % end;
 		struct conn *conn = conn_hold((int)fd);
 		if (!conn)
 			continue;
-		if (!slot_has(conn->slot, SLOT_LENT) || slot_has(conn->slot, SLOT_PIN) || conn_fd(conn) != (int)fd ||
+		if (!slot_has(conn->slot, SLOT_INHERITED) || slot_has(conn->slot, SLOT_PIN) || conn_fd(conn) != (int)fd ||
 		    real.fstat((int)fd, &st) < 0) {
 			conn_unref(conn);
 			continue;
 		}
-		search->lent[search->len++] = (struct lent){conn, (int)fd, false, st.st_ino, atomic_load(&conn->slot->lent_ns)};
+		search->inherited[search->len++] =
+			(struct inherited){conn, (int)fd, false, st.st_ino, atomic_load(&conn->slot->inherited_ns)};
 		uint64_t since = process_clock(conn->slot->born_ns);
 		if (since < search->family.since_ns)
 			search->family.since_ns = since;
@@ -187,13 +188,13 @@ static int lent_collect(struct search *search)
 }
 
 /* Nobody else has it. A thread that lends it just now stores the time before the flag, and we clear the flag first. */
-static void lent_back(struct lent *lent)
+static void inherited_released(struct inherited *inherited)
 {
-	conn_promote(lent->conn, lent->fd, SLOT_LENT | SLOT_PASSED);
-	if (atomic_load(&lent->conn->slot->lent_ns) != lent->lent_ns)
-		conn_demote(lent->conn, lent->fd, REASON_INHERITED, true);
+	conn_promote(inherited->conn, inherited->fd, SLOT_INHERITED | SLOT_PASSED);
+	if (atomic_load(&inherited->conn->slot->inherited_ns) != inherited->inherited_ns)
+		conn_demote(inherited->conn, inherited->fd, REASON_INHERITED, true);
 	else
-		shim_log("fd %d: no other program holds it", lent->fd);
+		shim_log("fd %d: no other program holds it", inherited->fd);
 }
 
 static bool look_is_due(const struct search *search, int64_t since)
@@ -201,7 +202,7 @@ static bool look_is_due(const struct search *search, int64_t since)
 	int64_t now = now_ns();
 
 	for (int i = 0; i < search->len; i++) {
-		int64_t age = now - (int64_t)search->lent[i].lent_ns;
+		int64_t age = now - (int64_t)search->inherited[i].inherited_ns;
 		int64_t pause = age / 4 < LOOK_LAST_NS ? age / 4 : LOOK_LAST_NS;
 		if (age >= LOOK_FIRST_NS && since >= pause)
 			return true;
@@ -210,11 +211,11 @@ static bool look_is_due(const struct search *search, int64_t since)
 }
 
 /* No lock held. Looks, if it is time to, whether lent sockets of this process have come back. */
-void lent_look(void)
+void inherited_look(void)
 {
 	static _Atomic int64_t looked_at, next_at;
-	struct lent lent[LENT_MAX];
-	struct search search = {.lent = lent};
+	struct inherited inherited[INHERITED_MAX];
+	struct search search = {.inherited = inherited};
 	int saved = errno;
 	int64_t now = now_ns();
 
@@ -222,16 +223,17 @@ void lent_look(void)
 		return;
 	critical_enter(); /* a handler must not jump out of it */
 	word_store(next_at, now + LOOK_FIRST_NS);
-	bool known = lent_collect(&search) && look_is_due(&search, now - word_load(looked_at)) && !atomic_load(&lending);
+	bool known =
+		inherited_collect(&search) && look_is_due(&search, now - word_load(looked_at)) && !atomic_load(&inheriting);
 	if (known) {
 		/* twice: a holder may start another one behind our back and end before its turn comes */
-		known = others_look(&search) && others_look(&search) && !atomic_load(&lending);
+		known = others_look(&search) && others_look(&search) && !atomic_load(&inheriting);
 		word_store(looked_at, now_ns());
 	}
 	for (int i = 0; i < search.len; i++) {
-		if (known && !lent[i].held)
-			lent_back(&lent[i]);
-		conn_unref(lent[i].conn);
+		if (known && !inherited[i].held)
+			inherited_released(&inherited[i]);
+		conn_unref(inherited[i].conn);
 	}
 	critical_leave();
 	atomic_store(&looking, false);

@@ -1,4 +1,4 @@
-/* shim_back.c - a connection as a whole: it is attached, goes back to TCP, and may come again. */
+/* shim_demote.c - a connection as a whole: it is attached, goes back to TCP, and may come again. */
 #include "shim_switch.h"
 
 #include <fcntl.h>
@@ -6,7 +6,7 @@
 
 /* How many milliseconds a call waits: */
 #define ACK_TURNS 10000    /* that has to go by TCP, until the provider between has told the peer our offset */
-#define HEIR_TURNS 200   /* milliseconds that exec waits for who else holds an inherited connection */
+#define SUCCESSOR_TURNS 200   /* milliseconds that exec waits for who else holds an inherited connection */
 #define REQUEST_TURNS 1000 /* until the peer has been asked back to TCP, which it will be in any case */
 #define ANSWER_TURNS 3     /* for a peer that was asleep on its doorbell to answer a recall */
 #define READ_TURNS 200     /* until the peer has read its ring, of which nobody can send anything again */
@@ -21,10 +21,10 @@ static bool gentle(enum reason_code reason)
 void conn_pin(struct conn *conn, enum reason_code reason)
 {
 	struct conn_slot *slot = conn->slot;
-	uint32_t stays = gentle(reason) ? SLOT_DEMOTED : reason == REASON_INHERITED ? SLOT_LENT : SLOT_PIN;
+	uint32_t stays = gentle(reason) ? SLOT_DEMOTED : reason == REASON_INHERITED ? SLOT_INHERITED : SLOT_PIN;
 
-	if (stays == SLOT_LENT)
-		atomic_store(&slot->lent_ns, (uint64_t)now_ns()); /* before the flag: see lent_back() */
+	if (stays == SLOT_INHERITED)
+		atomic_store(&slot->inherited_ns, (uint64_t)now_ns()); /* before the flag: see inherited_released() */
 	uint32_t passed = reason == REASON_PASSED || reason == REASON_INHERITED ? SLOT_PASSED : 0;
 	if (atomic_fetch_or(&slot->flags, stays | passed) & (SLOT_PIN | stays))
 		return;
@@ -54,7 +54,7 @@ int conn_attach(struct conn *conn, int fd, int segment_fd, int side, struct remo
 	word_store(conn->channel.local->slot, slot_index(slot));
 	word_store(conn->channel.local->generation, conn->generation);
 	memcpy(conn->channel.local->family_id, slot_family(slot), sizeof(family_id));
-	atomic_store(&conn->channel.local->knows, KNOWS_RING_ALWAYS | KNOWS_BELL);
+	atomic_store(&conn->channel.local->knows, KNOWS_RING_ALWAYS | KNOWS_NEW_DOORBELL);
 	conn->remote_doorbell = remote;
 	conn->doorbell = local;
 	conn->probe_countdown = PROBE_EVERY;
@@ -62,9 +62,8 @@ int conn_attach(struct conn *conn, int fd, int segment_fd, int side, struct remo
 	word_store(slot->reason, REASON_WAITING_FOR_PEER);
 	atomic_store(&conn->managed, 1);
 	word_store(rings_ever, true);
-	if (slot_has(slot,
-	             SLOT_DEMOTED |
-	                 SLOT_LENT)) { /* since the offer; conn_demote() sets this first and reads `managed` afterwards */
+	/* Set since the offer; conn_demote() sets this first and reads `managed` afterwards */
+	if (slot_has(slot, SLOT_DEMOTED | SLOT_INHERITED)) {
 		word_store(slot->state, STATE_PINNED);
 		word_store(slot->reason, slot_has(slot, SLOT_DEMOTED) ? REASON_DEMOTED : REASON_INHERITED);
 		atomic_fetch_or(&conn->channel.local->notice, CHANNEL_DEMOTE);
@@ -131,8 +130,8 @@ static void leave_nothing_owed(struct conn *conn, int fd)
 {
 	if (tx_is(conn->slot, TX_RESEND))
 		conn_flush(conn, fd);
-	uint32_t untold = word_load(conn->slot->error);
-	if (untold && untold != EPIPE)
+	uint32_t unreported = word_load(conn->slot->error);
+	if (unreported && unreported != EPIPE)
 		tcp_reset(fd); /* its reads fail, instead of ending as if nothing were missing */
 }
 
@@ -169,7 +168,7 @@ void conn_demote(struct conn *conn, int fd, enum reason_code reason, bool recall
 	bool moved = false, requested = false, relayed = false;
 	bool waits = !gentle(reason);
 
-	if (conn->managed && unlikely(conn_misnamed(conn, fd)))
+	if (conn->managed && unlikely(conn_fd_stale(conn, fd)))
 		return;
 	conn_pin(conn, reason);
 	if (!waits && slot_has(slot, SLOT_PIN))
@@ -178,9 +177,9 @@ void conn_demote(struct conn *conn, int fd, enum reason_code reason, bool recall
 		return;
 	if (conn_relayed(conn) && waits) {
 		slot_lock(&slot->tx_lock); /* a thread that was just switching to the ring has finished */
-		bool unheard = conn->managed && tx_by_ring(slot) && !tx_acked(conn);
+		bool unacknowledged = conn->managed && tx_by_ring(slot) && !tx_acked(conn);
 		slot_unlock(&slot->tx_lock);
-		if (unheard && !slot_has(slot, SLOT_RESET)) /* no lock is held: other calls on the connection go on */
+		if (unacknowledged && !slot_has(slot, SLOT_RESET)) /* no lock is held: other calls on the connection go on */
 			relay_acked(conn, CHANNEL_ACKED_SWITCH, ACK_TURNS);
 	}
 	slot_lock(&slot->rx_lock);
@@ -300,7 +299,7 @@ static void relay_settle(struct conn *conn, int fd)
  * No lock is held, with SLOT_LEAVES, behind a read. If the ring is empty, all that follows comes by TCP, of which the kernel tells.
  * What a send has put there that crossed our request is told anew.
  */
-void conn_leave_dry(struct conn *conn, int fd)
+void conn_leave_drained(struct conn *conn, int fd)
 {
 	struct conn_slot *slot = conn->slot;
 	const bool relayed = conn->managed && slot_has(slot, SLOT_LEAVES) && relay_leaves(conn);
@@ -351,11 +350,11 @@ void conn_leave(struct conn *conn, int fd, enum reason_code reason)
 	if (!slot_has(slot, SLOT_LEAVES))
 		word_store(conn->leave_tail, atomic_load(&conn->channel.rx_peer_line->tail));
 	slot_set(slot, SLOT_LEAVES); /* not before the request: see recall_rest() */
-	conn_leave_dry(conn, fd);
+	conn_leave_drained(conn, fd);
 }
 
 /*
- * Revokes what kept the connection on TCP for a while (`kept`: SLOT_DEMOTED or SLOT_LENT), and ends the wait of a direction
+ * Revokes what kept the connection on TCP for a while (`kept`: SLOT_DEMOTED or SLOT_INHERITED), and ends the wait of a direction
  * that left the ring of its own accord. Another reason stays. True: it has no channel, and may be offered at once.
  */
 bool conn_promote(struct conn *conn, int fd, uint32_t kept)
@@ -415,7 +414,7 @@ static bool leaves_hole(struct conn *conn)
 /* The socket lives on in a process without a shim. A stream with a hole must not look whole, so it is reset. */
 void conn_abandon(struct conn *conn, int fd)
 {
-	if (!leaves_hole(conn) || conn_misnamed(conn, fd))
+	if (!leaves_hole(conn) || conn_fd_stale(conn, fd))
 		return;
 	tcp_reset(fd);
 	shim_log("fd %d: reset, nobody can read what its ring still holds", fd);
@@ -428,7 +427,7 @@ void conn_abandon(struct conn *conn, int fd)
  */
 void conn_bequeath(struct conn *conn, int fd)
 {
-	for (int turn = 0; turn < HEIR_TURNS && !conn_alone(conn) && leaves_hole(conn); turn++)
+	for (int turn = 0; turn < SUCCESSOR_TURNS && !conn_alone(conn) && leaves_hole(conn); turn++)
 		raw_poll(NULL, 0, 1);
 	if (conn_alone(conn) || fd <= STDERR_FILENO || conn->heritable)
 		conn_abandon(conn, fd);

@@ -1,9 +1,9 @@
 /*
- * shim_plain.c - processes that keep to TCP, with all that they have and will have: those with an io_uring that may have
+ * shim_tcp_only.c - processes that keep to TCP, with all that they have and will have: those with an io_uring that may have
  * sockets and whose entries do not come by here (a read of a promoted socket would wait for ever, what was written would break
  * it), and those under a seccomp filter of their own, which may forbid what the shim does.
  */
-#include "shim_plain.h"
+#include "shim_tcp_only.h"
 #include "shim_proc.h"
 #include "shim_provider.h"
 #include "shim_travel.h"
@@ -12,16 +12,16 @@
 
 #define LOOK_EVERY_NS 1000000000ll
 
-_Atomic uint32_t plain_reason;
+_Atomic uint32_t tcp_only_reason;
 
 /* Under a filter the shim goes on making its calls, and reads the ring to its end; where others read, the bytes are recalled. */
-void plain_from_now(enum reason_code reason)
+void tcp_only_begin(enum reason_code reason)
 {
 	uint32_t none = REASON_NONE;
 
-	if (!fd_table_len || !atomic_compare_exchange_strong(&plain_reason, &none, reason))
+	if (!fd_table_len || !atomic_compare_exchange_strong(&tcp_only_reason, &none, reason))
 		return;
-	int mark = channel_memory(PLAIN_MARK, 1);
+	int mark = channel_memory(TCP_ONLY_MARK, 1);
 	if (mark >= 0 && own_fd(mark) < 0)
 		raw_close(mark);
 	for (uint32_t fd = 0; fd < atomic_load(&fd_end); fd++) {
@@ -34,7 +34,7 @@ void plain_from_now(enum reason_code reason)
 /* ---- io_uring ---- */
 static _Atomic bool ring_unseen;
 
-bool plain_ring_doubted(void)
+bool uring_doubted(void)
 {
 	return unlikely(atomic_load(&ring_unseen)) && !(atomic_load(&provider.wants) & WELCOME_FILE_RINGS);
 }
@@ -43,11 +43,11 @@ bool plain_ring_doubted(void)
  * The provider knows whether the policy says that rings of this program have no sockets. Before it has answered nothing is on its
  * way to a ring of ours: then offer_make() asks again. Both sides store first and look then, at `ring_unseen` and `registry`.
  */
-void plain_ring(void)
+void uring_unseen(void)
 {
 	atomic_store(&ring_unseen, true);
-	if (plain_ring_doubted() && (atomic_load(&provider.registry) || word_load(rings_ever)))
-		plain_from_now(REASON_IO_URING);
+	if (uring_doubted() && (atomic_load(&provider.registry) || word_load(rings_ever)))
+		tcp_only_begin(REASON_IO_URING);
 }
 
 static bool not_a_ring(int dir, long number, void *argument)
@@ -65,13 +65,13 @@ static bool not_a_ring(int dir, long number, void *argument)
 }
 
 /* Before a connection is offered: a library that is linked statically makes its ring unseen. */
-enum reason_code plain_why(void)
+enum reason_code tcp_only_why(void)
 {
 	static _Atomic int64_t looked_at;
 	int64_t now = now_ns(), last = word_load(looked_at);
 	bool found = false;
 
-	if (likely(!word_load(plain_reason)) && (!last || now - last >= LOOK_EVERY_NS) &&
+	if (likely(!word_load(tcp_only_reason)) && (!last || now - last >= LOOK_EVERY_NS) &&
 	    atomic_compare_exchange_strong(&looked_at, &last, now)) {
 		int saved = errno, fds = proc_open("/proc/self/fd", O_RDONLY | O_DIRECTORY);
 		if (fds >= 0) {
@@ -80,9 +80,9 @@ enum reason_code plain_why(void)
 		}
 		errno = saved;
 		if (found)
-			plain_ring();
+			uring_unseen();
 	}
-	if (plain_ring_doubted())
-		plain_ring(); /* the provider may have answered since */
-	return (enum reason_code)word_load(plain_reason);
+	if (uring_doubted())
+		uring_unseen(); /* the provider may have answered since */
+	return (enum reason_code)word_load(tcp_only_reason);
 }
