@@ -146,7 +146,7 @@ class WatchedEngine:
         self.fd, self.news = engine.fd, engine.news
         self.feed, self.unfeed = engine.feed, engine.unfeed
 
-    def hear(self, doorbell: Doorbell | None) -> None:
+    def set_doorbell(self, doorbell: Doorbell | None) -> None:
         self._engine.set_doorbell(doorbell)
 
     def lend(
