@@ -126,9 +126,7 @@ class DeviceAttributes:
     error_disconnects: bool = False  # a queue pair in ERROR takes its connection with it, at both ends (iWARP)
     checks_local_memory: bool = True  # entries must lie in a region of the domain, else LOCAL_PROTECTION_ERROR
     read_sink_remote_write: bool = False  # the sink of an RDMA Read needs REMOTE_WRITE as well (some RNICs)
-    access_errors_reported: bool = (
-        True  # what the other end did wrong is an AsyncEvent here, and the queue pair in ERROR
-    )
+    access_errors_reported: bool = True  # what the other end did wrong is an AsyncEvent here, and the queue pair ends
     regions_voided: bool = True  # requests void keys of regions, too; if not of windows alone
     pins_memory: bool = False  # a region's pages stay where they are: what its owner gives back meanwhile is lost to it
     solicited_reported: bool = True  # a receive's completion says whether it was solicited; if not it is False always
