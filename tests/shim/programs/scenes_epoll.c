@@ -21,7 +21,7 @@ static void say_edge_in(const char *name, int set)
 	int count;
 	do
 		count = epoll_wait(set, &event, 1, 5000);
-	while (choice.shaken && count == 1 && !(event.events & EPOLLIN));
+	while ((choice.shaken || !choice.warm) && count == 1 && !(event.events & EPOLLIN));
 	say("%s = %d %s", name, count, count == 1 ? poll_names(event.events) : "");
 }
 
