@@ -64,6 +64,17 @@ def test_connections_stay_on_tcp(sidestep: Sidestep, way: str) -> None:
     assert a.ask("near.recv(1)") == b""
 
 
+def test_a_child_hears_nothing_of_the_provider(sidestep: Sidestep) -> None:
+    """It does not know the provider yet, and the filter forbids to meet it."""
+    a, b = End(sidestep), End(sidestep)
+    join(a, b)
+    promote(sidestep, a, b)
+    b.ask("__import__('sandbox') and None")
+    assert b.ask("__import__('sandbox').waits_in_a_child(s.fileno())") == 0
+    a.ask("s.sendall(b'ping')")
+    assert b.ask("s.recv(4)") == b"ping"
+
+
 @pytest.mark.parametrize("promoted", [True, False])
 @pytest.mark.parametrize(("how", "told"), [("strict", "600 400 10 3\n"), ("child", "10 3\n")])
 @pytest.mark.parametrize("kind", ["dynamic", *KINDS])

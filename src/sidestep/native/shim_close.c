@@ -132,6 +132,7 @@ void conns_release(enum reason_code reason, bool strict)
 	tcp_only_begin(reason);
 	config.opt_in = true;
 	word_store(kernel_strict, strict);
+	bool kept = false;
 	for (int pass = 0; pass < 2; pass++)
 		for (uint32_t fd = 0; fd < atomic_load(&fd_end); fd++) {
 			HELD conn = conn_hold((int)fd);
@@ -145,9 +146,13 @@ void conns_release(enum reason_code reason, bool strict)
 				conn_check(conn, (int)fd); /* its other end may be ours as well, and has asked for its bytes */
 				conn_flush(conn, (int)fd);
 			}
-			if (!has_members(conn) && !conn->explicit && !slot_has(conn->slot, SLOT_LEAVES))
+			if (has_members(conn) || conn->explicit || slot_has(conn->slot, SLOT_LEAVES))
+				kept = true;
+			else
 				conn_forget((int)fd, false);
 		}
+	if (strict && !kept) /* a wait has nothing left to hear the provider for: a filter may end who makes those calls */
+		word_store(rings_ever, false);
 }
 
 void conn_family_exit(void)
