@@ -31,7 +31,8 @@ static uint64_t tcp_info_u64(const uint8_t info[TCPI_SIZE], int offset)
 	return value;
 }
 
-enum count rx_count(struct conn *conn, int fd)
+/* Bytes that have been read, by the kernel's count. COUNT_DIFFERS: it does not tell. */
+static enum count kernel_read(int fd, uint64_t *read)
 {
 	uint8_t info[TCPI_SIZE];
 	int before = 0, after = 0;
@@ -40,11 +41,12 @@ enum count rx_count(struct conn *conn, int fd)
 		return COUNT_DIFFERS;
 	if (before != after || info[TCPI_STATE] == TCP_CLOSE) /* a reset may have come without a FIN, or behind one */
 		return COUNT_UNSTABLE;
-	uint64_t read = tcp_info_u64(info, TCPI_BYTES_RECEIVED) - (uint64_t)before - (tcp_info_fin(info) ? 1 : 0);
-	return read == word_load(conn->slot->rx_tcp_bytes) ? COUNT_EQUAL : COUNT_DIFFERS;
+	*read = tcp_info_u64(info, TCPI_BYTES_RECEIVED) - (uint64_t)before - (tcp_info_fin(info) ? 1 : 0);
+	return COUNT_EQUAL;
 }
 
-enum count tx_count(struct conn *conn, int fd)
+/* Likewise those that have been written. */
+static enum count kernel_written(const struct conn *conn, int fd, uint64_t *written)
 {
 	uint8_t info[TCPI_SIZE];
 	int before = 0, after = 0;
@@ -56,7 +58,50 @@ enum count tx_count(struct conn *conn, int fd)
 	uint64_t acked = tcp_info_u64(info, TCPI_BYTES_ACKED);
 	if (conn->slot->role == ROLE_ACTIVE && acked > 0)
 		acked--; /* the SYN */
-	return acked + (uint64_t)before == word_load(conn->slot->tx_tcp_bytes) ? COUNT_EQUAL : COUNT_DIFFERS;
+	*written = acked + (uint64_t)before;
+	return COUNT_EQUAL;
+}
+
+enum count rx_count(struct conn *conn, int fd)
+{
+	uint64_t read = 0;
+	enum count count = kernel_read(fd, &read);
+
+	return count == COUNT_EQUAL && read != word_load(conn->slot->rx_tcp_bytes) ? COUNT_DIFFERS : count;
+}
+
+enum count tx_count(struct conn *conn, int fd)
+{
+	uint64_t written = 0;
+	enum count count = kernel_written(conn, fd, &written);
+
+	return count == COUNT_EQUAL && written != word_load(conn->slot->tx_tcp_bytes) ? COUNT_DIFFERS : count;
+}
+
+/*
+ * Both locks held, and this process alone has the connection. Our counts become the kernel's. COUNT_UNSTABLE: nothing is known yet,
+ * as another thread may just be moving bytes; it adds them before it leaves the kernel. COUNT_DIFFERS: the kernel does not tell, or a
+ * direction has ended by a call that was not seen.
+ */
+enum count counts_take(struct conn *conn, int fd)
+{
+	struct conn_slot *slot = conn->slot;
+	struct pollfd ended = {.fd = fd, .events = POLLRDHUP};
+	uint64_t rx_before = word_load(slot->rx_tcp_bytes), tx_before = word_load(slot->tx_tcp_bytes), read, written;
+	uint8_t info[TCPI_SIZE];
+
+	if (atomic_load(&slot->rx_kernel_waiters) | atomic_load(&slot->tx_kernel_waiters))
+		return COUNT_UNSTABLE;
+	enum count rx = kernel_read(fd, &read), tx = kernel_written(conn, fd, &written);
+	if (!tcp_info_get(fd, info) || info[TCPI_STATE] != TCP_ESTABLISHED || raw_poll(&ended, 1, 0) != 0)
+		return COUNT_DIFFERS;
+	if (rx != COUNT_EQUAL || tx != COUNT_EQUAL)
+		return rx == COUNT_DIFFERS || tx == COUNT_DIFFERS ? COUNT_DIFFERS : COUNT_UNSTABLE;
+	if (atomic_load(&slot->rx_kernel_waiters) | atomic_load(&slot->tx_kernel_waiters) ||
+	    !atomic_compare_exchange_strong(&slot->rx_tcp_bytes, &rx_before, read) ||
+	    !atomic_compare_exchange_strong(&slot->tx_tcp_bytes, &tx_before, written))
+		return COUNT_UNSTABLE;
+	return COUNT_EQUAL;
 }
 
 /*
