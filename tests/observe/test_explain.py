@@ -182,6 +182,7 @@ def test_a_program_of_another_provider_is_told_with_its_place(sidestep: Sidestep
     with Sidestep() as other:
         client = chat.client(other.popen)
         found = explain(client.pid)
+    # two were seen once beside a load, for a reason that is not known: a failure shows them
     assert {one["reason"] for one in found} == {"OTHER_PROVIDER"}, found
     assert all(str(other.socket) in one["cause"] for one in found)
 

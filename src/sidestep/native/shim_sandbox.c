@@ -16,7 +16,7 @@
 #define OWN_ARCH AUDIT_ARCH_AARCH64
 #endif
 
-/* What the filter says of a call, by its program in classic BPF (linux/filter.h); see seccomp_check_filter() in Linux. */
+/* The filter's verdict on a call, by its program in classic BPF (linux/filter.h); see seccomp_check_filter() in Linux. */
 static uint32_t filter_says(const struct sock_fprog *filter, const struct seccomp_data *call)
 {
 	uint32_t a = 0, x = 0, memory[BPF_MEMWORDS] = {0};
@@ -68,7 +68,7 @@ static uint32_t filter_says(const struct sock_fprog *filter, const struct seccom
 	return SECCOMP_RET_KILL_PROCESS;
 }
 
-/* What a connection calls that has a channel: for its reads and writes, its waits, and to look what TCP has. */
+/* System calls of a connection that has a channel: to read and write, to wait, and to see what TCP has. */
 static const struct {
 	int number;
 	uint64_t second;

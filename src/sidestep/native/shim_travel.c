@@ -190,7 +190,7 @@ struct traveller traveller_by_tcp(const struct conn *conn, uint64_t cookie)
 	                          .liveness_fd = -1};
 }
 
-/* What that program needs to know, but for the doorbell that is its own; the descriptors stay the connection's. */
+/* The next program's entry, without the doorbell that is its own; the descriptors stay the connection's. */
 struct traveller traveller_of(const struct conn *conn)
 {
 	const struct remote_doorbell *remote = conn->remote_doorbell;

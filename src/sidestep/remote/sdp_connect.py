@@ -12,7 +12,7 @@ Who insists on SDP and gets no verdict in time is sent to a place that is *shut*
 kernel goes on sending SYNs and the connect() is truly in progress. It opens when the stream is established, and goes
 away, which resets, when the other host refuses. No answer at all stays none: TCP then says ETIMEDOUT itself.
 
-Who does not insist gets TCP, and where SDP has failed TCP comes first for a while (`limits.REACH_UNANSWERED_S`).
+A caller that does not insist gets TCP. Where SDP has failed, TCP comes first for a while (`limits.REACH_UNANSWERED_S`).
 
 Places are at 127.83.68.80, or, for IPv6, at the address of this host that the program's connection comes from: IPv6 has
 one loopback address only, which a socket bound to another address could not reach from there by it.

@@ -421,8 +421,8 @@ class RemoteRelay(Relayed):
             raise PeerViolation(f"a recall from byte {count}, of {self.sent} that were sent", rule="link_count")
         recalled = moved(self.out, OutEvent.RECALLED, rule="link_count")
         if not self._stop_at(side, count, recalled):
-            # It has gone back by itself, ended or died, and will not send again. When a provider goes, who has asked
-            # keeps what comes until it hears of that (`_arrived`).
+            # The application has gone back by itself, ended or died, and will not send again. When a provider leaves,
+            # the end that asked keeps what comes until it learns of that (`_arrived`).
             if not self.left:
                 self.reset("recall")
             return
