@@ -156,9 +156,11 @@ CHOSEN   = --set=$(1) $(if $(ROW),--row=$(ROW)) $(LAB)
 define run-tests
 	@.ci/step build/prepare.log "compiling the tests" $(BIN)/pytest tests $(call CHOSEN,$(1)) --collect-only -qq
 	@rm -f build/twice.json build/junit-*.xml build/failures.txt; failed=0; \
+	ended() { echo "the part $$2 ended with $$1" >>build/failures.txt; failed=1; }; \
 	$(BIN)/pytest tests $(call CHOSEN,$(1)) --part=beside -n $(WORKERS) --junitxml=build/junit-beside.xml \
-		$(PYTEST_ARGS) || failed=1; \
-	$(BIN)/pytest tests $(call CHOSEN,$(1)) --part=alone -n 1 --junitxml=build/junit-alone.xml $(PYTEST_ARGS) || failed=1; \
+		$(PYTEST_ARGS) || ended $$? beside; \
+	$(BIN)/pytest tests $(call CHOSEN,$(1)) --part=alone -n 1 --junitxml=build/junit-alone.xml $(PYTEST_ARGS) || \
+		ended $$? alone; \
 	$(BIN)/python tests/support/budget.py $(1) "$(ROW)" || failed=1; \
 	if [ -e build/failures.txt ]; then echo "failed in row $(or $(ROW),of the commit):"; cat build/failures.txt; fi; \
 	exit $$failed

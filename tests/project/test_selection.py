@@ -104,6 +104,33 @@ def test_a_run_takes_what_its_set_says(tmp_path: Path) -> None:
     assert "1 passed" in said("--set=test", f"--part={Part.ALONE.name.lower()}")
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("options", [(), ("-n", "2")])
+def test_an_early_end_is_kept_with_the_test_that_ran(tmp_path: Path, options: tuple[str, ...]) -> None:
+    """A signal to a worker ends the run, and counts as no test's failure."""
+    tests = tmp_path / "tests"
+    tests.mkdir()
+    (tmp_path / "pytest.ini").write_text("[pytest]\n")
+    (tests / "sets.toml").write_text("check = []\ntest = []\nci = []\nfull = []\nalone = []\n")
+    (tests / "test_these.py").write_text(
+        "import os, signal, time\ndef test_ends():\n    os.kill(os.getpid(), signal.SIGINT)\n    time.sleep(60)\n"
+    )
+    (tests / "conftest.py").write_text(
+        "import sys\nfrom pathlib import Path\n"
+        f"sys.path.insert(0, {str(Path(selection.__file__).parent)!r})\n"
+        "import selection\nselection.TESTS = Path(__file__).parent\n"
+        "selection.FAILURES = selection.TESTS.with_name('failures.txt')\n"
+        "pytest_addoption = selection.pytest_addoption\n"
+        "def pytest_configure(config):\n"
+        "    config.pluginmanager.register(selection.Selecting(config))\n"
+    )
+    argv = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-p", "no:sidestep", *options, str(tests)]
+    assert subprocess.run(argv, capture_output=True, timeout=240, cwd=tmp_path).returncode == 2
+    kept = (tmp_path / "failures.txt").read_text()
+    assert "pytest ended early, in tests/test_these.py::test_ends" in kept
+    assert "tests/test_these.py:3: in test_ends" in kept
+
+
 def test_each_folder_of_the_ci_has_a_budget() -> None:
     table, given = Table.read(), durations.budgets_of("ci")
     folders = {path.relative_to(TESTS).parts[0] for path in TESTS.rglob("test_*.py")}

@@ -8,6 +8,7 @@ is repeated by the test's name alone.
 
 from __future__ import annotations
 
+import os
 import subprocess
 import tomllib
 from collections.abc import Iterator, Sequence
@@ -122,6 +123,12 @@ def _first_of(item: pytest.Item) -> Set:
     return max(marked, default=Set.TEST if item.get_closest_marker("slow") else Set.CHECK)
 
 
+def _keep_failure(text: str) -> None:
+    FAILURES.parent.mkdir(exist_ok=True)
+    with FAILURES.open("a", encoding="utf-8") as kept:
+        kept.write(f"{text}\n")
+
+
 def pytest_addoption(parser: pytest.Parser) -> None:
     """The options of the Makefile's targets."""
     group = parser.getgroup("sidestep's own tests")
@@ -142,6 +149,7 @@ class Selecting:
         NOW.part = Part[config.getoption("part").upper()]
         NOW.row = (row_of_commit() if row is None else row) % ROWS
         self._table = Table.read()
+        self._is_ours = config.rootpath == TESTS.parent  # not a run that a test made
 
     def pytest_report_header(self) -> str:
         """How to take the same again."""
@@ -188,11 +196,22 @@ class Selecting:
         lines = list(dict.fromkeys(f"again: .venv/bin/pytest '{report.nodeid}'" for report in failed))
         for line in lines:
             terminalreporter.write_line(line)
-        if config.rootpath != TESTS.parent:  # a run that a test made
+        if not self._is_ours:
             return
-        FAILURES.parent.mkdir(exist_ok=True)
-        with FAILURES.open("a", encoding="utf-8") as kept:
-            for report in failed:
-                crash = getattr(report.longrepr, "reprcrash", None)
-                said = crash.message if crash else str(report.longrepr)
-                kept.write(f"again: .venv/bin/pytest '{report.nodeid}'\n    {' '.join(said.split())[:300]}\n")
+        for report in failed:
+            crash = getattr(report.longrepr, "reprcrash", None)
+            said = crash.message if crash else str(report.longrepr)
+            _keep_failure(f"again: .venv/bin/pytest '{report.nodeid}'\n    {' '.join(said.split())[:300]}")
+
+    def pytest_keyboard_interrupt(self, excinfo: pytest.ExceptionInfo[BaseException]) -> None:
+        """An end before the last test, of a worker or of the whole run: no failed test tells of it."""
+        self._keep_early_end(excinfo)
+
+    def pytest_internalerror(self, excinfo: pytest.ExceptionInfo[BaseException]) -> None:
+        """Likewise."""
+        self._keep_early_end(excinfo)
+
+    def _keep_early_end(self, excinfo: pytest.ExceptionInfo[BaseException]) -> None:
+        if self._is_ours:
+            now = os.environ.get("PYTEST_CURRENT_TEST", "no test")
+            _keep_failure(f"pytest ended early, in {now}\n{excinfo.getrepr(style='short')}")
