@@ -302,18 +302,19 @@ static bool keeps_what_arrived(const struct program *mine, uint64_t received_bef
 	       !side->told_reset && !mine->told_end && side->received == received_before && !reset_excused(side);
 }
 
-/* FIONREAD has counted `number`; from before the call so much had been received. */
-void judge_counted(struct program *mine, uint64_t received_before, int number)
+/* FIONREAD has counted `number`; from before the call so much had been received, and so much had arrived. */
+void judge_counted(struct program *mine, uint64_t received_before, uint64_t arrived_before, int number)
 {
 	struct side *side = mine->side;
 	uint64_t there = side->received + (uint64_t)number;
 
 	if (!keeps_what_arrived(mine, received_before))
 		return;
-	if (there < side->arrived)
+	if (there < arrived_before)
 		fail("end %d: FIONREAD %d, and %llu bytes more have arrived", side_index(side), number,
-		     (unsigned long long)(side->arrived - there));
-	side->arrived = there;
+		     (unsigned long long)(arrived_before - there));
+	if (there > side->arrived)
+		side->arrived = there;
 }
 
 /* `asked` of poll, or of a set, and what was told. */

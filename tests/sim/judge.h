@@ -60,7 +60,7 @@ void judge_read_begins(struct program *mine);
 void judge_read_over(struct program *mine);
 void judge_bytes(struct program *mine, const uint8_t *data, size_t len, bool is_short, bool peek);
 void judge_told(struct program *mine, uint32_t asked, uint32_t told);
-void judge_counted(struct program *mine, uint64_t received_before, int number);
+void judge_counted(struct program *mine, uint64_t received_before, uint64_t arrived_before, int number);
 bool could_read(const struct program *mine);  /* and need not wait */
 bool could_write(const struct program *mine);
 

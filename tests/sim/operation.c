@@ -177,14 +177,15 @@ ssize_t do_recv(struct program *mine, size_t len, int flags)
 int do_count(struct program *mine)
 {
 	const struct side *peer = &sides[1 - (mine->index & 1)];
-	uint64_t before = mine->side->received; /* another process may read meanwhile */
+	/* Another process may read or count meanwhile. */
+	uint64_t before = mine->side->received, arrived = mine->side->arrived;
 	int number = 0;
 
 	CALL(mine, int, ioctl, (int, unsigned long, ...))(mine->fd, FIONREAD, &number);
 	if ((uint64_t)number > side_offered(peer) - before + mine->told_end)
 		fail("end %d: FIONREAD %d", mine->index, number);
 	trace("%d: FIONREAD %d", mine->index, number);
-	judge_counted(mine, before, number);
+	judge_counted(mine, before, arrived, number);
 	return number;
 }
 
