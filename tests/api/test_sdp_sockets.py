@@ -23,7 +23,7 @@ from queue import SimpleQueue
 from typing import Any
 
 import pytest
-from common import digest, pattern
+from common import digest, forked, pattern
 from sdp_pairs import LARGE, WAIT_S, Running, moved, pair
 
 import sidestep
@@ -536,12 +536,11 @@ def test_what_a_process_has_sent_before_it_ends_arrives() -> None:
 
 def test_a_forked_child_cannot_use_it(ends: Ends) -> None:
     client, _ = ends
-    child = os.fork()
-    if not child:
-        try:
+
+    def child() -> int:
+        with pytest.raises(Misuse):
             client.sendall(b"x")
-        except Misuse:
-            os._exit(7)
-        os._exit(1)
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+        return 0
+
+    assert os.waitpid(forked(child), 0)[1] == 0
     client.sendall(b"x")

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
-from common import slot
+from common import forked, slot
 from shim_client import ShimClient
 
 import sidestep.cli
@@ -102,11 +102,13 @@ def test_the_users_of_hidden_programs_are_named() -> None:
             os.sched_yield()
         assert hidden_users("sleep") == []
         read, write = os.pipe()
-        if (child := os.fork()) == 0:
+
+        def other_user() -> int:
             os.setuid(12345)
             os.write(write, ",".join(hidden_users("sleep")).encode())
-            os._exit(0)
-        os.waitpid(child, 0)
+            return 0
+
+        assert os.waitpid(forked(other_user), 0)[1] == 0
         assert os.read(read, 100) == b"root"
         program.kill()
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner
-from common import eventually, slot
+from common import eventually, forked, slot
 from shim_client import ShimClient
 
 from sidestep import limits
@@ -226,14 +226,13 @@ def test_done_is_what_the_connection_says(
     client = shim_client()
     before = ON_RING if order is Order.DEMOTE else DEMOTED
     client.write_arena([slot(1), slot(1000, **before)])
-    pid = os.fork()
-    if pid == 0:  # the program that is told
-        failed = 1
-        try:
-            failed = _told(client, Rpc[order.name]) != 1 << 32 | 1
-            client.write_arena([slot(1), slot(1000, **({"generation": 1} | after))])
-        finally:
-            os._exit(failed)
+
+    def program() -> int:  # that gets the order
+        failed = _told(client, Rpc[order.name]) != 1 << 32 | 1
+        client.write_arena([slot(1), slot(1000, **({"generation": 1} | after))])
+        return failed
+
+    pid = forked(program)
     (outcome,) = demotion.order(sidestep.socket, order, lambda c: c.local == "127.0.0.1:1000", 0.5)
     assert os.waitpid(pid, 0)[1] == 0
     assert outcome.result is result

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from common import eventually, standing_still
+from common import eventually, forked, standing_still
 from ledger import WITNESS_NUMBER, Book, install
 from shim_client import ShimClient
 
@@ -327,16 +327,17 @@ def _bound_elsewhere(closing: ExitStack) -> socket.socket:
     if os.geteuid():
         pytest.skip("a network namespace of its own needs root")
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+
+    def pass_on() -> int:
+        if ctypes.CDLL(None).unshare(_CLONE_NEWNET):
+            return 1
+        sock = socket.socket()
+        sock.bind(("0.0.0.0", 0))
+        socket.send_fds(theirs, [b"x"], [sock.fileno()])
+        return 0
+
     with ours, theirs:
-        child = os.fork()
-        if child == 0:
-            if ctypes.CDLL(None).unshare(_CLONE_NEWNET):
-                os._exit(1)
-            sock = socket.socket()
-            sock.bind(("0.0.0.0", 0))
-            socket.send_fds(theirs, [b"x"], [sock.fileno()])
-            os._exit(0)
-        assert os.waitpid(child, 0)[1] == 0
+        assert os.waitpid(forked(pass_on), 0)[1] == 0
         _, fds, _, _ = socket.recv_fds(ours, 1, 1)
     return closing.enter_context(socket.socket(fileno=fds[0]))
 

@@ -15,7 +15,7 @@ from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import pytest
-from common import PATIENCE_S, eventually
+from common import PATIENCE_S, eventually, forked
 
 from sidestep import config, limits
 from sidestep.config import PromoteAfter, ProviderSettings
@@ -265,13 +265,14 @@ def test_another_user_is_turned_away() -> None:
     with Sidestep() as private:
         for path in (private.socket, *private.socket.parents[:2]):  # even if the modes were opened by mistake
             path.chmod(0o777 if path == private.socket else 0o755)
-        child = os.fork()
-        if not child:
+
+        def stranger() -> int:
             os.setresgid(65534, 65534, 65534)
             os.setresuid(65534, 65534, 65534)
             with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as sock:
-                os._exit(sock.connect_ex(os.fspath(private.socket)) or len(sock.recv(100)))
-        assert os.waitpid(child, 0)[1] == 0
+                return sock.connect_ex(os.fspath(private.socket)) or len(sock.recv(100))
+
+        assert os.waitpid(forked(stranger), 0)[1] == 0
         assert private.status()["counters"]["client_dropped{credentials}"] == 1
 
 

@@ -9,6 +9,7 @@ import socket
 import subprocess
 import sys
 import time
+import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -55,6 +56,19 @@ def eventually(condition: Callable[[], object], timeout_s: float = PATIENCE_S) -
         if time.monotonic() > deadline:
             pytest.fail(f"{condition} did not come true in {timeout_s} s")
         time.sleep(0.002)
+
+
+def forked(do: Callable[[], int]) -> int:
+    """The number of a child that ends with the status that `do` returns, or 125; it never goes on with our tests."""
+    if (pid := os.fork()) == 0:
+        status = 125
+        try:
+            status = do()
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            os._exit(status)
+    return pid
 
 
 @contextmanager

@@ -9,14 +9,13 @@ import socket
 import subprocess
 import sys
 import time
-import traceback
 from base64 import b64decode
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import pytest
-from common import PATIENCE_S, eventually, slot
+from common import PATIENCE_S, eventually, forked, slot
 from shim_client import Channel, ShimClient
 from tenants import ALICE, BOB, SERVICE, Namespace, System, answer, as_user
 
@@ -103,20 +102,19 @@ def test_what_root_ran_stays_known_by_its_process(system: System, tcp_pair: Make
 
 def born_as(pid: int, live: Callable[[], None]) -> None:
     """Runs `live` in a child with that number, and reaps it."""
+
+    def living() -> int:
+        if os.getpid() == pid:
+            live()
+        return 0
+
     last = Path("/proc/sys/kernel/ns_last_pid")
     if not last.exists():
         pytest.skip("this kernel does not let anybody choose the number of a process")
     deadline = time.monotonic() + limits.HELLO_TIMEOUT_S / 2  # what has connected before is still let in then
     while time.monotonic() < deadline:
         last.write_text(str(pid - 1))
-        if (child := os.fork()) == 0:
-            try:
-                if os.getpid() == pid:
-                    live()
-            except BaseException:
-                traceback.print_exc()
-                os._exit(1)
-            os._exit(0)
+        child = forked(living)
         _, status = os.waitpid(child, 0)
         if child == pid:
             assert status == 0, "see standard error"
@@ -126,9 +124,7 @@ def born_as(pid: int, live: Callable[[], None]) -> None:
 
 def used_number() -> int:
     """Of a process that has gone."""
-    if (child := os.fork()) == 0:
-        os._exit(0)
-    os.waitpid(child, 0)
+    os.waitpid(child := forked(lambda: 0), 0)
     return child
 
 

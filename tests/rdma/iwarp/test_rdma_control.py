@@ -15,6 +15,7 @@ from pathlib import Path
 from tempfile import gettempdir
 
 import pytest
+from common import forked
 from iwarp_pair import IwarpPair
 
 from sidestep import config, limits
@@ -89,10 +90,11 @@ def test_another_user_is_turned_away(pair: IwarpPair, offered: Control, tmp_path
         path.chmod(path.stat().st_mode | 0o055)
     offered.path.chmod(0o666)
     reader, writer = os.pipe()
-    if (pid := os.fork()) == 0:
+
+    def nobody() -> int:
+        os.setgroups([])
+        os.setresuid(NOBODY, NOBODY, NOBODY)
         try:
-            os.setgroups([])
-            os.setresuid(NOBODY, NOBODY, NOBODY)
             sock = asking(offered)
             sock.setblocking(True)
             os.write(writer, b"c")
@@ -100,8 +102,9 @@ def test_another_user_is_turned_away(pair: IwarpPair, offered: Control, tmp_path
             os.write(writer, b"got" if sock.recv(100) else b"nothing")
         except OSError as error:
             os.write(writer, (error.strerror or "").encode())
-        finally:
-            os._exit(0)
+        return 0
+
+    pid = forked(nobody)
     pair.until(lambda: offered.refused_count == 1)
     os.waitpid(pid, 0)
     os.close(writer)
