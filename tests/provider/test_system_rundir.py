@@ -8,11 +8,12 @@ import socket
 import stat
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
+from common import forked
 
 from sidestep import config
 from sidestep.errors import Unavailable
@@ -165,56 +166,46 @@ def test_a_public_socket_is_for_all(tmp_path: Path) -> None:
     assert not path.exists()
 
 
-@pytest.fixture
-def handed(closing: ExitStack) -> Iterator[None]:
-    """Descriptor 3 is the test's to fill, and is put back."""
-    try:
-        kept: int | None = os.dup(3)
-    except OSError:
-        kept = None
-    yield
-    if kept is None:
-        try:
-            os.close(3)
-        except OSError:
-            return  # closed by what was tested
-    else:
-        os.dup2(kept, 3)
-        os.close(kept)
+def with_descriptor_3(sock: socket.socket, judge: Callable[[dict[str, str]], None]) -> None:
+    """Runs `judge` as the service manager would run a provider: in a child, as our own descriptor 3 is the workers'."""
+
+    def child() -> int:
+        os.dup2(sock.fileno(), 3)
+        judge({"LISTEN_PID": str(os.getpid()), "LISTEN_FDS": "1", "LISTEN_FDNAMES": "provider", "HOME": "/"})
+        return 0
+
+    with sock:
+        assert os.waitpid(forked(child), 0)[1] == 0, "see standard error"
 
 
-def hand_over(sock: socket.socket) -> dict[str, str]:
-    """What the service manager does."""
-    os.dup2(sock.fileno(), 3)
-    return {"LISTEN_PID": str(os.getpid()), "LISTEN_FDS": "1", "LISTEN_FDNAMES": "provider", "HOME": "/"}
-
-
-@pytest.mark.usefixtures("handed")
 def test_the_socket_handed_over_is_taken_and_kept(tmp_path: Path) -> None:
     path = tmp_path / "provider"
-    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as made:
-        made.bind(os.fspath(path))
-        made.listen()
-        environment = hand_over(made)
+
+    def judge(environment: dict[str, str]) -> None:
         found = activation.listener(environment)
-    assert found is not None
-    assert environment == {"HOME": "/"}
-    assert not os.get_inheritable(found.fileno())
-    place = RunDir.inherit(found)
-    assert place.path == path
-    place.leave()
+        assert found is not None
+        assert environment == {"HOME": "/"}
+        assert not os.get_inheritable(found.fileno())
+        place = RunDir.inherit(found)
+        assert place.path == path
+        place.leave()
+
+    made = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    made.bind(os.fspath(path))
+    made.listen()
+    with_descriptor_3(made, judge)
     assert path.exists()  # the service manager's
 
 
-@pytest.mark.usefixtures("handed")
 @pytest.mark.parametrize(
     ("family", "kind"), [(socket.AF_UNIX, socket.SOCK_STREAM), (socket.AF_UNIX, socket.SOCK_SEQPACKET)]
 )
 def test_a_socket_of_another_kind_is_refused(family: socket.AddressFamily, kind: socket.SocketKind) -> None:
-    with socket.socket(family, kind) as made:  # the second is right but for listening
-        environment = hand_over(made)
+    def judge(environment: dict[str, str]) -> None:
         with pytest.raises(Unavailable, match="ListenSequentialPacket"):
             activation.listener(environment)
+
+    with_descriptor_3(socket.socket(family, kind), judge)  # the second is right but for listening
 
 
 def test_what_is_for_others_is_left() -> None:
