@@ -355,23 +355,40 @@ static uint32_t inner_tells(struct program *mine, int timeout)
 	return n ? event.events : 0;
 }
 
+/* What its side has taken by now, whichever process: bytes, and room for them, of TCP and of the ring. */
+static uint64_t taken_by(int side)
+{
+	const struct tcp *tcp = &connection[side]->tcp;
+	int place;
+	const struct channel_segment *segment = provider_segment(side, &place);
+	uint64_t taken = tcp->received - tcp->in.len + tcp->acked + tcp->unacked + tcp->out.len;
+
+	return segment ? taken + segment->consumer[1 - place].head + segment->producer[place].tail : taken;
+}
+
 /*
- * Where another process of its end has read what the outer set tells of, the inner one has nothing, and it waits again. So it is
- * where a provider stands between: an end that the kernel knows and that is withheld makes the inner set ready, once.
+ * Where another process of its end has taken what the outer set tells of, the inner one has nothing, and it waits again, however
+ * often it comes too late. It waits again a few times where a provider stands between: an end that the kernel knows and that is
+ * withheld makes the inner set ready, once.
  */
 static uint32_t set_wait(struct program *mine, int timeout)
 {
-	for (int turn = 0; mine->outer; turn++) {
+	uint64_t before = taken_by(mine->index & 1);
+
+	for (int vain = 0; mine->outer;) {
 		if (!outer_tells(mine, timeout))
 			return 0;
-		if (turn > 8 ||
+		if (vain > 8 ||
 		    CALL(mine, int, poll, (struct pollfd *, nfds_t, int))(&(struct pollfd){mine->epfd, POLLIN, 0}, 1, 0)) {
 			uint32_t told = inner_tells(mine, 0);
-			if (told || turn > 8 || !(mine->side->forked || provider_relays))
+			if (told || vain > 8 || !(mine->side->forked || provider_relays))
 				return told;
 		}
 		if (timeout == 0)
 			return 0;
+		uint64_t now_taken = taken_by(mine->index & 1);
+		vain += now_taken == before;
+		before = now_taken;
 	}
 	return inner_tells(mine, timeout);
 }
