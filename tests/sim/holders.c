@@ -50,8 +50,10 @@ static void is_strangers(struct program *mine)
 	 * its direction or sends by TCP behind them. It is not to be reset for an exec of a child that may never read: so a
 	 * stranger that does read misses them. So it does those that a read of the other process has taken, and goes on behind.
 	 */
-	if (mine->side->holders > 1 && (ring_keeps(mine->index & 1) || mine->side->reading))
+	if (mine->side->holders > 1 && (ring_keeps(mine->index & 1) || mine->side->reading)) {
 		mine->side->blind = true;
+		mine->side->lost_max = UINT64_MAX;
+	}
 	mine->stranger = mine->side->passed = true;
 	mine->passing = mine->by_signal = false;
 	if (mine->way > BY_POLL)
@@ -264,7 +266,7 @@ void exec_done(char *const env[])
 }
 
 /* It is no more: what it had of the socket is as the kernel has left it. */
-static void gone(struct program *mine)
+static void is_gone(struct program *mine)
 {
 	struct side *side = mine->side;
 
@@ -278,29 +280,37 @@ static void gone(struct program *mine)
 	}
 	mine->no_more = mine->closed = true;
 	mine->passing = false;
-	kill_end(current);
-	end_over();
+	kill_end(&ends[mine->index]);
 }
 
 void do_kill(struct program *mine)
 {
 	trace("%d: is killed", mine->index);
-	gone(mine);
+	is_gone(mine);
+	end_over();
 }
 
-void program_dies(void)
+void program_dies_at(int end)
 {
-	struct program *mine = &programs[current->index];
+	struct program *mine = &programs[end];
 
-	if (!mine->ready)
-		return;
 	trace("%d: dies in the midst", mine->index);
 	seen[SEEN_DIED] = true;
 	if (mine->reading) {
 		mine->side->reading--;
 		mine->side->blind = true;
+		if (mine->side->lost_max != UINT64_MAX)
+			mine->side->lost_max += mine->asks;
 	}
-	gone(mine);
+	is_gone(mine);
+}
+
+void program_dies(void)
+{
+	if (!programs[current->index].ready)
+		return;
+	program_dies_at(current->index);
+	end_over();
 }
 
 /* A child that closes its socket, and waits for one to come with a message; false: none has come. */

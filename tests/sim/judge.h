@@ -36,6 +36,7 @@ struct side {
 	bool handed; /* a message holds it, for a child that waits */
 	bool closed_unseen; /* no shim knows of it */
 	bool blind;           /* nobody can say what comes: a process was killed in the midst of a read */
+	uint64_t lost_max; /* which has taken so much at most */
 	bool shut_wr, shut_rd, closing, killed;
 	bool aborted, disconnected; /* by either way; at once, whoever else has the socket */
 	bool forked, passed; /* others without a shim have it */

@@ -155,6 +155,7 @@ ssize_t do_recv(struct program *mine, size_t len, int flags)
 	if (!quiet)
 		mine->waits_for = POLLIN;
 	mine->wanted = whole ? len : mine->side->low_water && len < mine->side->low_water ? len : 0;
+	mine->asks = flags & MSG_PEEK ? 0 : len;
 	judge_read_begins(mine);
 	ssize_t n = receive(mine, buf, len, flags);
 	mine->waits_for = 0;

@@ -43,6 +43,7 @@ struct program {
 	bool told_end, told_reset, read_fails, ending; /* ending: it was told of an end: a short read is not the last */
 	size_t read_after; /* see struct chunk */
 	bool reading; /* is in such a call */
+	size_t asks; /* it, for so much at most */
 	bool between; /* two calls */
 	bool alone; /* nobody else of its side is in a read since it began its own */
 	size_t wanted; /* by MSG_WAITALL */
@@ -95,6 +96,7 @@ enum {
 
 void program_run(struct end *end);
 void program_dies(void); /* the current one, where it is */
+void program_dies_at(int end); /* likewise another, which has been interrupted */
 void exec_done(char *const env[]) __attribute__((noreturn)); /* execve() has come to the kernel */
 #define EXEC_VARIABLE "SIDESTEP_TRAVEL"
 char *exec_variable(void); /* what it is in the environment of the current end; NULL: it is not there */

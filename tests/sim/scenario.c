@@ -4,10 +4,10 @@
  *   0.send 1.close@7 0.recv net
  *
  * A command of an end is done whole; with @7 it is interrupted at its seventh point (a system call, a word that both ends
- * have) for the next word. What is no end's, as net@7, so interrupts the end that it wakes. Between words the provider has
- * answered; TCP brings what is under way with `net` only, the first step of a reset with `half`, and a provider between
- * (`relay=1`) carries what it has with `carry`; with `settle` all moves that can. At the end both programs send a little
- * more, where they can, and read to the end.
+ * have) for the next word, `1.die` kills it there. What is no end's, as net@7, so interrupts the end that it wakes. Between
+ * words the provider has answered; TCP brings what is under way with `net` only, the first step of a reset with `half`, and a
+ * provider between (`relay=1`) carries what it has with `carry`; with `settle` all moves that can. At the end both programs send
+ * a little more, where they can, and read to the end.
  */
 #include "scenario.h"
 
@@ -203,6 +203,8 @@ static void word_do(char *word)
 		fail("what is %s?", word);
 	else if (strcmp(word + 2, "tail") == 0)
 		tail_back(i);
+	else if (strcmp(word + 2, "die") == 0)
+		program_dies_at(i);
 	else if (strcmp(word + 2, "demote") == 0 || strcmp(word + 2, "promote") == 0)
 		provider_order(i & 1, word[2] == 'p');
 	else

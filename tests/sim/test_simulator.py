@@ -90,6 +90,9 @@ LOST_BEFORE_THE_RING: Final = (
     "0.big 0.big time 0.big carry 0.big"
 )
 
+# End 1, two processes, reads the ring and TCP, of which a byte has come: what follows goes by ring.
+CONSENTED_ANEW: Final = "1.fork 0.demote 0.nap carry 1.recv carry 0.promote 0.nap carry 0.byte net 1.poll"
+
 # What was wrong once. The first four are of commit 7ad777f: "python tests/sim/simulator.py --tree DIR scenario ..."
 # shows each, where DIR holds the sources of the time.
 ONCE_WRONG: Final = {
@@ -236,6 +239,18 @@ ONCE_WRONG: Final = {
     ),
     "or who gave the socket to another process": (
         "more=0 promoted 1.worker 1.travel 1.nap time 1.nap 1.hand 0.nap 3.block 0.send settle"
+    ),
+    "a process dies in a read that the kernel has answered, and another takes TCP's end for the stream's": (
+        f"more=0 promoted {CONSENTED_ANEW} 3.recv@* 3.die 0.send 1.recv 0.shut net 1.recv"
+    ),
+    "or sleeps, and its ring is full": f"more=0 promoted {CONSENTED_ANEW} 3.recv@* 3.die 0.send 1.recv",
+    "through a provider, too": (
+        f"relay=1 rounds=1 more=0 promoted {CONSENTED_ANEW} carry 3.recv@* 3.die 0.send carry 1.recv 0.shut net carry "
+        "1.recv"
+    ),
+    "a process dies in the midst of sending recalled bytes again, and another sends them once more": (
+        "tcp=2000 way0=3 way1=3 more=0 promoted 0.fork 0.send 1.exec 0.peek net 0.peek@* 0.die "
+        "2.recv net 1.recv 2.recv net 1.recv"
     ),
     "through a provider, poll tells of a reset that recalled bytes have met, and a read waits": (
         "relay=1 more=0 tcp=1000 0.byte net 1.byte net 1.recv 0.recv carry 0.recv 1.recv carry "

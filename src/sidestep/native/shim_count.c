@@ -9,6 +9,8 @@
 /* linux/tcp.h: libc's struct tcp_info ends before the byte counts, so they are read by the kernel ABI's offsets. */
 enum { TCPI_STATE = 0, TCPI_BYTES_ACKED = 120, TCPI_BYTES_RECEIVED = 128, TCPI_SIZE = 136 };
 
+#define RECOUNT_TURNS 100 /* in which bytes arrive between two questions */
+
 static bool tcp_info_get(int fd, uint8_t info[TCPI_SIZE])
 {
 	socklen_t len = TCPI_SIZE;
@@ -31,7 +33,8 @@ static uint64_t tcp_info_u64(const uint8_t info[TCPI_SIZE], int offset)
 	return value;
 }
 
-enum count rx_count(struct conn *conn, int fd)
+/* How many bytes the kernel has given to readers. COUNT_DIFFERS: it does not say. */
+static enum count rx_counted(int fd, uint64_t *bytes)
 {
 	uint8_t info[TCPI_SIZE];
 	int before = 0, after = 0;
@@ -40,11 +43,20 @@ enum count rx_count(struct conn *conn, int fd)
 		return COUNT_DIFFERS;
 	if (before != after || info[TCPI_STATE] == TCP_CLOSE) /* a reset may have come without a FIN, or behind one */
 		return COUNT_UNSTABLE;
-	uint64_t read = tcp_info_u64(info, TCPI_BYTES_RECEIVED) - (uint64_t)before - (tcp_info_fin(info) ? 1 : 0);
-	return read == word_load(conn->slot->rx_tcp_bytes) ? COUNT_EQUAL : COUNT_DIFFERS;
+	*bytes = tcp_info_u64(info, TCPI_BYTES_RECEIVED) - (uint64_t)before - (tcp_info_fin(info) ? 1 : 0);
+	return COUNT_EQUAL;
 }
 
-enum count tx_count(struct conn *conn, int fd)
+enum count rx_count(struct conn *conn, int fd)
+{
+	uint64_t read = 0;
+	enum count count = rx_counted(fd, &read);
+
+	return count == COUNT_EQUAL && read != word_load(conn->slot->rx_tcp_bytes) ? COUNT_DIFFERS : count;
+}
+
+/* How many bytes the kernel has taken from senders. */
+static enum count tx_counted(const struct conn *conn, int fd, uint64_t *bytes)
 {
 	uint8_t info[TCPI_SIZE];
 	int before = 0, after = 0;
@@ -56,7 +68,60 @@ enum count tx_count(struct conn *conn, int fd)
 	uint64_t acked = tcp_info_u64(info, TCPI_BYTES_ACKED);
 	if (conn->slot->role == ROLE_ACTIVE && acked > 0)
 		acked--; /* the SYN */
-	return acked + (uint64_t)before == word_load(conn->slot->tx_tcp_bytes) ? COUNT_EQUAL : COUNT_DIFFERS;
+	*bytes = acked + (uint64_t)before;
+	return COUNT_EQUAL;
+}
+
+enum count tx_count(struct conn *conn, int fd)
+{
+	uint64_t sent = 0;
+	enum count count = tx_counted(conn, fd, &sent);
+
+	return count == COUNT_EQUAL && sent != word_load(conn->slot->tx_tcp_bytes) ? COUNT_DIFFERS : count;
+}
+
+/*
+ * rx_lock held, of a process that died with it. What it had read by TCP and not counted is gone with it, as in the kernel; else
+ * nobody would ever reach the offset at which the ring goes on. An urgent mark hides from FIONREAD what is behind it.
+ */
+void rx_recount(struct conn *conn, int fd)
+{
+	struct conn_slot *slot = conn->slot;
+	struct pollfd urgent = {.fd = fd, .events = POLLPRI};
+	enum count count = COUNT_UNSTABLE;
+	uint64_t read = 0;
+	KEEP_ERRNO;
+
+	if (!conn->managed || !rx_consented(slot) || rx_is(slot, RX_OPENING) || rx_is(slot, RX_REOPENING) ||
+	    conn_fd_stale(conn, fd))
+		return; /* reads of others are at work, whose bytes are not counted yet; see rx_settled() */
+	for (int turn = 0; turn < RECOUNT_TURNS && count == COUNT_UNSTABLE; turn++)
+		count = rx_counted(fd, &read);
+	if (count == COUNT_EQUAL && read > word_load(slot->rx_tcp_bytes) && raw_poll(&urgent, 1, 0) == 0)
+		word_store(slot->rx_tcp_bytes, read);
+}
+
+/*
+ * tx_lock held, of a process that died with it. What it had sent again of recalled bytes, and not counted, is not sent once more.
+ * From the switch on TCP has had nothing but these.
+ */
+void tx_recount(struct conn *conn, int fd)
+{
+	struct conn_slot *slot = conn->slot;
+	enum count count = COUNT_UNSTABLE;
+	uint64_t sent = 0;
+	KEEP_ERRNO;
+
+	if (!conn->managed || !tx_is(slot, TX_RESEND) || conn_fd_stale(conn, fd))
+		return;
+	for (int turn = 0; turn < RECOUNT_TURNS && count == COUNT_UNSTABLE; turn++)
+		count = tx_counted(conn, fd, &sent);
+	uint64_t again = sent - word_load(slot->tx_switch_offset);
+	if (count != COUNT_EQUAL || sent < word_load(slot->tx_tcp_bytes) ||
+	    again > atomic_load(conn->channel.own.tail) - atomic_load(&conn->channel.remote->rx_frozen))
+		return;
+	word_store(slot->tx_tcp_bytes, sent);
+	word_store(slot->tx_resend, atomic_load(&conn->channel.remote->rx_frozen) + again);
 }
 
 /*

@@ -1,5 +1,5 @@
 /* shim_slot_lock.c - the locks of slots when they are not free at once: the holder may be a process that has died. */
-#include "shim.h"
+#include "shim_switch.h"
 
 #include <sched.h>
 
@@ -17,16 +17,39 @@ bool slot_trylock(_Atomic uint32_t *lock)
 	return false;
 }
 
+/* The connection of whose slot this lock is, and a number of it. The thread that asked for the lock holds a reference. */
+static struct conn *conn_of_lock(const void *lock, int *number)
+{
+	for (uint32_t fd = 0; fd < atomic_load(&fd_end); fd++) {
+		struct conn *conn = conn_get((int)fd);
+		if (conn && lock >= (void *)conn->slot && lock < (void *)(conn->slot + 1)) {
+			*number = (int)fd;
+			return conn;
+		}
+	}
+	return NULL;
+}
+
 /* A lock was taken from a holder that keeps it for ever: the state that it guards may be inconsistent. */
 static void lock_broken(const void *lock)
 {
-	for (uint32_t fd = 0; fd < atomic_load(&fd_end); fd++) {
-		struct conn *conn = conn_get((int)fd); /* the thread that asked for the lock holds a reference */
-		if (conn && lock >= (void *)conn->slot && lock < (void *)(conn->slot + 1)) {
-			conn_violation(conn, (int)fd);
-			return;
-		}
-	}
+	int fd;
+	struct conn *conn = conn_of_lock(lock, &fd);
+
+	if (conn)
+		conn_violation(conn, fd);
+}
+
+/* A lock was taken from a process that has died: the kernel may have moved bytes for it that it has not counted. */
+static void lock_inherited(const void *lock)
+{
+	int fd;
+	struct conn *conn = conn_of_lock(lock, &fd);
+
+	if (conn && lock == &conn->slot->rx_lock)
+		rx_recount(conn, fd);
+	else if (conn && lock == &conn->slot->tx_lock)
+		tx_recount(conn, fd);
 }
 
 /*
@@ -51,8 +74,10 @@ void slot_lock_slow(_Atomic uint32_t *lock)
 				sched_yield();
 			if (turn % 64 && !naps)
 				continue;
-			if (task_dead(holder, false) && atomic_compare_exchange_strong(lock, &holder, self.tid))
+			if (task_dead(holder, false) && atomic_compare_exchange_strong(lock, &holder, self.tid)) {
+				lock_inherited(lock);
 				return;
+			}
 			if (!naps)
 				continue;
 			KEEP_ERRNO;

@@ -49,6 +49,8 @@ void error_delivered(struct conn *conn, int error);
 enum count { COUNT_EQUAL, COUNT_DIFFERS, COUNT_UNSTABLE };
 enum count rx_count(struct conn *conn, int fd);
 enum count tx_count(struct conn *conn, int fd);
+void rx_recount(struct conn *conn, int fd);
+void tx_recount(struct conn *conn, int fd);
 size_t tcp_unread(const struct conn *conn, int fd);
 bool kernel_fin(int fd);
 bool kernel_lost(int fd, uint64_t bytes);
