@@ -22,6 +22,7 @@ pytestmark = pytest.mark.slow
 
 HERE = Path(__file__).resolve().parent
 TOTAL = 200_000  # bytes the ring holds, whose default size is 256 KiB
+MUCH = 8 << 20  # what its spill holds, and TCP does not
 FIRST = 1000  # bytes that the giver reads and sends itself
 NOBODY = 65534
 
@@ -94,6 +95,39 @@ else:
 """
 )
 
+_SENDER = (
+    _COMMON
+    + """
+listener = socket.create_server(("127.0.0.1", 0))
+print(listener.getsockname()[1], flush=True)
+one, _ = listener.accept()
+while (record := take(one, 64))[:1] == b"p":
+    one.sendall(record)
+one.sendall(bytes(int(sys.argv[1])))
+print("sent", flush=True)
+sys.stdin.readline()
+one.shutdown(socket.SHUT_WR)
+print("ended", flush=True)
+one.recv(1)
+"""
+)
+
+_LATE = (
+    _COMMON
+    + """
+one = socket.create_connection(("127.0.0.1", int(sys.argv[1])))
+while not select.select([sys.stdin], [], [], 0)[0]:
+    one.sendall(b"p" * 64)
+    take(one, 64)
+sys.stdin.readline()
+one.sendall(b"g" * 64)
+sys.stdin.readline()
+os.dup2(0, 9)
+os.dup2(one.fileno(), 0)
+os.execve("/bin/sh", ["sh", "-c", "echo begins; read go <&9; wc -c"], {"SIDESTEP_DISABLE": "1"})
+"""
+)
+
 
 def _line(program: subprocess.Popen[str]) -> str:
     assert program.stdout is not None
@@ -150,6 +184,28 @@ def test_exec_of_a_static_program(sidestep: Sidestep) -> None:
     over = Handover(sidestep, "static", _stranger("stranger-static", "-static"))
     assert _line(over.giver) == "0"
     over.finish()
+
+
+def test_an_end_waits_for_recalled_bytes_that_are_read_late(sidestep: Sidestep) -> None:
+    """TCP has no room for what the ring held, and shutdown() ends its waiting for that."""
+
+    def start(source: str, *words: object) -> subprocess.Popen[str]:
+        argv = [sys.executable, "-c", source, *map(str, words)]
+        return sidestep.popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+
+    sender = start(_SENDER, MUCH)
+    late = start(_LATE, _line(sender))
+    sidestep.wait_for(lambda found: len(found) == 2 and all(c.promoted for c in found))
+    _tell(late)
+    assert _line(sender) == "sent"
+    _tell(late)
+    assert _line(late) == "begins"
+    _tell(sender)
+    assert _line(sender) == "ended"
+    _tell(late)
+    assert _line(late) == str(MUCH)
+    assert late.wait(PATIENCE_S) == 0
+    assert sender.wait(PATIENCE_S) == 0
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root may make a program of another user's")

@@ -230,6 +230,7 @@ void judge_bytes(struct program *mine, const uint8_t *data, size_t len, bool is_
 	if (!overlaps)
 		side->cursor = cursor;
 	side->received += len;
+	side->read_at = now;
 	/* libuv takes a short read for the end once it has been told of a hang-up */
 	if (is_short && mine->hung_up && !overlaps && !side->blind && side->received < side_sent(peer) &&
 	    !reset_excused(side))
@@ -246,6 +247,10 @@ bool reset_excused(const struct side *mine)
 
 	/* who gets the socket next cannot read what a ring holds that nobody can be asked for any more: see conn_abandon() */
 	if (side_passes(mine) || side_passes(peer) || peer->hostile || relay_excuses())
+		return true;
+	/* known: bytes that a provider has asked for again are lost with a close, where nobody reads for two seconds */
+	int64_t since = peer->closing_at > mine->read_at ? peer->closing_at : mine->read_at;
+	if (peer->closing && relay_recalls(!side_index(mine)) && now - since >= 2000 * MS)
 		return true;
 	return peer->aborted || mine->aborted || (mine->shut_rd && mine->shut_wr && side_offered(peer) > mine->received) ||
 	       ((peer->closing || peer->killed || (peer->shut_rd && peer->shut_wr)) && side_offered(mine) > peer->received);

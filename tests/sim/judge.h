@@ -44,6 +44,7 @@ struct side {
 	bool told_reset;
 	bool left_unread; /* closed with bytes there that it had not read: TCP resets (RFC 1122 4.2.2.13) */
 	size_t low_water;
+	int64_t closing_at, read_at; /* when it began, and when bytes were taken last */
 };
 extern struct side sides[2];
 

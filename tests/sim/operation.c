@@ -222,6 +222,7 @@ static void lets_go(struct program *mine)
 		calm--;
 		mine->side->left_unread = unread > 0;
 		mine->side->closing = true;
+		mine->side->closing_at = now;
 	}
 	mine->no_more = mine->closed = true;
 	mine->naps = 0;

@@ -93,6 +93,11 @@ LOST_BEFORE_THE_RING: Final = (
 # End 1, two processes, reads the ring and TCP, of which a byte has come: what follows goes by ring.
 CONSENTED_ANEW: Final = "1.fork 0.demote 0.nap carry 1.recv carry 0.promote 0.nap carry 0.byte net 1.poll"
 
+# End 0 is to send again by TCP, where there is room for 60 bytes, and end 1 reads nothing.
+RECALLED_WITHOUT_ROOM: Final = (
+    "relay=1 more=0 tcp=60 0.byte net 1.byte net 0.recv 1.recv carry 0.recv 1.recv carry 0.recv 0.big leave carry 0.nap"
+)
+
 # What was wrong once. The first four are of commit 7ad777f: "python tests/sim/simulator.py --tree DIR scenario ..."
 # shows each, where DIR holds the sources of the time.
 ONCE_WRONG: Final = {
@@ -252,6 +257,12 @@ ONCE_WRONG: Final = {
         "tcp=2000 way0=3 way1=3 more=0 promoted 0.fork 0.send 1.exec 0.peek net 0.peek@* 0.die "
         "2.recv net 1.recv 2.recv net 1.recv"
     ),
+    "who ends its direction while recalled bytes find no room resets, as the peer reads late": (
+        f"{RECALLED_WITHOUT_ROOM} 0.shut 0.nap 1.recv net 1.recv"
+    ),
+    "and a send behind that end is told of that reset": (
+        f"{RECALLED_WITHOUT_ROOM} 0.shut 0.byte 0.poll 0.shut 0.both 1.recv net 1.recv"
+    ),
     "through a provider, poll tells of a reset that recalled bytes have met, and a read waits": (
         "relay=1 more=0 tcp=1000 0.byte net 1.byte net 1.recv 0.recv carry 0.recv 1.recv carry "
         "0.big 1.exec carry 0.nap 0.nap 1.abort net 0.nap 0.poll"
@@ -274,6 +285,9 @@ ARRIVED: Final = (
 
 # What has not been wrong, and what seeds meet seldom.
 HOLDS: Final = {
+    "where a process dies in the midst of ending its direction, another sends recalled bytes and goes on": (
+        f"{RECALLED_WITHOUT_ROOM} 0.fork 0.shut@* 2.nap 0.die 2.nap 1.recv net 1.recv"
+    ),
     "through a provider, nobody goes back to TCP before the other has been told of the ring": (
         "relay=1 more=0 0.byte net 1.byte net 0.recv 1.recv carry 0.recv 1.recv carry "
         "0.send 0.demote 0.nap 0.send net 1.recv carry 1.recv"

@@ -4,8 +4,8 @@
 #define FLUSH_TURNS 20 /* how often in vain, and how long each time, the end waits for recalled bytes to go out */
 #define FLUSH_TURN_MS 100
 
-/* Sends recalled bytes, waiting a little if TCP's buffer is full. If they cannot go out, the stream must not look whole. */
-void conn_flush(struct conn *conn, int fd)
+/* Sends recalled bytes, waiting a little if TCP's buffer is full. */
+static void flush_turns(struct conn *conn, int fd)
 {
 	struct conn_slot *slot = conn->slot;
 
@@ -21,6 +21,13 @@ void conn_flush(struct conn *conn, int fd)
 		if (!done)
 			raw_poll(&room, 1, FLUSH_TURN_MS);
 	}
+}
+
+/* Nobody goes on with recalled bytes: the stream must not look whole. */
+static void cut_off(struct conn *conn, int fd)
+{
+	struct conn_slot *slot = conn->slot;
+
 	if (tx_is(slot, TX_RESEND) && !conn_fd_stale(conn, fd)) {
 		tcp_reset(fd); /* and nothing is read after what is missing */
 		slot_lock(&slot->tx_lock);
@@ -31,6 +38,13 @@ void conn_flush(struct conn *conn, int fd)
 		slot_set(slot, SLOT_RESET | SLOT_FIN | SLOT_PEER_GONE);
 		shim_log("fd %d: reset, the bytes that the peer asked for again would not go out", fd);
 	}
+}
+
+/* Before somebody takes over who does not know of recalled bytes. */
+void conn_flush(struct conn *conn, int fd)
+{
+	flush_turns(conn, fd);
+	cut_off(conn, fd);
 }
 
 /* Before the end of our direction is announced: recalled bytes go first, and the peer can recall nothing from then on. */
@@ -48,8 +62,7 @@ void conn_end_sending(struct conn *conn, int fd)
 		tx_recalled(conn, fd);
 	}
 	slot_unlock(&slot->tx_lock);
-	if (tx_is(slot, TX_RESEND))
-		conn_flush(conn, fd);
+	flush_turns(conn, fd);
 }
 
 /* The last holder closes. The peer is told, as the FIN may stand behind bytes that it does not read. */
@@ -64,6 +77,7 @@ void announce_close(struct conn *conn, int fd)
 	if (!rx_over(conn->slot) && channel_rx_peek(&conn->channel) != 0)
 		real.setsockopt(fd, SOL_SOCKET, SO_LINGER, &reset, sizeof(reset));
 	conn_end_sending(conn, fd);
+	cut_off(conn, fd);
 	atomic_fetch_or(&conn->channel.local->notice, CHANNEL_CLOSED);
 	peer_wake(conn); /* after a shutdown the FIN is long gone: only this wakes a sender that waits for room */
 }

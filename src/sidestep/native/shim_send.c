@@ -18,8 +18,10 @@ again:
 	if (unlikely(conn_recalled_since(conn)))
 		tx_recalled(conn, fd);
 	flags = word_load(slot->flags);
-	if (unlikely(tx_is(slot, TX_RESEND)) && !tx_resend(conn, fd)) /* these come first, whatever has happened since */
-		return STEP_EMPTY;
+	if (unlikely(tx_is(slot, TX_RESEND)) && !tx_resend(conn, fd)) { /* these come first, whatever has happened since */
+		errno = EPIPE;
+		return flags & SLOT_FIN_OWED ? STEP_ERROR : STEP_EMPTY;
+	}
 	if (unlikely(flags & (SLOT_WR_SHUT | SLOT_RESET | SLOT_PEER_GONE) || word_load(slot->error))) {
 		/* The FIN may be from a process without a shim that was passed the socket: recalled bytes go first. */
 		if ((flags & SLOT_PEER_GONE) && !(flags & (SLOT_RESET | SLOT_WR_SHUT)) && conn_tcp_requested(conn)) {

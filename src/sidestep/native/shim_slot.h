@@ -59,6 +59,7 @@ enum {
 	SLOT_LEAVES =
 		1u << 15, /* who waits for more does not hear the ring: with its last byte all goes by TCP; see conn_leave() */
 	SLOT_RESERVED = 1u << 16, /* the room behind the tail is being filled in place; nobody else sends by ring */
+	SLOT_FIN_OWED = 1u << 18, /* shut here, and recalled bytes go out before the kernel is told; see tx_resend() */
 	SLOT_RELAYED = 1u << 20, /* the channel's other end is a provider; see shim_relayed.c */
 	SLOT_TCP_FIN = 1u << 21, /* with RELAYED: the native socket told the end, but bytes may still be on their way */
 	SLOT_TCP_RESET = 1u << 23, /* and the end was a reset, which stays in the kernel until the bytes have arrived */

@@ -1,5 +1,6 @@
 /* shim_socket.c - the calls of a connection's life: socket, bind, connect, listen, accept, shutdown. */
 #include "shim_fd.h"
+#include "shim_switch.h"
 #include "shim_tcp_wait.h"
 
 #include <netinet/in.h>
@@ -186,6 +187,14 @@ EXPORT int listen(int fd, int backlog)
 	return result;
 }
 
+/* Recalled bytes of the peer's have no room yet: the kernel hears of the end behind them. As inet_shutdown(). */
+static int shutdown_later(int fd, int how)
+{
+	if (how == SHUT_RDWR)
+		return real.shutdown(fd, SHUT_RD);
+	return kernel_closed(fd) ? fail_with(ENOTCONN) : 0;
+}
+
 EXPORT int shutdown(int fd, int how)
 {
 	HELD conn = conn_hold(fd);
@@ -210,12 +219,16 @@ EXPORT int shutdown(int fd, int how)
 	bool managed = atomic_load(&conn->managed);
 	if (managed && (before | bits) & SLOT_WR_SHUT && (before | bits) & SLOT_RD_SHUT)
 		conn_refuse(conn); /* before the FIN, which the peer may answer with more */
+	bool owed = false;
 	if (managed && wr) {
 		slot_lock(&slot->tx_lock);
-		if (conn->managed) /* before the kernel's FIN, so that the peer does not take it for a close */
+		owed = conn->managed && tx_is(slot, TX_RESEND);
+		if (owed)
+			slot_set(slot, SLOT_FIN_OWED);
+		else if (conn->managed) /* before the kernel's FIN, so that the peer does not take it for a close */
 			atomic_store(&conn->channel.local->shut_wr, 1);
 	}
-	int result = real.shutdown(fd, how);
+	int result = owed ? shutdown_later(fd, how) : real.shutdown(fd, how);
 	int saved = errno;
 	if (managed && result == 0 && slot_has(slot, SLOT_RESET)) {
 		/* a reset that the kernel's socket has not seen: the ring's bytes were left unread (inet_shutdown) */
@@ -223,7 +236,7 @@ EXPORT int shutdown(int fd, int how)
 		saved = ENOTCONN;
 	}
 	if (result < 0)
-		slot_clear(slot, bits & ~before);
+		slot_clear(slot, (bits & ~before) | (owed ? SLOT_FIN_OWED : 0));
 	if (managed && wr) {
 		if (conn->managed)
 			conn_wake_own(conn); /* the kernel wakes its own sleepers; those that wait for room sleep on the doorbell */

@@ -324,6 +324,14 @@ void tx_back(struct conn *conn, int fd)
 		word_store(slot->state, STATE_PINNED);
 }
 
+/* tx_lock held. The end that stood behind recalled bytes; shutdown() has told the program of it. */
+static void tx_end_owed(struct conn *conn, int fd)
+{
+	atomic_store(&conn->channel.local->shut_wr, 1); /* before the FIN, as there */
+	real.shutdown(fd, SHUT_WR);
+	slot_clear(conn->slot, SLOT_FIN_OWED);
+}
+
 /* tx_lock held. Sends recalled ring bytes by TCP without blocking; true when none are left. */
 bool tx_resend(struct conn *conn, int fd)
 {
@@ -359,6 +367,8 @@ bool tx_resend(struct conn *conn, int fd)
 		word_store(slot->tx_resend, from);
 		word_add(slot->tx_tcp_bytes, (uint64_t)n);
 	}
+	if (unlikely(slot_has(slot, SLOT_FIN_OWED)))
+		tx_end_owed(conn, fd);
 	tx_move(slot, TX_ON_RESENT);
 	return true;
 }

@@ -24,7 +24,7 @@ static bool ready_now(const struct conn *conn, int want, size_t space)
 	if (conn_relay_news(conn))
 		return true;
 	if (want == WAIT_TX && tx_is(slot, TX_RESEND))
-		return false;
+		return slot_has(slot, SLOT_FIN_OWED);
 	if (want == WAIT_TX)
 		return conn_room(conn) >= space || !tx_by_ring(slot) || (conn_notice(conn) & CHANNEL_CLOSED) ||
 		       slot_has(slot, SLOT_PEER_GONE | SLOT_RESET | SLOT_WR_SHUT);
