@@ -322,6 +322,11 @@ def test_a_request_meets_a_reset_where_the_loader_refuses_the_next_program(sides
     assert _half_closed(sidestep, how, NEXT=str(refused)) == "0 bytes, then ECONNRESET"
 
 
+def test_a_request_meets_a_reset_where_a_child_without_the_shim_has_the_socket_too(sidestep: Sidestep) -> None:
+    """Its connection stays on TCP for the child, and so the next program, which has the shim, does not see the ring."""
+    assert _half_closed(sidestep, "executed-beside") == "0 bytes, then ECONNRESET"
+
+
 def test_who_starts_a_program_may_read_on(sidestep: Sidestep) -> None:
     """Many programs inherit a socket that they do not use."""
     assert _half_closed(sidestep, "read-on") == "50000 bytes, then the end"

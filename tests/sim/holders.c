@@ -50,7 +50,8 @@ static void is_strangers(struct program *mine)
 	 * its direction or sends by TCP behind them. It is not to be reset for an exec of a child that may never read: so a
 	 * stranger that does read misses them. So it does those that a read of the other process has taken, and goes on behind.
 	 */
-	if (mine->side->holders > 1 && (ring_keeps(mine->index & 1) || mine->side->reading)) {
+	bool ring_read = !programs[mine->index ^ 2].stranger && ring_keeps(mine->index & 1);
+	if (mine->side->holders > 1 && (ring_read || mine->side->reading)) {
 		mine->side->blind = true;
 		mine->side->lost_max = UINT64_MAX;
 	}

@@ -263,6 +263,11 @@ ONCE_WRONG: Final = {
     "and a send behind that end is told of that reset": (
         f"{RECALLED_WITHOUT_ROOM} 0.shut 0.byte 0.poll 0.shut 0.both 1.recv net 1.recv"
     ),
+    "who executes a program beside a child's without the shim leaves it a stream with a hole": (
+        "promoted 0.send 0.shut 1.fork 3.exec 1.travel 1.recv"
+    ),
+    "and through a provider": "relay=1 promoted 0.send 0.shut carry 1.fork 3.exec 1.travel 1.recv",
+    "and to a program without the shim": "promoted 0.send 0.shut 1.fork 3.exec 1.exec 1.recv",
     "through a provider, poll tells of a reset that recalled bytes have met, and a read waits": (
         "relay=1 more=0 tcp=1000 0.byte net 1.byte net 1.recv 0.recv carry 0.recv 1.recv carry "
         "0.big 1.exec carry 0.nap 0.nap 1.abort net 0.nap 0.poll"

@@ -512,7 +512,7 @@ RECORDS: Final[dict[str, tuple[Field, ...]]] = {
         ("turn_mark", "Q", 1),  # messages sent, at the last of them
         ("rx_spare", "Q", 1),
         # lines 6-7
-        ("holder_pids", "I", 16),  # of `holders`, as many as there is room for; 0: free
+        ("holder_pids", "I", 16),  # of `holders`, as many as there is room for; 0: free; see holder_estrange()
         # more of the sending direction
         ("tx_ring_from", "Q", 1),
         ("tx_spill_base", "Q", 1),

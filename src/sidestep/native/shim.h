@@ -324,7 +324,9 @@ static inline ssize_t conn_recv(struct conn *conn, int fd, const struct iovec *i
 extern _Atomic bool trim_due; /* bytes have gone by ring since the last conns_trim() that found none */
 void conns_trim(int64_t now);
 bool conn_alone(struct conn *conn);
-void holder_put(struct conn_slot *slot, uint32_t before, uint32_t after);
+bool holder_put(struct conn_slot *slot, uint32_t before, uint32_t after); /* false: `before` is not there */
+void holder_estrange(struct conn_slot *slot, bool stranger);
+bool holders_are_strangers(const struct conn_slot *slot);
 static inline bool conn_switched(const struct conn *conn)
 {
 	return rx_by_ring(conn->slot) && tx_by_ring(conn->slot);

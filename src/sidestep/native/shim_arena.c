@@ -339,13 +339,36 @@ int arena_path_fd(void)
 	return reopen(arena_fd, O_PATH);
 }
 
-void holder_put(struct conn_slot *slot, uint32_t before, uint32_t after)
+/* A process stands there with this bit that holds the socket, and whose program reads no ring. Numbers of processes end below it. */
+#define HOLDER_STRANGER (1u << 31)
+
+bool holder_put(struct conn_slot *slot, uint32_t before, uint32_t after)
 {
 	for (size_t i = 0; i < sizeof(slot->holder_pids) / sizeof(*slot->holder_pids) && !foreign_pids; i++) {
 		uint32_t expected = before;
 		if (atomic_compare_exchange_strong(&slot->holder_pids[i], &expected, after))
-			return;
+			return true;
 	}
+	return false;
+}
+
+/* This process goes on in a program that reads no ring, or does not after all. A child that shares our memory is no holder. */
+void holder_estrange(struct conn_slot *slot, bool stranger)
+{
+	if (shim_pid == (uint32_t)getpid())
+		holder_put(slot, shim_pid | (stranger ? 0 : HOLDER_STRANGER), shim_pid | (stranger ? HOLDER_STRANGER : 0));
+}
+
+/* Whether all other processes that `holders` counts go on in such programs. False, too, if not all of them are known. */
+bool holders_are_strangers(const struct conn_slot *slot)
+{
+	uint32_t strangers = 0;
+
+	for (size_t i = 0; i < sizeof(slot->holder_pids) / sizeof(*slot->holder_pids); i++) {
+		uint32_t holder = word_load(slot->holder_pids[i]);
+		strangers += (holder & HOLDER_STRANGER) && holder != (shim_pid | HOLDER_STRANGER);
+	}
+	return strangers + 1 >= word_load(slot->holders);
 }
 
 /* shim_lock held. */
@@ -353,7 +376,8 @@ void slot_release(struct conn_slot *slot)
 {
 	struct guest *guest = guest_of(slot);
 
-	holder_put(slot, shim_pid, 0);
+	if (!holder_put(slot, shim_pid, 0))
+		holder_put(slot, shim_pid | HOLDER_STRANGER, 0);
 	if (atomic_fetch_sub(&slot->holders, 1) == 1)
 		slot_free(slot);
 	if (guest)
@@ -381,7 +405,8 @@ static void slot_reap(struct conn_slot *slot, struct known_pids *known)
 {
 	for (size_t i = 0; i < sizeof(slot->holder_pids) / sizeof(*slot->holder_pids); i++) {
 		uint32_t pid = word_load(slot->holder_pids[i]);
-		if (!pid || !pid_dead(known, pid) || !atomic_compare_exchange_strong(&slot->holder_pids[i], &pid, 0))
+		if (!pid || !pid_dead(known, pid & ~HOLDER_STRANGER) ||
+		    !atomic_compare_exchange_strong(&slot->holder_pids[i], &pid, 0))
 			continue;
 		if (atomic_fetch_sub(&slot->holders, 1) == 1) {
 			slot_free(slot);

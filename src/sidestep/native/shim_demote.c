@@ -420,16 +420,23 @@ void conn_abandon(struct conn *conn, int fd)
 	shim_log("fd %d: reset, nobody can read what its ring still holds", fd);
 }
 
+/* Whether no other process can read the ring. */
+static bool last_reader(struct conn *conn)
+{
+	return conn_alone(conn) || holders_are_strangers(conn->slot);
+}
+
 /*
- * This process becomes a program without a shim. Another that holds the connection may read the ring, or leave the socket to
+ * This process becomes a program that does not know the ring. Another that holds the connection may read it, or leave the socket to
  * that program: a moment shows which. If neither happens, a program was meant to read it for which FD_CLOEXEC was taken away, or
  * whose standard input it is.
  */
 void conn_bequeath(struct conn *conn, int fd)
 {
-	for (int turn = 0; turn < SUCCESSOR_TURNS && !conn_alone(conn) && leaves_hole(conn); turn++)
+	holder_estrange(conn->slot, true); /* before the look: of two at once the later one knows of both */
+	for (int turn = 0; turn < SUCCESSOR_TURNS && !last_reader(conn) && leaves_hole(conn); turn++)
 		raw_poll(NULL, 0, 1);
-	if (conn_alone(conn) || fd <= STDERR_FILENO || conn->heritable)
+	if (last_reader(conn) || fd <= STDERR_FILENO || conn->heritable)
 		conn_abandon(conn, fd);
 }
 

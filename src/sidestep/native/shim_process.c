@@ -145,6 +145,8 @@ static void hold_on_exec(struct travel *travel, int change)
 		bool closes = closes_on_exec(conn, (int)fd);
 		if (change < 0)
 			travel_settles(travel, conn, !closes);
+		if (change > 0)
+			holder_estrange(conn->slot, false);
 		if (!closes)
 			continue;
 		atomic_fetch_add(&conn->slot->holders, (uint32_t)change);

@@ -12,11 +12,13 @@
 #include <fcntl.h>
 #include <netinet/in.h>
 #include <poll.h>
+#include <signal.h>
 #include <spawn.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/ioctl.h>
+#include <sys/prctl.h>
 #include <sys/socket.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -119,6 +121,22 @@ static pid_t spawn(int fd)
 	return child;
 }
 
+/* A program without the shim inherits the socket, and does not read it, until the parent ends. Returns once it is executed. */
+static void start_beside(void)
+{
+	int executed[2];
+	char byte;
+
+	NEED(pipe2(executed, O_CLOEXEC) == 0);
+	pid_t child = fork();
+	if (!child) {
+		NEED(prctl(PR_SET_PDEATHSIG, SIGKILL) == 0);
+		execle("/bin/sleep", "sleep", "infinity", (char *)NULL, (char *[]){"LD_PRELOAD=", NULL});
+		NEED(!"exec");
+	}
+	NEED(close(executed[1]) == 0 && read(executed[0], &byte, 1) == 0);
+}
+
 /* The socket stays open here until the reader has ended, but where the name says otherwise. */
 static void hand_over(const char *how, int fd, int way)
 {
@@ -129,6 +147,10 @@ static void hand_over(const char *how, int fd, int way)
 		if (strcmp(how, "passed-and-closed") == 0)
 			NEED(close(fd) == 0);
 		return;
+	}
+	if (strcmp(how, "executed-beside") == 0) {
+		start_beside();
+		execute(fd);
 	}
 	if (strcmp(how, "fexecve") == 0)
 		execute_by_descriptor(fd);
