@@ -169,7 +169,27 @@ static uint64_t left_for(const struct side *mine)
 	return sent - mine->received - mine->lost_max;
 }
 
-static void judge_whole(struct side *mine)
+/*
+ * A reset is told once, to any process of this side, and from then on a read ends (sock_error, tcp_recvmsg_locked). The other process
+ * may have it, and its call has not returned: then that call has to tell of it; see judge_call_over().
+ */
+static bool other_tells(struct program *mine)
+{
+	if (!mine->side->forked || !in_calls(mine->side) || !reset_excused(mine->side))
+		return false;
+	programs[mine->index ^ 2].owes_reset = true;
+	return true;
+}
+
+void judge_call_over(struct program *mine)
+{
+	if (mine->owes_reset && !mine->side->told_reset)
+		fail("end %d: end of stream, and the other process is told of no reset", side_index(mine->side));
+	mine->owes_reset = false;
+}
+
+/* `reader`: who was told the end, if nobody has read meanwhile. */
+static void judge_whole(struct side *mine, struct program *reader)
 {
 	const struct side *peer = other_side(mine);
 
@@ -181,7 +201,7 @@ static void judge_whole(struct side *mine)
 	const struct tcp *tcp = &connection[side_index(mine)]->tcp;
 	if (mine->forked && tcp->was_reset && (!tcp->error || in_calls(mine)))
 		return; /* another process has been told of the reset, by the kernel or the shim, whose call has not returned yet */
-	if (left_for(mine) || (!mine->blind && mine->received > side_offered(peer)))
+	if ((left_for(mine) || (!mine->blind && mine->received > side_offered(peer))) && !(reader && other_tells(reader)))
 		fail("end %d: false end of stream at %llu of %llu", side_index(mine), (unsigned long long)mine->received,
 		     (unsigned long long)side_sent(peer));
 }
@@ -205,7 +225,7 @@ void judge_read_over(struct program *mine)
 	if (side->chunks_len[0] + side->chunks_len[1] && !side->blind)
 		chunks_judge(side);
 	if (side->ended_meanwhile)
-		judge_whole(side);
+		judge_whole(side, NULL);
 }
 
 void judge_bytes(struct program *mine, const uint8_t *data, size_t len, bool is_short, bool peek)
@@ -293,8 +313,12 @@ void judge_end(struct program *mine)
 
 	if (side->shut_rd || side->told_reset || side->aborted)
 		return;
-	if (!peer->shut_wr && !peer->closing && !peer->killed)
-		fail("end %d: end of stream, and the peer has not ended", i);
+	if (!peer->shut_wr && !peer->closing && !peer->killed) {
+		if (!other_tells(mine))
+			fail("end %d: end of stream, and the peer has not ended", i);
+		mine->told_end = true;
+		return;
+	}
 	/* the kernel tells a reset once: to another process of this side, perhaps just now */
 	if (connection[i]->tcp.was_reset && !side->forked)
 		fail("end %d: end of stream, and it was a reset", i);
@@ -304,7 +328,7 @@ void judge_end(struct program *mine)
 	if (side->reading > 1)
 		side->ended_meanwhile = true;
 	else
-		judge_whole(side);
+		judge_whole(side, mine);
 }
 
 /*

@@ -58,6 +58,7 @@ void stream_begins(struct side *side, int process, size_t len); /* a send */
 void stream_moved(struct side *side, int process, size_t len);
 void judge_error(struct program *mine, const char *call, int error);
 void judge_end(struct program *mine);
+void judge_call_over(struct program *mine); /* it is between two calls */
 void judge_read_begins(struct program *mine);
 void judge_read_over(struct program *mine);
 void judge_bytes(struct program *mine, const uint8_t *data, size_t len, bool is_short, bool peek);

@@ -203,6 +203,7 @@ bool side_no_more(const struct side *side)
 /* ---- to the end ---- */
 static void between_calls(struct program *mine)
 {
+	judge_call_over(mine);
 	mine->between = true;
 	give_way();
 	mine->between = false;

@@ -40,6 +40,7 @@ struct program {
 	bool hung_up; /* told of POLLHUP */
 	bool readable; /* has been told, and has not read until its last */
 	int counted; /* by FIONREAD since it was told, and not read yet; -1: it has not asked */
+	bool owes_reset; /* its call is to tell of one, as another process of its side was told the end */
 	bool told_end, told_reset, read_fails, ending; /* ending: it was told of an end: a short read is not the last */
 	size_t read_after; /* see struct chunk */
 	bool reading; /* is in such a call */

@@ -33,6 +33,7 @@ void scenario_program(struct program *mine, struct end *end)
 {
 	while (mine->fd >= 0) {
 		given[end->index] = NULL;
+		judge_call_over(mine);
 		mine->between = true;
 		block(may_go_on, end, NEVER);
 		if (finishing)
