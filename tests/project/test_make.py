@@ -6,12 +6,14 @@ from __future__ import annotations
 
 import os
 import re
+import select
 import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from common import PATIENCE_S
 from packaging.requirements import Requirement
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -212,6 +214,32 @@ def test_a_step_that_fails_says_why_and_what_to_do(tmp_path: Path) -> None:
     assert step(full)[1:] == [f"make: trying failed: the disk is full: free some space and repeat (see {tmp_path}/log)"]
     odd = "echo ERROR: odd; echo; exit 1"
     assert step(odd)[1:] == [f"make: trying failed: ERROR: odd (see {tmp_path}/log)"]
+
+
+def test_a_terminal_shows_one_line_a_step_with_what_pip_does(tmp_path: Path) -> None:
+    go = tmp_path / "go"
+    os.mkfifo(go)
+    ours, terminal = os.openpty()
+    script = f"echo Collecting rich; cat {go}"
+    argv = [str(ROOT / ".ci/step"), str(tmp_path / "log"), "trying", "sh", "-c", script]
+    with subprocess.Popen(argv, stderr=terminal, env=os.environ | {"TERM": "xterm"}) as step:
+        os.close(terminal)
+        shown = ""
+
+        def read() -> str:
+            assert select.select([ours], [], [], PATIENCE_S)[0], shown
+            return os.read(ours, 4096).decode()
+
+        while not re.search(r"trying: \d+ s: Collecting rich", shown):
+            shown += read()
+        go.write_text("")
+        assert step.wait(PATIENCE_S) == 0
+        while "\n" not in shown:
+            shown += read()
+    os.close(ours)
+    lines = shown.splitlines()
+    assert re.fullmatch(r"trying: \d+ s", lines[-1].rpartition("\x1b[K")[2])
+    assert shown.count("\n") == 1
 
 
 # What a person calls; the others are steps of these.
