@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -11,7 +12,7 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-from common import run_command
+from common import PATIENCE_S, run_command
 
 from sidestep.installation import native_library
 
@@ -52,7 +53,7 @@ def test_a_drop_in_is_written_listed_and_taken_away(service: Run, root: Path) ->
     disabled = service("disable", "it.service")
     assert f"it.service: removed {path}" in disabled.stderr
     assert not path.parent.exists()
-    assert service("disable", "it").stderr == "it.service has none\n"
+    assert service("disable", "it").stderr == "it.service has no drop-in\n"
     assert service("list").stdout == ""
 
 
@@ -130,6 +131,22 @@ def test_services_of_ones_own(tmp_path: Path) -> None:
     text = (place / "it.service.d/sidestep.conf").read_text()
     assert f'"SIDESTEP_SOCKET={runtime}/sidestep/provider"' in text
     assert "sidestep service disable --user it" in text
+
+
+def test_of_a_system_without_a_provider_the_command_that_starts_one_is_shown() -> None:
+    """In place of this machine's /etc and /run are empty ones."""
+    script = (
+        "mount -t tmpfs none /etc && mount -t tmpfs none /run && mkdir -p /etc/systemd/system && "
+        "echo '[Service]\nExecStart=/usr/bin/true' >/etc/systemd/system/it.service && "
+        f"exec '{sys.executable}' -m sidestep service enable it"
+    )
+    argv = ["unshare", "--user", "--map-root-user", "--mount", "sh", "-c", script]
+    found = subprocess.run(argv, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
+    assert found.returncode == 0, found.stderr
+    assert "no provider answers at /run/sidestep/provider; until then the service stays on TCP. Start " in found.stderr
+    assert re.search(
+        r"as root: (sidestep provider start --system|systemctl enable --now sidestep\.socket)", found.stderr
+    )
 
 
 def test_who_may_not_write_there_is_told_to_use_sudo(root: Path) -> None:

@@ -81,13 +81,13 @@ def enable(unit: str, dry_run: bool, restart: bool, user: bool, root: Path | Non
 @click.option("--restart", is_flag=True, help="Restart the service, so that it is without sidestep at once.")
 @_units_options
 def disable(unit: str, restart: bool, user: bool, root: Path | None) -> None:
-    """Take the drop-in of UNIT away. Done also if it has none."""
+    """Remove the drop-in of UNIT. A unit without one is no error."""
     units = _units(user, root)
     full = f"{unit.removesuffix('.service')}.service"
     name = full if full in units.with_drop_in() else units.find(unit).name  # also of a service that has gone
     path = units.drop_in(name)
     if not path.exists():
-        _say(f"{name} has none")
+        _say(f"{name} has no drop-in")
         return
     try:
         path.unlink()
@@ -103,7 +103,7 @@ def disable(unit: str, restart: bool, user: bool, root: Path | None) -> None:
 @_units_options
 @json_option
 def list_(user: bool, root: Path | None, as_json: bool) -> None:
-    """List the services that have one, and whether the library that it names is there."""
+    """List the services with a drop-in, and whether the library that it names is there."""
     units = _units(user, root)
     document = [_entry(units, name) for name in units.with_drop_in()]
     width = max((len(one["unit"]) for one in document), default=0)
@@ -119,7 +119,7 @@ def _entry(units: Units, name: str) -> dict[str, str]:
 
 
 def _reread(units: Units, name: str, becomes: str, *, restart: bool) -> None:
-    """Lets systemd know."""
+    """Lets systemd read the units again; with `restart` restarts the service."""
     if not units.running:
         _say("systemd does not run here; it reads the file when it starts")
         return
