@@ -16,6 +16,7 @@ from talking import PORT, ends_well, on_tcp, promoted, serving, talking
 from sidestep import gain
 from sidestep.config import RemoteSettings
 from sidestep.native.layout import Reason
+from sidestep.observe.demotion import Result
 from sidestep.provider.control import ControlConnection
 
 pytestmark = pytest.mark.slow
@@ -199,9 +200,22 @@ def test_what_a_transport_carries_goes_back_to_tcp_when_it_is_removed(two: tuple
     here, there = explained(host), explained(far)
     assert here["reason"] == there["reason"] == "PEER_LEFT"
     assert here["cause"].endswith("on this host the provider has lost the transport iwarp")
-    assert "'sidestep provider add --transport iwarp', then 'sidestep promote " in here["hint"]
+    stays = "this connection stays on TCP, a new one can be promoted"
+    assert f"'sidestep provider add --transport iwarp'; {stays}" in here["hint"]
     assert there["cause"].endswith(f"its program or the provider on {host.address} sent it back to TCP")
+    assert there["hint"].startswith(stays)
     assert there["hint"].endswith(f"on {host.address} says more")
+    with host.namespace.inside(), ControlConnection(host.sidestep.socket) as connection:
+        connection.document("module_add", name="iwarp", kind="transport")
+    for end in (one, other):
+        with end.namespace.inside():
+            (outcome,) = end.sidestep.promote(lambda found: found.relay_over)
+            assert outcome.result is Result.STAYS
+    assert explained(host)["cause"] == here["cause"] + " meanwhile", "the loss is remembered"
+    assert explained(host)["hint"].startswith(stays)
+    assert (explained(far)["cause"], explained(far)["hint"]) == (there["cause"], there["hint"])
+    with host.namespace.inside(), ControlConnection(host.sidestep.socket) as connection:
+        connection.document("module_remove", name="iwarp", kind="transport")
     ends_well(client)
     assert not one.counter("relay_reset") + other.counter("relay_reset")
     assert server.poll() is None

@@ -233,8 +233,9 @@ def _change(op: str, name: str, kind: str, done: str, socket: Path, as_json: boo
 
 
 def _module_line(one: dict[str, Any]) -> str:
-    able = ", ".join(_abilities(one["capabilities"])) if one["capabilities"] else "not loaded: nobody has asked"
-    return f"{one['kind']:<9} {one['name']:<12} {one['state']:<9} {one['why'] or able}"
+    able = ", ".join(_abilities(one["capabilities"])) if one["capabilities"] else ""
+    notes = "; ".join(filter(None, (able, one["why"]))) or "not loaded: no connection has asked for it"
+    return f"{one['kind']:<9} {one['name']:<12} {one['state']:<9} {notes}"
 
 
 def _abilities(capabilities: dict[str, Any]) -> Iterator[str]:

@@ -23,6 +23,7 @@ ARENA_SLOTS_OFFSET: Final = 4096
 ARENA_SLOTS_MAX: Final = 65536  # per process family; a connection beyond it stays on TCP, uncounted
 ARENA_MAGIC: Final = 0x53444131  # "SDA1"
 CHANNEL_ROUNDS: Final = (1 << 30) - 1  # after so many a direction stays on TCP
+SLOT_RELAY_OVER: Final = 1 << 22  # in a slot's flags: the provider between has left, no further round is possible
 DOORBELLS_PER_PAGE: Final = 64  # one 64-byte line each
 # Bytes behind each ring of a segment, for what a reader that stands still leaves unread: more than kernel TCP would
 # hold (tcp_wmem, and the part of tcp_rmem that a reader has opened). Sparse: untouched pages cost no memory.

@@ -366,7 +366,7 @@ bool conn_promote(struct conn *conn, int fd, uint32_t kept)
 	uint32_t state = word_load(slot->state);
 	bool was_kept = slot_has(slot, kept);
 	slot_clear(slot, kept);
-	bool stays = slot_has(slot, SLOT_STAYS | SLOT_RESET) || relay_once(conn);
+	bool stays = slot_has(slot, SLOT_STAYS | SLOT_RESET | SLOT_RELAY_OVER) || relay_once(conn);
 	if (was_kept && (word_load(slot->flags) & SLOT_STAYS) == SLOT_DEMOTED)
 		word_store(slot->reason, REASON_DEMOTED);
 	if (!stays && word_load(slot->tx_retry_ns) != RETRY_NEVER)

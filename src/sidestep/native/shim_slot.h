@@ -63,9 +63,8 @@ enum {
 	SLOT_RELAYED = 1u << 20, /* the channel's other end is a provider; see shim_relayed.c */
 	SLOT_TCP_FIN = 1u << 21, /* with RELAYED: the native socket told the end, but bytes may still be on their way */
 	SLOT_TCP_RESET = 1u << 23, /* and the end was a reset, which stays in the kernel until the bytes have arrived */
-	SLOT_RELAY_OVER =
-		1u << 22, /* instead of RELAYED: the provider is gone, without bytes; the segment's words stand still */
 };
+/* SLOT_RELAY_OVER, of layout.py, replaces RELAYED: the provider has left without bytes. The segment's words stand still. */
 #define SLOT_STAYS (SLOT_PIN | SLOT_DEMOTED | SLOT_INHERITED)
 
 static inline bool slot_has(const struct conn_slot *slot, uint32_t bits)

@@ -24,6 +24,7 @@ from sidestep.provider.control import ControlConnection
 
 _ROLES: Final = {Role.ACTIVE: "active", Role.PASSIVE: "passive"}
 _BY_RING: Final[dict[str, set[int]]] = {"tx": {Tx.RING, Tx.ENDED}, "rx": {Rx.RING}}
+_RELAY_OVER: Final = "a provider, here or at the other host, has ended the link that carried it"
 _ARROWS: Final = {"active": "->", "passive": "<-", "unknown": "--"}
 
 
@@ -80,6 +81,7 @@ class Connection:
     promotions: int = 0  # rounds of its sending direction on the ring
     ended_s: float | None = None  # seconds since its program ended; None: that lives
     key: Key | None = None
+    relay_over: bool = False  # the provider between has left: only a new connection can be promoted
     link: dict[str, Any] | None = None  # to another host: protocol, device, modes, credit; see `RemoteRelay.details`
 
     @property
@@ -99,7 +101,7 @@ class Connection:
         return _ARROWS[self.role]
 
     def as_json(self) -> dict[str, Any]:
-        return {name: value for name, value in asdict(self).items() if name != "key"}
+        return {name: value for name, value in asdict(self).items() if name not in ("key", "relay_over")}
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,20 +173,22 @@ def _decode(slot: dict[str, Any], now_ns: int, processes: Processes, key: Key) -
         return None
     if state is State.FREE:
         return None
-    pid = slot["pid"]
+    pid, relay_over = slot["pid"], bool(slot["flags"] & layout.SLOT_RELAY_OVER)
     return Connection(
         pid=pid, program=processes.name(pid), container=processes.container(pid), fd=slot["fd"],
         local=_endpoint(slot["family"], slot["local_addr"], slot["local_port"]),
         remote=_endpoint(slot["family"], slot["remote_addr"], slot["remote_port"]),
         role=_ROLES.get(slot["role"], "unknown"), state=state.name.lower(),
         reason=reason.name if reason is not Reason.NONE else None,
-        why=why(reason, (slot["option_level"], slot["option_name"])),
+        why=_RELAY_OVER if relay_over and reason is Reason.PEER_LEFT else why(
+            reason, (slot["option_level"], slot["option_name"])
+        ),
         segment=slot["segment_id"].hex() if any(slot["segment_id"]) else None, tx=_traffic(slot, "tx"),
         rx=_traffic(slot, "rx"), doorbells=slot["doorbells_sent"], sleeps=slot["sleeps"] + slot["tx_sleeps"],
         calls=slot["wait_calls"], spins_won=slot["spins_won"], spins_lost=slot["spins_lost"],
         age_s=round(max(0, now_ns - slot["born_ns"]) / 1e9, 3),
         promoted_s=round(max(0, now_ns - slot["promoted_ns"]) / 1e9, 3) if slot["promoted_ns"] else None,
-        born_ns=slot["born_ns"], promotions=slot["tx_round"], key=key,
+        born_ns=slot["born_ns"], promotions=slot["tx_round"], key=key, relay_over=relay_over,
     )  # fmt: skip
 
 

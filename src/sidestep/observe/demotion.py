@@ -126,6 +126,7 @@ def _judge(what: Order, found: Connection) -> Result:
         if found.state == "native":
             return Result.ALLOWED
         pinned = found.state == "pinned" and found.reason is not None
-        return Result.STAYS if pinned and Reason[str(found.reason)] not in _UNTIL_ASKED else Result.PENDING
+        stays = pinned and (found.relay_over or Reason[str(found.reason)] not in _UNTIL_ASKED)
+        return Result.STAYS if stays else Result.PENDING
     on_tcp = found.tx.path == found.rx.path == "tcp"
     return Result.TCP if on_tcp and found.state in ("native", "pinned") else Result.PENDING

@@ -10,6 +10,7 @@ Three sources are asked, in this order and only as far as needed. These are the 
 
 from __future__ import annotations
 
+import math
 import os
 import time
 from collections.abc import Iterator
@@ -262,7 +263,7 @@ class Explainer:
         # A shim pins connections to other hosts once the provider has answered; the addresses are known at once.
         if about_the_peer and (peer is None or not self._pairs_namespaces) and not is_here(ends[1].address, one.pid):
             if one.reason == Reason.PEER_LEFT.name:
-                return one.reason, *self._sent_back(ends)
+                return one.reason, *self._sent_back(one, ends)
             if any(told["protocol"] not in (None, _LOCAL) for told in self._told_of(one, ends)):
                 return one.reason, cause, hint  # the connection is on its way to that host
             return Reason.REMOTE.name, REASON_TEXT[Reason.REMOTE], REMEDY[Reason.REMOTE]
@@ -297,19 +298,28 @@ class Explainer:
                     return judgement.code.name, f"{name} {process}, {judgement.text}", judgement.remedy
         return None
 
-    def _sent_back(self, ends: tuple[Endpoint, Endpoint]) -> tuple[str, str]:
+    def _sent_back(self, one: Connection, ends: tuple[Endpoint, Endpoint]) -> tuple[str, str]:
         """Cause why a connection that was carried to another host is on TCP again, and what would change it.
 
         The provider does not remember over which transport a connection went.
         """
-        local, remote = ends
+        remote = ends[1]
         there = f"'sidestep explain {remote}' on {remote.address} says more"
-        if not (gone := self._transports_gone):
-            return f"it was promoted; then its program or the provider on {remote.address} sent it back to TCP", there
-        names = " and ".join(gone)
-        add = "; ".join(f"'sidestep provider add --transport {name}'" for name in gone)
+        sent_back = f"it was promoted; then its program or the provider on {remote.address} sent it back to TCP"
+        if not one.relay_over:
+            return sent_back, there
+        anew = "this connection stays on TCP, a new one can be promoted"
+        if (one.promoted_s or 0) > self._status.get("uptime_s", math.inf):
+            return "it was promoted; then the provider on this host was started anew", anew
+        if not (stopped := self._stopped_transports):
+            return sent_back, f"{anew}; {there}"
+        names = " and ".join(stopped)
         cause = f"it was promoted, and sent back to TCP; on this host the provider has lost the transport {names}"
-        return cause, f"{add}, then 'sidestep promote {local}'; if it went over another transport, {there}"
+        if gone := [name for name, back in stopped.items() if not back]:
+            anew = "; ".join(f"'sidestep provider add --transport {name}'" for name in gone) + f"; {anew}"
+        else:
+            cause += " meanwhile"
+        return cause, f"{anew}; if it went over another transport, {there}"
 
     @staticmethod
     def _remedy(one: Connection) -> str:
@@ -490,14 +500,15 @@ class Explainer:
         return found
 
     @cached_property
-    def _transports_gone(self) -> list[str]:
-        """The transports that were removed or have failed."""
+    def _stopped_transports(self) -> dict[str, bool]:
+        """Transports that were removed or have failed, by name; True: it is back."""
         try:
             with ControlConnection(self._socket_path) as control:
                 found = control.document("modules")["modules"]
         except Unavailable:
-            return []
-        return [one["name"] for one in found if one["kind"] == "transport" and one["state"] in ("removed", "broken")]
+            return {}
+        transports = (one for one in found if one["kind"] == "transport")
+        return {one["name"]: one["state"] == "started" for one in transports if one["state"] == "removed" or one["why"]}
 
     @property
     def _pairs_namespaces(self) -> bool:

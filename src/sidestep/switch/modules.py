@@ -40,7 +40,7 @@ class Status:
     state: str  # installed, started, broken, removed
     provided_by: str  # `module:object`
     capabilities: Capabilities | None  # None: not loaded
-    why: str  # reason if it is broken; else empty
+    why: str  # reason if it is broken; of a started one: what became of its earlier connections; else empty
 
     def as_json(self, kind: str) -> dict[str, object]:
         """JSON object for `sidestep provider modules`; `kind` is protocol or transport."""
@@ -99,6 +99,7 @@ class Modules(Generic[ModuleT]):
         self._guards: dict[str, _Guarded] = {}  # of the started ones
         self._broken: dict[str, str] = {}
         self._removed: set[str] = set()
+        self._returned: set[str] = set()  # names of modules that were added after their removal or failure
 
     def names(self) -> list[str]:
         usable = (name for name in self._installed if name not in self._removed and name not in self._broken)
@@ -139,6 +140,8 @@ class Modules(Generic[ModuleT]):
         if name in self._started:
             return self._started[name]
         self._installed = dict(self._find())
+        if name in self._removed or name in self._broken:
+            self._returned.add(name)
         self._removed.discard(name)
         self._broken.pop(name, None)
         if name not in self._installed:
@@ -181,10 +184,15 @@ class Modules(Generic[ModuleT]):
                 self._state(name),
                 self._installed[name].value,
                 self._started[name].capabilities if name in self._started else None,
-                self._broken.get(name, ""),
+                self._why(name),
             )
             for name in sorted(self._installed)
         ]
+
+    def _why(self, name: str) -> str:
+        if name in self._started and name in self._returned:
+            return "connections from before its removal stay on TCP"
+        return self._broken.get(name, "")
 
     def _state(self, name: str) -> str:
         if name in self._removed:
