@@ -145,3 +145,25 @@ def test_explain_groups_ends_whose_program_is_not_seen() -> None:
     ]
     (text,) = _grouped(ends)
     assert "49 more; --all shows each" in text
+
+
+SCREEN_80 = """
+PROGRAM       CONNECTION                                      STATE
+redis-server  127.0.0.1:1000                                  promoted
+              -> 127.0.0.2:80
+redis-server  127.0.0.1:2000                                  pinned
+              -> 127.0.0.2:80
+    the epoll set is shared or unknown, or holds a closed descriptor
+redis-server  127.0.0.1:3000                                  native
+              -> 127.0.0.2:80
+    the connection has not exchanged enough to be worth a channel, or the other
+    end has offered none
+redis-server  [2001:db8:1234:1234:1234:1234:1234:1234]:45678  promoted
+              -> [::ffff:127.0.0.2]:80
+"""
+
+
+def test_the_screen_of_a_terminal_is_as_kept(shown: list[Connection]) -> None:
+    kept = [replace(one, program="redis-server", pid=4711, container=None) for one in shown[:4]]
+    lines = _Screen(80, coloured=False).lines(kept, with_head=True)
+    assert [line.rstrip() for line in lines] == SCREEN_80.strip("\n").splitlines()
