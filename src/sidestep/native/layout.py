@@ -54,8 +54,7 @@ SDP_DATA: Final = 0xFF
 LINK_DATA: Final = 4
 LINK_READ: Final = 5
 
-# A provider that stands in for another host connects from this loopback address, 127.83.68.80 ("SDP"). A shim that sees
-# an end in its /24 asks the provider for the true addresses.
+# A provider that stands in for another host connects from 127.83.68.80 ("SDP"). A shim asks it for the true addresses.
 TRANSLATED_ADDRESS: Final = 0x7F534450
 TRANSLATED_MASK: Final = 0xFFFFFF00
 
