@@ -1,8 +1,9 @@
-"""Runs the benchmarks and prints one table: kernel TCP in its best placement, sidestep, and their ratio.
+"""Runs the benchmarks and prints one table: kernel TCP in its best placement, sidestep, their ratio, and the peer's.
 
 Each row runs over kernel TCP as the kernel places it (spread), over kernel TCP with both ends on one CPU, and under
 sidestep, alternating for several rounds; the ratio is that of the medians, against the better TCP placement. A run
-whose connections were not promoted does not count: the row says INVALID and why.
+whose connections were not promoted does not count: the row says INVALID and why. The peer is BPF's sockmap, where root
+and the kernel allow it.
 
 Exit code: 0 when every row ran and reached its must, 1 when one missed it, was INVALID or failed, 2 for wrong usage.
 """
@@ -23,10 +24,11 @@ from rich.console import Console
 
 from harness import page
 from harness.apps import as_user
-from harness.model import Outcome, Row, Settings
+from harness.model import PEER, Outcome, Row, Settings
 from harness.report import render
 from harness.rows import ROWS, missing
 from harness.runner import run_row
+from harness.sockmap import sockmap_missing
 from harness.world import program_missing, sidestep_missing
 from sidestep.demo.machine import Machine
 
@@ -109,6 +111,7 @@ def write_pages(documents: Sequence[Path], *, check: bool) -> None:
 @click.option("--seconds", type=click.FloatRange(0.05, 600), help="Measured a run.  [default: 1; 0.3 with --quick]")
 @click.option("--promote-after", metavar="CALLS[:BYTES]", help="When to promote.  [default: the provider's default]")
 @click.option("--tcp-only", is_flag=True, help="Kernel TCP alone, to know the machine.")
+@click.option("--no-peer", is_flag=True, help="Leave out BPF's sockmap.")
 @click.option("--json", "as_json", is_flag=True, help="A JSON document instead of the table.")
 @click.option("--save", type=click.Path(dir_okay=False, path_type=Path), help="Write the JSON document to a file, too.")
 @click.option(
@@ -124,11 +127,11 @@ def write_pages(documents: Sequence[Path], *, check: bool) -> None:
 @click.option("--show", type=click.Path(exists=True, dir_okay=False, path_type=Path), help="Print a saved document.")
 def main(
     patterns: str | None, list_rows: bool, quick: bool, rounds: int | None, seconds: float | None,
-    promote_after: str | None, tcp_only: bool, as_json: bool, save: Path | None, pages: tuple[Path, ...],
+    promote_after: str | None, tcp_only: bool, no_peer: bool, as_json: bool, save: Path | None, pages: tuple[Path, ...],
     check: bool, show: Path | None,
 ) -> None:  # fmt: skip
     """Runs what was asked for."""
-    console = Console(width=None if sys.stdout.isatty() else 160)
+    console = Console(width=None if sys.stdout.isatty() else 200)
     if show is not None:
         render(json.loads(show.read_text()), console)
         return
@@ -138,18 +141,26 @@ def main(
     rows = chosen(patterns)
     if list_rows:
         for row in rows:
-            unit = f" {row.unit}" if row.absolute else "x"
-            click.echo(f"{row.name:16} {row.title:46} must {row.must:g}{unit}, aim {row.aim:g}{unit}")
+            unit, over = (f" {row.unit}" if row.absolute else "x"), ("TCP + " if row.over_tcp else "")
+            not_here = "".join(f"; {why}" for why in missing(row))
+            bounds = f"must {over}{row.must:g}{unit}, aim {over}{row.aim:g}{unit}"
+            click.echo(f"{row.name:20} {row.title:70} {bounds}{not_here}")
         return
     build_programs()
     rounds = rounds or (2 if quick else 5)
-    settings = Settings(seconds or (0.3 if quick else 1.0), warmup_s=0.3, idle_s=2.0 if quick else 10.0)
+    settings = Settings(
+        seconds or (0.3 if quick else 1.0), warmup_s=0.3, idle_s=2.0 if quick else 10.0, pauses=2 if quick else 5
+    )
     invalid = None if tcp_only else sidestep_missing()
     if invalid:
         tell(f"nothing runs under sidestep: {invalid}")
+    no_sockmap = "left out by --no-peer" if no_peer else sockmap_missing()
+    if no_sockmap and not tcp_only:
+        tell(f"no peer: {no_sockmap}")
     before = Machine.now()
     passed_on = ["--rounds", str(rounds), "--seconds", str(settings.seconds), *(["--quick"] if quick else [])]
     passed_on += [*(["--tcp-only"] if tcp_only else []), *(["--promote-after", promote_after] if promote_after else [])]
+    passed_on += ["--no-peer"] if no_sockmap else []
     results, skipped = [], []
     for row in rows:
         if lacks := missing(row):
@@ -160,13 +171,13 @@ def main(
         else:
             outcome = run_row(
                 row, rounds=rounds, settings=settings, promote_after=promote_after, with_sidestep=not tcp_only,
-                invalid=invalid, tell=tell,
+                invalid=invalid, tell=tell, with_peer=not tcp_only and no_sockmap is None,
             )  # fmt: skip
             results.append(outcome.as_json())
     document = {
         "machine": before.as_json() | {"text": str(before)}, "load_before": before.load, "load_after": os.getloadavg(),
         "settings": {"rounds": rounds, "seconds": settings.seconds, "promote_after": promote_after, "quick": quick},
-        "rows": results, "skipped": skipped,
+        "peer": {"name": PEER, "missing": no_sockmap}, "rows": results, "skipped": skipped,
     }  # fmt: skip
     text = json.dumps(document, indent=1)
     if save is not None:

@@ -6,10 +6,11 @@ A document marks what is made by `<!-- figures: NAME -->` and `<!-- end of figur
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, Final
 
+from harness.model import PEER
 from sidestep.demo.picture import Bar, Group, draw, figure, slower, times
 
 SAVED: Final = Path("docs/guides/performance.json")
@@ -55,9 +56,9 @@ def _groups(document: dict[str, Any]) -> dict[str, list[Row]]:
     for row in document["rows"]:
         if row["invalid"] or row["failed"] or "sidestep" not in row["worlds"]:
             continue
-        if row["absolute"]:
+        if row["absolute"] or row["row"].startswith("cpu-"):
             groups["cost"].append(row)
-        elif row["row"].endswith("-load"):
+        elif "-load" in row["row"]:
             groups["load"].append(row)
         else:
             groups["gain" if row["ratio"] >= GAIN else "even"].append(row)
@@ -67,9 +68,9 @@ def _groups(document: dict[str, Any]) -> dict[str, list[Row]]:
 def _blocks(document: dict[str, Any], groups: Mapping[str, list[Row]]) -> dict[str, str]:
     counted = {row["row"]: row for name in PLOTS for row in groups[name]}
     blocks = {name: _compared(name, groups[name]) for name in PLOTS}
-    blocks["cost"] = _table("work", "TCP", "sidestep", "at most", rows=map(_cost_cells, groups["cost"]))
+    blocks["cost"] = _cost(groups["cost"])
     blocks["tails"] = _table("work", "TCP", "sidestep", rows=filter(None, map(_tail_cells, counted.values())))
-    readme = ([*_ratio_cells(counted[name])[:3], _ratio(counted[name])] for name in README_ROWS if name in counted)
+    readme = ([*_figures(counted[name]), _ratio(counted[name])] for name in README_ROWS if name in counted)
     blocks["readme"] = _table("work", "kernel TCP", "sidestep", "ratio", rows=readme)
     blocks["machine"] = "\n".join(_about(document))
     return blocks
@@ -78,7 +79,14 @@ def _blocks(document: dict[str, Any], groups: Mapping[str, list[Row]]) -> dict[s
 def _compared(name: str, rows: list[Row]) -> str:
     if not rows:
         return "No row of this run is of this kind."
-    table = _table("work", "TCP", "sidestep", "ratio", "must / aim", rows=map(_ratio_cells, rows))
+    columns: list[tuple[str, Callable[[Row], str]]] = [("ratio", _ratio_and_spread)]
+    if any(row.get("peer") for row in rows):
+        columns.append((PEER, _peer))
+    if any(row.get("work_kept") for row in rows):
+        columns.append(("work kept beside", _work_kept))
+    columns.append(("must / aim", lambda row: f"{row['must']:g}x / {row['aim']:g}x"))
+    cells = ([*_figures(row), *(cell(row) for _, cell in columns)] for row in rows)
+    table = _table("work", "TCP", "sidestep", *(title for title, _ in columns), rows=cells)
     return f"{table}\n\n![{PLOTS[name]}: bars for each row of the table](performance-{name}.svg)"
 
 
@@ -86,16 +94,45 @@ def _ratio(row: Row) -> str:
     return f"**{times(row['ratio'])}**"
 
 
-def _ratio_cells(row: Row) -> list[str]:
-    return [
-        f"{row['title']}, {row['unit']}", figure(_tcp(row)["median"]), figure(row["worlds"]["sidestep"]["median"]),
-        f"{_ratio(row)} ({row['ratio_min']:.2f} .. {row['ratio_max']:.2f})", f"{row['must']:g}x / {row['aim']:g}x",
-    ]  # fmt: skip
+def _ratio_and_spread(row: Row) -> str:
+    return f"{_ratio(row)} ({row['ratio_min']:.2f} .. {row['ratio_max']:.2f})"
 
 
-def _cost_cells(row: Row) -> list[str]:
+def _peer(row: Row) -> str:
+    """The peer's ratio to TCP and its spread."""
+    found = row.get("peer")
+    if not found:
+        return "-"
+    if "failed" in found:
+        return "failed"
+    return f"{times(found['ratio'])} ({found['ratio_min']:.2f} .. {found['ratio_max']:.2f})"
+
+
+def _work_kept(row: Row) -> str:
+    kept = row.get("work_kept")
+    return "-" if kept is None else f"{kept:.1%}"
+
+
+def _figures(row: Row) -> list[str]:
     medians = (world["median"] for world in (_tcp(row), row["worlds"]["sidestep"]))
-    return [f"{row['title']}, {row['unit']}", *map(figure, medians), figure(row["must"])]
+    return [f"{row['title']}, {row['unit']}", *map(figure, medians)]
+
+
+def _cost(rows: list[Row]) -> str:
+    """The costs: less is better, and the last column has the most that is allowed."""
+
+    def peers(row: Row) -> str:
+        return figure(row["worlds"][PEER]["median"]) if PEER in row["worlds"] else "-"
+
+    def at_most(row: Row) -> str:
+        if row["absolute"]:
+            return ("TCP + " if row.get("over_tcp") else "") + figure(row["must"])
+        return "TCP" if row["must"] == 1 else f"TCP / {row['must']:g}"
+
+    columns = [(PEER, peers)] if any(PEER in row["worlds"] for row in rows) else []
+    columns.append(("at most", at_most))
+    cells = ([*_figures(row), *(cell(row) for _, cell in columns)] for row in rows)
+    return _table("work", "TCP", "sidestep", *(title for title, _ in columns), rows=cells)
 
 
 def _tail_cells(row: Row) -> list[str] | None:
@@ -125,8 +162,12 @@ def _about(document: dict[str, Any]) -> Iterable[str]:
     for row in document["rows"]:
         if why := row["failed"] or row["invalid"]:
             yield f"\nNot counted: {row['title']}: {why}."
+        elif why := (row.get("peer") or {}).get("failed"):
+            yield f"\nNot counted for {PEER}: {row['title']}: {why}."
     for skipped in document["skipped"]:
         yield f"\nNot measured: {skipped['row']}: {skipped['why']}."
+    if why := document.get("peer", {"missing": "it was not part of this run"})["missing"]:
+        yield f"\nNo {PEER} beside them: {why}."
 
 
 def _load(document: dict[str, Any]) -> str:
@@ -142,7 +183,9 @@ def _plot(document: dict[str, Any], name: str, rows: list[Row]) -> str:
     for row in rows:
         kind = "slower" if slower(row["ratio"]) else "ours"
         ours = Bar("sidestep", row["worlds"]["sidestep"]["median"], kind, times(row["ratio"]))
-        bars = (Bar("kernel TCP", _tcp(row)["median"], "tcp"), ours)
+        bars = [Bar("kernel TCP", _tcp(row)["median"], "tcp"), ours]
+        if PEER in row["worlds"]:
+            bars.append(Bar(PEER, row["worlds"][PEER]["median"], "tcp", times(row["peer"]["ratio"])))
         groups.append(Group(row["title"], row["unit"], bars, row["lower_is_better"]))
     notes = [line.strip("*\n") for line in _about(document)]
     return draw(PLOTS[name], groups, notes=notes)

@@ -9,7 +9,7 @@ from rich.table import Table
 
 from sidestep.demo.picture import figure
 
-NAMES = {"unpinned": "spread", "one-cpu": "1 CPU", "sidestep": "sidestep"}
+NAMES = {"unpinned": "spread", "one-cpu": "1 CPU"}
 
 
 def _spread(world: dict[str, Any] | None) -> str:
@@ -27,23 +27,35 @@ def _times(world: dict[str, Any] | None) -> str:
 
 
 def _bound(row: dict[str, Any], key: str) -> str:
-    return f"{figure(row[key])} {row['unit']}" if row["absolute"] else f"{row[key]:g}x"
+    if not row["absolute"]:
+        return f"{row[key]:g}x"
+    bound = f"{figure(row[key])} {row['unit']}"
+    return f"TCP\n+ {bound}" if row.get("over_tcp") else bound
+
+
+def _ratio(found: dict[str, Any] | None) -> str:
+    if not found or found.get("ratio") is None:
+        return "-"
+    return f"{found['ratio']:.2f}x\n{found['ratio_min']:.2f} .. {found['ratio_max']:.2f}"
+
+
+def _kept(row: dict[str, Any]) -> str:
+    kept = row.get("work_kept")
+    return "-" if kept is None else f"{kept:.1%}"
 
 
 def _cells(row: dict[str, Any]) -> list[str]:
     best = row["worlds"].get(row["best_tcp"]) if row["best_tcp"] else None
     ours = row["worlds"].get("sidestep")
     where = f" ({NAMES[row['best_tcp']]})" if row["best_tcp"] and not row["absolute"] else ""
-    ratio = "-"
-    if row["ratio"] is not None:
-        ratio = f"{row['ratio']:.2f}x\n{row['ratio_min']:.2f} .. {row['ratio_max']:.2f}"
     times = "-"
     if any(world and "p50_us" in world["beside"] for world in (best, ours)):
         times = f"{_times(best)}\n{_times(ours)}"
     lowest = min((evidence["ring_share"] for evidence in row["promotion"]), default=None)
     return [
-        f"{row['title']}\n{row['unit']}", _spread(best) + where, _spread(ours), ratio, times,
-        "-" if lowest is None else f"{lowest:.1%}", _bound(row, "must"), _bound(row, "aim"), row["reached"],
+        f"{row['title']}\n{row['unit']}", _spread(best) + where, _spread(ours), _ratio(row), _ratio(row.get("peer")),
+        times, _kept(row), "-" if lowest is None else f"{lowest:.1%}", _bound(row, "must"), _bound(row, "aim"),
+        row["reached"],
     ]  # fmt: skip
 
 
@@ -61,8 +73,8 @@ def render(document: dict[str, Any], console: Console) -> None:
     table = Table(show_lines=True)
     for heading, justify in (
         ("work", "left"), ("TCP, best placement\nmedian, min .. max", "right"), ("sidestep", "right"),
-        ("ratio", "right"), ("p50/p99/p99.9 us\nTCP, sidestep", "right"), ("by ring", "right"),
-        ("must", "right"), ("aim", "right"), ("reached", "left"),
+        ("ratio", "right"), ("sockmap's", "right"), ("p50/p99/p99.9 us\nTCP, sidestep", "right"),
+        ("work beside\nkept", "right"), ("by ring", "right"), ("must", "right"), ("aim", "right"), ("reached", "left"),
     ):  # fmt: skip
         table.add_column(heading, justify="left" if justify == "left" else "right", no_wrap=heading != "work")
     for row in document["rows"]:
@@ -72,5 +84,9 @@ def render(document: dict[str, Any], console: Console) -> None:
         for kind in ("failed", "invalid"):
             if row[kind]:
                 console.print(f"{row['row']}: {kind.upper()}: {row[kind]}", markup=False, highlight=False)
+        if why := (row.get("peer") or {}).get("failed"):
+            console.print(f"{row['row']}: sockmap failed: {why}", markup=False, highlight=False)
+    if why := document.get("peer", {}).get("missing"):
+        console.print(f"sockmap: not run: {why}", markup=False, highlight=False)
     for skipped in document["skipped"]:
         console.print(f"{skipped['row']}: skipped: {skipped['why']}", markup=False, highlight=False)

@@ -15,10 +15,13 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterable
 from contextlib import AbstractContextManager, ExitStack, nullcontext
+from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Self
 
+from harness import machine
 from harness.machine import maps_library
 from harness.model import BenchError, Evidence
 
@@ -27,6 +30,8 @@ if TYPE_CHECKING:
 
 END_S = 10.0  # a program that has been told to end and runs on is killed
 LIBRARY = "libsidestep.so"
+WINDOW_LEAST_S = 0.02  # shorter than a turn of a busy program, CPU time says nothing
+BUSY = ["sh", "-c", "while :; do :; done"]  # uses a CPU, at nice 0
 
 
 class Program:
@@ -99,10 +104,24 @@ class Program:
         self._errors.close()
 
 
+@dataclass(frozen=True)
+class _Mark:
+    """CPU time up to a moment, in seconds: of each process of the row, and of all busy programs beside it."""
+
+    at: float
+    row: dict[int, float]
+    busy: float
+
+    @classmethod
+    def now(cls, row: Iterable[int], busy: Iterable[int]) -> Self:
+        at = time.monotonic()
+        return cls(at, {pid: machine.process_cpu_s(pid) for pid in row}, sum(map(machine.process_cpu_s, busy)))
+
+
 class World:
     """Kernel TCP. With `one_cpu` the programs of a lane share one CPU; with `cpus` none leaves the first few.
 
-    `load` programs that do nothing but use a CPU run beside it.
+    `load` endless shell loops run beside it.
     """
 
     def __init__(self, name: str, *, one_cpu: bool = False, cpus: int | None = None, load: int = 0) -> None:
@@ -111,12 +130,15 @@ class World:
         self._cpus = sorted(os.sched_getaffinity(0))[:cpus]
         self._limited = cpus is not None
         self._stack = ExitStack()
+        self._busy: list[Program] = []
+        self._begun: _Mark | None = None
+        self.spent: dict[str, float] = {}  # between begin() and end(): CPUs used by the row's processes and beside them
 
     address = "127.0.0.1"  # of what serves
 
     def __enter__(self) -> Self:
         for number in range(self.load):
-            self.start([sys.executable, "-c", "while True: pass"], lane=number, stranger=True)
+            self._busy.append(self.start(BUSY, lane=number, stranger=True))
         return self
 
     def __exit__(self, *exc_info: object) -> None:
@@ -160,6 +182,31 @@ class World:
     def serve(self, argv: list[str], *, stop: signal.Signals = signal.SIGTERM) -> Program:
         """Starts a program where servers are."""
         return self.start(argv, stop=stop)
+
+    def begin(self, *programs: Program, after_s: float = 0.0) -> None:
+        """Begins to count the CPU time of these programs, with what they have started, in so many seconds."""
+        at = time.monotonic() + after_s
+        pids = machine.family(program.pid for program in programs)
+        provider = self.provider_pid()
+        if provider is not None:
+            pids |= machine.family([provider])
+        time.sleep(max(at - time.monotonic(), 0))
+        self._begun = _Mark.now(pids, [program.pid for program in self._busy])
+
+    def end(self) -> None:
+        """Ends it and keeps the count in `spent`."""
+        if (begun := self._begun) is None:
+            return
+        now = _Mark.now(begun.row, [program.pid for program in self._busy])
+        took = now.at - begun.at
+        self._begun, self.spent = None, {}
+        if took < WINDOW_LEAST_S:
+            return
+        if self._busy:
+            self.spent["busy_cpus"] = (now.busy - begun.busy) / took
+        used = [now.row[pid] - before for pid, before in begun.row.items()]
+        if min(used, default=0) >= 0:  # what has ended since has no clock any more
+            self.spent["cpus"] = sum(used) / took
 
     def beside(self) -> AbstractContextManager[object]:
         """Sockets that are made in it reach what serves."""

@@ -80,6 +80,35 @@ def test_rows_stand_where_they_belong_and_the_slower_are_said_to_be(tree: Path) 
     assert page(tree, "--page", tree / SAVED, "--check").returncode == 0
 
 
+def test_the_peer_stands_beside_tcp_and_the_work_of_others_beside_busy_rows(tree: Path) -> None:
+    peer = {"name": "sockmap", "ratio": 1.5, "ratio_min": 1.4, "ratio_max": 1.6}
+    failed = {"name": "sockmap", "failed": "0 of 2 ends redirected"}
+    rows = row("a", 2), row("b", 2, peer=failed), row("c-load8", 2, peer=peer, work_kept=0.985)
+    rows[2]["worlds"]["sockmap"] = {"median": 150.0, "beside": {}}
+    run = saved(tree, "run.json", *rows, peer={"name": "sockmap", "missing": None})
+    assert page(tree, "--page", run).returncode == 0
+    gain, load = (block(tree, name).strip().splitlines() for name in ("gain", "load"))
+    assert gain[0] == "| work | TCP | sidestep | ratio | sockmap | must / aim |"
+    assert gain[2].endswith("| - | 1x / 2x |")
+    assert gain[3].endswith("| failed | 1x / 2x |")
+    assert "Not counted for sockmap: work b: 0 of 2 ends redirected." in block(tree, "machine")
+    assert load[0] == "| work | TCP | sidestep | ratio | sockmap | work kept beside | must / aim |"
+    assert load[2].endswith("| 1.50x (1.40 .. 1.60) | 98.5% | 1x / 2x |")
+    assert "150.0" in (tree / "docs/guides/performance-load.svg").read_text()
+
+
+def test_a_cost_may_exceed_that_of_tcp_by_so_much(tree: Path) -> None:
+    rows = (
+        row("idle", 2, absolute=True, over_tcp=True, must=8), row("cpu", 2, absolute=True, must=3),
+        row("cpu-stream", 2), row("cpu-pingpong", 2, must=2),
+    )  # fmt: skip
+    run = saved(tree, "run.json", *rows, peer={"name": "sockmap", "missing": "BPF's sockmap needs root"})
+    assert page(tree, "--page", run).returncode == 0
+    cells = [line.split(" | ")[-1] for line in block(tree, "cost").strip().splitlines()]
+    assert cells[2:] == ["TCP + 8.00 |", "3.00 |", "TCP |", "TCP / 2 |"]
+    assert "No sockmap beside them: BPF's sockmap needs root." in block(tree, "machine")
+
+
 def test_a_check_writes_nothing_and_names_what_differs(tree: Path) -> None:
     before = {path: (tree / path).read_text() for path in DOCUMENTS}
     found = page(tree, "--page", saved(tree, "run.json", row("a", 3)), "--check")
