@@ -84,11 +84,11 @@ struct bench_options bench_options(int argc, char **argv, struct bench_options o
 
 	if (argc < 2 || (strcmp(argv[1], "server") && strcmp(argv[1], "client")))
 		bench_refuse("usage: %s server|client [-m blocking|poll|epoll] [-e] [-V] [-H] [-h HOST] [-p PORT] [-s SIZE] "
-		             "[-n CONNECTIONS] [-a ADDRESSES] [-w WARMUP_S] [-S START_AT] [-t SECONDS] [-c COUNT]",
+		             "[-n CONNECTIONS] [-a ADDRESSES] [-w WARMUP_S] [-S START_AT] [-t SECONDS] [-r PAUSE_S] [-c COUNT]",
 		             argv[0]);
 	options.server = !strcmp(argv[1], "server");
 	options.host = INADDR_LOOPBACK;
-	while ((option = getopt(argc - 1, argv + 1, "m:eVHh:p:s:n:a:w:S:t:c:")) != -1) {
+	while ((option = getopt(argc - 1, argv + 1, "m:eVHh:p:s:n:a:w:S:t:r:c:")) != -1) {
 		switch (option) {
 		case 'm': options.mode = mode_by_name(optarg); break;
 		case 'e': options.edge = true; break;
@@ -102,6 +102,7 @@ struct bench_options bench_options(int argc, char **argv, struct bench_options o
 		case 'w': options.warmup_s = number(optarg, 'w', 0, 3600); break;
 		case 'S': options.warmup_s = seconds_until(number(optarg, 'S', 0, 1e12)); break;
 		case 't': options.measure_s = number(optarg, 't', 0.001, 3600); break;
+		case 'r': options.pause_s = number(optarg, 'r', 0, 3600); break;
 		case 'c': options.count = (uint64_t)number(optarg, 'c', 1, 1e15); break;
 		default: exit(2);
 		}

@@ -37,6 +37,7 @@ struct bench_options {
 	uint32_t addresses;     /* short: rotate over 127.0.0.1 ... 127.0.0.N */
 	double warmup_s;
 	double measure_s;
+	double pause_s;         /* blocking ping-pong: before each measured message */
 	uint64_t count;         /* messages; 0: as many as fit in measure_s */
 };
 
@@ -50,7 +51,7 @@ struct bench_hist {
 
 /*
  * Reads "server|client [-m MODE] [-e] [-V] [-H] [-h HOST] [-p PORT] [-s SIZE] [-n N] [-a N] [-w S] [-S AT] [-t S]
- * [-c COUNT]". -S is when to measure, in seconds of CLOCK_MONOTONIC: programs given the same one measure together.
+ * [-r PAUSE] [-c COUNT]". -S is when to measure, in seconds of CLOCK_MONOTONIC: programs given the same one measure together.
  */
 struct bench_options bench_options(int argc, char **argv, struct bench_options defaults);
 

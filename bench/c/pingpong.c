@@ -6,6 +6,7 @@
 #include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 #include <unistd.h>
 
 void pingpong_stamp(unsigned char *message, uint64_t number)
@@ -89,6 +90,15 @@ struct asker {
 	pthread_t thread;
 };
 
+static void pause_for(double seconds)
+{
+	struct timespec left = {.tv_sec = (time_t)seconds};
+
+	left.tv_nsec = (long)((seconds - (double)left.tv_sec) * 1e9);
+	while (nanosleep(&left, &left) && errno == EINTR)
+		continue;
+}
+
 static void *ask_thread(void *argument)
 {
 	struct asker *asker = argument;
@@ -98,6 +108,10 @@ static void *ask_thread(void *argument)
 	uint64_t number = 0;
 
 	while (!pingpong_over(asker->window, now, asker->result->hist.count)) {
+		if (asker->options->pause_s > 0 && now >= asker->window->start_ns) {
+			pause_for(asker->options->pause_s);
+			now = bench_now_ns();
+		}
 		uint64_t sent = now;
 
 		pingpong_stamp(message, number);

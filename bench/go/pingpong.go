@@ -1,4 +1,5 @@
-// The ping-pong benchmark by Go's net: the words and the output of c/pingpong.c, for one connection.
+// The ping-pong benchmark by Go's net: the words and the output of c/pingpong.c, for one connection. With -m copy the server
+// echoes by io.Copy, which splices.
 package main
 
 import (
@@ -25,14 +26,24 @@ func echo(conn net.Conn, size int) {
 	}
 }
 
-func serve(size int) {
+func splice(conn net.Conn) {
+	_, err := io.Copy(conn, conn)
+	check(err)
+	conn.Close()
+}
+
+func serve(size int, copies bool) {
 	listener, err := net.Listen("tcp", "127.0.0.1:0")
 	check(err)
 	fmt.Println("listening", listener.Addr().(*net.TCPAddr).Port)
 	for {
 		conn, err := listener.Accept()
 		check(err)
-		go echo(conn, size)
+		if copies {
+			go splice(conn)
+		} else {
+			go echo(conn, size)
+		}
 	}
 }
 
@@ -69,11 +80,11 @@ func main() {
 	size := words.Int("s", 64, "")
 	warmup := words.Float64("w", 0.2, "seconds")
 	measure := words.Float64("t", 1, "seconds")
-	words.String("m", "", "one way only: Go's")
+	mode := words.String("m", "", "of the server: copy, or by Read and Write")
 	words.Bool("H", true, "always")
 	words.Parse(os.Args[2:])
 	if os.Args[1] == "server" {
-		serve(*size)
+		serve(*size, *mode == "copy")
 	}
 	took := ask(*port, *size, seconds(*warmup), seconds(*measure))
 	report(took)

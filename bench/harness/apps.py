@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import csv
 import functools
+import hashlib
 import os
+import random
 import re
 import shutil
 import signal
@@ -15,22 +17,38 @@ import tempfile
 import time
 import urllib.request
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
+from harness.machine import connections_to
 from harness.model import BenchError, Evidence, Sample, Settings
 from harness.talks import BUILD, Talk, latency
 from harness.world import Program, World, program_missing, wait_for_port
 from sidestep.testing import free_port
 
 PATIENCE_S = 40.0
+FETCHES = 8
+FETCH = f"""
+import hashlib, http.client, sys
+server = http.client.HTTPConnection(sys.argv[1], int(sys.argv[2]))
+for _ in range({FETCHES}):
+    server.request("GET", "/page.txt")
+    print(hashlib.sha256(server.getresponse().read()).hexdigest())
+"""
 FILE = b"0123456789abcde\n" * 38  # a small static page, 608 bytes
 
 Measure = Callable[[World, Settings], Sample]
 
 
 def _watch(world: World, server: Program, client: Program, port: int, ends: int, from_s: float) -> Evidence | None:
-    """Looks at the connections while `client` runs, from `from_s` on, until all are promoted or it ends."""
+    """Looks at the connections once they were open for `from_s`, until all are promoted or `client` ends.
+
+    CPU time is counted from then on, as the look has a cost of its own.
+    """
     found: Evidence | None = None
+    with suppress(FileNotFoundError):  # the client ended between the two looks
+        while client.running() and connections_to(client.pid, port) < ends // 2:
+            time.sleep(0.02)
     time.sleep(from_s)
     while client.running():
         try:
@@ -40,6 +58,7 @@ def _watch(world: World, server: Program, client: Program, port: int, ends: int,
         if found is None or found.ok:
             break
         time.sleep(0.2)
+    world.begin(server, client)
     return found
 
 
@@ -61,7 +80,9 @@ def redis_get(connections: int) -> Measure:
         client = world.start([*argv, "-c", str(connections), "-n", str(requests)])
         look = look_from_s is not None
         evidence = _watch(world, server, client, port, 2 * connections, look_from_s or 0) if look else None
-        rows = list(csv.DictReader(client.finish(PATIENCE_S).splitlines()))
+        output = client.finish(PATIENCE_S)
+        world.end()
+        rows = list(csv.DictReader(output.splitlines()))
         if len(rows) != 1 or not rows[0].get("rps"):
             raise BenchError(f"redis-benchmark gave no figures: {rows!r}")
         return rows[0], evidence
@@ -98,7 +119,7 @@ def go_redis(world: World, settings: Settings) -> Sample:
         argv = [str(BUILD / "redis-go"), "client", "-p", str(port)]
         client = world.start([*argv, "-w", str(settings.warmup_s), "-t", str(settings.seconds)])
         talk = Talk(server, client, port)
-        evidence = talk.held(world, PATIENCE_S, 2)
+        evidence = talk.measured(world, settings, 2)
         result = talk.result()
     beside = latency(result)
     return Sample(beside["p50_us"], {**beside, "rate": result["rate"]}, evidence)
@@ -139,21 +160,22 @@ _WRK_TIME = re.compile(r"^\s+(50|99)%\s+([\d.]+)(us|ms|s)\s*$", re.M)
 _WRK_SCALE = {"us": 1.0, "ms": 1e3, "s": 1e6}
 
 
-def nginx_static(connections: int) -> Measure:
-    """Requests a second for a small static file, by wrk with keep-alive."""
+def nginx_static(connections: int, size: int | None = None, *, keep_alive: bool = True) -> Measure:
+    """Requests a second for a static file, by wrk with keep-alive or with a connection for each request."""
 
     def measure(world: World, settings: Settings) -> Sample:
         port = free_port()
+        page = FILE if size is None else random.Random(1).randbytes(size)
         with tempfile.TemporaryDirectory(prefix="bench-nginx-") as name:
             folder = Path(name)
             (folder / "www").mkdir()
-            (folder / "www" / "page.txt").write_bytes(FILE)
+            (folder / "www" / "page.txt").write_bytes(page)
             user = "user root;" if os.geteuid() == 0 else ""  # workers stay who we are, as for a user's own nginx
             (folder / "nginx.conf").write_text(
                 NGINX_CONF.format(user=user, folder=folder, address=world.address, port=port)
             )
             argv = ["nginx", "-p", name, "-c", str(folder / "nginx.conf"), "-e", "stderr"]
-            return _wrk(world, settings, argv, port, connections)
+            return _wrk(world, settings, argv, port, connections, page, keep_alive=keep_alive)
 
     return measure
 
@@ -167,23 +189,32 @@ def go_http(connections: int, program: str) -> Measure:
             page.write(FILE)
             page.flush()
             return _wrk(
-                world, settings, [str(BUILD / program), f"{world.address}:{port}", page.name], port, connections
+                world, settings, [str(BUILD / program), f"{world.address}:{port}", page.name], port, connections, FILE
             )
 
     return measure
 
 
-def _wrk(world: World, settings: Settings, argv: list[str], port: int, connections: int) -> Sample:
+def _wrk(
+    world: World, settings: Settings, argv: list[str], port: int, connections: int, page: bytes, *,
+    keep_alive: bool = True,
+) -> Sample:  # fmt: skip
     server = world.serve(argv)
     wait_for_port(world, server, port)
     url = f"http://{world.address}:{port}/page.txt"
     with world.beside(), urllib.request.urlopen(url, timeout=PATIENCE_S) as answer:
-        if answer.read() != FILE:
+        if answer.read() != page:
             raise BenchError(f"{server.name} served another page than the one it was given")
+    if len(page) > len(FILE):  # wrk looks at the length alone
+        reader = world.start([sys.executable, "-c", FETCH, world.address, str(port)])
+        if reader.finish(PATIENCE_S).split() != FETCHES * [hashlib.sha256(page).hexdigest()]:
+            raise BenchError(f"{server.name} served another page by one connection than the one it was given")
     seconds = max(1, round(settings.seconds))
-    client = world.start(["wrk", "-t1", f"-c{connections}", f"-d{seconds}s", "--latency", url])
-    evidence = _watch(world, server, client, port, 2 * connections, 0.4 * seconds)
+    argv = ["wrk", "-t1", f"-c{connections}", f"-d{seconds}s", "--latency"]
+    client = world.start([*argv, *([] if keep_alive else ["-H", "Connection: close"]), url])
+    evidence = _watch(world, server, client, port, 2 * connections if keep_alive else 0, 0.4 * seconds)
     output = client.finish(PATIENCE_S)
+    world.end()
     server.stop()
     rate = re.search(r"^Requests/sec:\s+([\d.]+)", output, re.M)
     if not rate or "Socket errors" in output or "Non-2xx" in output:
@@ -262,6 +293,7 @@ def pgbench_select(connections: int) -> Measure:
         client = world.start([*argv, *_where(world, port)])
         evidence = _watch(world, server, client, port, 2 * connections, 0.4 * seconds)
         output = client.finish(PATIENCE_S)
+        world.end()
         server.stop()
         rate = re.search(r"^tps = ([\d.]+)", output, re.M)
         mean = re.search(r"^latency average = ([\d.]+) ms", output, re.M)

@@ -48,6 +48,13 @@ class Talk:
         self.client.expect("holding", timeout_s)
         return world.evidence(self.port, ends, [self.server, self.client])
 
+    def measured(self, world: World, settings: Settings, ends: int) -> Evidence | None:
+        """The same, and counts CPU time after the warm-up."""
+        world.begin(self.server, self.client, after_s=settings.warmup_s)
+        self.client.expect("holding", _patience(settings))
+        world.end()
+        return world.evidence(self.port, ends, [self.server, self.client])
+
     def result(self) -> dict[str, Any]:
         """Lets the client go and returns its result."""
         output = self.client.finish(START_S)
@@ -85,7 +92,7 @@ def pingpong(
     def measure(world: World, settings: Settings) -> Sample:
         how = ["-m", mode, "-s", str(size), *(["-e"] if edge else [])]
         talk = Talk.start(world, *_c(program, how, [*how, *_timing(settings)]), stranger=stranger)
-        evidence = talk.held(world, _patience(settings), 2)
+        evidence = talk.measured(world, settings, 2)
         result = talk.result()
         beside = latency(result)
         return Sample(beside["p50_us"], {**beside, "rate": result["rate"]}, evidence)
@@ -98,27 +105,59 @@ def stream(size: int, *, as_bytes: bool, stranger: bool = False) -> Measure:
 
     def measure(world: World, settings: Settings) -> Sample:
         talk = Talk.start(world, *_c("stream", [], ["-s", str(size), *_timing(settings)]), stranger=stranger)
-        evidence = talk.held(world, _patience(settings), 2)
+        evidence = talk.measured(world, settings, 2)
         rate = talk.result()["rate"]
         return Sample(rate * size / 1e6 if as_bytes else rate, {"rate": rate}, evidence)
 
     return measure
 
 
+def after_idle() -> Measure:
+    """Median round trip of a message after an idle second, in us."""
+
+    def measure(world: World, settings: Settings) -> Sample:
+        client = ["-r", "1", "-w", str(settings.warmup_s), "-c", str(settings.pauses)]
+        talk = Talk.start(world, *_c("pingpong", [], client))
+        evidence = talk.held(world, _patience(settings) + settings.pauses, 2)
+        beside = latency(talk.result())
+        return Sample(beside["p50_us"], beside, evidence)
+
+    return measure
+
+
+def cost(measure: Measure, messages: float) -> Measure:
+    """CPU seconds that both ends and the provider use for so many messages."""
+
+    def costs(world: World, settings: Settings) -> Sample:
+        sample = measure(world, settings)
+        if "cpus" not in world.spent:
+            raise BenchError("a program of the row ended before its CPU time was read")
+        return Sample(world.spent["cpus"] * messages / sample.beside["rate"], sample.beside, sample.evidence)
+
+    return costs
+
+
 def pairs(count: int) -> Measure:
     """Messages a second of `count` pairs of processes together, each at a blocking ping-pong."""
 
     def measure(world: World, settings: Settings) -> Sample:
-        start_at = time.monotonic() + 0.15 * count + settings.warmup_s  # all measure in the same window
+        starting_s = 0.15 * count * (1 + world.load / 4)
+        start_at = time.monotonic() + starting_s + settings.warmup_s  # all measure in the same window
         timing = ["-S", str(start_at), "-t", str(settings.seconds)]
         talks = [Talk.start(world, *_c("pingpong", [], timing), lane=lane) for lane in range(count)]
-        found = [talk.held(world, 0.15 * count + _patience(settings), 2) for talk in talks]
+        ends = [end for talk in talks for end in (talk.server, talk.client)]
+        world.begin(*ends, after_s=start_at - time.monotonic())
+        talks[0].client.expect("holding", _patience(settings))
+        world.end()
+        for talk in talks[1:]:
+            talk.client.expect("holding", _patience(settings))
+        found = [world.evidence(talk.port, 2, [talk.server, talk.client]) for talk in talks]
         results = [talk.result() for talk in talks]
         rates = [result["rate"] for result in results]
         beside = {
             f"{name}_us": max(latency(result)[f"{name}_us"] for result in results) for name in ("p50", "p99", "p999")
         }
-        beside |= {"slowest_pair": min(rates), "fastest_pair": max(rates)}
+        beside |= {"slowest_pair": min(rates), "fastest_pair": max(rates), "rate": sum(rates)}
         return Sample(sum(rates), beside, _together([evidence for evidence in found if evidence]))
 
     return measure
@@ -135,12 +174,13 @@ def _together(found: list[Evidence]) -> Evidence | None:
     )  # fmt: skip
 
 
-def short() -> Measure:
+def short(*, stranger: bool = False) -> Measure:
     """Connections a second: connect, exchange 64 B, close."""
 
     def measure(world: World, settings: Settings) -> Sample:
-        talk = Talk.start(world, *_c("short", ["-a", "16"], ["-a", "16", *_timing(settings)]))
-        talk.held(world, _patience(settings), 0)
+        talk = Talk.start(world, *_c("short", ["-a", "16"], ["-a", "16", *_timing(settings)]), stranger=stranger)
+        talk.client.expect("holding", _patience(settings))
+        world.evidence(talk.port, 0, [talk.client, *([] if stranger else [talk.server])])
         result = talk.result()
         return Sample(result["rate"], latency(result))
 
@@ -169,10 +209,26 @@ def python(mode: str) -> Measure:
         timing = ["--warmup", str(settings.warmup_s), "--seconds", str(settings.seconds)]
         client = [*command, "client", "--mode", mode, "--port", "{port}", "--hold", *timing]
         talk = Talk.start(world, [*command, "server", "--mode", mode], client)
-        evidence = talk.held(world, _patience(settings), 2)
+        evidence = talk.measured(world, settings, 2)
         result = talk.result()
         beside = latency(result)
         return Sample(beside["p50_us"], {**beside, "rate": result["rate"]}, evidence)
+
+    return measure
+
+
+def python_transfer(size: int) -> Measure:
+    """MB/s of large messages by talk.py, each acknowledged."""
+
+    def measure(world: World, settings: Settings) -> Sample:
+        command = [sys.executable, str(HERE / "python" / "talk.py")]
+        how = ["--mode", "transfer", "--size", str(size)]
+        timing = ["--warmup", str(settings.warmup_s), "--seconds", str(settings.seconds)]
+        client = [*command, "client", *how, "--port", "{port}", "--hold", *timing]
+        talk = Talk.start(world, [*command, "server", *how], client)
+        evidence = talk.measured(world, settings, 2)
+        result = talk.result()
+        return Sample(result["rate"] * size / 1e6, {**latency(result), "rate": result["rate"]}, evidence)
 
     return measure
 

@@ -1,8 +1,8 @@
-"""Ping-pong in Python, as most programs write it: blocking sockets, or asyncio streams.
+"""Ping-pong in Python, as most programs write it: blocking sockets, or asyncio streams; and large transfers.
 
-``talk.py server|client --mode blocking|asyncio``. Speaks with who runs it as the C programs do: a server prints
-"listening PORT", a client prints one JSON object, and with ``--hold`` says "holding" and keeps its connection open
-until standard input ends.
+``talk.py server|client --mode blocking|asyncio|transfer``. Speaks with who runs it as the C programs do: a server
+prints "listening PORT", a client prints one JSON object, and with ``--hold`` says "holding" and keeps its connection
+open until standard input ends.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import random
 import socket
 import sys
 import time
@@ -68,6 +69,57 @@ def ask_blocking(port: int, size: int, warmup_s: float, seconds: float, hold: bo
     return times
 
 
+def block(size: int) -> bytearray:
+    """What a transfer sends, but for the number in its first bytes."""
+    return bytearray(random.Random(1).randbytes(size))
+
+
+def serve_transfers(size: int) -> NoReturn:
+    """Answers each block with its number. The first is compared whole, of others both ends."""
+    wanted, found = block(size), bytearray(size)
+    view = memoryview(found)
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        tell(f"listening {listener.getsockname()[1]}")
+        while True:
+            sock, _ = listener.accept()
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            with sock:
+                number = 0
+                while (got := sock.recv_into(found)) > 0:
+                    while got < size:
+                        got += sock.recv_into(view[got:]) or sys.exit("the stream ended within a block")
+                    wanted[:8] = number.to_bytes(8, "little")
+                    looked = size if number == 0 else 64
+                    if found[:looked] != wanted[:looked] or found[-looked:] != wanted[-looked:]:
+                        sys.exit(f"block {number} is not what was sent")
+                    sock.sendall(wanted[:8])
+                    number += 1
+
+
+def ask_transfers(port: int, size: int, warmup_s: float, seconds: float, hold: bool) -> list[int]:
+    """As ask_blocking, with blocks that are acknowledged."""
+    message = block(size)
+    with socket.create_connection(("127.0.0.1", port)) as sock:
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        times: list[int] = []
+        now = time.perf_counter_ns()
+        start = now + int(warmup_s * 1e9)
+        end = start + int(seconds * 1e9)
+        number = 0
+        while now < end or not times:
+            sent = now
+            message[:8] = number.to_bytes(8, "little")
+            sock.sendall(message)
+            if read_exactly(sock, 8) != message[:8]:
+                sys.exit("the answer is not the number of what was sent")
+            number += 1
+            now = time.perf_counter_ns()
+            if sent >= start:
+                times.append(now - sent)
+        wait_to_close(hold)
+    return times
+
+
 async def serve_asyncio(size: int) -> None:
     """Echoes any number of clients."""
 
@@ -111,6 +163,14 @@ async def ask_asyncio(port: int, size: int, warmup_s: float, seconds: float, hol
     return times
 
 
+def ask_in_loop(port: int, size: int, warmup_s: float, seconds: float, hold: bool) -> list[int]:
+    """ask_asyncio, to its end."""
+    return asyncio.run(ask_asyncio(port, size, warmup_s, seconds, hold))
+
+
+ASK = {"blocking": ask_blocking, "asyncio": ask_in_loop, "transfer": ask_transfers}
+
+
 def wait_to_close(hold: bool) -> None:
     """Keeps the caller's connection open until standard input ends."""
     if hold:
@@ -137,7 +197,7 @@ def main() -> None:
     """Runs one role."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("role", choices=["server", "client"])
-    parser.add_argument("--mode", choices=["blocking", "asyncio"], default="blocking")
+    parser.add_argument("--mode", choices=list(ASK), default="blocking")
     parser.add_argument("--port", type=int, default=0)
     parser.add_argument("--size", type=int, default=64)
     parser.add_argument("--warmup", type=float, default=0.3)
@@ -147,14 +207,14 @@ def main() -> None:
     if args.size < 8:
         parser.error("--size is at least 8: a message carries its number")
     if args.role == "server":
-        if args.mode == "blocking":
-            serve_blocking(args.size)
-        asyncio.run(serve_asyncio(args.size))
-        return
+        if args.mode == "asyncio":
+            asyncio.run(serve_asyncio(args.size))
+        elif args.mode == "transfer":
+            serve_transfers(args.size)
+        serve_blocking(args.size)
     if not args.port:
         parser.error("a client needs the server's port: --port")
-    given = (args.port, args.size, args.warmup, args.seconds, args.hold)
-    report(args.mode, args.size, ask_blocking(*given) if args.mode == "blocking" else asyncio.run(ask_asyncio(*given)))
+    report(args.mode, args.size, ASK[args.mode](args.port, args.size, args.warmup, args.seconds, args.hold))
 
 
 if __name__ == "__main__":
