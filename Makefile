@@ -132,7 +132,7 @@ $(VENV)/.installed: $(VENV)/.core pyproject.toml
 	@touch $@
 
 # What few need comes when it is asked for.
-$(VENV)/.servers $(VENV)/.lint $(VENV)/.wheels $(VENV)/.docs: $(VENV)/.%: $(VENV)/.dependencies
+$(VENV)/.servers $(VENV)/.lint $(VENV)/.wheels $(VENV)/.docs $(VENV)/.large: $(VENV)/.%: $(VENV)/.dependencies
 	$(call install-extras,$*)
 
 # Two things at a time, on a fresh machine: programs, and Python's packages. Without the programs the rest is shown.
@@ -253,7 +253,7 @@ analyze: build
 lock: build
 	$(BIN)/python packaging/lock.py
 
-bench: build
+bench: build $(if $(LARGE),$(VENV)/.large)
 	$(BIN)/python bench/run.py --save build/bench.json
 
 docs: build $(VENV)/.docs

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Final
 
-from harness import apps, talks
+from harness import apps, large, talks
 from harness.model import Row
 from harness.world import program_missing
 
@@ -65,6 +65,10 @@ QUIET: Final = (
 )  # fmt: skip
 
 LARGE: Final = (
+    Row("grpc-cpp", "gRPC C++, 1 MB unary calls", "calls/s", 1.1, 1.5, large.grpc_cpp, needs=("grpc-cpp",)),
+    Row("grpc-python", "gRPC Python, 1 MB unary calls", "calls/s", 1.1, 1.5, large.grpc_python, needs=("grpc",)),
+    Row("ray", "Ray, 30 MB between two nodes of a host", "MB/s", 1.1, 1.5, large.ray, needs=("ray",)),
+    Row("dask", "Dask, 30 MB from a worker", "MB/s", 1.1, 1.5, large.dask, needs=("distributed",)),
     Row(
         "nginx-16m", "nginx 16 MiB files, wrk keep-alive, 4 conn.", "requests/s", 1.8, 2.5,
         apps.nginx_static(4, 16 * MIB), needs=NGINX,
@@ -163,6 +167,8 @@ ROWS: Final[tuple[Row, ...]] = (*QUIET, *LARGE, *_crowded(4), *_crowded(8), *NAT
 _SPECIAL: Final[dict[str, Callable[[], str | None]]] = {
     "postgres": apps.postgres_missing,
     "go-redis": apps.go_redis_missing,
+    "grpc-cpp": large.grpc_cpp_missing,
+    **{module: large.package_missing(module) for module in ("grpc", "distributed", "ray")},
 }
 
 
