@@ -82,6 +82,8 @@ def _compared(name: str, rows: list[Row]) -> str:
     columns: list[tuple[str, Callable[[Row], str]]] = [("ratio", _ratio_and_spread)]
     if any(row.get("peer") for row in rows):
         columns.append((PEER, _peer))
+    if any(_limit(row) != "-" for row in rows):
+        columns.append(("two copies", _limit))
     if any(row.get("work_kept") for row in rows):
         columns.append(("work kept beside", _work_kept))
     columns.append(("must / aim", lambda row: f"{row['must']:g}x / {row['aim']:g}x"))
@@ -108,6 +110,12 @@ def _peer(row: Row) -> str:
     return f"{times(found['ratio'])} ({found['ratio_min']:.2f} .. {found['ratio_max']:.2f})"
 
 
+def _limit(row: Row) -> str:
+    """Two copies on two CPUs and nothing else, by TCP."""
+    found = row["worlds"]["sidestep"]["beside"].get("limit")
+    return "-" if found is None else times(found / _tcp(row)["median"])
+
+
 def _work_kept(row: Row) -> str:
     kept = row.get("work_kept")
     return "-" if kept is None else f"{kept:.1%}"
@@ -122,6 +130,8 @@ def _cost(rows: list[Row]) -> str:
     """The costs: less is better, and the last column has the most that is allowed."""
 
     def peers(row: Row) -> str:
+        if "failed" in (row.get("peer") or {}):
+            return "failed"
         return figure(row["worlds"][PEER]["median"]) if PEER in row["worlds"] else "-"
 
     def at_most(row: Row) -> str:
@@ -184,7 +194,7 @@ def _plot(document: dict[str, Any], name: str, rows: list[Row]) -> str:
         kind = "slower" if slower(row["ratio"]) else "ours"
         ours = Bar("sidestep", row["worlds"]["sidestep"]["median"], kind, times(row["ratio"]))
         bars = [Bar("kernel TCP", _tcp(row)["median"], "tcp"), ours]
-        if PEER in row["worlds"]:
+        if PEER in row["worlds"] and "failed" not in row["peer"]:
             bars.append(Bar(PEER, row["worlds"][PEER]["median"], "tcp", times(row["peer"]["ratio"])))
         groups.append(Group(row["title"], row["unit"], bars, row["lower_is_better"]))
     notes = [line.strip("*\n") for line in _about(document)]

@@ -39,6 +39,11 @@ def _ratio(found: dict[str, Any] | None) -> str:
     return f"{found['ratio']:.2f}x\n{found['ratio_min']:.2f} .. {found['ratio_max']:.2f}"
 
 
+def _limit(row: dict[str, Any]) -> str:
+    found = row["worlds"].get("sidestep", {"beside": {}})["beside"].get("limit")
+    return "-" if found is None else figure(found)
+
+
 def _kept(row: dict[str, Any]) -> str:
     kept = row.get("work_kept")
     return "-" if kept is None else f"{kept:.1%}"
@@ -54,8 +59,8 @@ def _cells(row: dict[str, Any]) -> list[str]:
     lowest = min((evidence["ring_share"] for evidence in row["promotion"]), default=None)
     return [
         f"{row['title']}\n{row['unit']}", _spread(best) + where, _spread(ours), _ratio(row), _ratio(row.get("peer")),
-        times, _kept(row), "-" if lowest is None else f"{lowest:.1%}", _bound(row, "must"), _bound(row, "aim"),
-        row["reached"],
+        times, _kept(row), _limit(row), "-" if lowest is None else f"{lowest:.1%}", _bound(row, "must"),
+        _bound(row, "aim"), row["reached"],
     ]  # fmt: skip
 
 
@@ -74,7 +79,8 @@ def render(document: dict[str, Any], console: Console) -> None:
     for heading, justify in (
         ("work", "left"), ("TCP, best placement\nmedian, min .. max", "right"), ("sidestep", "right"),
         ("ratio", "right"), ("sockmap's", "right"), ("p50/p99/p99.9 us\nTCP, sidestep", "right"),
-        ("work beside\nkept", "right"), ("by ring", "right"), ("must", "right"), ("aim", "right"), ("reached", "left"),
+        ("work beside\nkept", "right"), ("two\ncopies", "right"), ("by ring", "right"),
+        ("must", "right"), ("aim", "right"), ("reached", "left"),
     ):  # fmt: skip
         table.add_column(heading, justify="left" if justify == "left" else "right", no_wrap=heading != "work")
     for row in document["rows"]:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from harness import machine
-from harness.model import BenchError, Evidence, Sample, Settings
+from harness.model import OURS, BenchError, Evidence, Sample, Settings
 from harness.world import Program, World
 from sidestep.demo.machine import memory_kib
 
@@ -100,14 +100,17 @@ def pingpong(
     return measure
 
 
-def stream(size: int, *, as_bytes: bool, stranger: bool = False) -> Measure:
-    """Messages a second one way, or MB/s."""
+def stream(size: int, *, as_bytes: bool, stranger: bool = False, limit: bool = False) -> Measure:
+    """Messages a second one way, or MB/s; with `limit`, beside sidestep's, MB/s of two copies on two CPUs alone."""
 
     def measure(world: World, settings: Settings) -> Sample:
         talk = Talk.start(world, *_c("stream", [], ["-s", str(size), *_timing(settings)]), stranger=stranger)
         evidence = talk.measured(world, settings, 2)
-        rate = talk.result()["rate"]
-        return Sample(rate * size / 1e6 if as_bytes else rate, {"rate": rate}, evidence)
+        beside = {"rate": (rate := talk.result()["rate"])}
+        if limit and world.name == OURS:
+            copies = world.start([str(BUILD / "copies"), "client", "-p", "1", "-s", str(size), *_timing(settings)])
+            beside["limit"] = json.loads(copies.finish(_patience(settings)))["rate"] * size / 1e6
+        return Sample(rate * size / 1e6 if as_bytes else rate, beside, evidence)
 
     return measure
 

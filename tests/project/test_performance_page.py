@@ -84,6 +84,7 @@ def test_the_peer_stands_beside_tcp_and_the_work_of_others_beside_busy_rows(tree
     peer = {"name": "sockmap", "ratio": 1.5, "ratio_min": 1.4, "ratio_max": 1.6}
     failed = {"name": "sockmap", "failed": "0 of 2 ends redirected"}
     rows = row("a", 2), row("b", 2, peer=failed), row("c-load8", 2, peer=peer, work_kept=0.985)
+    rows[2]["worlds"]["sidestep"]["beside"] = {"limit": 400.0}
     rows[2]["worlds"]["sockmap"] = {"median": 150.0, "beside": {}}
     run = saved(tree, "run.json", *rows, peer={"name": "sockmap", "missing": None})
     assert page(tree, "--page", run).returncode == 0
@@ -92,8 +93,8 @@ def test_the_peer_stands_beside_tcp_and_the_work_of_others_beside_busy_rows(tree
     assert gain[2].endswith("| - | 1x / 2x |")
     assert gain[3].endswith("| failed | 1x / 2x |")
     assert "Not counted for sockmap: work b: 0 of 2 ends redirected." in block(tree, "machine")
-    assert load[0] == "| work | TCP | sidestep | ratio | sockmap | work kept beside | must / aim |"
-    assert load[2].endswith("| 1.50x (1.40 .. 1.60) | 98.5% | 1x / 2x |")
+    assert load[0] == "| work | TCP | sidestep | ratio | sockmap | two copies | work kept beside | must / aim |"
+    assert load[2].endswith("| 1.50x (1.40 .. 1.60) | 4.00x | 98.5% | 1x / 2x |")
     assert "150.0" in (tree / "docs/guides/performance-load.svg").read_text()
 
 
