@@ -149,8 +149,9 @@ def main(
     build_programs()
     rounds = rounds or (2 if quick else 5)
     settings = Settings(
-        seconds or (0.3 if quick else 1.0), warmup_s=0.3, idle_s=2.0 if quick else 10.0, pauses=2 if quick else 5
-    )
+        seconds or (0.3 if quick else 1.0), warmup_s=0.3, idle_s=2.0 if quick else 10.0,
+        connections_max=1_000 if quick else 10_000, pauses=2 if quick else 5,
+    )  # fmt: skip
     invalid = None if tcp_only else sidestep_missing()
     if invalid:
         tell(f"nothing runs under sidestep: {invalid}")

@@ -26,6 +26,7 @@ class Settings:
     seconds: float
     warmup_s: float
     idle_s: float
+    connections_max: int = 10_000  # idle ones, of which the memory is measured
     pauses: int = 5  # messages of a run that pauses for a second before each
 
 

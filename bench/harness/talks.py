@@ -20,6 +20,7 @@ HERE = Path(__file__).resolve().parent.parent
 BUILD = HERE / "build"
 START_S = 20.0  # for a program to come up, generous for a loaded machine
 REST_S, REST_KIB, REST_LOOKS = 4.0, 4096, 10  # how memory is found to be at rest
+USE_S = 0.004  # of each connection that is to be idle then
 SETTLE_S = 3.0  # after the last byte: rings give their pages back after a second, spins and timers end
 
 Measure = Callable[[World, Settings], Sample]
@@ -270,10 +271,9 @@ def idle_memory(connections: int) -> Measure:
     """Memory that an idle connection costs the machine with both its ends, in KiB."""
 
     def measure(world: World, settings: Settings) -> Sample:
-        del settings
-        count = min(connections, resource.getrlimit(resource.RLIMIT_NOFILE)[1] - 1000)
+        count = min(connections, settings.connections_max, resource.getrlimit(resource.RLIMIT_NOFILE)[1] - 1000)
         before = _memory_at_rest()
-        talk = Talk.start(world, *_c("idle", [], ["-n", str(count), "-w", "40"]))
+        talk = Talk.start(world, *_c("idle", [], ["-n", str(count), "-w", str(USE_S * count)]))
         evidence = talk.held(world, 300.0, 2 * count)
         time.sleep(SETTLE_S)
         used = before - _memory_at_rest()
