@@ -477,19 +477,28 @@ void do_async(struct program *mine)
 }
 
 /* Its set comes into another one, in which it waits from now on. */
-void do_nest(struct program *mine)
+static void nest(struct program *mine, bool by_edge)
 {
-	struct epoll_event event = {.events = EPOLLIN, .data.u64 = 1};
+	struct epoll_event event = {.events = EPOLLIN | (by_edge ? EPOLLET : 0), .data.u64 = 1};
 
-	if (mine->way <= BY_POLL || mine->outer)
-		return;
-	if (mine->way == BY_EDGE && choose(2)) /* then the outer one tells of each edge, too */
-		event.events |= EPOLLET;
 	trace("%d: nests its set, %#x", mine->index, event.events);
 	mine->outer = CALL(mine, int, epoll_create1, (int))(0);
 	if (CALL(mine, int, epoll_ctl, (int, int, int, struct epoll_event *))(mine->outer, EPOLL_CTL_ADD, mine->epfd,
 	                                                                      &event) < 0)
 		fail("end %d: epoll_ctl of the outer set: %s", mine->index, strerrorname_np(errno));
+}
+
+/* Who waits for edges may be told of them alone by the outer set, too. */
+void do_nest(struct program *mine)
+{
+	if (mine->way > BY_POLL && !mine->outer)
+		nest(mine, mine->way == BY_EDGE && choose(2));
+}
+
+void do_nest_edges(struct program *mine)
+{
+	if (mine->way == BY_EDGE && !mine->outer)
+		nest(mine, true);
 }
 
 static bool signalled(void *argument)

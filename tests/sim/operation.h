@@ -24,6 +24,7 @@ void told_anew(struct program *mine); /* that it can read */
 void do_nap(struct program *mine, short events);
 void do_async(struct program *mine);
 void do_nest(struct program *mine);
+void do_nest_edges(struct program *mine);
 int do_count(struct program *mine);
 void do_low_water(struct program *mine, int low);
 void do_pass(struct program *mine);

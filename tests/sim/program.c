@@ -291,9 +291,9 @@ void program_do(struct program *mine, const char *command)
 	static const struct {
 		const char *name;
 		void (*does)(struct program *mine);
-	} plain[] = {{"turn", turn},    {"drain", drain},    {"close", do_close},        {"exit", do_exit},
-	             {"dup", do_dup},   {"kill", do_kill},   {"count", count_only},      {"async", do_async},
-	             {"nest", do_nest}, {"sleep", do_sleep}, {"unseen", do_hidden_close}};
+	} plain[] = {{"turn", turn},    {"drain", drain},    {"close", do_close},         {"exit", do_exit},
+	             {"dup", do_dup},   {"kill", do_kill},   {"count", count_only},       {"async", do_async},
+	             {"nest", do_nest}, {"sleep", do_sleep}, {"unseen", do_hidden_close}, {"edges", do_nest_edges}};
 
 	operations++;
 	for (size_t i = 0; i < sizeof(sizes) / sizeof(*sizes); i++)
@@ -325,6 +325,8 @@ void program_do(struct program *mine, const char *command)
 		do_wait(mine, POLLIN, 0);
 	else if (strcmp(command, "both") == 0)
 		do_wait(mine, POLLIN | POLLOUT, 0);
+	else if (strcmp(command, "room") == 0)
+		do_wait(mine, POLLOUT, -1);
 	else if (strcmp(command, "shut") == 0)
 		do_shutdown(mine, SHUT_WR);
 	else if (strcmp(command, "shutrd") == 0)

@@ -223,6 +223,12 @@ ONCE_WRONG: Final = {
     ),
     "what FIONREAD has counted is not there once the program asks for SIGIO": "promoted 0.send 1.count 1.async 1.count",
     "nor once its set is in another one": "way1=2 promoted 0.send 1.count 1.nest 1.count 1.wait 1.drain settle",
+    **{
+        f"an outer set tells by edges, and of room once only where nobody has looked while there was none{how}": (
+            f"{relay} way0=3 way1=3 more=0 promoted 0.edges 0.both 0.big carry 1.all carry 0.room settle"
+        )
+        for how, relay in (("", ""), (", through a provider", "relay=1"))
+    },
     "who has left its ring through a provider is not told of the end of the stream": (
         "way0=3 way1=3 relay=1 promoted 0.fork 0.send 1.send 0.async 0.shut"
     ),

@@ -469,6 +469,8 @@ static void members_arm(struct conn *conn, bool all, bool at_once)
 		set_lock(member->set);
 		member->out_armed = true;
 		member->armed |= all;
+		/* The stand-in shows it to a set above once more, though nobody has looked since it stood for it. */
+		member->stood &= all ? 0 : ~(uint32_t)(EPOLLOUT | EPOLLWRNORM);
 		if (member->managed) {
 			hot_add(member->set, member);
 			if (at_once) {

@@ -515,6 +515,23 @@ static void epoll_nested_room(void)
 	stays(pair);
 }
 
+/* Room is an edge for an outer entry, too, whether or not the inner set is asked in between. */
+static void epoll_nested_outer_edges_room(void)
+{
+	for (int i = 0; i < 4; i++) {
+		struct pair *pair = open_pair();
+		int inner = set_new(), outer = set_new();
+		NEED(set_ctl(inner, EPOLL_CTL_ADD, pair->fd, EPOLLIN | EPOLLOUT | (i & 1 ? EPOLLET : 0), 1) == 0);
+		NEED(set_ctl(outer, EPOLL_CTL_ADD, inner, EPOLLIN | EPOLLET, 2) == 0);
+		say_wait("outer, room", outer, 8, 5000);
+		if (i & 2)
+			say_wait("inner, room", inner, 8, 0);
+		peer_get(pair, (size_t)flood(pair));
+		say_wait("outer, room again", outer, 8, 5000);
+		stays(pair);
+	}
+}
+
 static void epoll_nested_end(void)
 {
 	for (int i = 0; i < 3; i++) {
@@ -640,6 +657,7 @@ const struct scene scenes_nest[] = {
 	SCENE(epoll_nested_beside),
 	SCENE(epoll_nested_set_closed),
 	SCENE(epoll_nested_room),
+	SCENE(epoll_nested_outer_edges_room),
 	SCENE(epoll_nested_end),
 	SCENE(epoll_nested_under_waiters),
 	SCENE(epoll_nested_promoted_under_waiter),
