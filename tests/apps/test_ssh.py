@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import subprocess
-from contextlib import nullcontext
 from pathlib import Path
 
 import needed
@@ -16,7 +15,8 @@ pytestmark = [
     pytest.mark.skipif(os.geteuid() != 0, reason="sshd wants root for its privilege separation"),
 ]
 
-SIZE = 8_000_000
+SIZE = 16_000_000
+RING_SHARE_MIN = 0.5  # the rest is what went before an offer was taken up
 SERVER = """
 Port {port}
 ListenAddress 127.0.0.1
@@ -47,10 +47,12 @@ def test_files_there_and_back(stage: Stage) -> None:
     words = ["-F", "none", *(word for option in options for word in ("-o", option))]
     (root / "there").write_bytes(payload(SIZE))
     (root / "batch").write_text(f"put {root}/there {root}/copy\nget {root}/copy {root}/back\n")
-    # what reads before the user is known is under a filter that no ring bears: then TCP goes on
-    with nullcontext() if stage.mode is Mode.BOTH else stage.watching(port):
+    # what reads before the user is known is under a filter that no ring bears: until it has ended TCP goes on
+    with stage.watching(port):
         stage.run("client", [needed.program("sftp", "ssh"), *words, "-b", str(root / "batch"), "root@127.0.0.1"])
     assert (root / "back").read_bytes() == payload(SIZE)
-    with nullcontext() if stage.mode is Mode.BOTH else stage.watching(port), (root / "there").open("rb") as data:
+    with stage.watching(port), (root / "there").open("rb") as data:
         command = [needed.program("ssh"), *words, "root@127.0.0.1", "cat"]
         assert stage.run("client", command, stdin=data) == payload(SIZE)
+    if stage.mode is Mode.BOTH:
+        assert stage.ring_share(port) > RING_SHARE_MIN

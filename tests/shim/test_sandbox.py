@@ -14,6 +14,7 @@ from sidestep.testing import Sidestep
 
 pytestmark = pytest.mark.slow
 
+ROUNDS = 20
 WAYS = pytest.mark.parametrize("way", ["prctl", "seccomp"])
 
 
@@ -95,3 +96,56 @@ def test_threads_that_the_shim_cannot_serve(
         said, _ = running.communicate("go", timeout=PATIENCE_S)
     assert said == told
     assert running.returncode == 5
+
+
+def _confine(sidestep: Sidestep, a: End, b: End, how: str, *, promoted: bool) -> None:
+    """Joins them, and a child of the second has the connection for a while: nothing goes by ring meanwhile."""
+    join(a, b)
+    if promoted:
+        promote(sidestep, a, b)
+    assert b.ask(f"__import__('sandbox').begin(s.fileno(), {ROUNDS}{how})") == b"."
+    for _ in range(ROUNDS):
+        a.ask("s.sendall(b'unread')")
+        assert a.ask("get(6)") == b"UNREAD"
+    found = sidestep.connections()
+    assert not any(c.promoted for c in found)
+    assert "SANDBOX" in {c.reason for c in found}
+
+
+@pytest.mark.parametrize("promoted", [False, True])
+def test_the_connection_is_promoted_when_the_confined_process_has_ended(sidestep: Sidestep, *, promoted: bool) -> None:
+    """What it has moved was not counted; the kernel knows."""
+    a, b = End(sidestep), End(sidestep)
+    _confine(sidestep, a, b, "", promoted=promoted)
+    for _ in range(ROUNDS):  # it lives, and its parent makes calls, too
+        b.ask("s.sendall(b'ping')")
+        assert a.ask("get(4)") == b"ping"
+        a.ask("s.sendall(b'pong')")
+        assert b.ask("get(4)") == b"pong"
+    assert not any(c.promoted for c in sidestep.connections())
+    assert b.ask("__import__('sandbox').end()") == 0
+    promote(sidestep, a, b)
+    for one, other in ((a, b), (b, a)):
+        one.ask("s.sendall(bytes(range(256)) * 1000)")
+        assert other.ask("get(256000) == bytes(range(256)) * 1000")
+    b.ask("s.close()")
+    assert a.ask("s.recv(1)") == b""
+
+
+@pytest.mark.parametrize("promoted", [False, True])
+@pytest.mark.parametrize("how", [", 'clone'", ", 'sendto'", ", 'fcntl'", ", shut=True", ", refused=True"])
+def test_it_stays_on_tcp_where_the_process_may_have_changed_it(sidestep: Sidestep, how: str, *, promoted: bool) -> None:
+    """Or may have given it to others, or has ended its direction."""
+    a, b = End(sidestep), End(sidestep)
+    _confine(sidestep, a, b, how, promoted=promoted)
+    assert b.ask("__import__('sandbox').end()") == 0
+    for _ in range(5 * ROUNDS):
+        a.ask("s.sendall(b'ping')")
+        assert b.ask("get(4)") == b"ping"
+        if "shut" not in how:
+            b.ask("s.sendall(b'pong')")
+            assert a.ask("get(4)") == b"pong"
+    assert not any(c.promoted for c in sidestep.connections())
+    if "shut" in how:
+        assert b.ask("s.send(b'late')") == "EPIPE"
+        assert a.ask("s.recv(1)") == b""

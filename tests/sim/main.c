@@ -249,9 +249,9 @@ int main(int argc, char **argv)
 		                "       sim LIBRARY-A LIBRARY-B scenarios quiet|trace\n");
 		return 2;
 	}
-	static const char *const names[SEEN] = {"promoted", "back",      "again", "passed",  "reset",
-	                                        "forked",   "shared",    "died",  "relayed", "lost",
-	                                        "rounds",   "travelled", "given", "unseen",  "asleep"};
+	static const char *const names[SEEN] = {"promoted", "back",   "again",   "passed",  "reset",  "forked",
+	                                        "shared",   "died",   "relayed", "lost",    "rounds", "travelled",
+	                                        "given",    "unseen", "asleep",  "confined"};
 	uint64_t seed = strtoull(argv[3], NULL, 10), steps = strtoull(argv[4], NULL, 10), first = seed, failures = 0;
 	bool telling = strcmp(argv[argc - 1], "trace") == 0;
 

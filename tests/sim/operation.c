@@ -18,6 +18,7 @@
 #include "process.h"
 #include "provider.h"
 #include "scenario.h"
+#include "shim_slot.h"
 
 #define DUP_TO 5 /* no standard stream: the simulated C library reads and writes none */
 #define LOOK_EVERY 30000 /* ns; more than LOOK_EVERY_NS of the shim */
@@ -36,7 +37,7 @@ void look(const struct program *mine)
 {
 	int i = mine->index & 1;
 	const struct conn_slot *slot = provider_slot(i);
-	static bool promoted[2], back[2];
+	static bool promoted[2], back[2], confined[2];
 
 	if (!slot || mine->stranger)
 		return;
@@ -49,6 +50,8 @@ void look(const struct program *mine)
 	seen[SEEN_RELAYED] |= now_promoted && provider_relays;
 	seen[SEEN_ROUNDS] |= provider_relays && slot->tx_switch_offset && slot->tx_round > 2;
 	seen[SEEN_PASSED] |= promoted[i] && side_passes(mine->side);
+	confined[i] |= slot_has(slot, SLOT_CONFINED);
+	seen[SEEN_CONFINED] |= now_promoted && confined[i];
 	seen[SEEN_SHARED] |= promoted[i] && mine->side->holders > 1;
 }
 

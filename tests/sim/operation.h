@@ -31,6 +31,7 @@ void do_pass(struct program *mine);
 void do_exec(struct program *mine);
 void do_travel(struct program *mine);
 void do_sleep(struct program *mine);
+void do_confine(struct program *mine);
 void do_dup(struct program *mine);
 void do_kill(struct program *mine);
 void do_fork(struct program *mine, void (*child)(struct program *mine), bool awaits);

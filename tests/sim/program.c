@@ -44,6 +44,12 @@ static bool goes_on(struct program *mine)
 	return true;
 }
 
+/* With a set it makes calls of the shim as before, which its filter forbids: no program does that. */
+static bool may_confine(const struct program *mine)
+{
+	return mine->side->holders > 1 && !mine->epfd;
+}
+
 static void rare(struct program *mine)
 {
 	uint32_t which = choose(12);
@@ -80,7 +86,7 @@ static void rare(struct program *mine)
 	else if (which == 10 && (stimuli & MAY_PASS) && !mine->stranger && chance(4))
 		do_pass(mine);
 	else if (which == 10 && (stimuli & MAY_EXEC) && !mine->stranger && chance(4))
-		do_exec(mine);
+		(may_confine(mine) && choose(2) ? do_confine : do_exec)(mine);
 	else if (which >= 8 && which < 10 && (stimuli & MAY_SLEEP))
 		do_sleep(mine);
 	else if (which == 6 && (stimuli & MAY_CLOSE) && seen[SEEN_PROMOTED] && choose(2))
@@ -353,6 +359,8 @@ void program_do(struct program *mine, const char *command)
 		do_exec(mine);
 	else if (strcmp(command, "travel") == 0 && !mine->stranger)
 		do_travel(mine);
+	else if (strcmp(command, "confine") == 0 && !mine->stranger)
+		do_confine(mine);
 	else if (!mine->stranger && strcmp(command, "poll") != 0 && strcmp(command, "fork") != 0 &&
 	         strcmp(command, "worker") != 0 && strcmp(command, "hand") != 0)
 		fail("what is %s?", command);
@@ -371,11 +379,16 @@ static void child_run(struct program *mine)
 	told_anew(mine);
 	if (mine->line && !do_await(mine))
 		return;
+	if (!scenario && may_confine(mine) && choose(2)) {
+		mine->way = choose(2) ? BY_RECV : BY_POLL;
+		mine->operations = choose(6);
+		do_confine(mine);
+	}
 	if (mine->way > BY_POLL) { /* the parent's set stays open and unused */
 		mine->epfd = CALL(mine, int, epoll_create1, (int))(0);
 		set_register(mine, EPOLL_CTL_ADD, EPOLLIN | EPOLLOUT | EPOLLRDHUP);
 	}
-	if (!scenario && chance(6) && (stimuli & MAY_EXEC))
+	if (!scenario && chance(6) && (stimuli & MAY_EXEC) && !mine->stranger)
 		do_exec(mine);
 	if (!scenario && chance(6))
 		do_close(mine);
@@ -398,6 +411,10 @@ static void program_live(struct program *mine)
 	mine->line = 0;
 	if (mine->fd < 0)
 		return;
+	if (mine->stranger && mine->side->holders > 1 && choose(4)) {
+		do_exit(mine);
+		return;
+	}
 	if (mine->floods && choose(4)) {
 		/* who leaves something unread is met by a provider's reset */
 		if (choose(4))

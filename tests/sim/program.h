@@ -70,6 +70,7 @@ enum {
 	SEEN_GIVEN,
 	SEEN_UNSEEN, /* a socket was closed unseen */
 	SEEN_ASLEEP, /* while its peer travelled, or passed its socket on */
+	SEEN_CONFINED,
 	SEEN
 };
 extern bool seen[SEEN]; /* in this run */

@@ -49,6 +49,7 @@ def test_seeds(shim: Simulator, chunk: int) -> None:
 FLOORS: Final = {
     "promoted": 100, "back": 40, "again": 8, "passed": 20, "reset": 100, "forked": 50, "shared": 15, "died": 40,
     "relayed": 40, "lost": 2, "rounds": 8, "travelled": 10, "given": 5, "unseen": 3, "asleep": 2,
+    "confined": 1,
 }  # fmt: skip
 
 

@@ -333,21 +333,21 @@ static inline bool conn_switched(const struct conn *conn)
 }
 void set_conn_switched(struct conn *conn); /* tells the sets that a direction has moved */
 /* ---- a socket that is held by programs that were started (shim_inherited.c) ---- */
-void inherited_look(void);
+void kept_look(struct conn *conn, int fd);
 void inheriting_begin(void);
 void inheriting_end(void);
 void inherited_after_fork(void);
-static inline void conn_check_inherited(const struct conn *conn)
+static inline void conn_check_inherited(struct conn *conn, int fd)
 {
-	if (unlikely(slot_has(conn->slot, SLOT_INHERITED)))
-		inherited_look();
+	if (unlikely(slot_has(conn->slot, SLOT_INHERITED | SLOT_CONFINED)))
+		kept_look(conn, fd);
 }
 /* Every call advances the switch-over of both directions, or a program that only reads would never switch its sending. */
 static inline void conn_advance(struct conn *conn, int fd)
 {
 	if (likely(conn_switched(conn)))
 		return;
-	conn_check_inherited(conn);
+	conn_check_inherited(conn, fd);
 	if (conn->managed && conn_progress(conn, fd))
 		set_conn_switched(conn);
 }

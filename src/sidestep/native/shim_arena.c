@@ -384,6 +384,17 @@ void slot_release(struct conn_slot *slot)
 		guest_drop(guest);
 }
 
+/* Connections that this process has forgotten and holds on may be used by others that it makes: they stay on TCP for good. */
+void slots_unconfine(void)
+{
+	uint32_t used = word_load(arena->slots_used);
+
+	for (uint32_t i = 0; i < used && i < ARENA_SLOTS_MAX; i++)
+		for (size_t at = 0; at < sizeof(slot_at(i)->holder_pids) / sizeof(uint32_t); at++)
+			if (word_load(slot_at(i)->holder_pids[at]) == shim_pid && slot_has(slot_at(i), SLOT_CONFINED))
+				slot_set(slot_at(i), SLOT_PIN);
+}
+
 struct known_pids {
 	uint32_t pid[16];
 	bool dead[16];

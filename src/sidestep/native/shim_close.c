@@ -146,10 +146,16 @@ void conns_release(enum reason_code reason, bool strict)
 				conn_check(conn, (int)fd); /* its other end may be ours as well, and has asked for its bytes */
 				conn_flush(conn, (int)fd);
 			}
-			if (has_members(conn) || conn->explicit || slot_has(conn->slot, SLOT_LEAVES))
+			if (has_members(conn) || conn->explicit || slot_has(conn->slot, SLOT_LEAVES)) {
+				slot_set(conn->slot, SLOT_PIN); /* calls on it are counted, and may be forbidden */
 				kept = true;
-			else
-				conn_forget((int)fd, false);
+				continue;
+			}
+			if (slot_has(conn->slot, SLOT_CONFINED)) { /* forgotten or not, this process has it until it ends */
+				atomic_fetch_add(&conn->slot->holders, 1);
+				holder_put(conn->slot, 0, shim_pid);
+			}
+			conn_forget((int)fd, false);
 		}
 	if (strict && !kept) /* a wait has nothing left to hear the provider for: a filter may end who makes those calls */
 		word_store(rings_ever, false);

@@ -125,6 +125,32 @@ void tx_recount(struct conn *conn, int fd)
 }
 
 /*
+ * Both locks held, and this process alone has the connection. Our counts become the kernel's. COUNT_UNSTABLE: nothing is known yet,
+ * as another thread may just be moving bytes; it adds them before it leaves the kernel. COUNT_DIFFERS: the kernel does not tell, or a
+ * direction has ended by a call that was not seen.
+ */
+enum count counts_take(struct conn *conn, int fd)
+{
+	struct conn_slot *slot = conn->slot;
+	struct pollfd ended = {.fd = fd, .events = POLLRDHUP};
+	uint64_t rx_before = word_load(slot->rx_tcp_bytes), tx_before = word_load(slot->tx_tcp_bytes), read, written;
+	uint8_t info[TCPI_SIZE];
+
+	if (atomic_load(&slot->rx_kernel_waiters) | atomic_load(&slot->tx_kernel_waiters) || tx_is(slot, TX_RESEND))
+		return COUNT_UNSTABLE;
+	enum count rx = rx_counted(fd, &read), tx = tx_counted(conn, fd, &written);
+	if (!tcp_info_get(fd, info) || info[TCPI_STATE] != TCP_ESTABLISHED || raw_poll(&ended, 1, 0) != 0)
+		return COUNT_DIFFERS;
+	if (rx != COUNT_EQUAL || tx != COUNT_EQUAL)
+		return rx == COUNT_DIFFERS || tx == COUNT_DIFFERS ? COUNT_DIFFERS : COUNT_UNSTABLE;
+	if (atomic_load(&slot->rx_kernel_waiters) | atomic_load(&slot->tx_kernel_waiters) ||
+	    !atomic_compare_exchange_strong(&slot->rx_tcp_bytes, &rx_before, read) ||
+	    !atomic_compare_exchange_strong(&slot->tx_tcp_bytes, &tx_before, written))
+		return COUNT_UNSTABLE;
+	return COUNT_EQUAL;
+}
+
+/*
  * Bytes that TCP has brought and that were not read, or a few more: urgent bytes that reads have passed over are among them.
  * FIONREAD leaves out those behind an urgent mark.
  */

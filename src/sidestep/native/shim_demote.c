@@ -18,10 +18,29 @@ static bool gentle(enum reason_code reason)
 	return reason == REASON_DEMOTED || reason == REASON_LATENCY;
 }
 
+bool process_confined; /* it can neither hand a socket on nor change it, as shim_sandbox.c says */
+
+/*
+ * No lock is held, before the filter holds. Whether another process may go on with the connection when this one has ended: until
+ * now no byte has passed us by.
+ */
+static bool confines(struct conn *conn)
+{
+	const int fd = process_confined ? conn_fd(conn) : -1;
+
+	return !slot_has(conn->slot, SLOT_PIN) && fd >= 0 && !slot_is_guest(conn->slot) &&
+	       word_load(conn->slot->holders) > 1 &&
+	       (slot_has(conn->slot, SLOT_CONFINED) ||
+	        (rx_count(conn, fd) == COUNT_EQUAL && tx_count(conn, fd) == COUNT_EQUAL));
+}
+
 void conn_pin(struct conn *conn, enum reason_code reason)
 {
 	struct conn_slot *slot = conn->slot;
-	uint32_t stays = gentle(reason) ? SLOT_DEMOTED : reason == REASON_INHERITED ? SLOT_INHERITED : SLOT_PIN;
+	uint32_t stays = gentle(reason)                               ? SLOT_DEMOTED
+	                 : reason == REASON_INHERITED                 ? SLOT_INHERITED
+	                 : reason == REASON_SANDBOX && confines(conn) ? SLOT_CONFINED
+	                                                              : SLOT_PIN;
 
 	if (stays == SLOT_INHERITED)
 		atomic_store(&slot->inherited_ns, (uint64_t)now_ns()); /* before the flag: see inherited_released() */
@@ -63,9 +82,11 @@ int conn_attach(struct conn *conn, int fd, int segment_fd, int side, struct remo
 	atomic_store(&conn->managed, 1);
 	word_store(rings_ever, true);
 	/* Set since the offer; conn_demote() sets this first and reads `managed` afterwards */
-	if (slot_has(slot, SLOT_DEMOTED | SLOT_INHERITED)) {
+	if (slot_has(slot, SLOT_STAYS & ~SLOT_PIN)) {
 		word_store(slot->state, STATE_PINNED);
-		word_store(slot->reason, slot_has(slot, SLOT_DEMOTED) ? REASON_DEMOTED : REASON_INHERITED);
+		word_store(slot->reason, slot_has(slot, SLOT_DEMOTED)     ? REASON_DEMOTED
+		                         : slot_has(slot, SLOT_INHERITED) ? REASON_INHERITED
+		                                                          : REASON_SANDBOX);
 		atomic_fetch_or(&conn->channel.local->notice, CHANNEL_DEMOTE);
 	}
 	conn_bound(conn, fd);
@@ -354,7 +375,7 @@ void conn_leave(struct conn *conn, int fd, enum reason_code reason)
 }
 
 /*
- * Revokes what kept the connection on TCP for a while (`kept`: SLOT_DEMOTED or SLOT_INHERITED), and ends the wait of a direction
+ * Revokes what kept the connection on TCP for a while (`kept`: all of SLOT_STAYS but SLOT_PIN), and ends the wait of a direction
  * that left the ring of its own accord. Another reason stays. True: it has no channel, and may be offered at once.
  */
 bool conn_promote(struct conn *conn, int fd, uint32_t kept)

@@ -6,6 +6,8 @@
  * in the kernel's counts when the connection is to be promoted.
  */
 #include "shim_proc.h"
+#include "shim_provider.h"
+#include "shim_switch.h"
 
 #include <fcntl.h>
 #include <sys/stat.h>
@@ -14,6 +16,7 @@
 #define LOOK_FIRST_NS 100000000ll   /* after they have been lent, and between two looks at the least; */
 #define LOOK_LAST_NS 8000000000ll   /* then a quarter of the time since then, this at most */
 #define ANCESTORS_MAX 32
+#define CONFINED_LOOK_NS 10000000ll /* between two looks whether confined processes have ended */
 
 struct inherited {
 	struct conn *conn; /* with a reference */
@@ -211,7 +214,7 @@ static bool look_is_due(const struct search *search, int64_t since)
 }
 
 /* No lock held. Looks, if it is time to, whether lent sockets of this process have come back. */
-void inherited_look(void)
+static void inherited_look(void)
 {
 	static _Atomic int64_t looked_at, next_at;
 	struct inherited inherited[INHERITED_MAX];
@@ -238,4 +241,36 @@ void inherited_look(void)
 	critical_leave();
 	atomic_store(&looking, false);
 	errno = saved;
+}
+
+/* No lock is held. The connection may be promoted if those have ended who had it uncounted. */
+static void confined_look(struct conn *conn, int fd)
+{
+	struct conn_slot *slot = conn->slot;
+	const int64_t now = coarse_ns();
+
+	if (now < word_load(conn->again_at) || slot_has(slot, SLOT_PIN | SLOT_RESET))
+		return;
+	KEEP_ERRNO;
+	word_store(conn->again_at, now + CONFINED_LOOK_NS);
+	if (!conn_alone(conn) || conn_fd_stale(conn, fd))
+		return;
+	slot_lock(&slot->rx_lock);
+	slot_lock(&slot->tx_lock);
+	const enum count count = counts_take(conn, fd);
+	slot_unlock(&slot->tx_lock);
+	slot_unlock(&slot->rx_lock);
+	if (count == COUNT_DIFFERS)
+		slot_set(slot, SLOT_PIN);
+	else if (count == COUNT_EQUAL)
+		conn_promote(conn, fd, SLOT_CONFINED);
+}
+
+/* No lock held. Whether what keeps the connection on TCP is over: who has it besides. */
+void kept_look(struct conn *conn, int fd)
+{
+	if (slot_has(conn->slot, SLOT_CONFINED))
+		confined_look(conn, fd);
+	if (slot_has(conn->slot, SLOT_INHERITED))
+		inherited_look();
 }

@@ -43,7 +43,7 @@ static void consider(struct conn *conn, int fd)
 		if (word_load(conn->message_ns))
 			rpc_return(conn, fd);
 	}
-	conn_check_inherited(conn);
+	conn_check_inherited(conn, fd);
 }
 
 /* Counts what a native call has moved; its thread has left the kernel. */

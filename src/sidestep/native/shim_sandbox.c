@@ -1,6 +1,15 @@
-/* shim_sandbox.c - a program puts itself under a seccomp filter, or into the strict mode. */
+/*
+ * shim_sandbox.c - a program puts itself under a seccomp filter, or into the strict mode.
+ *
+ * What it may call is looked up in the filter. Where that is less than a connection with a ring needs, the process forgets its
+ * connections, and the kernel has all calls on them. A server of several processes goes on with such a connection in another
+ * one, when the confined one has ended (SLOT_CONFINED). It has stayed a holder until then, though it counts nothing; what it
+ * could not do by its filter, it has not done: the socket has no other holders than those that are counted, and its options are as
+ * they were. So with its end the kernel's counts are right, and the connection may be promoted where it is held.
+ */
 #include "shim_tcp_only.h"
 #include "shim_process.h"
+#include "shim_switch.h"
 
 #include <linux/audit.h>
 #include <linux/filter.h>
@@ -16,8 +25,11 @@
 #define OWN_ARCH AUDIT_ARCH_AARCH64
 #endif
 
-/* The filter's verdict on a call, by its program in classic BPF (linux/filter.h); see seccomp_check_filter() in Linux. */
-static uint32_t filter_says(const struct sock_fprog *filter, const struct seccomp_data *call)
+/*
+ * The filter's verdict on a call, by its program in classic BPF (linux/filter.h); see seccomp_check_filter() in Linux. `depends`
+ * becomes true if it looks at more than the number of the call.
+ */
+static uint32_t filter_says(const struct sock_fprog *filter, const struct seccomp_data *call, bool *depends)
 {
 	uint32_t a = 0, x = 0, memory[BPF_MEMWORDS] = {0};
 
@@ -29,8 +41,10 @@ static uint32_t filter_says(const struct sock_fprog *filter, const struct seccom
 			loaded = memory[cell];
 		else if (BPF_MODE(now.code) == BPF_LEN)
 			loaded = sizeof(*call);
-		else if (BPF_MODE(now.code) == BPF_ABS && now.k <= sizeof(*call) - sizeof(loaded))
+		else if (BPF_MODE(now.code) == BPF_ABS && now.k <= sizeof(*call) - sizeof(loaded)) {
 			memcpy(&loaded, (const uint8_t *)call + now.k, sizeof(loaded));
+			*depends |= now.k >= offsetof(struct seccomp_data, instruction_pointer);
+		}
 		switch (BPF_CLASS(now.code)) {
 		case BPF_LD: a = loaded; break;
 		case BPF_LDX: x = loaded; break;
@@ -88,14 +102,57 @@ static const struct {
 static bool filter_bears_us(const struct sock_fprog *filter)
 {
 	struct seccomp_data call = {.arch = OWN_ARCH};
-	bool bears = filter && filter->filter;
+	bool bears = filter && filter->filter, depends;
 
 	for (size_t i = 0; bears && i < sizeof(needed) / sizeof(*needed); i++) {
 		call.nr = needed[i].number;
 		call.args[1] = needed[i].second;
-		bears = (filter_says(filter, &call) & SECCOMP_RET_ACTION_FULL) == SECCOMP_RET_ALLOW;
+		bears = (filter_says(filter, &call, &depends) & SECCOMP_RET_ACTION_FULL) == SECCOMP_RET_ALLOW;
 	}
 	return bears;
+}
+
+/* By these a process hands a socket on, changes it, or has others move its bytes when it has ended. */
+static const int uncontrolled[] = {
+	SYS_clone,    SYS_clone3,    SYS_execve,         SYS_execveat,       SYS_sendmsg,
+	SYS_sendmmsg, SYS_sendto,    SYS_connect,        SYS_setsockopt,     SYS_ioctl,
+	SYS_fcntl,    SYS_io_submit, SYS_io_uring_setup, SYS_io_uring_enter, SYS_epoll_ctl,
+#ifdef SYS_fork
+	SYS_fork,     SYS_vfork,
+#endif
+};
+
+/* Whether no call of this process can do any of that, whatever it is given. */
+static bool filter_confines(const struct sock_fprog *filter)
+{
+	struct seccomp_data call = {.arch = OWN_ARCH};
+	bool confines = filter->filter;
+
+	for (size_t i = 0; confines && i < sizeof(uncontrolled) / sizeof(*uncontrolled); i++) {
+		bool depends = false;
+		call.nr = uncontrolled[i];
+		const uint32_t action = filter_says(filter, &call, &depends) & SECCOMP_RET_ACTION_FULL;
+		confines = !depends && (action == SECCOMP_RET_KILL_PROCESS || action == SECCOMP_RET_KILL_THREAD ||
+		                        action == SECCOMP_RET_TRAP || action == SECCOMP_RET_ERRNO);
+	}
+	return confines;
+}
+
+/* Calls on all that it has are the kernel's from now on. */
+static void confine(bool for_good)
+{
+	process_confined = for_good && fd_table_len && *one_thread;
+	conns_release(REASON_SANDBOX, true);
+}
+
+/* The call has returned. Without the filter nothing is certain; with it no call of the kernel is made here. */
+static long confine_settled(long result)
+{
+	if (result != 0 && process_confined) {
+		process_confined = false;
+		slots_unconfine();
+	}
+	return result;
 }
 
 /*
@@ -105,7 +162,7 @@ static bool filter_bears_us(const struct sock_fprog *filter)
 static void filtered(const struct sock_fprog *filter)
 {
 	if (!filter_bears_us(filter)) { /* it would end the process for what a connection with a channel calls */
-		conns_release(REASON_SANDBOX, true);
+		confine(filter && filter_confines(filter));
 		return;
 	}
 	tcp_only_begin(REASON_SANDBOX);
@@ -122,18 +179,20 @@ EXPORT int prctl(int option, ...)
 		a[i] = va_arg(args, long);
 	va_end(args);
 	if (option == PR_SET_SECCOMP && a[0] == SECCOMP_MODE_STRICT)
-		conns_release(REASON_SANDBOX,
-		              true); /* the kernel ends a thread that makes another call, or looks at the clock (PR_TSC) */
+		confine(true); /* the kernel ends a thread that makes another call, or looks at the clock (PR_TSC) */
 	else if (option == PR_SET_SECCOMP)
 		filtered((const struct sock_fprog *)a[1]);
-	return (int)real.syscall(SYS_prctl, option, a[0], a[1], a[2], a[3], 0);
+	long result = real.syscall(SYS_prctl, option, a[0], a[1], a[2], a[3], 0);
+	return (int)(option == PR_SET_SECCOMP ? confine_settled(result) : result);
 }
 
 long raw_seccomp(long operation, long flags, long argument)
 {
 	if (operation == SECCOMP_SET_MODE_STRICT)
-		conns_release(REASON_SANDBOX, true);
+		confine(true);
 	else if (operation == SECCOMP_SET_MODE_FILTER)
 		filtered((const struct sock_fprog *)argument);
-	return real.syscall(SYS_seccomp, operation, flags, argument, 0, 0, 0);
+	long result = real.syscall(SYS_seccomp, operation, flags, argument, 0, 0, 0);
+	return operation == SECCOMP_SET_MODE_STRICT || operation == SECCOMP_SET_MODE_FILTER ? confine_settled(result)
+	                                                                                    : result;
 }

@@ -59,13 +59,14 @@ enum {
 	SLOT_LEAVES =
 		1u << 15, /* who waits for more does not hear the ring: with its last byte all goes by TCP; see conn_leave() */
 	SLOT_RESERVED = 1u << 16, /* the room behind the tail is being filled in place; nobody else sends by ring */
+	SLOT_CONFINED = 1u << 17, /* as SLOT_PIN, until who uses the socket uncounted has ended; see shim_sandbox.c */
 	SLOT_FIN_OWED = 1u << 18, /* shut here, and recalled bytes go out before the kernel is told; see tx_resend() */
 	SLOT_RELAYED = 1u << 20, /* the channel's other end is a provider; see shim_relayed.c */
 	SLOT_TCP_FIN = 1u << 21, /* with RELAYED: the native socket told the end, but bytes may still be on their way */
 	SLOT_TCP_RESET = 1u << 23, /* and the end was a reset, which stays in the kernel until the bytes have arrived */
 };
 /* SLOT_RELAY_OVER, of layout.py, replaces RELAYED: the provider has left without bytes. The segment's words stand still. */
-#define SLOT_STAYS (SLOT_PIN | SLOT_DEMOTED | SLOT_INHERITED)
+#define SLOT_STAYS (SLOT_PIN | SLOT_DEMOTED | SLOT_INHERITED | SLOT_CONFINED)
 
 static inline bool slot_has(const struct conn_slot *slot, uint32_t bits)
 {

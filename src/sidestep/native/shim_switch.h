@@ -30,6 +30,7 @@ const uint8_t *slot_family(const struct conn_slot *slot); /* by which peers know
 void slot_release(struct conn_slot *slot);
 struct conn_slot *slot_alloc(void);
 void slot_free(struct conn_slot *slot);
+void slots_unconfine(void);
 
 /* ---- shim_conn.c ---- */
 void conn_free(struct conn *conn);
@@ -51,6 +52,7 @@ enum count rx_count(struct conn *conn, int fd);
 enum count tx_count(struct conn *conn, int fd);
 void rx_recount(struct conn *conn, int fd);
 void tx_recount(struct conn *conn, int fd);
+enum count counts_take(struct conn *conn, int fd);
 size_t tcp_unread(const struct conn *conn, int fd);
 bool kernel_fin(int fd);
 bool kernel_lost(int fd, uint64_t bytes);
@@ -88,6 +90,7 @@ bool rx_ring_among(const struct conn *conn, size_t queued);
 bool rx_goes_on(struct conn *conn, int fd);
 
 /* ---- shim_demote.c ---- */
+extern bool process_confined;
 bool recall_rest(struct conn *conn);
 void low_water_left(struct conn *conn, int fd);
 

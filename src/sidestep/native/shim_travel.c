@@ -152,8 +152,8 @@ bool traveller_can(struct conn *conn, int *line)
 
 	return !asks_for_hints(conn) && !conn->explicit &&
 	       !tx_is(slot, TX_RESEND) && /* this process alone knows to whom it owes */
-	       !slot_has(slot, SLOT_RESET | SLOT_PIN | SLOT_INHERITED) && word_load(slot->cookie) && all_kept(conn) &&
-	       finds_next(conn, line);
+	       !slot_has(slot, SLOT_RESET | SLOT_PIN | SLOT_INHERITED | SLOT_CONFINED) && word_load(slot->cookie) &&
+	       all_kept(conn) && finds_next(conn, line);
 }
 
 static bool can_travel(struct travel *travel, struct conn *conn, struct traveller *of)
