@@ -6,11 +6,11 @@ import subprocess
 
 import pytest
 import toolchain
-from common import PATIENCE_S
+from common import PATIENCE_S, standing_still
 from foreign_programs import KINDS, PROGRAMS, build, loader_missing
 from told_ends import End, join, promote
 
-from sidestep.testing import Sidestep
+from sidestep.testing import Connection, Sidestep
 
 pytestmark = pytest.mark.slow
 
@@ -130,6 +130,33 @@ def test_the_connection_is_promoted_when_the_confined_process_has_ended(sidestep
         assert other.ask("get(256000) == bytes(range(256)) * 1000")
     b.ask("s.close()")
     assert a.ask("s.recv(1)") == b""
+
+
+@pytest.mark.parametrize("how", ["begin(s.fileno(), 0)", "idle()"])
+def test_a_channel_that_comes_meanwhile_waits_for_the_end_of_the_process(sidestep: Sidestep, how: str) -> None:
+    """The peer has its side of it, and could not be offered another one."""
+    a, b = End(sidestep, SIDESTEP_PROMOTE_AFTER="20"), End(sidestep, SIDESTEP_PROMOTE_AFTER="1")
+    join(a, b)
+    b.ask("__import__('sandbox') and None")
+    a.ask("s.sendall(b'ping')")
+    while not any(c.state == "offered" for c in sidestep.connections()):  # meanwhile the other one meets the provider
+        assert b.ask("get(4)") == b"ping"
+        a.ask("s.sendall(b'ping')")
+    sidestep.connections()  # once more: the provider has taken the offer since
+    with standing_still(sidestep.provider_pid):
+        assert b.ask("get(4)") == b"ping"
+        b.ask(f"__import__('sandbox').{how}")
+
+    def talk(found: list[Connection]) -> bool:
+        b.ask("s.sendall(b'ping')")
+        assert a.ask("get(4)") == b"ping"
+        return any(c.state == "attached" for c in found)
+
+    sidestep.wait_for(talk)
+    for _ in range(ROUNDS):
+        assert talk(sidestep.connections())
+    assert b.ask("__import__('sandbox').end()") == 0
+    promote(sidestep, a, b)
 
 
 @pytest.mark.parametrize("promoted", [False, True])

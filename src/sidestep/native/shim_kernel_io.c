@@ -1,4 +1,5 @@
 /* shim_kernel_io.c - calls of connections that may still be promoted: what the kernel moves is counted. */
+#include "shim_provider.h"
 #include "shim_switch.h"
 
 static inline bool waiter_enter(struct conn *conn, _Atomic uint32_t *waiters)
@@ -43,6 +44,8 @@ static void consider(struct conn *conn, int fd)
 		if (word_load(conn->message_ns))
 			rpc_return(conn, fd);
 	}
+	if (unlikely(word_load(late_len)))
+		late_look(conn);
 	conn_check_inherited(conn, fd);
 }
 

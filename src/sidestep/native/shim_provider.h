@@ -90,6 +90,10 @@ extern bool
 struct conn *rpc_receive(bool *more);
 void answers_after_fork(void);
 
+extern _Atomic int late_len; /* channels that wait until their connection is no other process's */
+void late_look(struct conn *conn); /* no lock held */
+void late_drop(const struct conn *conn); /* likewise: it ends */
+
 /* ---- shim_new_doorbell.c ---- */
 void new_doorbells_look(void); /* no lock held */
 void new_doorbell_received(struct conn *conn, const struct new_doorbell *new_doorbell); /* takes over the descriptors */

@@ -62,6 +62,18 @@ def begin(fd: int, rounds: int, allowed: str = "", *, shut: bool = False, refuse
     os._exit(0)
 
 
+def idle() -> None:
+    """Makes a child that has all that its parent has, and does nothing until `end()`."""
+    waits, ends = os.pipe()
+    if pid := os.fork():
+        _children.append((pid, ends))
+        os.close(waits)
+        return
+    os.close(ends)
+    os.read(waits, 1)
+    os._exit(0)
+
+
 def end() -> int:
     """Ends the child; its status."""
     pid, ends = _children.pop()
