@@ -333,21 +333,21 @@ static inline bool conn_switched(const struct conn *conn)
 }
 void set_conn_switched(struct conn *conn); /* tells the sets that a direction has moved */
 /* ---- a socket that is held by programs that were started (shim_inherited.c) ---- */
-void kept_look(struct conn *conn, int fd);
+void kept_look(struct conn *conn);
 void inheriting_begin(void);
 void inheriting_end(void);
 void inherited_after_fork(void);
-static inline void conn_check_inherited(struct conn *conn, int fd)
+static inline void conn_check_inherited(struct conn *conn)
 {
 	if (unlikely(slot_has(conn->slot, SLOT_INHERITED | SLOT_CONFINED)))
-		kept_look(conn, fd);
+		kept_look(conn);
 }
 /* Every call advances the switch-over of both directions, or a program that only reads would never switch its sending. */
 static inline void conn_advance(struct conn *conn, int fd)
 {
 	if (likely(conn_switched(conn)))
 		return;
-	conn_check_inherited(conn, fd);
+	conn_check_inherited(conn);
 	if (conn->managed && conn_progress(conn, fd))
 		set_conn_switched(conn);
 }

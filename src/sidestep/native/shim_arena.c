@@ -391,7 +391,8 @@ void slots_unconfine(void)
 
 	for (uint32_t i = 0; i < used && i < ARENA_SLOTS_MAX; i++)
 		for (size_t at = 0; at < sizeof(slot_at(i)->holder_pids) / sizeof(uint32_t); at++)
-			if (word_load(slot_at(i)->holder_pids[at]) == shim_pid && slot_has(slot_at(i), SLOT_CONFINED))
+			if ((word_load(slot_at(i)->holder_pids[at]) & ~HOLDER_STRANGER) == shim_pid &&
+			    slot_has(slot_at(i), SLOT_CONFINED))
 				slot_set(slot_at(i), SLOT_PIN);
 }
 

@@ -122,6 +122,22 @@ static bool ring_read_on(struct conn *conn, int fd, enum reason_code reason)
 	return true;
 }
 
+/* This process forgets the connection, and has it until it ends. It reads no ring meanwhile. */
+static void forget_confined(struct conn *conn, int fd)
+{
+	struct conn_slot *slot = conn->slot;
+
+	atomic_fetch_add(&slot->holders, 1);
+	const bool known = holder_put(slot, 0, shim_pid);
+	if (!known) { /* nobody would learn of the end */
+		slot_set(slot, SLOT_PIN);
+		atomic_fetch_sub(&slot->holders, 1);
+	}
+	conn_forget(fd, false);
+	if (known)
+		holder_estrange(slot, true);
+}
+
 /*
  * Hands all connections to the kernel, for good, with what lies in their rings: a thread that we must not or cannot serve makes
  * calls on them. They leave the table, but for those that a set or a lease has. `strict`: that thread can make no other calls than
@@ -153,11 +169,11 @@ void conns_release(enum reason_code reason, bool strict)
 				kept = true;
 				continue;
 			}
-			if (slot_has(conn->slot, SLOT_CONFINED)) { /* forgotten or not, this process has it until it ends */
-				atomic_fetch_add(&conn->slot->holders, 1);
-				holder_put(conn->slot, 0, shim_pid);
-			}
-			conn_forget((int)fd, false);
+			const bool stays = slot_has(conn->slot, SLOT_CONFINED) && !slot_has(conn->slot, SLOT_PIN);
+			if (stays && atomic_load(&conn->fds) == 1)
+				forget_confined(conn, (int)fd);
+			else
+				conn_forget((int)fd, false);
 		}
 	if (strict && !kept) /* a wait has nothing left to hear the provider for: a filter may end who makes those calls */
 		word_store(rings_ever, false);

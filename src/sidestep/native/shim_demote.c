@@ -10,6 +10,7 @@
 #define REQUEST_TURNS 1000 /* until the peer has been asked back to TCP, which it will be in any case */
 #define ANSWER_TURNS 3     /* for a peer that was asleep on its doorbell to answer a recall */
 #define READ_TURNS 200     /* until the peer has read its ring, of which nobody can send anything again */
+#define COUNT_LOOKS 8 /* at counts that change meanwhile */
 #define SETTLE_TURNS 11000 /* that reads what a ring held last, until a provider between has brought what it has */
 
 /* All calls still come here, so one of the next can go back; and the connection may be promoted again. */
@@ -20,18 +21,26 @@ static bool gentle(enum reason_code reason)
 
 bool process_confined; /* it can neither hand a socket on nor change it, as shim_sandbox.c says */
 
-/*
- * No lock is held, before the filter holds. Whether another process may go on with the connection when this one has ended: until
- * now no byte has passed us by.
- */
+/* Whether no byte has passed us by until now. The other end may just be reading or sending. */
+static bool all_counted(struct conn *conn, int fd)
+{
+	enum count rx = COUNT_UNSTABLE, tx = COUNT_UNSTABLE;
+
+	for (int look = 0; look < COUNT_LOOKS && (rx == COUNT_UNSTABLE || tx == COUNT_UNSTABLE); look++) {
+		rx = rx_count(conn, fd);
+		tx = tx_count(conn, fd);
+	}
+	return rx == COUNT_EQUAL && tx == COUNT_EQUAL;
+}
+
+/* No lock is held, before the filter holds. Whether another process may go on with the connection when this one has ended. */
 static bool confines(struct conn *conn)
 {
 	const int fd = process_confined ? conn_fd(conn) : -1;
 
 	return !slot_has(conn->slot, SLOT_PIN) && fd >= 0 && !slot_is_guest(conn->slot) &&
-	       word_load(conn->slot->holders) > 1 &&
-	       (slot_has(conn->slot, SLOT_CONFINED) ||
-	        (rx_count(conn, fd) == COUNT_EQUAL && tx_count(conn, fd) == COUNT_EQUAL));
+	       !foreign_pids && /* else nobody learns of the end */
+	       word_load(conn->slot->holders) > 1 && (slot_has(conn->slot, SLOT_CONFINED) || all_counted(conn, fd));
 }
 
 void conn_pin(struct conn *conn, enum reason_code reason)
@@ -374,11 +383,8 @@ void conn_leave(struct conn *conn, int fd, enum reason_code reason)
 	conn_leave_drained(conn, fd);
 }
 
-/*
- * Revokes what kept the connection on TCP for a while (`kept`: all of SLOT_STAYS but SLOT_PIN), and ends the wait of a direction
- * that left the ring of its own accord. Another reason stays. True: it has no channel, and may be offered at once.
- */
-bool conn_promote(struct conn *conn, int fd, uint32_t kept)
+/* No lock of the slot is held. False: another reason keeps the connection on TCP. */
+static bool kept_revoke(struct conn *conn, uint32_t kept)
 {
 	struct conn_slot *slot = conn->slot;
 
@@ -406,17 +412,56 @@ bool conn_promote(struct conn *conn, int fd, uint32_t kept)
 		word_store(slot->state, STATE_NATIVE);
 		word_store(slot->reason, REASON_YOUNG);
 	}
-	bool managed = conn->managed;
 	slot_unlock(&slot->tx_lock);
 	slot_unlock(&slot->rx_lock);
-	if (stays)
-		return false;
+	return !stays;
+}
+
+/* No lock is held, behind that. True: it has no channel, and may be offered at once. */
+static bool conn_returns(struct conn *conn, int fd)
+{
+	bool managed = conn->managed;
+
 	shim_log("fd %d: may be promoted again", fd);
 	if (managed) {
 		conn_progress(conn, fd);
 		set_conn_switched(conn);
 	}
-	return !managed && word_load(slot->state) == STATE_NATIVE;
+	return !managed && word_load(conn->slot->state) == STATE_NATIVE;
+}
+
+/*
+ * Revokes what kept the connection on TCP for a while (`kept`: SLOT_DEMOTED or SLOT_INHERITED), and ends the wait of a direction
+ * that left the ring of its own accord. Another reason stays. True: it has no channel, and may be offered at once.
+ */
+bool conn_promote(struct conn *conn, int fd, uint32_t kept)
+{
+	return kept_revoke(conn, kept) && conn_returns(conn, fd);
+}
+
+/*
+ * Likewise SLOT_CONFINED, once no other process has the connection. The process makes no other one under shim_lock: so the flag is
+ * not a later child's.
+ */
+void conn_unconfine(struct conn *conn, int fd)
+{
+	struct conn_slot *slot = conn->slot;
+	bool revoked = false;
+
+	shim_lock_take();
+	if (conn_alone(conn)) {
+		slot_lock(&slot->rx_lock);
+		slot_lock(&slot->tx_lock);
+		const enum count count = counts_take(conn, fd);
+		slot_unlock(&slot->tx_lock);
+		slot_unlock(&slot->rx_lock);
+		if (count == COUNT_DIFFERS)
+			slot_set(slot, SLOT_PIN);
+		revoked = count == COUNT_EQUAL && kept_revoke(conn, SLOT_CONFINED);
+	}
+	shim_lock_drop();
+	if (revoked)
+		conn_returns(conn, fd);
 }
 
 /* Whether the ring of a socket that was passed on holds bytes that nobody can send again: the peer has ended its direction. */

@@ -244,33 +244,24 @@ static void inherited_look(void)
 }
 
 /* No lock is held. The connection may be promoted if those have ended who had it uncounted. */
-static void confined_look(struct conn *conn, int fd)
+static void confined_look(struct conn *conn)
 {
-	struct conn_slot *slot = conn->slot;
 	const int64_t now = coarse_ns();
 
-	if (now < word_load(conn->again_at) || slot_has(slot, SLOT_PIN | SLOT_RESET))
+	if (now < word_load(conn->again_at) || slot_has(conn->slot, SLOT_PIN | SLOT_RESET))
 		return;
 	KEEP_ERRNO;
 	word_store(conn->again_at, now + CONFINED_LOOK_NS);
-	if (!conn_alone(conn) || conn_fd_stale(conn, fd))
-		return;
-	slot_lock(&slot->rx_lock);
-	slot_lock(&slot->tx_lock);
-	const enum count count = counts_take(conn, fd);
-	slot_unlock(&slot->tx_lock);
-	slot_unlock(&slot->rx_lock);
-	if (count == COUNT_DIFFERS)
-		slot_set(slot, SLOT_PIN);
-	else if (count == COUNT_EQUAL)
-		conn_promote(conn, fd, SLOT_CONFINED);
+	const int fd = conn_alone(conn) ? conn_fd(conn) : -1;
+	if (fd >= 0 && !conn_fd_stale(conn, fd))
+		conn_unconfine(conn, fd);
 }
 
 /* No lock held. Whether what keeps the connection on TCP is over: who has it besides. */
-void kept_look(struct conn *conn, int fd)
+void kept_look(struct conn *conn)
 {
 	if (slot_has(conn->slot, SLOT_CONFINED))
-		confined_look(conn, fd);
+		confined_look(conn);
 	if (slot_has(conn->slot, SLOT_INHERITED))
 		inherited_look();
 }

@@ -46,7 +46,7 @@ static void consider(struct conn *conn, int fd)
 	}
 	if (unlikely(word_load(late_len)))
 		late_look(conn);
-	conn_check_inherited(conn, fd);
+	conn_check_inherited(conn);
 }
 
 /* Counts what a native call has moved; its thread has left the kernel. */
