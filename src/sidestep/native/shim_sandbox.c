@@ -1,11 +1,11 @@
 /*
  * shim_sandbox.c - a program puts itself under a seccomp filter, or into the strict mode.
  *
- * What it may call is looked up in the filter. Where that is less than a connection with a ring needs, the process forgets its
+ * The filter says what the process may call. Where that is less than a connection with a ring needs, the process forgets its
  * connections, and the kernel has all calls on them. A server of several processes goes on with such a connection in another
- * one, when the confined one has ended (SLOT_CONFINED). It has stayed a holder until then, though it counts nothing; what it
- * could not do by its filter, it has not done: the socket has no other holders than those that are counted, and its options are as
- * they were. So with its end the kernel's counts are right, and the connection may be promoted where it is held.
+ * one, when the confined one has ended (SLOT_CONFINED). The confined process stays a holder until then, though it counts nothing.
+ * Its filter allows only calls that leave a socket as it is: nobody gets the socket from it, and no option changes. So with its
+ * end the kernel's counts are right, and the connection may be promoted where it is held.
  */
 #include "shim_tcp_only.h"
 #include "shim_process.h"
@@ -21,15 +21,23 @@
 
 #if defined(__x86_64__)
 #define OWN_ARCH AUDIT_ARCH_X86_64
+#define OTHER_ARCH AUDIT_ARCH_I386 /* of calls that the same process can make, by other numbers */
+#define OTHER_NUMBERS 0x40000000u /* __X32_SYSCALL_BIT */
 #else
 #define OWN_ARCH AUDIT_ARCH_AARCH64
+#define OTHER_ARCH AUDIT_ARCH_ARM
+#define OTHER_NUMBERS 0u
 #endif
+#define CALLS_MAX 1024u /* Linux has no numbers beyond it */
+
+/* What a filter has looked at. */
+enum { READS_NUMBER = 1, READS_MORE = 2 };
 
 /*
- * The filter's verdict on a call, by its program in classic BPF (linux/filter.h); see seccomp_check_filter() in Linux. `depends`
- * becomes true if it looks at more than the number of the call.
+ * The filter's verdict on a call, by its program in classic BPF (linux/filter.h); see seccomp_check_filter() in Linux. The filter's
+ * look at the call is added to `reads`.
  */
-static uint32_t filter_says(const struct sock_fprog *filter, const struct seccomp_data *call, bool *depends)
+static uint32_t filter_says(const struct sock_fprog *filter, const struct seccomp_data *call, uint32_t *reads)
 {
 	uint32_t a = 0, x = 0, memory[BPF_MEMWORDS] = {0};
 
@@ -41,9 +49,11 @@ static uint32_t filter_says(const struct sock_fprog *filter, const struct seccom
 			loaded = memory[cell];
 		else if (BPF_MODE(now.code) == BPF_LEN)
 			loaded = sizeof(*call);
-		else if (BPF_MODE(now.code) == BPF_ABS && now.k <= sizeof(*call) - sizeof(loaded)) {
+		else if (BPF_CLASS(now.code) == BPF_LD && BPF_MODE(now.code) == BPF_ABS &&
+		         now.k <= sizeof(*call) - sizeof(loaded)) {
 			memcpy(&loaded, (const uint8_t *)call + now.k, sizeof(loaded));
-			*depends |= now.k >= offsetof(struct seccomp_data, instruction_pointer);
+			if (now.k != offsetof(struct seccomp_data, arch))
+				*reads |= now.k == offsetof(struct seccomp_data, nr) ? READS_NUMBER : READS_MORE;
 		}
 		switch (BPF_CLASS(now.code)) {
 		case BPF_LD: a = loaded; break;
@@ -73,6 +83,8 @@ static uint32_t filter_says(const struct sock_fprog *filter, const struct seccom
 			                   : op == BPF_JGT ? a > operand
 			                   : op == BPF_JGE ? a >= operand
 			                                   : a & operand; /* BPF_JSET */
+			if (op == BPF_JA && now.k >= filter->len)
+				return SECCOMP_RET_KILL_PROCESS; /* the kernel refuses it */
 			at += op == BPF_JA ? now.k : holds ? now.jt : now.jf;
 			break;
 		}
@@ -102,46 +114,71 @@ static const struct {
 static bool filter_bears_us(const struct sock_fprog *filter)
 {
 	struct seccomp_data call = {.arch = OWN_ARCH};
-	bool bears = filter && filter->filter, depends;
+	bool bears = filter && filter->filter;
+	uint32_t reads;
 
 	for (size_t i = 0; bears && i < sizeof(needed) / sizeof(*needed); i++) {
 		call.nr = needed[i].number;
 		call.args[1] = needed[i].second;
-		bears = (filter_says(filter, &call, &depends) & SECCOMP_RET_ACTION_FULL) == SECCOMP_RET_ALLOW;
+		bears = (filter_says(filter, &call, &reads) & SECCOMP_RET_ACTION_FULL) == SECCOMP_RET_ALLOW;
 	}
 	return bears;
 }
 
-/* By these a process hands a socket on, changes it, or has others move its bytes when it has ended. */
-static const int uncontrolled[] = {
-	SYS_clone,    SYS_clone3,    SYS_execve,         SYS_execveat,       SYS_sendmsg,
-	SYS_sendmmsg, SYS_sendto,    SYS_connect,        SYS_setsockopt,     SYS_ioctl,
-	SYS_fcntl,    SYS_io_submit, SYS_io_uring_setup, SYS_io_uring_enter, SYS_epoll_ctl,
-#ifdef SYS_fork
-	SYS_fork,     SYS_vfork,
+/*
+ * Calls that leave a socket as it is, and with the processes that have it. All others may hand it on, change it, or have its bytes
+ * moved when the process has ended.
+ */
+/* clang-format off */
+static const uint16_t harmless[] = {
+	SYS_read, SYS_write, SYS_readv, SYS_writev, SYS_recvfrom, SYS_recvmsg, SYS_close, SYS_shutdown, SYS_ppoll,
+	SYS_pselect6, SYS_epoll_pwait, SYS_getsockopt, SYS_getsockname, SYS_getpeername, SYS_lseek, SYS_fstat, SYS_dup,
+	SYS_dup3, SYS_brk, SYS_mmap, SYS_munmap, SYS_mremap, SYS_mprotect, SYS_madvise, SYS_futex,
+	SYS_nanosleep, SYS_clock_nanosleep, SYS_clock_gettime, SYS_clock_getres, SYS_gettimeofday, SYS_getrusage,
+	SYS_getpid, SYS_getppid, SYS_gettid, SYS_getpgid, SYS_getsid, SYS_getuid, SYS_geteuid, SYS_getgid, SYS_getegid,
+	SYS_getrandom, SYS_sched_yield, SYS_rt_sigaction, SYS_rt_sigprocmask, SYS_rt_sigreturn, SYS_rt_sigpending,
+	SYS_rt_sigsuspend, SYS_sigaltstack, SYS_set_robust_list, SYS_restart_syscall, SYS_tgkill, SYS_exit,
+	SYS_exit_group,
+#if defined(__x86_64__)
+	SYS_poll, SYS_select, SYS_epoll_wait, SYS_dup2, SYS_time, SYS_alarm,
 #endif
 };
+/* clang-format on */
 
-/* Whether no call of this process can do any of that, whatever it is given. */
+static bool is_harmless(uint32_t number)
+{
+	for (size_t i = 0; i < sizeof(harmless) / sizeof(*harmless); i++)
+		if (harmless[i] == number)
+			return true;
+	return false;
+}
+
+/* Whether the kernel never makes that call for the process. The filter may look only at what is in `may_read`. */
+static bool filter_denies(const struct sock_fprog *filter, uint32_t arch, uint32_t number, uint32_t may_read)
+{
+	const struct seccomp_data call = {.arch = arch, .nr = (int)number};
+	uint32_t reads = 0;
+	const uint32_t action = filter_says(filter, &call, &reads) & SECCOMP_RET_ACTION_FULL;
+
+	return !(reads & ~may_read) && (action == SECCOMP_RET_KILL_PROCESS || action == SECCOMP_RET_KILL_THREAD ||
+	                                action == SECCOMP_RET_TRAP || action == SECCOMP_RET_ERRNO);
+}
+
+/* Whether harmless calls are all that it allows. */
 static bool filter_confines(const struct sock_fprog *filter)
 {
-	struct seccomp_data call = {.arch = OWN_ARCH};
-	bool confines = filter->filter;
+	bool confines = filter->filter && filter_denies(filter, OTHER_ARCH, 0, 0);
 
-	for (size_t i = 0; confines && i < sizeof(uncontrolled) / sizeof(*uncontrolled); i++) {
-		bool depends = false;
-		call.nr = uncontrolled[i];
-		const uint32_t action = filter_says(filter, &call, &depends) & SECCOMP_RET_ACTION_FULL;
-		confines = !depends && (action == SECCOMP_RET_KILL_PROCESS || action == SECCOMP_RET_KILL_THREAD ||
-		                        action == SECCOMP_RET_TRAP || action == SECCOMP_RET_ERRNO);
-	}
+	for (uint32_t number = 0; confines && number < CALLS_MAX; number++)
+		confines = (is_harmless(number) || filter_denies(filter, OWN_ARCH, number, READS_NUMBER)) &&
+		           (!OTHER_NUMBERS || filter_denies(filter, OWN_ARCH, number | OTHER_NUMBERS, READS_NUMBER));
 	return confines;
 }
 
 /* Calls on all that it has are the kernel's from now on. */
 static void confine(bool for_good)
 {
-	process_confined = for_good && fd_table_len && *one_thread;
+	process_confined = for_good && fd_table_len && *one_thread && !tcp_only_why(); /* an io_uring goes on by itself */
 	conns_release(REASON_SANDBOX, true);
 }
 
