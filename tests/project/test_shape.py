@@ -19,7 +19,8 @@ FUNCTION_LINES_MAX: Final = 60
 SHIM: Final = (
     "channel", "shim_real", "shim_object", "shim_names", "shim", "shim_proc", "shim_receiver", "shim_environment",
     "shim_code", "shim_loader", "shim_signal", "shim_address", "shim_slot", "shim_doorbell", "shim_spin", "shim_arena",
-    "shim_conn", "shim_count", "shim_slot_lock", "shim_relayed", "shim_end", "shim_room", "shim_switch", "shim_finish",
+    "shim_late", "shim_conn", "shim_count", "shim_slot_lock", "shim_relayed", "shim_end", "shim_room", "shim_switch",
+    "shim_finish",
     "shim_explicit_refs", "shim_conn_refs", "shim_events", "shim_set_hints", "shim_stand_in", "shim_set",
     "shim_provider", "shim_serve", "shim_demote", "shim_inherited", "shim_tcp_only", "shim_pass", "shim_idle",
     "shim_answer", "shim_offer", "shim_new_doorbell", "shim_rpc", "shim_explicit", "shim_sdp_connect", "shim_fork",

@@ -10,20 +10,7 @@ _Atomic int commands_len;
 struct ask asks[ASKS_MAX];
 bool asks_stalled;
 
-/*
- * Channels that came while another process had the connection: a child, which leaves it to us when it is confined or ends. The peer
- * has its side and can have no second one, so the answer is kept until then.
- */
-#define LATE_MAX 16 /* at a time; one more stays on TCP */
-#define LATE_FDS 4
-#define LATE_LOOK_NS 10000000ll /* between two looks whether that process has it still */
-static struct late {
-	struct conn *conn; /* without a reference; see late_drop() */
-	struct rpc_msg record;
-	int fds[LATE_FDS];
-	int fds_len;
-} late[LATE_MAX];
-_Atomic int late_len;
+#define LATE_LOOK_NS 10000000ll /* between two looks whether another process has a connection whose answer is kept */
 
 /* The provider closes its duplicate before it answers. */
 static struct conn *answered(uint64_t token)
@@ -71,81 +58,33 @@ static void welcome(const struct rpc_msg *record, int registry_fd)
 	atomic_store(&provider.other_layout, false);
 }
 
-/* Who is confined does not use it: as conn_attach() says, it goes on by TCP until that process has ended. */
+/* A confined process counts nothing: conn_attach() leaves the connection on TCP until its end. */
 static bool used_by_others(struct conn *conn)
 {
 	return !conn_alone(conn) && !slot_has(conn->slot, SLOT_CONFINED);
 }
 
-static void late_close(struct late *mine)
-{
-	for (int i = 0; i < mine->fds_len; i++)
-		own_fd_close(mine->fds[i]);
-}
-
-/* Takes the descriptors over. False: there is no room for them, and they are closed. */
-static bool late_keep(struct conn *conn, const struct rpc_msg *record, int *fds, int fds_len)
-{
-	struct late *mine = &late[late_len];
-	bool good = true;
-
-	if (late_len == LATE_MAX || fds_len > LATE_FDS)
-		return false;
-	*mine = (struct late){.conn = conn, .record = *record, .fds_len = fds_len};
-	for (int i = 0; i < fds_len; i++) {
-		good &= (mine->fds[i] = own_fd(fds[i])) >= 0;
-		fds[i] = -1;
-	}
-	if (!good) {
-		late_close(mine);
-		return false;
-	}
-	word_store(late_len, late_len + 1);
-	shim_log("another process has the connection: its channel waits");
-	return true;
-}
-
-static bool late_take(const struct conn *conn, struct late *taken)
-{
-	for (int i = 0; i < late_len; i++)
-		if (late[i].conn == conn && late[i].record.token == conn->token) {
-			*taken = late[i];
-			late[i] = late[late_len - 1];
-			word_store(late_len, late_len - 1);
-			return true;
-		}
-	return false;
-}
-
-/* No lock is held. */
-void late_drop(const struct conn *conn)
-{
-	struct late taken;
-
-	if (likely(!word_load(late_len)))
-		return;
-	shim_lock_take();
-	if (late_take(conn, &taken))
-		late_close(&taken);
-	shim_lock_drop();
-}
-
 /* fds has room for one more than fds_len; what is left in it is the caller's to close. */
-static int attach(struct conn *conn, const struct rpc_msg *record, int *fds, int fds_len, bool claimer)
+static int attach(struct conn *conn, const struct rpc_msg *record, int *fds, int fds_len)
 {
+	const bool claimer = record->type == RPC_ATTACH;
 	int segment = claimer ? fds[0] : conn->pending_segment_fd;
 	int fd = conn_fd(conn);
 	struct conn_slot *slot = conn->slot;
 	struct doorbell *local = conn->doorbell;
 	bool relayed = record->flags & ATTACH_RELAYED;
 
-	if (claimer && fd >= 0 && !slot_has(slot, SLOT_PIN) && used_by_others(conn) &&
-	    late_keep(conn, record, fds, fds_len))
-		return 0;
 	if (fds_len != (claimer ? 3 : 2) + relayed || fd < 0 || segment < 0 || set_wants_pin(conn) || !local ||
-	    slot_has(slot, SLOT_PIN) || used_by_others(conn)) {
-		shim_log("cannot attach: %d descriptors, fd %d, holders %u", fds_len, fd, word_load(slot->holders));
-		refused(conn, used_by_others(conn) ? REASON_SHARED_BY_FORK : REASON_NO_RESOURCES);
+	    slot_has(slot, SLOT_PIN)) {
+		shim_log("cannot attach: %d descriptors, fd %d", fds_len, fd);
+		refused(conn, REASON_NO_RESOURCES);
+		return fds_len;
+	}
+	if (used_by_others(conn)) {
+		if (!late_keep(conn, record, fds, fds_len)) {
+			shim_log("cannot attach: %u holders", word_load(slot->holders));
+			refused(conn, REASON_SHARED_BY_FORK);
+		}
 		return fds_len;
 	}
 	int liveness_fd = relayed ? fds[--fds_len] : -1;
@@ -177,6 +116,14 @@ static int attach(struct conn *conn, const struct rpc_msg *record, int *fds, int
 	return fds_len;
 }
 
+/* Whether a provider that stands between has gone since. */
+static bool late_void(const struct late *mine)
+{
+	struct pollfd life = {.fd = mine->record.flags & ATTACH_RELAYED ? mine->fds[mine->fds_len - 1] : -1};
+
+	return raw_poll(&life, 1, 0) > 0;
+}
+
 /* No lock is held. Takes the channel that has waited for it, if no other process uses the connection any more. */
 void late_look(struct conn *conn)
 {
@@ -191,12 +138,16 @@ void late_look(struct conn *conn)
 	if (used_by_others(conn))
 		return;
 	shim_lock_take();
-	if (word_load(conn->slot->state) == STATE_OFFERED && late_take(conn, &taken)) {
+	bool mine = word_load(conn->slot->state) == STATE_OFFERED && late_take(conn, &taken);
+	if (mine && late_void(&taken)) {
+		late_close(&taken);
+		refused(conn, no_provider());
+	} else if (mine) {
 		for (int i = 0; i < taken.fds_len; i++) {
 			fds[i] = taken.fds[i];
 			file_put(fds[i], NULL); /* no longer ours to hide, as in attach() */
 		}
-		int fds_len = attach(conn, &taken.record, fds, taken.fds_len, true);
+		int fds_len = attach(conn, &taken.record, fds, taken.fds_len);
 		for (int i = 0; i < fds_len; i++)
 			if (fds[i] >= 0)
 				raw_close(fds[i]);
@@ -280,7 +231,7 @@ static struct conn *take_record(const struct rpc_msg *record, int *fds, int *fds
 		if (conn)
 			take_profile(conn, record);
 		if (conn && word_load(conn->slot->state) == STATE_OFFERED)
-			*fds_len = attach(conn, record, fds, *fds_len, record->type == RPC_ATTACH);
+			*fds_len = attach(conn, record, fds, *fds_len);
 		break;
 	case RPC_REFUSED:
 		conn = answered(record->token);
@@ -359,7 +310,5 @@ void answers_after_fork(void)
 		}
 	}
 	commands_len = 0;
-	for (int i = 0; i < late_len; i++)
-		late_close(&late[i]);
-	late_len = 0;
+	late_after_fork();
 }

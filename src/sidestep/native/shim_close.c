@@ -1,7 +1,6 @@
 /* shim_close.c - the end of a descriptor, and of the connection with its last one. */
 #include "shim_process.h"
 #include "shim_tcp_only.h"
-#include "shim_provider.h"
 #include "shim_switch.h"
 
 #include <fcntl.h>
@@ -86,7 +85,6 @@ void conn_forget(int fd, bool closing)
 	if (has_members(conn))
 		set_conn_closed(conn, closing ? fd : -1, last); /* else the number is another's there, too */
 	if (last) {
-		late_drop(conn);
 		if (word_load(conn->slot->state) == STATE_OFFERED)
 			rpc_withdraw(conn);
 	} else if (word_load(conn->slot->fd) == (uint32_t)fd) {

@@ -1,4 +1,5 @@
 /* shim_conn.c - connections: their structs and descriptors, and what ends them at once. */
+#include "shim_provider.h"
 #include "shim_switch.h"
 
 #include <fcntl.h>
@@ -130,6 +131,7 @@ struct conn *conn_new(int fd, int family, enum role_code role)
 void conn_free(struct conn *conn)
 {
 	shim_lock_take();
+	late_drop(conn);
 	if (conn->remote_doorbell)
 		remote_doorbell_unref(conn->remote_doorbell);
 	while (conn->old_doorbells_len)

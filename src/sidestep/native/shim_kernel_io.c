@@ -25,6 +25,18 @@ bool kernel_tx_begin(struct conn *conn)
 	return waiter_enter(conn, &conn->slot->tx_kernel_waiters);
 }
 
+/* It has been offered, or stays on TCP for a while. */
+static void consider_again(struct conn *conn, int fd)
+{
+	if (unlikely(slot_has(conn->slot, SLOT_DEMOTED))) {
+		rpc_listen();
+		if (word_load(conn->message_ns))
+			rpc_return(conn, fd);
+	}
+	if (unlikely(word_load(late_len)))
+		late_look(conn);
+}
+
 static void consider(struct conn *conn, int fd)
 {
 	if (slot_has(conn->slot, SLOT_PIN)) {
@@ -39,13 +51,8 @@ static void consider(struct conn *conn, int fd)
 	word_store(conn->calls, word_load(conn->calls) + 1);
 	if (word_load(conn->slot->state) == STATE_NATIVE)
 		rpc_consider(conn, fd);
-	else if (unlikely(slot_has(conn->slot, SLOT_DEMOTED))) {
-		rpc_listen();
-		if (word_load(conn->message_ns))
-			rpc_return(conn, fd);
-	}
-	if (unlikely(word_load(late_len)))
-		late_look(conn);
+	else
+		consider_again(conn, fd);
 	conn_check_inherited(conn);
 }
 

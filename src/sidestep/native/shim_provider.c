@@ -296,8 +296,8 @@ void rpc_withdraw(struct conn *conn)
 	struct conn *mine = pending_take(conn->token);
 	if (mine && provider.fd >= 0)
 		rpc_send(&record, NULL, 0);
-	if (mine)
-		refused(conn, REASON_NONE);
+	if (mine || late_drop(conn))
+		refused(conn, mine ? REASON_NONE : REASON_SHARED_BY_FORK);
 	let_go(&mine, mine ? 1 : 0);
 }
 

@@ -90,9 +90,22 @@ extern bool
 struct conn *rpc_receive(bool *more);
 void answers_after_fork(void);
 
-extern _Atomic int late_len; /* channels that wait until their connection is no other process's */
 void late_look(struct conn *conn); /* no lock held */
-void late_drop(const struct conn *conn); /* likewise: it ends */
+
+/* ---- shim_late.c: shim_lock held ---- */
+#define LATE_FDS 4
+struct late {
+	struct conn *conn;
+	struct rpc_msg record;
+	int fds[LATE_FDS];
+	int fds_len;
+};
+extern _Atomic int late_len; /* answers that are kept until their connection is no other process's */
+bool late_keep(struct conn *conn, const struct rpc_msg *record, int *fds, int fds_len);
+bool late_take(const struct conn *conn, struct late *taken);
+bool late_drop(const struct conn *conn);
+void late_close(const struct late *mine);
+void late_after_fork(void);
 
 /* ---- shim_new_doorbell.c ---- */
 void new_doorbells_look(void); /* no lock held */

@@ -45,10 +45,10 @@ def connect(port: int, name: str = "s", address: str = "127.0.0.1") -> None:
     globals()[name].connect((address, port))
 
 
-def get(count: int) -> bytes:
+def get(count: int, name: str = "s") -> bytes:
     """So many bytes, or fewer if they end before."""
     data = b""
-    while len(data) < count and (part := s.recv(count - len(data))):
+    while len(data) < count and (part := globals()[name].recv(count - len(data))):
         data += part
     return data
 
