@@ -68,7 +68,7 @@ bool channel_stays(int fd)
 	       fstatfs(fd, &fs) == 0 && fs.f_type == TMPFS_MAGIC;
 }
 
-/* Where a program keeps all its memory in RAM (mlockall, MCL_FUTURE), a mapping is filled at once, but one without access. */
+/* A program that keeps all its memory in RAM (mlockall, MCL_FUTURE) fills a mapping at once, but not one without access. */
 static void *map_untouched(int fd, size_t len)
 {
 	void *at = mmap(NULL, len, PROT_NONE, MAP_SHARED, fd, 0);
@@ -91,7 +91,7 @@ int channel_map(struct channel_end *end, int fd, int side, const struct channel_
 
 	if (seals < 0)
 		return -EINVAL;
-	if (!channel_stays(fd) || (seals & F_SEAL_WRITE)) /* with WRITE sealed nobody could use it */
+	if (!channel_stays(fd) || (seals & F_SEAL_WRITE)) /* a file with WRITE sealed is of no use */
 		return -EPROTO;
 	if (fstat(fd, &st) < 0)
 		return -errno;
@@ -156,7 +156,7 @@ bool channel_tx_spill(struct channel_end *end, uint64_t most)
 	atomic_store(end->own.limit, limit);
 	if (!atomic_load_explicit(end->own.ring_to, memory_order_relaxed)) {
 		if ((int64_t)(head - atomic_load_explicit(end->own.ring_from, memory_order_relaxed)) >= 0)
-			atomic_store(end->own.spill_base, tail); /* nothing there is unread */
+			atomic_store(end->own.spill_base, tail); /* everything before is read */
 		atomic_store(end->own.ring_to, tail + 1);
 	}
 	channel_tx_show(end);
@@ -173,7 +173,7 @@ void channel_tx_settle(struct channel_end *end)
 	uint64_t head = atomic_load_explicit(end->own.head_seen, memory_order_relaxed);
 	if ((int64_t)(head - (to - 1)) < 0 || tail - head > end->tx.size / 2)
 		return; /* bytes of the last stretch in the ring are unread, or too many others */
-	atomic_store(end->own.ring_from, tail); /* between these two nothing lies in the ring */
+	atomic_store(end->own.ring_from, tail); /* the ring is empty between these two */
 	atomic_store(end->own.ring_to, 0);
 	channel_tx_show(end);
 }
@@ -187,7 +187,7 @@ static void give_back(uint8_t *at, size_t len)
 void channel_trim(struct channel_end *end)
 {
 	_Atomic uint32_t *pages = &end->tx_line->pages;
-	uint32_t during = atomic_load_explicit(pages, memory_order_relaxed) | 1; /* also if somebody was killed in here */
+	uint32_t during = atomic_load_explicit(pages, memory_order_relaxed) | 1; /* odd even if a process was killed here */
 
 	atomic_store(pages, during);
 	give_back(end->tx.data, end->tx.size);

@@ -1,19 +1,19 @@
 /*
  * channel.h - one stream connection in shared memory.
  *
- * A segment is a sealed memfd: one header page, and for each direction d, written by side d (0: the side that offered, 1:
- * the side that claimed), a *ring* and a *spill*, both powers of two long. The two rings come first, so that one page table
+ * A segment is a sealed memfd: one header page, and a *ring* and a *spill* for each direction, both powers of two long. Side
+ * d writes direction d (0: the side that offered, 1: the side that claimed). The two rings come first, so that one page table
  * maps all that most connections ever touch. tail and head are free-running byte counts. The authoritative counts of a side
  * live in that side's own memory (`struct channel_own` points at them). The segment holds the published copies: the peer
  * could overwrite them, so a side never reads its own back.
  *
- * A ring is small, so that a stream that is read in time stays in the cache. When its reader stands still, the producer
- * goes on in the spill, which has room for what TCP would have held (channel_tx_spill), and comes back to the ring once the
- * reader has nearly caught up (channel_tx_settle). Where a byte lies is said by its count: in the ring from ring_from to
- * ring_to, else in the spill. So no more bytes than the spill is long are ever unread, and there is one such stretch in the
- * ring at a time: a new one begins only when the last has been read. What goes to the spill begins where the spill does
- * (spill_base), if nothing there is unread, so that no more of it is touched than is needed. `ring_to` is loaded before the
- * other two, and stored after them: any values that can be seen together mean the same for all bytes that are unread.
+ * A ring is small, so that a stream that is read in time stays in the cache. When its reader stands still, the producer goes
+ * on in the spill (channel_tx_spill), which has room for as much as TCP would have held. It comes back to the ring once the
+ * reader has nearly caught up (channel_tx_settle). The count of a byte says where it lies: in the ring from ring_from to
+ * ring_to, else in the spill. So no more bytes than the spill is long are ever unread. The ring has one such stretch at a
+ * time: a new one begins only when the last has been read. If nothing in the spill is unread, new bytes begin at its start
+ * (spill_base), so that few of its pages are touched. `ring_to` is loaded before the other two, and stored after them: any
+ * values that can be seen together mean the same for all bytes that are unread.
  *
  * The peer is hostile until proven otherwise: each word it can write is loaded once and checked.
  */
@@ -68,7 +68,7 @@ static_assert(sizeof(struct channel_segment) <= CHANNEL_HEADER_SIZE, "the header
 
 /* The memory of a direction. Sizes are powers of two, from our checked copy, never from the segment again. */
 struct channel_ring {
-	uint8_t *data, *spill; /* one after the other */
+	uint8_t *data, *spill; /* the second follows the first */
 	uint32_t size, spill_size;
 };
 
@@ -76,9 +76,9 @@ struct channel_ring {
 struct channel_own {
 	_Atomic uint64_t *tail, *head;
 	_Atomic uint64_t *head_seen; /* last checked copy of the peer's head, saves touching its line */
-	_Atomic uint64_t *ring_from, *ring_to, *spill_base; /* as published */
-	_Atomic uint64_t *limit;    /* with ring_to: up to this count it may go on, whether the reader does or not */
-	_Atomic uint64_t *room_max; /* so many bytes may be unread; 0: as many as there is memory for */
+	_Atomic uint64_t *ring_from, *ring_to, *spill_base; /* the published copies */
+	_Atomic uint64_t *limit;    /* with ring_to: count up to which it may go on, at any pace of the reader */
+	_Atomic uint64_t *room_max; /* bytes that may be unread; 0: as many as there is memory for */
 };
 
 /* One side's view of a mapped segment. */
@@ -91,12 +91,12 @@ struct channel_end {
 	struct channel_consumer *rx_line;       /* ours */
 	struct channel_producer *rx_peer_line;  /* the peer's */
 	struct channel_own own;
-	/* The furthest that a program of this process was told of: what the peer cannot take back. */
+	/* The largest count reported to a program of this process: the peer cannot revoke that. */
 	_Atomic uint64_t tail_reported, head_reported;
 	size_t map_len;
 };
 
-/* `count` was told to the program. Several threads may look at once. */
+/* The program has learned of `count`. Several threads may look at once. */
 static inline void channel_report(_Atomic uint64_t *reported, uint64_t count)
 {
 	uint64_t before = atomic_load_explicit(reported, memory_order_relaxed);
@@ -106,8 +106,8 @@ static inline void channel_report(_Atomic uint64_t *reported, uint64_t count)
 }
 
 /*
- * Whether pages of a stranger's file stay where they are once mapped: sealed against shrinking and growing, and of ordinary
- * memory, as huge pages can be taken out of a sealed file. Else a look at them may end in SIGBUS.
+ * True if pages of a stranger's file stay where they are once mapped. The file must be sealed against shrinking and growing,
+ * and of ordinary memory, as huge pages can be taken out of a sealed file. Else a look at them may end in SIGBUS.
  */
 bool channel_stays(int fd);
 
@@ -124,25 +124,25 @@ int channel_map(struct channel_end *end, int fd, int side, const struct channel_
 void channel_unmap(struct channel_end *end);
 
 /*
- * For who owns the sending direction; see above. So many bytes may be unread now, if the spill and room_max have the room.
- * False: that is no more than already.
+ * Allows `most` bytes to be unread, if the spill and room_max have the room. False: that is no more than already. The caller
+ * owns the sending direction; see above.
  */
 bool channel_tx_spill(struct channel_end *end, uint64_t most);
 void channel_tx_settle(struct channel_end *end);
 
 /*
- * Gives the pages of our own sending direction back to the kernel: all of it, which the caller knows to be empty, as the bytes
- * of an empty ring mean nothing; or those of the spill, false if unread bytes are there. The caller owns the direction.
+ * Releases the pages of our sending direction to the kernel: all of it, or those of the spill. The caller owns the direction,
+ * and all of it is released only if the ring is empty. False: the spill has unread bytes.
  *
- * A device that has pinned pages of the ring goes on reading them, and what is written from then on lies in others. So each
- * time is counted, before and after (`pages`). Whoever has it pin the ring reads the count first, and uses what is pinned
- * only for bytes behind whose tail the count is still the same: what came in between was counted before those bytes were
- * written, and nothing comes before they have been read.
+ * A device that has pinned pages of the ring goes on reading them, while later bytes are written to new pages. So `pages`
+ * counts each release, before and after. A caller that has the ring pinned reads the count first. It uses the pinned pages
+ * only for bytes behind whose tail the count is still the same. An earlier release was counted before those bytes were
+ * written.
  */
 void channel_trim(struct channel_end *end);
 bool channel_trim_spill(struct channel_end *end);
 
-/* What the spill has room for, or room_max: bytes. */
+/* Bytes that the spill, or room_max, has room for. */
 static inline uint64_t channel_tx_most(const struct channel_end *end)
 {
 	uint64_t most = atomic_load_explicit(end->own.room_max, memory_order_relaxed);
@@ -150,7 +150,7 @@ static inline uint64_t channel_tx_most(const struct channel_end *end)
 	return most && most < end->tx.spill_size ? most : end->tx.spill_size;
 }
 
-/* Up to which count can be sent with the peer's head at `head`. */
+/* Count up to which bytes can be sent with the peer's head at `head`. */
 static inline uint64_t channel_tx_until(const struct channel_end *end, uint64_t head)
 {
 	uint64_t most = channel_tx_most(end), until = head + (most < end->tx.size ? most : end->tx.size);
@@ -198,15 +198,15 @@ static inline int64_t channel_tx_space(const struct channel_end *end, size_t wan
 }
 
 /*
- * The same for a caller that does not own the direction: another thread may send meanwhile, so a head that fits no tail is
- * looked at again until the tail stands still. Accuses nobody: SIZE_MAX where the owner has something to judge, so that it
- * is called. *head is what it was.
+ * The same for a caller that does not own the direction. Another thread may send meanwhile, so a head that fits no tail is
+ * read again until the tail stands still. Accuses nobody: SIZE_MAX means that the owner has something to judge, and must be
+ * called. *head is the head that was read.
  */
 static inline size_t channel_tx_look(const struct channel_end *end, uint64_t *head)
 {
 	for (;;) {
 		uint64_t tail = atomic_load_explicit(end->own.tail, memory_order_acquire);
-		*head = atomic_load_explicit(&end->tx_peer_line->head, memory_order_acquire); /* after tail */
+		*head = atomic_load_explicit(&end->tx_peer_line->head, memory_order_acquire); /* later than tail */
 
 		if (tail - *head <= end->tx.spill_size)
 			return channel_tx_left(end, *head, tail);
@@ -222,7 +222,7 @@ static inline size_t channel_tx_peek(const struct channel_end *end)
 	return channel_tx_look(end, &head);
 }
 
-/* As channel_tx_peek(), for a caller that tells the program, which may then wait for nothing: the peer is held to it. */
+/* Like channel_tx_peek(), for a caller that reports to the program, which may then wait for nothing: the peer is held to it. */
 static inline size_t channel_tx_report(struct channel_end *end)
 {
 	uint64_t head;
@@ -244,7 +244,7 @@ static inline size_t channel_tx_unread(const struct channel_end *end)
 	return unread > end->tx.spill_size ? end->tx.spill_size : (size_t)unread;
 }
 
-/* Where the byte of count `at` lies, and how many of the *len from there on lie behind it, at least 1 for any words. */
+/* Place of the byte of count `at`. *len becomes the number of bytes that lie behind it, at least 1 for any words. */
 static inline uint8_t *channel_place(const struct channel_ring *ring, uint64_t from, uint64_t to, uint64_t base,
                                      uint64_t at, size_t *len)
 {
@@ -283,7 +283,7 @@ static inline void channel_tx_put(const struct channel_end *end, size_t offset, 
 	}
 }
 
-/* Publishes our counts, each time all of them: who was killed in here may have published some. */
+/* Publishes all counts every time, because a process killed in this function may have published only some. */
 static inline void channel_tx_show(const struct channel_end *end)
 {
 	atomic_store_explicit(&end->tx_line->ring_from, atomic_load_explicit(end->own.ring_from, memory_order_relaxed),
@@ -342,7 +342,7 @@ static inline size_t channel_rx_peek(const struct channel_end *end)
 	return channel_rx_look(end, &tail);
 }
 
-/* As channel_rx_peek(), for a caller that tells the program, which may then wait for nothing: the peer is held to it. */
+/* Like channel_rx_peek(), for a caller that reports to the program, which may then wait for nothing: the peer is held to it. */
 static inline size_t channel_rx_report(struct channel_end *end)
 {
 	uint64_t tail;
@@ -361,7 +361,7 @@ static inline uint32_t channel_rx_pages(const struct channel_end *end)
 	return pages & 1 ? 0 : pages;
 }
 
-/* Where the byte `offset` bytes past the head lies, and how many of *len behind it; see channel_place(). After R1. */
+/* Place of the byte `offset` bytes past the head, and how many of *len lie behind it; see channel_place(). After R1. */
 static inline uint8_t *channel_rx_place(const struct channel_end *end, size_t offset, size_t *len)
 {
 	uint64_t at = atomic_load_explicit(end->own.head, memory_order_relaxed) + offset;

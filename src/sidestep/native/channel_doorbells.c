@@ -33,7 +33,7 @@ int doorbell_fd_make(void)
 	return -1;
 }
 
-/* ---- Doorbell: ours, rung by those who hold its descriptor and see its word ---- */
+/* ---- Doorbell: ours, rung by processes that hold its descriptor and see its word ---- */
 
 static void own_doorbell_release(struct own_doorbell *doorbell)
 {
@@ -67,7 +67,7 @@ static PyObject *own_doorbell_new(PyTypeObject *type, PyObject *args, PyObject *
 	    ftruncate(page, DOORBELL_WORDS_LEN) == 0)
 		base = mmap(NULL, DOORBELL_WORDS_LEN, PROT_READ | PROT_WRITE, MAP_SHARED, page, 0);
 	doorbell->word = base == MAP_FAILED ? NULL : base;
-	/* from here on only our mapping can write it */
+	/* only our mapping can write it from here on */
 	if (!doorbell->word ||
 	    fcntl(page, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_FUTURE_WRITE | F_SEAL_SEAL) < 0) {
 		int failed = errno;
@@ -234,12 +234,12 @@ static PyObject *remote_doorbell_ring(PyObject *self, PyObject *Py_UNUSED(unused
 	struct remote_doorbell *doorbell = open_remote_doorbell(self);
 	if (!doorbell)
 		return NULL;
-	atomic_thread_fence(memory_order_seq_cst); /* between publishing and reading the word */
+	atomic_thread_fence(memory_order_seq_cst); /* fence between publishing and reading the word */
 	uint64_t word = atomic_load_explicit(doorbell->word, memory_order_relaxed);
 	if (!(word & 0xffff) || word >> 16 == atomic_load_explicit(&doorbell->rung, memory_order_relaxed))
 		Py_RETURN_FALSE;
 	atomic_store_explicit(&doorbell->rung, word >> 16, memory_order_relaxed);
-	return PyBool_FromLong(doorbell_fd_ring(doorbell->fd)); /* what fails is its owner's doing, and loss */
+	return PyBool_FromLong(doorbell_fd_ring(doorbell->fd)); /* a failure is its owner's doing, and loss */
 }
 
 PyDoc_STRVAR(hints_doc, "hints($self, /)\n--\n\n"
@@ -264,7 +264,7 @@ static PyObject *remote_doorbell_hints(PyObject *self, PyObject *Py_UNUSED(unuse
 	for (; found && doorbell->seen != tail; doorbell->seen++) {
 		uint64_t entry = atomic_load_explicit(&doorbell->hints->entry[doorbell->seen % HINTS], memory_order_acquire);
 		if (!hint_valid(entry, doorbell->seen)) {
-			lost = true; /* what it names was published before */
+			lost = true; /* the connections that it names were published before */
 			continue;
 		}
 		PyObject *number = PyLong_FromUnsignedLong((uint32_t)entry);

@@ -1,8 +1,8 @@
 /*
  * channel_mapping.c - a mapping as a buffer of Python, and where a buffer lies.
  *
- * A Ring owns the mapping that sidestep_map() made. Views hold the Ring, so the memory stays for as long as there are any;
- * `exports` counts them, so that bytes are not given up under one.
+ * A Ring owns the mapping that sidestep_map() made. Views hold the Ring, so the memory stays for as long as there are any.
+ * `exports` counts them, so that no bytes are released under a view.
  */
 #include "channel_module.h"
 
@@ -89,7 +89,7 @@ PyType_Spec ring_spec = {
 	.slots = ring_slots,
 };
 
-/* Where the bytes are: proof that they were not copied, and what a registration is found by. */
+/* Address of the bytes: proof that they were not copied, and the key of a registration. */
 PyObject *buffer_address(PyObject *Py_UNUSED(module), PyObject *buffer)
 {
 	Py_buffer view;

@@ -1,8 +1,9 @@
 /*
  * channel_module.c - sidestep.native._channel: the channel for Python, in the limited API.
  *
- * A Channel is one end of a mapped segment; a Doorbell is what its peer rings, a RemoteDoorbell the peer's; a Ring is memory
- * that the shim has mapped. Nothing here blocks. Neither is made for several threads; the interpreter's lock makes each single call whole.
+ * A Channel is one end of a mapped segment, a Ring is memory that the shim has mapped. The peer rings a Doorbell, and we ring
+ * a RemoteDoorbell. Nothing here blocks. Several threads may not share one; the interpreter's lock makes each single call
+ * whole.
  */
 #include "channel_module.h"
 

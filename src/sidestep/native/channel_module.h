@@ -18,7 +18,7 @@ struct channel {
 	bool closed;
 };
 
-/* A wake-up target of ours, rung by those who hold its descriptor and see its word. */
+/* A wake-up target of ours, rung by processes that hold its descriptor and see its word. */
 struct own_doorbell {
 	PyObject_HEAD
 	_Atomic uint64_t *word;
@@ -27,7 +27,7 @@ struct own_doorbell {
 	bool asleep;
 };
 
-/* Somebody else's. */
+/* The doorbell of a peer. */
 struct remote_doorbell {
 	PyObject_HEAD
 	void *page;
@@ -53,7 +53,7 @@ extern PyType_Spec channel_spec, piece_spec;
 extern PyType_Spec ring_spec;
 PyObject *buffer_address(PyObject *module, PyObject *buffer);
 
-/* channel_doorbells.c: whom to wake, and who is to be woken */
+/* channel_doorbells.c: our doorbells, and those of peers */
 extern PyType_Spec own_doorbell_spec, remote_doorbell_spec;
 int doorbell_fd_make(void);
 bool doorbell_fd_ring(int fd);

@@ -23,7 +23,7 @@ static struct channel *mapped(PyObject *self)
 	return NULL;
 }
 
-/* With a fresh head: bytes, or -ECONNRESET. */
+/* Bytes, with a fresh head; or -ECONNRESET. */
 static int64_t space_of(const struct channel *channel)
 {
 	return channel_tx_space(&channel->end, SIZE_MAX);
@@ -316,7 +316,7 @@ static PyObject *channel_remote(PyObject *self, PyObject *Py_UNUSED(unused))
 		return NULL;
 	const struct channel_side *remote = channel->end.remote;
 #define LOADED(word) (uint64_t)atomic_load_explicit(&remote->word, memory_order_acquire),
-	/* in this order: who finds that a direction has ended finds all that it held */
+	/* in this order: a reader that finds the direction ended finds all that it held */
 	uint64_t words[] = {CHANNEL_REMOTE_WORDS(LOADED)
 	                        atomic_load_explicit(&channel->end.rx_peer_line->tail, memory_order_acquire)};
 	Py_ssize_t len = sizeof(words) / sizeof(*words);
@@ -401,7 +401,7 @@ static PyObject *get_wants_space(PyObject *self, void *Py_UNUSED(unused))
 
 	if (!channel)
 		return NULL;
-	atomic_thread_fence(memory_order_seq_cst); /* between publishing head and reading want_space */
+	atomic_thread_fence(memory_order_seq_cst); /* fence between publishing head and reading want_space */
 	return PyBool_FromLong(atomic_load_explicit(&channel->end.rx_peer_line->want_space, memory_order_relaxed) != 0);
 }
 

@@ -1,13 +1,13 @@
 /*
  * doorbell.h - what processes share of a doorbell: a page that its owner writes and its peers map read-only, and an eventfd.
  *
- * The eventfd is rung by *reading* it. All who hold it can change its flags, but with RWF_NOWAIT a read returns at once
- * whatever they say, and nothing of the kind exists for a write. A read wakes those who wait for room (EPOLLOUT). The
- * counter goes down by one a read (EFD_SEMAPHORE), from more than anybody can read in a lifetime: so it is never empty, an
- * eventfd that is not empty is readable however full, and what sleeps on both edges finds one, whoever else holds it.
+ * The eventfd is rung by *reading* it. Every holder can change its flags. With RWF_NOWAIT a read returns at once whatever the
+ * flags are; a write has nothing of the kind. A read wakes threads that wait for room (EPOLLOUT). The counter falls by one a
+ * read (EFD_SEMAPHORE), from more than a lifetime of reads, so it is never empty. An eventfd that is not empty is readable
+ * however full. So a thread that sleeps on both edges finds one, even if another process holds the eventfd.
  *
- * One line a doorbell: sleepers in bits 0-15, generation above. After the page of lines come the hint rings, a page each, in
- * which the owner names the connections that have news to peers who asked for it; a doorbell page without them is one page.
+ * One line a doorbell: sleepers in bits 0-15, generation above. The hint rings follow the page of lines, a page each. The
+ * owner names there the connections that have news, for peers that asked for it. A doorbell page without them is one page.
  */
 #ifndef SIDESTEP_DOORBELL_H
 #define SIDESTEP_DOORBELL_H
@@ -21,15 +21,15 @@
 
 #include "layout.h"
 
-#define DOORBELL_RINGS ((uint64_t)1 << 62)            /* at first; each ring takes one */
-#define DOORBELL_EDGES (EPOLLIN | EPOLLOUT | EPOLLET) /* in the sets that hold it: true at once, then with each ring */
+#define DOORBELL_RINGS ((uint64_t)1 << 62)            /* rings of a new doorbell; each ring takes one */
+#define DOORBELL_EDGES (EPOLLIN | EPOLLOUT | EPOLLET) /* events of it in sets: true at once, then with each ring */
 
 #define DOORBELL_LINE 64
 #define DOORBELL_WORDS_LEN 4096
 
 /*
- * Beside each doorbell, in the same file: the connections whose owner asked to be told which of many has news. Entries are
- * (count << 32 | number, not 0, that the peer chose). The owner of the doorbell writes, its peers read.
+ * Hints, beside each doorbell in the same file. If a peer asked for it, the owner names there which of its many connections
+ * has news. Entries are (count << 32 | number, not 0, that the peer chose). The owner of the doorbell writes, its peers read.
  */
 #define HINTS 511
 struct hint_ring {
@@ -50,7 +50,7 @@ static inline struct hint_ring *doorbell_hints_at(void *page, uint32_t index)
 	return (struct hint_ring *)((uint8_t *)page + DOORBELL_WORDS_LEN) + index;
 }
 
-/* False: not written yet, or overwritten. The first place of all, not written yet, has the right count: 0. */
+/* False: the entry is not written yet, or overwritten. The first place of all, not written yet, has the right count: 0. */
 static inline bool hint_valid(uint64_t entry, uint64_t count)
 {
 	return entry >> 32 == (uint32_t)count && (uint32_t)entry != 0;
@@ -64,7 +64,7 @@ static inline void doorbell_word_sleep(_Atomic uint64_t *word)
 
 static inline void doorbell_word_wake(_Atomic uint64_t *word)
 {
-	/* A new generation: whoever still sleeps on this doorbell is rung again for what comes after the ring we took. */
+	/* A new generation: a thread that still sleeps on this doorbell is rung again for bytes behind the ring that we took. */
 	atomic_fetch_add(word, (1u << 16) - 1);
 	atomic_thread_fence(memory_order_seq_cst); /* look again after this */
 }

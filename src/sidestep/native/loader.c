@@ -79,7 +79,7 @@ static const uint16_t calls_intercepted[] = {
 	/* clang-format on */
 };
 
-/* What the shim, too, passes on at once if it does not know the descriptor. */
+/* Calls that the shim, too, passes on at once if it does not know the descriptor. */
 static const uint16_t calls_moving[] = {
 	SYS_read, SYS_readv, SYS_recvfrom, SYS_sendto, SYS_write, SYS_writev,
 };
@@ -146,7 +146,7 @@ static uint64_t *stack_copy(uint64_t *at, int argc, char **argv, char **envp, bo
 	*at++ = 0;
 	for (; *envp; envp++) {
 		if (strip && strncmp(*envp, preload, sizeof(preload) - 1) == 0) {
-			/* its own loader would end it over the shim; what it executes is told again, see shim_loader.c */
+			/* a loader of its own would end it over the shim; its children get the shim again, see shim_loader.c */
 			char *renamed = memory_there(malloc(2 * strlen(*envp) + sizeof(kept) + 2)),
 				 *others = renamed + strlen(*envp) + sizeof(kept);
 			sprintf(renamed, "%s%s", kept, *envp + sizeof(preload) - 1);
@@ -162,7 +162,10 @@ static uint64_t *stack_copy(uint64_t *at, int argc, char **argv, char **envp, bo
 	return at;
 }
 
-/* Behind the environment as the kernel has it, out of which the shim may have taken entries: nothing is in their place. */
+/*
+ * Auxiliary vector behind the environment as the kernel has it. The shim may have taken entries out of that: their places are
+ * empty.
+ */
 static const Elf64_auxv_t *auxiliary_find(char **environment)
 {
 	while (*environment)
@@ -260,7 +263,7 @@ static int run(int argc, char **argv, char **envp)
 {
 	const char *name = argc > 1 ? argv[1] : "-";
 
-	if (*name != '-') { /* in a bundle, as `sidestep run` elsewhere */
+	if (*name != '-') { /* a bundle names the program alone, as `sidestep run` elsewhere */
 		execvp(name, argv + 1);
 	} else if (argc > 3 && strcmp(name, "--run") == 0) {
 		name = argv[2];

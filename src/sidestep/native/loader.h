@@ -8,8 +8,8 @@
  *     program's code ── jump ─► trampoline ──► loader_entry ──► loader_call() ──► syscall() of the shim
  *                     kernel ──► loader_signal_entry ──► the shim's trampoline ──► loader_handler ──► program's handler
  *
- * Each thread has a block, of which the entry takes the stack. How it is found, and what else depends on the machine, is in
- * loader_x86_64.h, loader_aarch64.h, and files with such names.
+ * Each thread has a block, whose stack the entry takes. The rest depends on the machine: see loader_x86_64.h,
+ * loader_aarch64.h, and files with such names.
  */
 #ifndef SIDESTEP_LOADER_H
 #define SIDESTEP_LOADER_H
@@ -45,7 +45,7 @@
 #define BLOCK_KEPT 72
 #define INSIDE_SIGNAL 1 /* else, or 0, `inside` is a frame */
 #define CALLS_MAX 512   /* system calls with a larger number are not looked at */
-#define INTERCEPTED_IF_KNOWN 1 /* if its first argument is a descriptor that the shim knows; 0: never */
+#define INTERCEPTED_IF_KNOWN 1 /* value: if its first argument is a descriptor that the shim knows; 0: never */
 #define INTERCEPTED_ALWAYS 2
 
 #ifndef __ASSEMBLER__
@@ -57,30 +57,29 @@
  */
 #define LEVELS_MAX 8
 struct level {
-	uint64_t top;       /* of our stack, as it was */
-	uint64_t low, high; /* where the stack pointer is while the handler runs */
+	uint64_t top;       /* top of our stack, as it was */
+	uint64_t low, high; /* bounds of the stack while the handler runs */
 };
 
 struct block {
 	struct block *self;
-	uint64_t top;        /* where the stack of the next call begins */
-	uint64_t thread_pointer; /* of our C library */
-	volatile uint64_t inside; /* our code runs: the frame of a call, or INSIDE_SIGNAL; the next two are the program's */
+	uint64_t top;        /* place where the stack of the next call begins */
+	uint64_t thread_pointer; /* thread pointer of our C library */
+	volatile uint64_t inside; /* the frame of a call of ours, or INSIDE_SIGNAL; the next two are the program's */
 	uint64_t program_tp;
 	uint64_t program_sp;
-	uint64_t low, high; /* our stack */
-	uint64_t exit_sp; /* where a thread that ends goes back to */
-	const uint64_t
-		*kept; /* where the registers are that a handler finds as they were; NULL: in its context (aarch64) */
+	uint64_t low, high; /* bounds of our stack */
+	uint64_t exit_sp; /* stack pointer to which a thread that ends goes back */
+	const uint64_t *kept; /* registers that a handler finds as they were; NULL: they are in its context (aarch64) */
 	const struct frame *leaving; /* the last call, which has been made, or what a thread begins with */
-	uint32_t *clear_tid; /* as set_tid_address(2) has it */
+	uint32_t *clear_tid; /* address of set_tid_address(2) */
 	bool bare; /* a child in its parent's memory: its calls go to the kernel, not to the shim */
 	bool vforked; /* and its parent waits, so that the parent's connections can be spoken for */
-	bool strict; /* it ends by the kernel's exit(2), before which nothing can be done */
-	uint64_t mask; /* of signals, for a bare child's beginning */
+	bool strict; /* true if it ends by the kernel's exit(2), before which nothing can be done */
+	uint64_t mask; /* mask of signals, for a bare child's beginning */
 	struct frame *interrupted; /* the call that a signal has come into, as its handler is to see it */
 	struct frame
-		*volatile diverted; /* a call that a handler has told to go on elsewhere, if it has done nothing yet: there */
+		*volatile diverted; /* a call that a handler has sent elsewhere, if it has done nothing yet: its new place */
 	struct registers diverted_to;
 	uint32_t levels_len;
 	struct level levels[LEVELS_MAX];
@@ -96,7 +95,7 @@ static_assert(offsetof(struct block, top) == BLOCK_TOP &&
 
 /* ---- loader_entry_*.S ---- */
 extern char loader_signal_entry[];
-void loader_enter(struct frame *frame, struct block *block); /* into the program; returns when its thread ends */
+void loader_enter(struct frame *frame, struct block *block); /* enters the program; returns when its thread ends */
 void loader_leave(struct block *block) __attribute__((noreturn));
 /* Calls the program's handler, on its own stack unless that is 0. */
 void loader_to_handler(uint64_t handler, int sig, siginfo_t *info, void *context, uint64_t stack);
@@ -105,19 +104,19 @@ long loader_clone(long flags, struct frame *frame, uint32_t *parent_tid, uint32_
 
 /* ---- loader_sites_*.c ---- */
 struct code {
-	uint8_t *begin, *end; /* of code and nothing else */
-	bool padded; /* its functions are aligned, and have padding between them, as Go's */
+	uint8_t *begin, *end; /* bounds of code and nothing else */
+	bool padded; /* functions are aligned, and have padding between them, as Go's */
 };
 #define LEFT_MAX 16
 struct sites {
-	uint32_t found, idle, patched; /* of `found` so many make no call that matters */
+	uint32_t found, idle, patched; /* numbers of calls: in all, without effect, replaced */
 	uint32_t left_len; /* and so many could not be replaced */
-	bool takes_block; /* it uses the register that names a thread's block */
+	bool takes_block; /* the code uses the register that names a thread's block */
 	const uint8_t *left[LEFT_MAX]; /* the first of them */
 };
 extern uint8_t intercepted[CALLS_MAX];
 void sites_patch(const struct code *code, struct sites *sites); /* writes to it: to be writable, and not run yet */
-bool calls_in(const uint8_t *at, uint64_t length); /* by its bytes, which may be others' */
+bool calls_in(const uint8_t *at, uint64_t length); /* true by its bytes, which may be others' */
 
 /* ---- loader_pool.c ---- */
 struct made {
@@ -126,23 +125,23 @@ struct made {
 		*behind; /* the trampoline; in it what follows the call: one that is none of ours, and any */
 };
 #define POOL_SIZE 65536ul /* a multiple of all pages */
-#define SITE(back) (((uint64_t *)(back))[-1]) /* of the call that goes back there */
-uint8_t *pool_room(const uint8_t *site, size_t length); /* for a trampoline; NULL: none, near enough for a jump */
+#define SITE(back) (((uint64_t *)(back))[-1]) /* site of the call that goes back there */
+uint8_t *pool_room(const uint8_t *site, size_t length); /* room for a trampoline; NULL: none, near enough for a jump */
 void pool_take(const struct made *made, const uint8_t *end); /* the trampoline, in the room that was given last */
 const struct made *pool_find(uint64_t at); /* the trampoline that is there, for handlers; NULL: none */
-bool trampolines_finish(void); /* what has been written can be executed, and no more be written; false: it cannot */
+bool trampolines_finish(void); /* makes new code executable, and no longer writable; false: it cannot */
 
 /* ---- loader_machine_*.c ---- */
-void *memory_there(void *memory); /* which was asked for; without it nothing can be started */
+void *memory_there(void *memory); /* the memory that was asked for; without it nothing can be started */
 const char *machine_missing(void); /* NULL, or what it takes */
 /* clone3(2), else as loader_clone() */
 long machine_clone3(struct clone_args *with, struct block *block);
 /* Makes the context one of the program. True: ours is to be put back, unless the handler tells it to go on elsewhere. */
 bool program_shown(const struct block *block, bool restarts, struct registers *now);
 bool trampoline_left(
-	struct registers *now); /* if they were in one they are as before or behind it; false: they cannot be */
-void call_ends(struct registers *now); /* if the kernel would begin it again */
-void call_divert(struct frame *frame, struct block *block); /* its frame becomes what block.diverted_to says */
+	struct registers *now); /* registers as before or behind it, if they were in one; false: they cannot be */
+void call_ends(struct registers *now); /* called if the kernel would begin it again */
+void call_divert(struct frame *frame, struct block *block); /* sets its frame to the values in block.diverted_to */
 
 /* ---- loader_image.c ---- */
 struct image {

@@ -1,8 +1,8 @@
 /*
  * loader_aarch64.h - what the loader's files share that depends on this machine; see loader.h.
  *
- * The thread pointer, TPIDR_EL0, is always ours. What the program has for it is in the thread's block, which a thread-local
- * variable of ours names, and each of its instructions that read or write it is replaced, as its calls are.
+ * The thread pointer, TPIDR_EL0, is always ours. The program's own value is in the thread's block, which a thread-local
+ * variable of ours names. Instructions of the program that read or write it are replaced, as its calls are.
  */
 #ifndef SIDESTEP_LOADER_AARCH64_H
 #define SIDESTEP_LOADER_AARCH64_H
@@ -15,9 +15,9 @@
 #define FRAME_LENGTH 272
 #define SPILL 64 /* see put_call() in loader_sites_aarch64.c */
 #define SPILL_BACK 16
-#define PLAIN 8 /* from where a trampoline comes back to where it makes the call itself */
+#define PLAIN 8 /* bytes from where a trampoline comes back to where it makes the call itself */
 #define CLONE_ARGS_LENGTH 88 /* struct clone_args */
-#define CONTEXT_X 184 /* of a ucontext_t: uc_mcontext.regs */
+#define CONTEXT_X 184 /* offset in a ucontext_t: uc_mcontext.regs */
 #define SYSCALL_LENGTH 4
 #define RED_ZONE 128 /* below its stack pointer: SPILL, and a word that Go keeps there */
 
@@ -26,12 +26,12 @@
 
 #define MACHINE EM_AARCH64
 #define PAGE getauxval(AT_PAGESZ)
-#define CLONE_TLS 3 /* which argument of clone(2) it is: CONFIG_CLONE_BACKWARDS */
+#define CLONE_TLS 3 /* number of the argument of clone(2): CONFIG_CLONE_BACKWARDS */
 #define CLONE_CHILD_TID 4
-#define HANDLERS_FIND_REGISTERS 1 /* as the program had them: Go has its thread in x28 */
-#define CLONE_WITH_VM CLONE_VFORK /* what a child in our memory must have, too: else both would have one loader_block */
-#define REACH 0x7ff0000l /* of a branch, and some less */
-#define RESTORER_FLAG 0 /* that of the vDSO, which unwinders know */
+#define HANDLERS_FIND_REGISTERS 1 /* registers are as the program had them: Go has its thread in x28 */
+#define CLONE_WITH_VM CLONE_VFORK /* flag of a child in our memory: else both would have one loader_block */
+#define REACH 0x7ff0000l /* reach of a branch, and some less */
+#define RESTORER_FLAG 0 /* no flag: the restorer is that of the vDSO, which unwinders know */
 #define RESTORER_OURS 0
 #define CALLS_OF_MACHINE
 
@@ -43,7 +43,7 @@ struct frame {
 	};
 	uint64_t thread_pointer;
 	uint64_t
-		back; /* in a trampoline, which expects x16 and x17 in SPILL bytes below the stack pointer; or loader_elsewhere */
+		back; /* place in a trampoline, which expects x16 and x17 in SPILL bytes below the stack pointer; or loader_elsewhere */
 	uint64_t sp;
 };
 static_assert(offsetof(struct frame, x[16]) == FRAME_X16 && offsetof(struct frame, thread_pointer) == FRAME_TP &&
@@ -51,7 +51,7 @@ static_assert(offsetof(struct frame, x[16]) == FRAME_X16 && offsetof(struct fram
                   sizeof(struct frame) == FRAME_LENGTH,
               "loader_entry_aarch64.S");
 
-/* As a mcontext_t begins. */
+/* The beginning of a mcontext_t. */
 struct registers {
 	uint64_t fault_address, x[31], sp, pc;
 };
@@ -127,9 +127,9 @@ static inline uint64_t thread_pointer(void)
 }
 
 /* ---- loader_sites_aarch64.c ---- */
-#define HOOKED_LENGTH 36 /* before its end the trampoline has spilled, and goes on */
+#define HOOKED_LENGTH 36 /* a trampoline has spilled before its end, and goes on */
 enum place {
-	PLACE_NONE, /* in no trampoline */
+	PLACE_NONE, /* outside of trampolines */
 	PLACE_BEFORE, /* the instruction that it stands for has not been done, or can be done again */
 	PLACE_BEHIND,
 	PLACE_SPILLED = 4 /* and x16 and x17 are on the stack */

@@ -15,12 +15,12 @@
 #include <unistd.h>
 
 #define HEAP_SIZE (4ul << 30)
-#define HEAP_SIZE_LIMITED (64ul << 20) /* where address space is limited */
+#define HEAP_SIZE_LIMITED (64ul << 20) /* if address space is limited */
 
 const char *program_path;
 const struct loaded *shim;
 
-/* What the shim does in our place. A result of -1 is an error of our C library's, which the kernel never returns here. */
+/* The shim's call in our place. A result of -1 is an error of our C library's, which the kernel never returns here. */
 #define BY_SHIM(call) \
 	do { \
 		long result_ = (long)(call); \
@@ -51,7 +51,7 @@ static uint64_t heap_move(uint64_t to)
 	if (wants < mapped && mmap((void *)wants, mapped - wants, PROT_NONE,
 	                           MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0) == MAP_FAILED)
 		return heap_now;
-	if (to < heap_now) /* what comes back is zero */
+	if (to < heap_now) /* the upper part is zero */
 		memset((void *)to, 0, (wants < heap_now ? wants : heap_now) - to);
 	return heap_now = to;
 }
@@ -130,7 +130,7 @@ static long clone_call(struct frame *frame)
 	                    with[CLONE_TLS]);
 }
 
-/* Of a child in its parent's memory: see bare_make(). */
+/* A call of a child in its parent's memory: see bare_make(). */
 static long bare_call(struct frame *frame)
 {
 	const long a = (long)frame->argument[0], b = (long)frame->argument[1], c = (long)frame->argument[2];
@@ -159,7 +159,7 @@ static long bare_call(struct frame *frame)
 	return raw(number, a, b, c, (long)frame->argument[3], (long)frame->argument[4], (long)frame->argument[5]);
 }
 
-/* By the shim, which looks at the number; but a child in its parent's memory has numbers of its own. */
+/* A call by the shim, which looks at the number; but a child in its parent's memory has numbers of its own. */
 static uint64_t file_open(const struct block *block, long number, long directory, const char *path, long flags,
                           long mode)
 {
@@ -169,12 +169,12 @@ static uint64_t file_open(const struct block *block, long number, long directory
 	BY_SHIM(syscall(number, directory, path, flags, mode));
 }
 
-/* Into the strict mode of seccomp, in which a thread that makes another call than read(2), write(2) and exit(2) is killed. */
+/* The strict mode of seccomp kills a thread that makes another call than read(2), write(2) and exit(2). */
 static uint64_t strict_enter(const struct frame *frame)
 {
 	struct block *block = this_block();
 
-	raw(SYS_set_tid_address, (long)block->clear_tid, 0, 0, 0, 0, 0); /* as thread_exit() does, which may not any more */
+	raw(SYS_set_tid_address, (long)block->clear_tid, 0, 0, 0, 0, 0); /* thread_exit() does this, but may not any more */
 	long result = syscall(frame_number(frame), frame->argument[0], frame->argument[1], frame->argument[2],
 	                      frame->argument[3], frame->argument[4], frame->argument[5]);
 	block->strict = result == 0;
@@ -247,7 +247,7 @@ __attribute__((used, visibility("hidden"))) uint64_t loader_call(struct frame *f
 	struct block *block = this_block();
 
 	if (__builtin_expect(block->levels_len, 0) && levels_forget(block, frame->sp)) {
-		frame->back -= HOOKED_LENGTH; /* it is made again, from higher up on our stack */
+		frame->back -= HOOKED_LENGTH; /* the call is made again, from higher up on our stack */
 		return frame_unchanged(frame);
 	}
 	uint64_t result = block->diverted == frame ? (uint64_t)-EINTR : call_make(frame, block);

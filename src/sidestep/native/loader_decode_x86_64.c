@@ -5,9 +5,9 @@
 #include <string.h>
 
 /*
- * What follows an opcode. '.': nothing; m: ModRM; M, D: ModRM and an immediate of 1, or of 2 or 4 bytes; b, w, d, e: an immediate
- * of 1, 2, 2 or 4, 3 bytes; o: an address; q: an immediate of 2, 4 or 8 bytes; p: a prefix; R: REX; x: no instruction; the rest
- * is said below.
+ * Operands of an opcode. '.': nothing. m: ModRM. M, D: ModRM and an immediate of 1, or of 2 or 4 bytes. b, w, d, e: an
+ * immediate of 1, 2, 2 or 4, 3 bytes. o: an address. q: an immediate of 2, 4 or 8 bytes. p: a prefix. R: REX. x: no
+ * instruction. All other opcodes are handled below.
  */
 /* clang-format off: a table */
 static const char one_byte[257] = "mmmmbdxxmmmmbdxE"

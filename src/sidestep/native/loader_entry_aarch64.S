@@ -36,9 +36,9 @@
 	.endm
 
 /*
- * By br from a trampoline, which has spilled x16 and x17, and where to go back, below the program's stack pointer. All other
- * registers are the program's: those, x0 apart, and v0 to v31 are kept, as by the kernel. What SVE has beyond them the kernel does
- * not keep, nor streaming mode (Documentation/arch/arm64/sve.rst and sme.rst, "System call behaviour").
+ * Entry by br from a trampoline, which has spilled x16 and x17, and where to go back, below the program's stack pointer. All
+ * other registers are the program's: those, x0 apart, and v0 to v31 are kept, as by the kernel. The kernel does not keep the
+ * further bits of SVE, nor streaming mode (Documentation/arch/arm64/sve.rst and sme.rst, "System call behaviour").
  *
  * A signal may come at any place. Up to where `inside` is set the call has not begun: it begins again, after the handler.
  */
@@ -49,7 +49,7 @@ loader_entry_sme:
 loader_entry:
 	ldr x17, [sp, #SPILL_BACK]
 	lsr x16, x8, #9
-	cbnz x16, plain                 /* from CALLS_MAX on */
+	cbnz x16, plain                 /* numbers from CALLS_MAX on */
 	adrp x16, intercepted
 	add x16, x16, :lo12:intercepted
 	ldrb w16, [x16, x8]
@@ -112,7 +112,7 @@ loader_entry_inside:
 
 to_program:                     /* x19: the frame, x20: the block */
 	ldr x0, [x19, #FRAME_TP]
-	str x0, [x20, #BLOCK_PROGRAM_TP] /* it may have been changed by the call */
+	str x0, [x20, #BLOCK_PROGRAM_TP] /* the call may have changed it */
 	ldr x16, [x19, #FRAME_SP]
 	sub x16, x16, #SPILL
 	ldp x0, x1, [x19, #FRAME_X16]
@@ -122,7 +122,7 @@ to_program:                     /* x19: the frame, x20: the block */
 	mov sp, x19
 	REGISTERS ldp, ldr, sp
 	mov sp, x16
-	BLOCK x17                       /* not earlier: a handler is to find the program's registers, see block.leaving */
+	BLOCK x17                       /* no earlier place: a handler is to find the program's registers, see block.leaving */
 	str xzr, [x17, #BLOCK_INSIDE]
 	ldr x17, [sp, #SPILL_BACK]
 	br x17
@@ -132,7 +132,7 @@ loader_elsewhere:
 	ldp x16, x17, [sp], #SPILL
 	br x17
 
-/* From put_exit(). */
+/* Code from put_exit(). */
 	.globl loader_entry_exit
 loader_entry_exit:
 	BLOCK x16
@@ -212,8 +212,8 @@ machine_clone3:
 	bl loader_bare_run
 
 /*
- * The kernel calls this for every signal that the program handles, on whatever stack it was told: (sig, info, context). What is to
- * be called on its frame, by loader_signal_begin(), finds all as it would without us.
+ * The kernel calls this for every signal that the program handles, on the stack that was registered: (sig, info, context).
+ * The handler that loader_signal_begin() names is called on its frame, and finds all as it would without us.
  */
 	.globl loader_signal_entry
 	.p2align 4
@@ -250,7 +250,7 @@ loader_to_handler:
 	cbz x4, 1f
 	sub x6, sp, #64
 	and x6, x6, #~63
-	str x6, [x5, #BLOCK_TOP]        /* our stack is in use down to there */
+	str x6, [x5, #BLOCK_TOP]        /* end of the part of our stack that is in use */
 	and x4, x4, #~15
 	mov sp, x4
 1:	ldr x6, [x5, #BLOCK_KEPT]

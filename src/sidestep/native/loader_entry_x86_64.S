@@ -25,9 +25,9 @@
 	.endm
 
 /*
- * Whether all is zero above xmm0 to xmm15, which are saved by now: ZF. Then vzeroupper is to leave it so: zeros that are loaded
- * are values to the CPU, and each instruction of SSE waits for them, as Go's AES and SHA are made of (Intel's optimization manual,
- * "Mixing AVX Code with SSE Code").
+ * ZF: all is zero above xmm0 to xmm15, which are saved by now. Then vzeroupper is to leave it so. Zeros that are loaded are
+ * values to the CPU, and each instruction of SSE waits for them. Go's AES and SHA consist of such instructions (Intel's
+ * optimization manual, "Mixing AVX Code with SSE Code").
  */
 	.macro UPPER_zmm
 	.irp number, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15
@@ -61,12 +61,12 @@
 	.endm
 
 /*
- * By jmp from a trampoline: rax number; rdi, rsi, rdx, r10, r8, r9 arguments; rcx where to go back; r11 free, as the kernel
- * leaves it. Nothing is written to the program's stack, which may be a small one, or have a red zone. All vector registers
- * are kept, as by the kernel.
+ * Entry by jmp from a trampoline: rax number; rdi, rsi, rdx, r10, r8, r9 arguments; rcx where to go back; r11 free, as the
+ * kernel leaves it. Nothing is written to the program's stack, which may be a small one, or have a red zone. All vector
+ * registers are kept, as by the kernel.
  *
- * A signal may come at any place: up to where `inside` is set the registers are the program's, but for r11 and the stack pointer,
- * which block.program_sp has.
+ * A signal may come at any place. Up to where `inside` is set the registers are the program's, but for r11 and the stack
+ * pointer: block.program_sp has that.
  */
 	.macro ENTRY vector, size, room
 	.globl loader_entry_\vector, loader_entry_\vector\()_inside
@@ -137,7 +137,7 @@ loader_entry_\vector\()_inside:
 to_program:                     /* rbp: the frame */
 	movq %rbp, %rsp
 	movq FRAME_FS(%rsp), %rcx
-	movq %rcx, %gs:BLOCK_PROGRAM_TP /* it may have been changed by the call */
+	movq %rcx, %gs:BLOCK_PROGRAM_TP /* the call may have changed it */
 	wrfsbase %rcx
 	movq $0, %gs:BLOCK_INSIDE
 	popq %r15
@@ -205,8 +205,8 @@ loader_clone:
 	jmp to_program
 
 /*
- * The kernel calls this for every signal that the program handles, on whatever stack it was told: (sig, info, context). Which
- * thread pointer is current, and whether a call is under way, is kept and put back.
+ * The kernel calls this for every signal that the program handles, on the stack that was registered: (sig, info, context).
+ * The current thread pointer and the state of a call under way are saved and restored.
  */
 	.globl loader_signal_entry, loader_restorer
 	.p2align 4
@@ -231,7 +231,7 @@ loader_signal_entry:
 	jb 1f
 	cmpq %gs:BLOCK_HIGH, %rax
 	ja 1f
-	leaq -1024(%rax), %rcx  /* our stack is in use down to there */
+	leaq -1024(%rax), %rcx  /* end of the part of our stack that is in use */
 	andq $-64, %rcx
 	movq %rcx, %gs:BLOCK_TOP
 	jmp 2f
@@ -271,7 +271,7 @@ loader_signal_entry:
 	jmp *%rcx
 4:	ret
 
-/* By these bytes debuggers and unwinders know a signal's frame. */
+/* Debuggers and unwinders know a signal's frame by these bytes. */
 	.p2align 4
 	nop
 loader_restorer:
@@ -286,7 +286,7 @@ loader_to_handler:
 	movq %rsp, %rbp
 	testq %r8, %r8
 	jz 1f
-	leaq -1024(%rsp), %rax  /* our stack is in use down to there */
+	leaq -1024(%rsp), %rax  /* end of the part of our stack that is in use */
 	andq $-64, %rax
 	movq %rax, %gs:BLOCK_TOP
 	movq %r8, %rsp

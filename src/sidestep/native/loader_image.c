@@ -24,7 +24,7 @@ struct file {
 	int fd;
 	Elf64_Ehdr header;
 	Elf64_Phdr segments[SEGMENTS_MAX];
-	uint64_t low, high; /* of its segments' addresses */
+	uint64_t low, high; /* bounds of its segments' addresses */
 	bool by_go;
 };
 
@@ -88,7 +88,7 @@ static bool segment_map(const struct file *file, const Elf64_Phdr *segment, uint
 	else if (!map(page, segment->p_filesz + skew, first, 0, file->fd, segment->p_offset - skew))
 		return false;
 	if (segment->p_memsz > segment->p_filesz && segment->p_filesz && prot & PROT_WRITE)
-		memset((void *)file_end, 0, zeros - file_end); /* to the page's end: glibc's loader counts on that */
+		memset((void *)file_end, 0, zeros - file_end); /* zeros to the page's end: glibc's loader counts on that */
 	return end <= zeros || map(zeros, end - zeros, first, MAP_ANONYMOUS, -1, 0);
 }
 
@@ -199,7 +199,7 @@ void code_mapped(uint8_t *at, uint64_t length, int fd, uint64_t offset, int prot
 	raw(SYS_mprotect, (long)at, (long)pages(length), prot, 0, 0, 0);
 }
 
-/* Of memory without a file: made as the program runs. */
+/* Code in memory without a file: made as the program runs. */
 void code_made(const uint8_t *at, uint64_t length, bool writable)
 {
 	if (writable || calls_in(at, length))

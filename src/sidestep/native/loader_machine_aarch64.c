@@ -29,7 +29,10 @@ static uint64_t spilled_at(const struct registers *now)
 	return now->pc < (uint64_t)loader_entry_filled ? now->x[16] : ((const struct frame *)now->sp)->sp - SPILL;
 }
 
-/* As loader_signal_entry of x86-64, to loader_signal() and back: what it returns is called on the kernel's frame. */
+/*
+ * Like loader_signal_entry of x86-64, to loader_signal() and back: the handler that it returns is called on the kernel's
+ * frame.
+ */
 __attribute__((used, visibility("hidden"))) uint64_t loader_signal_begin(int sig, siginfo_t *info, void *context)
 {
 	struct block *block = this_block();
@@ -38,7 +41,7 @@ __attribute__((used, visibility("hidden"))) uint64_t loader_signal_begin(int sig
 	const bool ours = now->sp >= block->low && now->sp <= block->high;
 
 	if (ours)
-		block->top = now->sp & ~63ul; /* our stack is in use down to there */
+		block->top = now->sp & ~63ul; /* end of the part of our stack that is in use */
 	if (!inside && in_entry(now))
 		block->program_sp = spilled_at(now) + SPILL;
 	else if (!inside && !ours)
@@ -65,7 +68,7 @@ void call_ends(struct registers *now)
 	}
 }
 
-/* Nothing has been done of a call: the program's registers, at its call, become the context for good. */
+/* A call that has done nothing: the program's registers, at its call, become the context for good. */
 static void rewind_entry(struct registers *now)
 {
 	const uint64_t spilled = spilled_at(now);

@@ -89,8 +89,9 @@ void call_ends(struct registers *registers)
 }
 
 /*
- * What the kernel would show of a call that a signal came into: the program's registers, at its call, which begins again after
- * a handler with SA_RESTART. Handlers look at them, to sample the program or, as musl's for pthread_cancel(3), to leave the call.
+ * The registers that the kernel would show of a call that a signal interrupted. They are the program's, at its call, which
+ * begins again after a handler with SA_RESTART. Handlers read them to sample the program or, as musl's for pthread_cancel(3),
+ * to leave the call.
  */
 bool program_shown(const struct block *block, bool restarts, struct registers *registers)
 {
@@ -100,7 +101,7 @@ bool program_shown(const struct block *block, bool restarts, struct registers *r
 	if (!frame && (now[REG_RIP] <= (greg_t)loader_entry || now[REG_RIP] >= (greg_t)loader_inside)) {
 		greg_t at = (greg_t)trampoline_site((uint64_t)now[REG_RIP]);
 		if (at)
-			now[REG_RIP] = at; /* in a trampoline the registers are the program's */
+			now[REG_RIP] = at; /* the registers are the program's in a trampoline */
 		return at;
 	}
 	if (frame) {

@@ -1,4 +1,7 @@
-/* loader_pool.c - room for trampolines, near the code; at the end of each piece is told what they stand for, from the last one on. */
+/*
+ * loader_pool.c - room for trampolines, near the code. The end of each piece lists the sites of its trampolines, from the
+ * last one on.
+ */
 #include "loader.h"
 
 #include <sys/mman.h>
@@ -44,7 +47,7 @@ static struct pool *pool_near(const uint8_t *site, size_t length)
 			return &pools[i];
 	if (pools_len == POOLS_MAX)
 		return NULL;
-	/* not close by: a program's heap grows there */
+	/* distances that are not close by: a program's heap grows there */
 	for (long distance = 16l << 20; distance < REACH - (16l << 20); distance += 8l << 20)
 		for (int sign = 1; sign >= -1; sign -= 2) {
 			uintptr_t hint = ((uintptr_t)site + (uintptr_t)(sign * distance)) & ~(POOL_SIZE - 1);

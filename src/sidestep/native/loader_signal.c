@@ -3,8 +3,9 @@
  *
  *     kernel ─► loader_signal_entry ─► loader_signal ─► the shim's trampoline ─► loader_handler ─► the program's handler
  *
- * The first two make the thread pointer ours, the last one makes it the program's again. A signal that comes while the program's
- * own code runs goes from the first to the program's handler, on the kernel's frame: by it unwinders know what it came into.
+ * The first two make the thread pointer ours, the last one makes it the program's again. A signal that comes while the
+ * program's own code runs goes from the first to the program's handler, on the kernel's frame. Unwinders find the interrupted
+ * code by that frame.
  */
 #include "loader.h"
 
@@ -20,9 +21,9 @@ struct kernel_action {
 };
 
 static struct kernel_action programs[SIGNALS];
-static void (*_Atomic to_call[SIGNALS])(int, siginfo_t *, void *); /* what the shim has told the kernel to call */
+static void (*_Atomic to_call[SIGNALS])(int, siginfo_t *, void *); /* the handler that the shim has registered */
 
-static _Atomic uint64_t straight[SIGNALS]; /* the program's handler, once the kernel has been told */
+static _Atomic uint64_t straight[SIGNALS]; /* the program's handler, once it is registered with the kernel */
 
 static bool is_function(uint64_t handler)
 {
@@ -47,7 +48,7 @@ __attribute__((used, visibility("hidden"))) uint64_t loader_signal(int sig, sigi
 	const uint64_t handler = straight[sig];
 
 	if (!interrupted && handler && in_programs_code(registers_of(context))) {
-		if (programs[sig].flags & SA_RESETHAND) /* of which the shim does not tell the kernel */
+		if (programs[sig].flags & SA_RESETHAND) /* the kernel does not know of these */
 			kernel_action(sig, &(struct sigaction){.sa_handler = SIG_DFL}, NULL);
 		return handler;
 	}
@@ -70,17 +71,17 @@ __attribute__((used, visibility("hidden"))) uint64_t loader_signal(int sig, sigi
 	return 0;
 }
 
-/* A fault is of our own code, then, and is told as it is. */
+/* A fault at such a time is of our own code, and is reported as it is. */
 static bool is_fault(int sig, const siginfo_t *info)
 {
 	return info->si_code > 0 && (sig == SIGSEGV || sig == SIGBUS || sig == SIGFPE || sig == SIGILL || sig == SIGTRAP);
 }
 
-/* The handler has changed where a call of ours goes on: the call is to end as soon as it can, if it has done nothing. */
+/* The handler has changed where a call of ours goes on. The call is to end as soon as it can, if it has done nothing. */
 static void divert(struct block *block, struct registers *now, const struct registers *real)
 {
 	if (!block->interrupted)
-		return; /* it has not begun */
+		return; /* the call has not begun */
 	block->diverted = block->interrupted;
 	block->diverted_to = *now;
 	*now = *real;
@@ -88,7 +89,7 @@ static void divert(struct block *block, struct registers *now, const struct regi
 	shim->interrupt();
 }
 
-/* What the shim takes for the program's handler, which may come back by siglongjmp. */
+/* The shim's handler of the program, which may come back by siglongjmp. */
 static void loader_handler(int sig, siginfo_t *info, void *context)
 {
 	struct block *block = this_block();
@@ -112,7 +113,7 @@ static void loader_handler(int sig, siginfo_t *info, void *context)
 		divert(block, now, &real);
 }
 
-/* As the shim wants it: the sigaction(2) of our C library, but for the way in. */
+/* The call that the shim wants: the sigaction(2) of our C library, but for the way in. */
 int kernel_action(int sig, const struct sigaction *act, struct sigaction *old)
 {
 	struct kernel_action mine = {0}, before;

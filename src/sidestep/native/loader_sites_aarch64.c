@@ -1,17 +1,18 @@
 /*
- * loader_sites_aarch64.c - replaces, before any of it runs, what a piece of code does with the kernel and with the thread pointer.
+ * loader_sites_aarch64.c - replaces a piece of code's calls of the kernel and uses of the thread pointer, before any of it
+ * runs.
  *
- * An instruction has four bytes, and so has a branch, so each is replaced in place, and nothing but it: whoever jumps at it finds
- * what stands for it.
+ * An instruction has four bytes, and so has a branch. So each is replaced in place, and nothing but it: code that jumps at it
+ * finds its replacement.
  *
  *     svc #0             ─►  b to a trampoline, which comes to loader_entry, or makes the call itself
  *     mrs xN, tpidr_el0  ─►  b to one that reads block.program_tp
  *     msr tpidr_el0, xN  ─►  b to one that writes it
  *
- * A word of data that looks like one of these must be left as it is. Compilers keep constants elsewhere, but those of assembly
- * may stand between functions. What an instruction loads from the code is data. Else a call is one if what comes before it leads
- * to it, and brings a number or arguments, or its result is looked at behind it; the other two are each one word of 2^27, and taken
- * for what they are.
+ * A word of data that looks like one of these must be left as it is. Compilers keep constants elsewhere, but those of
+ * assembly may stand between functions. What an instruction loads from the code is data. Else a word is a call if the code
+ * before leads to it and brings a number or arguments, or if later code looks at its result. The other two are each one word
+ * of 2^27, and are always taken as instructions.
  */
 #include "loader.h"
 
@@ -27,12 +28,12 @@
 #define SPILLS 0xa9bc47f0u   /* stp x16, x17, [sp, #-SPILL]! */
 #define UNSPILLS 0xa8c447f0u /* ldp x16, x17, [sp], #SPILL */
 #define NUMBER 8u           /* the register of a call's number */
-#define ARGUMENTS 0x3fu     /* those of its arguments */
+#define ARGUMENTS 0x3fu     /* registers of its arguments */
 #define LOOKED_AT 16        /* instructions before a call */
-#define LEADING 4           /* of these, which may bring its number */
+#define LEADING 4           /* number of these that may bring its number */
 #define UNKNOWN -1
 #define TRAMPOLINE_MAX 64
-#define TRAMPOLINE_BACK 40u   /* in one of a call */
+#define TRAMPOLINE_BACK 40u   /* offset in a trampoline of a call */
 #ifndef HWCAP2_SME /* asm/hwcap.h, from Linux 5.19 on */
 #define HWCAP2_SME (1 << 23)
 #endif
@@ -64,8 +65,8 @@ static void put_address(struct writer *writer, const void *address)
 }
 
 /*
- * Below its stack pointer a program may have a word (Go: its frame pointer) or a few (Go's clone), so the registers that it takes
- * to go on are kept further down. By what is moved first, a signal's frame comes below them.
+ * Registers are saved some bytes below the program's stack pointer. The program may have a word (Go: its frame pointer) or a
+ * few (Go's clone) right below it. The first store moves the stack pointer, so a signal's frame comes below them.
  */
 static void put_call(struct writer *writer, const uint8_t *site)
 {
@@ -198,7 +199,7 @@ static uint32_t writes(uint32_t word)
 	                                                  : one;
 }
 
-/* Whether an instruction has x0 as its first operand: one that looks at the result. */
+/* True if an instruction has x0 as its first operand: one that looks at the result. */
 static bool reads_result(uint32_t word)
 {
 	const bool computes = (word >> 26 & 7) == 4 || (word >> 25 & 7) == 5;
@@ -207,7 +208,10 @@ static bool reads_result(uint32_t word)
 	       (word & 0x7e00001f) == 0x36000000;
 }
 
-/* Whether what is behind an instruction is not reached from it: b, br, ret; but not the b that we put in place of a call. */
+/*
+ * True if the code behind an instruction is not reached from it: b, br, ret. The b that we put in place of a call does not
+ * count.
+ */
 static bool ends_flow(const uint8_t *at, uint32_t word)
 {
 	const int64_t by = (int64_t)((int32_t)(word << 6) >> 6) * 4;

@@ -3,12 +3,12 @@
  *
  * A call is two bytes, a jump takes five, so there are four ways, tried in this order:
  *
- *   1. `mov $number, %eax; syscall`: the mov becomes the jump. The call stays as it is, for whoever jumps at it.
+ *   1. `mov $number, %eax; syscall`: the mov becomes the jump. The call stays as it is, for code that jumps at it.
  *   2. The call becomes a short jump to padding nearby, which holds the long one.
- *   3. The jump covers instructions before the call as well: they are done in the trampoline first. Nobody may jump between
- *      them, but nobody has a reason to: they bring the arguments.
- *   4. The jump covers instructions behind the call. Only if the first of them looks at the result: else it might begin a branch
- *      of a jump table, which we do not see.
+ *   3. The jump covers instructions before the call as well: they are done in the trampoline first. A jump between them would
+ *      fail, but code has no reason for one: they bring the arguments.
+ *   4. The jump covers instructions behind the call. The first of them must look at the result, as it might else begin a
+ *      branch of a jump table, which we do not see.
  *
  * A call whose number is known and of no interest is left alone, and costs nothing. Where the number is known only when it
  * runs, the trampoline looks it up in `intercepted`. What moves bytes of a descriptor that the shim does not know goes to the
@@ -46,7 +46,7 @@ struct sweep {
 	uint8_t *targets; /* a bit for each byte: a jump goes there */
 	struct site *sites;
 	struct hole *holes;
-	const uint8_t *written; /* up to there code has been replaced */
+	const uint8_t *written; /* end of the code that has been replaced */
 	uint32_t sites_len, holes_len, sites_room, holes_room;
 };
 
@@ -101,7 +101,7 @@ static void note_padding(struct sweep *sweep, uint8_t *at, uint32_t length, bool
 
 /* ---- %gs ---- */
 #define NEAR 64
-/* Whether the number of arch_prctl(2) is loaded near an instruction, for the kernel or for syscall(3). */
+/* True if the number of arch_prctl(2) is loaded near an instruction, for the kernel or for syscall(3). */
 static bool near_arch_prctl(const struct sweep *sweep, const uint8_t *at)
 {
 	const uint8_t *begin = at - sweep->code->begin > NEAR ? at - NEAR : sweep->code->begin,
@@ -112,8 +112,8 @@ static bool near_arch_prctl(const struct sweep *sweep, const uint8_t *at)
 }
 
 /*
- * Whether an instruction sets the base of %gs, or loads ARCH_SET_GS as arch_prctl(2) is to get it. What it is used by need not be
- * looked for, which data between code may look like.
+ * True if an instruction sets the base of %gs, or loads ARCH_SET_GS as arch_prctl(2) is to get it. Its use need not be looked
+ * for, as data between code may look like one.
  */
 static bool takes_gs(const struct sweep *sweep, const uint8_t *at, const struct instruction *is)
 {
@@ -130,7 +130,7 @@ static void sweep_code(struct sweep *sweep, struct sites *sites)
 {
 	uint8_t *recent[BEFORE_MAX];
 	uint32_t recent_len = 0, decoded = DOUBT;
-	bool ended = false, padding = false; /* behind an instruction from which nothing goes on; in padding behind that */
+	bool ended = false, padding = false; /* state behind an instruction without a successor; in padding behind that */
 	struct instruction is;
 
 	for (uint8_t *at = sweep->code->begin; at < sweep->code->end; at += is.length) {
@@ -165,7 +165,7 @@ static void sweep_code(struct sweep *sweep, struct sites *sites)
 
 /* ---- the number of a call ---- */
 
-/* Whether an instruction leaves eax alone: those that bring arguments. */
+/* True if an instruction leaves eax alone: those that bring arguments. */
 static bool spares_eax(const uint8_t *at, const struct instruction *is)
 {
 	uint8_t rex = is->opcode && (at[is->opcode - 1] & 0xf0) == 0x40 ? at[is->opcode - 1] : 0, opcode = at[is->opcode];
@@ -212,7 +212,7 @@ static long loaded(const uint8_t *at, const struct instruction *is)
 	return value >= 0 && value < CALLS_MAX ? value : UNKNOWN;
 }
 
-/* Whether an instruction brings eax some value or other. */
+/* True if an instruction brings eax some value or other. */
 static bool loads_eax(const uint8_t *at, const struct instruction *is)
 {
 	uint8_t rex = is->opcode && (at[is->opcode - 1] & 0xf0) == 0x40 ? at[is->opcode - 1] : 0, opcode = at[is->opcode];
@@ -310,7 +310,7 @@ static void replace(struct sweep *sweep, uint8_t *at, const uint8_t *end, const 
 	sweep->written = end;
 	at += JUMP_LENGTH;
 	while (at < end)
-		*at++ = 0xcc; /* nobody comes here; who does had better stop */
+		*at++ = 0xcc; /* no code jumps here; a thread that does had better stop */
 }
 
 static bool from_before(struct sweep *sweep, struct site *site)
@@ -351,7 +351,7 @@ static bool from_behind(struct sweep *sweep, struct site *site)
 	return true;
 }
 
-/* Whether an instruction brings an argument: from a register or memory to rdi, rsi, rdx, r10, r8 or r9. */
+/* True if an instruction brings an argument: from a register or memory to rdi, rsi, rdx, r10, r8 or r9. */
 static bool loads_argument(const uint8_t *at, const struct instruction *is)
 {
 	uint8_t rex = is->opcode && (at[is->opcode - 1] & 0xf0) == 0x40 ? at[is->opcode - 1] : 0, opcode = at[is->opcode];
@@ -367,8 +367,8 @@ static bool loads_argument(const uint8_t *at, const struct instruction *is)
 }
 
 /*
- * Data between code may look like a call, and must not be written to: a call has a number, which comes from somewhere, be it the
- * caller, as the arguments do.
+ * Data between code may look like a call, and must not be written to. A call has a number, which is loaded nearby or comes
+ * from the caller, as the arguments do.
  */
 static bool is_call(const struct sweep *sweep, const struct site *site)
 {
@@ -437,7 +437,10 @@ static uint8_t *call_bytes(uint8_t *at, const uint8_t *end)
 	return NULL;
 }
 
-/* Where functions begin is known by the padding before them, and nothing jumps into another: most of the code need not be looked at. */
+/*
+ * The padding before functions shows where they begin, and no function jumps into another. So most of the code need not be
+ * looked at.
+ */
 static void functions_patch(const struct code *code, struct sites *sites)
 {
 	struct code part = {.end = code->begin};

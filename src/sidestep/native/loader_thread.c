@@ -57,7 +57,7 @@ static void enter(struct frame *frame, struct block *block, uint64_t mask)
 	loader_enter(frame, block);
 }
 
-/* As the kernel does for a thread that has ended. */
+/* Clears the word of a thread that has ended, like the kernel. */
 static void tid_clear(struct block *block)
 {
 	if (!block->clear_tid)
@@ -81,7 +81,7 @@ static void *thread_run(void *argument)
 	if (birth->child_tid)
 		*birth->child_tid = tid;
 	birth->tid = tid;
-	raw(SYS_futex, (long)&birth->tid, FUTEX_WAKE_PRIVATE, 1, 0, 0, 0); /* it may be gone: then nobody is woken */
+	raw(SYS_futex, (long)&birth->tid, FUTEX_WAKE_PRIVATE, 1, 0, 0, 0); /* the word may be gone: then no thread wakes */
 	enter(&frame, &block, mask);
 	tid_clear(&block);
 	return NULL;
@@ -123,7 +123,7 @@ __attribute__((used, visibility("hidden"))) void loader_bare_start(struct block 
 	signals_set(block->mask);
 }
 
-/* Where a child of clone3_bare() begins. */
+/* Beginning of a child of clone3_bare(). */
 __attribute__((used, visibility("hidden"))) void loader_bare_run(struct block *block)
 {
 	block_set(block);
@@ -140,8 +140,9 @@ static long clone3_bare(struct clone_args *with, struct block *block)
 }
 
 /*
- * A child in our memory that is no thread, as vfork(2) and posix_spawn(3) make: on a stack of its own, as the parent may go on.
- * It must not touch what the shim knows of its parent's descriptors: its own are other ones. It executes a program soon.
+ * A child in our memory that is no thread, as vfork(2) and posix_spawn(3) make. It runs on a stack of its own, as the parent
+ * may go on. It must not touch the shim's records of its parent's descriptors: its own are others. It executes a program
+ * soon.
  */
 static long bare_make(const struct frame *frame, uint64_t flags, uint64_t stack, uint32_t *parent_tid,
                       uint32_t *child_tid, uint64_t tls, struct clone_args *with)
@@ -198,7 +199,7 @@ static long fork_make(struct frame *frame, uint64_t flags, uint64_t stack, uint3
 		child = (pid_t)clone3_fork(*with);
 	else if (!(flags & ~(uint64_t)FORK_FLAGS) && (flags & CSIGNAL) == SIGCHLD)
 		child = fork();
-	else /* with namespaces and the like */
+	else /* a call with namespaces and the like */
 		child = (pid_t)syscall(
 			SYS_clone,
 			flags & ~(uint64_t)(CLONE_SETTLS | CLONE_CHILD_SETTID | CLONE_CHILD_CLEARTID | CLONE_PARENT_SETTID), 0,
@@ -223,8 +224,9 @@ static long fork_make(struct frame *frame, uint64_t flags, uint64_t stack, uint3
 }
 
 /*
- * A child of vfork(2), or of Go, which makes it as vfork(2) does: on its parent's stack, until it executes. It duplicates sockets and
- * executes who is to read them, so it is a child that the shim knows. posix_spawn(3) of C libraries has it tell by memory what failed.
+ * A child of vfork(2), or of Go, which makes it as vfork(2) does, runs on its parent's stack until it executes. It duplicates
+ * sockets and executes their reader, so the shim keeps records for it. posix_spawn(3) of C libraries has it report errors by
+ * memory.
  */
 static bool may_fork(uint64_t flags, uint64_t stack)
 {
@@ -237,7 +239,7 @@ static long child_make(struct frame *frame, uint64_t flags, uint64_t stack, uint
 {
 	if (may_fork(flags, stack) && shim->holds()) {
 		long result = fork_make(frame, flags & ~(uint64_t)SHARES, stack, parent_tid, child_tid, tls, with);
-		if (result != -ENOMEM) /* of memory that is not written to a child that shares it has enough */
+		if (result != -ENOMEM) /* a child that shares unwritten memory has enough */
 			return result;
 	}
 	if (flags & CLONE_VM)
@@ -253,7 +255,7 @@ long thread_clone(struct frame *frame, uint64_t flags, uint64_t stack, uint32_t 
 	return child_make(frame, flags, stack, parent_tid, child_tid, tls, NULL);
 }
 
-/* As the kernel takes it from a program that knows more, or less, of it than we do. */
+/* The arguments, as the kernel takes them from a program that knows more, or fewer, of them than we do. */
 static long clone_args_take(struct clone_args *with, const void *arguments, uint64_t size)
 {
 	const uint8_t *each = arguments;
@@ -269,8 +271,8 @@ static long clone_args_take(struct clone_args *with, const void *arguments, uint
 }
 
 /*
- * As clone(2), if that can say it. A thread is ours to make, and handlers are not the kernel's to reset: there the caller is to try
- * clone(2), as on a kernel that has no clone3(2).
+ * Like clone(2), if that can say it. Making a thread is our task, and the kernel must not reset handlers. In such a case the
+ * caller is to try clone(2), as on a kernel without clone3(2).
  */
 long thread_clone3(struct frame *frame, const void *arguments, uint64_t size)
 {
@@ -291,7 +293,7 @@ long thread_clone3(struct frame *frame, const void *arguments, uint64_t size)
 	                    flags & CLONE_PIDFD ? (uint32_t *)with.pidfd : parent_tid, child_tid, with.tls);
 }
 
-/* Whether the thread holds locks that the kernel is to hand on at its end: set_robust_list(2). */
+/* True if the thread holds locks that the kernel is to hand on at its end: set_robust_list(2). */
 static bool holds_robust(void)
 {
 	const struct robust_list_head *head = NULL;

@@ -1,6 +1,6 @@
 /*
- * loader_trampoline_x86_64.c - what stands for a call that was replaced: code that comes to loader_entry, or makes the call itself where
- * its number, or its descriptor, is none of ours.
+ * loader_trampoline_x86_64.c - replacements of calls: code that comes to loader_entry, or makes the call itself if its
+ * number, or its descriptor, is none of ours.
  */
 #include "loader.h"
 
@@ -67,7 +67,7 @@ static bool put_moved(struct writer *writer, const uint8_t *from, const struct i
 	    (*opcode >= 0xe0 && *opcode <= 0xe3)) /* loop, jrcxz: short only */
 		return false;
 	if (*opcode ==
-	    0xe8) { /* its return address is here, which an unwinder does not know: as it is with all that runs here */
+	    0xe8) { /* the return address of this call is here, which an unwinder does not know: as with all code that runs here */
 		put(writer, "\xe8", 1);
 	} else if (flow == FLOW_END) {
 		put(writer, "\xe9", 1);

@@ -10,18 +10,18 @@
 /* struct frame, for loader_entry_x86_64.S */
 #define FRAME_RAX 96
 #define FRAME_FS 104
-#define CONTEXT_RSP 160 /* of a ucontext_t: uc_mcontext.gregs[REG_RSP] */
+#define CONTEXT_RSP 160 /* offset in a ucontext_t: uc_mcontext.gregs[REG_RSP] */
 #define SYSCALL_LENGTH 2
 #define RED_ZONE 128 /* below its stack pointer, which a program may use (System V ABI, 3.2.2) */
 
 #ifndef __ASSEMBLER__
 #define MACHINE EM_X86_64
 #define PAGE 4096ul
-#define CLONE_TLS 4 /* which argument of clone(2) it is */
+#define CLONE_TLS 4 /* number of the argument of clone(2) */
 #define CLONE_CHILD_TID 3
 #define HANDLERS_FIND_REGISTERS 0 /* a program's handler needs none that the C library's does not keep */
-#define CLONE_WITH_VM 0 /* what a child in our memory must have, too */
-#define REACH 0x7fff0000l /* of a jump with 32 bits, and some less */
+#define CLONE_WITH_VM 0 /* flags that a child in our memory must have, too */
+#define REACH 0x7fff0000l /* reach of a jump with 32 bits, and some less */
 #define RESTORER_FLAG 0x04000000 /* SA_RESTORER */
 #define RESTORER_OURS (uint64_t)loader_restorer
 #define CALLS_OF_MACHINE \
@@ -115,12 +115,12 @@ static inline uint64_t thread_pointer(void)
 long thread_pointers(struct frame *frame); /* arch_prctl(2) */
 
 /* ---- loader_trampoline_x86_64.c ---- */
-extern const char *loader_entry, *loader_inside; /* for this CPU's registers; where `inside` has just been set */
+extern const char *loader_entry, *loader_inside; /* entry for this CPU's registers; place where `inside` is just set */
 #define UNKNOWN -1 /* the number of a call */
-#define HOOKED_LENGTH 29 /* before there, the trampoline comes in */
+#define HOOKED_LENGTH 29 /* a trampoline comes in before that place */
 void jump_write(uint8_t *at, const uint8_t *to);
 /*
- * What stands for the call at `site`: instructions from `begin` to it, the call, those from behind it up to `end`, and the
+ * The trampoline of the call at `site`: instructions from `begin` to it, the call, those from behind it up to `end`, and the
  * way back. With `set` it brings the number, too, whose instruction was replaced. NULL: no room, or they cannot be moved.
  */
 uint8_t *trampoline(uint8_t *site, long number, const uint8_t *begin, const uint8_t *end, bool set);

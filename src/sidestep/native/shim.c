@@ -7,7 +7,7 @@
 #include <sys/resource.h>
 #include <sys/rseq.h>
 
-#pragma weak __rseq_size /* of glibc 2.35: the shim comes up with an older one, too */
+#pragma weak __rseq_size /* symbol of glibc 2.35: the shim comes up with an older one, too */
 #pragma weak __rseq_offset
 
 __thread struct thread self;
@@ -29,7 +29,7 @@ static struct file own_file = {.kind = FILE_OWN};
 pthread_key_t thread_key;
 static int log_fd = -1;
 
-/* False: it cannot be written. Then the signal by which the kernel would end the program is taken back: it has not written. */
+/* False: it cannot be written. Then the signal by which the kernel would end the program is revoked: it has not written. */
 static bool log_write(const char *line, size_t len)
 {
 	const uint64_t ends =
@@ -69,7 +69,10 @@ void shim_log(const char *format, ...)
 	}
 }
 
-/* The digits of `text` up to `end`, which is a character or the end of the text; *rest stands there. As int() in config.py. */
+/*
+ * The digits of `text` up to `end`, which is a character or the end of the text. The last parameter gets the place behind
+ * them. As int() in config.py.
+ */
 static bool digits(const char *text, char end, uint64_t *value, const char **rest)
 {
 	size_t len = strspn(text, "0123456789");
@@ -135,7 +138,7 @@ void config_read(void)
 	config.spin_ns = (uint32_t)env_number("SIDESTEP_SPIN_US", 0, SPIN_US_MAX, config.spin_ns / 1000, NULL) * 1000;
 	if (sched_getaffinity(0, sizeof(cpus), &cpus) == 0)
 		config.ncpus = CPU_COUNT(&cpus);
-	const char *stay = getenv("SIDESTEP_STAY"); /* from `sidestep run`, where a seccomp filter kills whoever tries it */
+	const char *stay = getenv("SIDESTEP_STAY"); /* a seccomp filter kills a process that changes its CPUs */
 	config.stay = stay && strcmp(stay, "1") == 0;
 	const char *from_root = getenv("SIDESTEP_FROM_ROOT");
 	config.from_root = from_root && strcmp(from_root, "1") == 0;
@@ -162,7 +165,7 @@ uint32_t thread_init(void)
 	return self.tid;
 }
 
-/* Descriptors a thread owns are given back when it ends; only threads that got some register. */
+/* Descriptors a thread owns are released when it ends; only threads that got some register. */
 void thread_register(void)
 {
 	if (!self.registered) {
@@ -203,7 +206,7 @@ void shim_lock_drop(void)
 	critical_leave();
 }
 
-/* In a child of fork(): one thread is left, under another number, and the lock that it holds is made anew. */
+/* A child of fork() has one thread, under another number, and its lock is made anew. */
 void shim_after_fork(void)
 {
 	shim_pid = (uint32_t)getpid();
@@ -215,8 +218,8 @@ void shim_after_fork(void)
 }
 
 /*
- * Whether a thread, or all of a process, has ended. One that was killed is there until its parent has waited for it; who
- * waits may be we. proc_pid_stat(5): the name in parentheses, the state, and 17 fields later the number of threads.
+ * True if a thread, or all of a process, has ended. A killed one remains until its parent has waited for it, and we may be
+ * the parent. proc_pid_stat(5): the name in parentheses, the state, and 17 fields later the number of threads.
  */
 bool task_dead(uint32_t id, bool process)
 {
@@ -277,7 +280,7 @@ int own_fd(int fd)
 	/* High, so that programs get the low numbers they expect; below the soft limit, because that bounds every number. */
 	if (getrlimit(RLIMIT_NOFILE, &limit) == 0)
 		base = limit.rlim_cur < (rlim_t)OWN_FD_BASE_MAX / 7 * 8 ? (int)(limit.rlim_cur / 8 * 7) : OWN_FD_BASE_MAX;
-	/* what the program before has left to us stands there already, maybe above a limit that is lower by now */
+	/* connections of the last program stand there already, maybe above a limit that is lower by now */
 	int high = fd >= base ? fd : (int)real.fcntl64(fd, F_DUPFD_CLOEXEC, base);
 	if (high == fd)
 		real.fcntl64(fd, F_SETFD, FD_CLOEXEC);

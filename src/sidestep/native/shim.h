@@ -1,11 +1,11 @@
 /*
  * shim.h - what the files of libsidestep.so share.
  *
- * The application's fd is its TCP socket, always. fd_table maps an fd number to what the shim knows of it: nothing (the
- * real call is made at once), a connection, an epoll set, or one of the shim's own descriptors.
+ * The application's fd is its TCP socket, always. fd_table maps an fd number to the shim's record of it: none (the real call
+ * is made at once), a connection, an epoll set, or a descriptor of the shim's own.
  *
- * A connection has three parts: `struct conn`, private to the process; its `struct conn_slot` in the arena, shared by the
- * process family (fork, exec), with the locks and the authoritative positions; and, once attached, the channel segment,
+ * A connection has three parts. `struct conn` is private to the process. Its `struct conn_slot` in the arena is shared by the
+ * process family (fork, exec), and has the locks and the authoritative positions. Once it is attached, the channel segment is
  * shared with the peer. A conn is *managed* while it holds a segment; then every call goes through conn_send/conn_recv.
  *
  * Lock order: shim_lock, set lock, rx_lock, tx_lock. Nothing blocks while holding one. A critical section defers signal
@@ -41,72 +41,73 @@ struct file {
 /* channel_producer.want_space: threads waiting for room, and a bit for those that will ask again */
 #define WANT_STICKY (1u << 31)
 
-/* How long waits spin, by what paid lately: see spin_adapt(). */
+/* Length of spins in waits, adapted to how many paid lately: see spin_adapt(). */
 struct spin_budget {
 	_Atomic uint32_t ns;
 	_Atomic uint32_t wasted;       /* spins that lost, less those that won */
-	_Atomic int64_t rests_until; /* none spins before */
+	_Atomic int64_t rests_until; /* no wait spins before */
 };
 
 #define OLD_DOORBELLS_MAX 8 /* programs that a peer becomes, one after the other; from then on it is rung always */
 
 struct conn {
 	/* A late thread may look at these while the struct is reused for another connection. */
-	struct file file;      /* its kind never changes */
+	struct file file;      /* a kind that never changes */
 	_Atomic uint32_t refs; /* descriptors and waiting threads of this process; 0: the struct is free */
 	_Atomic uint64_t serial; /* unique in the process; word_load() and word_store() without a reference */
-	/* Only who holds a reference may look at the rest. */
+	/* Only a holder of a reference may look at the fields below. */
 	_Atomic uint8_t managed; /* holds a segment */
-	_Atomic bool nonblock; /* as far as we have seen it set; decides about spinning only */
+	_Atomic bool nonblock; /* the value as far as we have seen it set; decides about spinning only */
 	_Atomic bool waited; /* seen in a hooked poll, select or epoll set */
 	_Atomic int stale_fd; /* + 1: a number in the table that the kernel has given to another file; 0: none is known */
 	_Atomic bool heritable; /* the program has taken FD_CLOEXEC from a number of it */
-	uint32_t generation; /* of the slot */
+	uint32_t generation; /* generation of the slot */
 	struct conn_slot *slot;
 	_Atomic uint32_t fds;  /* descriptors of this process */
-	_Atomic uint32_t calls; /* since birth or the last refused offer */
+	_Atomic uint32_t calls; /* calls since birth or the last refused offer */
 	_Atomic uint32_t bucket_seen;
 	_Atomic uint32_t bucket_index; /* + 1; 0: not computed */
-	_Atomic uint32_t bucket_epoch; /* of the registry it is a bucket of */
+	_Atomic uint32_t bucket_epoch; /* epoch of the registry in which it is a bucket */
 	_Atomic uint32_t backoff;
 	_Atomic int64_t again_at; /* coarse ns; nothing is offered before it */
-	/* What its way to another host gains, and loses, as a provider has said; message_ns 0: it need not gain. */
+	/* Gain and loss of its way to another host, as the provider has measured them; message_ns 0: it need not gain. */
 	_Atomic uint64_t message_ns, mib_ns, turn_ns;
 	_Atomic uint32_t gain_serial; /* provider.lost then */
-	_Atomic uint64_t counted_msgs, counted_bytes, counted_turns; /* at the last look at what it gains */
+	_Atomic uint64_t counted_msgs, counted_bytes, counted_turns; /* counts at the last look at its gain */
 	uint32_t probe_countdown;
-	struct spin_budget budget; /* of blocking waits */
+	struct spin_budget budget; /* budget of blocking waits */
 	_Atomic uint32_t linger_skips, linger_pause; /* see conn_lingers() */
 	struct channel_end channel;
 	struct doorbell *doorbell;               /* ours: the peer rings it */
 	struct remote_doorbell *remote_doorbell; /* the peer's: we ring it */
 	struct explicit *explicit;       /* NULL: an ordinary socket; else a reference */
 	struct member *members;          /* registrations in epoll sets; guarded by shim_lock */
-	int pending_segment_fd;          /* of a pending offer; else -1 */
+	int pending_segment_fd;          /* segment of a pending offer; else -1 */
 	int segment_fd;                  /* kept for the next program; else -1; see shim_travel.c */
 	uint64_t segment_inode;
-	bool taken_up;       /* from the program before: the peer does not look at our doorbell's word */
-	uint64_t announced_nonce; /* by which it was named last; 0: it was not */
-	uint32_t announced_by;  /* serial of the provider connection by which the peer was told of it; 0: it was not */
+	bool taken_up;       /* a connection from the program before: the peer does not look at our doorbell's word */
+	uint64_t announced_nonce; /* nonce by which it was named last; 0: it was not */
+	uint32_t announced_by;  /* serial of the provider connection by which the peer learned of it; 0: it did not */
 	uint32_t announce_waits, old_doorbells_len;
-	int64_t announce_again_at; /* then it is named again */
+	int64_t announce_again_at; /* time at which it is named again */
 	uint64_t nonce_named,
 		nonce_alone; /* a relay: our last `doorbell_nonce`, and the one by which it has our doorbell alone */
 	struct remote_doorbell *old_doorbells[OLD_DOORBELLS_MAX]; /* that the peer had before; see shim_new_doorbell.c */
-	_Atomic uint64_t idle_tail;      /* of our ring when it was last looked at; see trim() */
-	_Atomic uint64_t trimmed_tail;   /* of our ring when its pages were last given back */
+	_Atomic uint64_t idle_tail;      /* tail of our ring when it was last looked at; see trim() */
+	_Atomic uint64_t trimmed_tail;   /* tail of our ring when its pages were last released */
 	_Atomic uint64_t idle_from;      /* ring_from then: nothing has been spilled since if it still is */
-	_Atomic uint64_t stalled_at;        /* what stalled_at() in shim_idle.c said last */
-	_Atomic uint64_t full_head;      /* how far the peer had read when a sender found no room, */
+	_Atomic uint64_t stalled_at;        /* last result of stalled_at() in shim_idle.c */
+	_Atomic uint64_t full_head;      /* position of the peer when a sender found no room, */
 	_Atomic int64_t full_since;      /* and when that was first so; see steps_stood() */
 	_Atomic uint64_t
-		leave_tail;     /* with SLOT_LEAVES: what lies in the ring up to there was told, or will be looked for */
+		leave_tail;     /* with SLOT_LEAVES: bytes of the ring up to there were reported, or will be looked for */
 	_Atomic uint32_t waiters;        /* threads in a call on it that has slept */
 	_Atomic int deferred_fd;           /* a copy of the socket for waiters that outlive close(); else -1 */
 	uint64_t token;
 	/* serial of the provider connection that took a duplicate of the socket and has not answered; shim_lock to write */
 	_Atomic uint32_t delegated;
-	struct conn *loose_next, **loose_at; /* in the list of its doorbell; NULL: it is in none. Guarded by shim_lock */
+	struct conn *loose_next,
+		**loose_at; /* neighbours in the list of its doorbell; NULL: in none. Guarded by shim_lock */
 	struct conn *next_free;
 };
 
@@ -121,8 +122,8 @@ struct doorbell {
 	_Atomic uint64_t *word;
 	struct hint_ring *hints;
 	int fd;
-	int wait_fd; /* what sleeps wait on: `fd`, or a set with it and `old_fd` */
-	int old_fd; /* of the program that had the connections before: their peers ring it, until they know ours; else -1 */
+	int wait_fd; /* descriptor for sleeps: `fd`, or a set with it and `old_fd` */
+	int old_fd; /* doorbell of the last program: peers of its connections ring it, until they know ours; else -1 */
 	uint32_t old_users; /* connections whose peers do */
 	int page_fd;
 	uint8_t id[16];
@@ -134,15 +135,15 @@ struct doorbell {
 };
 
 struct remote_doorbell {
-	const _Atomic uint64_t *word; /* in a page mapped read-only */
+	const _Atomic uint64_t *word; /* word in a page mapped read-only */
 	const struct hint_ring *hints; /* NULL: the peer gives none */
 	int fd;
 	uint8_t id[16];
 	uint32_t index;
 	uint32_t refs;
 	_Atomic uint64_t rung; /* generation this process rang last */
-	int liveness_fd; /* of a provider that stands between: hangs up when it dies; else -1 */
-	_Atomic bool dead; /* it has */
+	int liveness_fd; /* pipe of a provider that stands between: hangs up when it dies; else -1 */
+	_Atomic bool dead; /* true once it has */
 	struct remote_doorbell *next;
 	int page_fd; /* kept for the next program; else -1 */
 	uint64_t page_inode;
@@ -183,7 +184,7 @@ void own_fd_close(int fd);
 
 /* ---- slot locks (shim_slot_lock.c): the holder's tid; a dead holder's lock is taken over ---- */
 void slot_lock_slow(_Atomic uint32_t *lock);
-extern bool arena_shared; /* with a parent or children */
+extern bool arena_shared; /* true with a parent or children */
 
 static inline void slot_lock(_Atomic uint32_t *lock)
 {
@@ -204,14 +205,14 @@ static inline void slot_unlock(_Atomic uint32_t *lock)
 /* ---- arena and connections (shim_arena.c to shim_close.c; between them: shim_switch.h) ---- */
 int arena_open(void);
 int arena_reader_fd(void); /* a read-only descriptor of the arena, to be closed by the caller */
-int arena_path_fd(void); /* one that is a path and nothing more */
+int arena_path_fd(void); /* a descriptor that is a path and nothing more */
 extern uint8_t arena_id[16], family_id[16]; /* ours, and by which peers know us */
 struct conn *conn_new(int fd, int family, enum role_code role);
 void conn_ref(struct conn *conn);
 void conn_unref(struct conn *conn);
 bool conn_tryref(struct conn *conn, int fd);
 /*
- * Holds the connection behind a number as long as the variable lives: another thread may close the number at any time, and
+ * Holds the connection behind a number as long as the variable lives. Another thread may close the number at any time, and
  * the struct is then reused for another connection.
  */
 #define HELD struct conn *__attribute__((cleanup(conn_release)))
@@ -272,11 +273,11 @@ static inline bool conn_relayed(const struct conn *conn)
 	return unlikely(slot_has(conn->slot, SLOT_RELAYED));
 }
 bool conn_relay_news(const struct conn *conn); /* conn_probe() has something to do */
-bool recall_open(const struct conn *conn); /* nobody may read TCP yet */
-bool conn_end_withheld(const struct conn *conn); /* that, or the kernel's end is told already, and the ring's is not */
-bool conn_fin_waits(struct conn *conn, int fd); /* that, and TCP has no bytes that may be read */
+bool recall_open(const struct conn *conn); /* no thread may read TCP yet */
+bool conn_end_withheld(const struct conn *conn); /* the kernel's end is reported already, and the ring's is not */
+bool conn_fin_waits(struct conn *conn, int fd); /* the same, and TCP has no bytes that may be read */
 void conn_liveness_check(const struct conn *conn, const struct remote_doorbell **last);
-/* Whether the peer's sending direction has gone back to TCP in the round we are in. */
+/* True if the peer's sending direction has gone back to TCP in the round we are in. */
 static inline bool conn_peer_back(const struct conn *conn)
 {
 	uint32_t round = word_load(conn->slot->rx_round);
@@ -287,20 +288,20 @@ static inline bool conn_peer_back(const struct conn *conn)
 	uint32_t follows = atomic_load_explicit(&conn->channel.remote->tx_follows, memory_order_acquire);
 	return follows >> 2 != round || (follows & 3) == CHANNEL_BACK; /* else we have recalled it since */
 }
-/* Whether it has gone to the ring in the round we are in. */
+/* True if it has gone to the ring in the round we are in. */
 static inline bool conn_peer_switched(const struct conn *conn)
 {
 	uint32_t round = word_load(conn->slot->rx_round);
 
 	return round && atomic_load_explicit(&conn->channel.remote->tx_switched, memory_order_acquire) == round;
 }
-/* Whether it has, and we have read all that TCP brought before. */
+/* True if it has, and we have read all that TCP brought before. */
 static inline bool conn_tcp_read(const struct conn *conn)
 {
 	return conn_peer_switched(conn) &&
 	       word_load(conn->channel.remote->tx_switch_offset) <= word_load(conn->slot->rx_tcp_bytes);
 }
-/* Whether requests have to be looked for: the peer has set a notice, or a provider between has to acknowledge our words. */
+/* True if requests have to be looked for: the peer has set a notice, or a provider between has to acknowledge our words. */
 static inline bool conn_must_check(const struct conn *conn)
 {
 	return unlikely(conn_notice(conn)) || conn_relayed(conn);
@@ -404,10 +405,7 @@ static inline void kernel_tx_cancelled(struct conn **waiting_conn)
 		kernel_tx_end(conn, fd, result_of_call); \
 	})
 
-/*
- * When a sleep has to end at the latest: a thread must give back the pages of idle rings, and make room behind a reader that
- * stands still.
- */
+/* The latest end of a sleep: a thread must release the pages of idle rings, and make room behind a reader that stands still. */
 static inline int64_t sleep_deadline(int64_t deadline, int64_t now)
 {
 	if (word_load(trim_due) && deadline - now > TRIM_AFTER_NS)
@@ -443,27 +441,27 @@ void doorbell_ring_slow(struct conn *conn, struct remote_doorbell *doorbell, uin
 void conn_hint(struct conn *conn, uint32_t number);
 static inline void doorbell_ring(struct conn *conn) /* the caller has made a full fence since it published */
 {
-	/* acquire: who hears that the bit is gone finds the doorbell that has come in its place */
+	/* acquire: a thread that sees the bit gone finds the new doorbell */
 	uint32_t number = atomic_load_explicit(&conn->channel.remote->hint, memory_order_acquire);
 	if (unlikely(number))
 		conn_hint(conn, number);
-	/* once: the generation is that doorbell's, whatever another thread puts in its place meanwhile */
+	/* loaded once: the generation is that doorbell's, even if another thread puts another in its place */
 	struct remote_doorbell *doorbell = __atomic_load_n(&conn->remote_doorbell, __ATOMIC_RELAXED);
 	uint64_t word = word_load(*doorbell->word);
 
 	if (unlikely(word & 0xffff))
 		doorbell_ring_slow(conn, doorbell, word >> 16);
 }
-/* After something has been published: the peer looks for it once more before it sleeps, or is woken. */
+/* Call after a publication: the peer looks for it once more before it sleeps, or wakes. */
 static inline void peer_wake(struct conn *conn)
 {
-	full_fence(); /* between publishing and reading the doorbell */
+	full_fence(); /* fence between publishing and reading the doorbell */
 	doorbell_ring(conn);
 }
 int self_doorbell_fd(struct doorbell *const *doorbells,
                      int doorbells_len); /* epoll fd to sleep on, holding these doorbells */
 void self_doorbells_clear(void);
-void self_sets_close(void); /* what this thread sleeps on */
+void self_sets_close(void); /* sets on which this thread sleeps */
 void self_liveness_watch(const struct conn *conn);
 bool conn_liveness_watch(const struct conn *conn, int epfd, uint64_t data);
 void doorbells_after_fork(void);
@@ -471,7 +469,7 @@ void doorbells_after_fork(void);
 /* ---- connections that nobody waits on (shim_serve.c) ---- */
 void conn_loose(struct conn *conn); /* shim_lock held: it is in no set any more, or has its channel */
 void conn_unloose(struct conn *conn); /* shim_lock held: the opposite */
-extern _Atomic bool rings_ever; /* in this process, or one it was forked from: each wait hears the provider */
+extern _Atomic bool rings_ever; /* true in this process, or one it was forked from: each wait looks for the provider */
 int64_t conns_serve(struct doorbell *const *doorbells, uint32_t len, uint32_t looked_at, int64_t deadline);
 void conns_serve_segment(const uint8_t segment_id[16]);
 void serve_after_fork(void);
@@ -491,13 +489,13 @@ void wait_clock_start(struct wait_clock *clock, int64_t timeout_ns);
  * among conn->waiters from its first wait until it returns: such a call outlives close(). Cancelled, it is taken out here.
  */
 int conn_wait(struct conn *conn, int fd, int want, size_t space, const struct wait_clock *clock, bool timed);
-/* Whether bytes have come to a call that would not wait for them, if a short look for them is likely to pay. */
+/* True if bytes have come to a call that would not wait for them, if a short look for them is likely to pay. */
 bool conn_lingers(struct conn *conn);
 /* ---- provider (shim_provider.c to shim_rpc.c; between them: shim_provider.h) ---- */
 extern _Atomic uint32_t rpc_pending;
 void rpc_poll(void);
 extern _Atomic bool announce_due; /* a peer rings always, or a child may execute a program: shim_new_doorbell.c */
-void new_doorbells_on_exec(int change); /* no lock held; 1: who holds a connection is not as it seems, until -1 */
+void new_doorbells_on_exec(int change); /* 1: holders may be others than it seems, until -1; no lock held */
 void rpc_listen(void); /* runs the provider's commands, and checks now and then that it is alive; no lock may be held */
 void rpc_listen_passing(void);
 void rpc_watch(int epfd, _Atomic uint32_t *watched, uint64_t data);
@@ -539,15 +537,15 @@ struct explicit
 	bool direct; /* native only, never offered */
 	bool stream;
 	uint16_t family; /* AF_INET, AF_INET6: what the kernel has */
-	uint32_t protocol; /* of the offload protocol asked for; 0: any */
+	uint32_t protocol; /* number of the offload protocol asked for; 0: any */
 	_Atomic uint32_t refs; /* connections and numbers of this process, and calls at work with it */
-	int lease_fd; /* the writing end of a pipe: the port is given back when the last process has closed it; else -1 */
+	int lease_fd; /* the writing end of a pipe: the port is released when the last process has closed it; else -1 */
 	struct explicit *next_free;
-	struct explicit *next; /* of all there are */
+	struct explicit *next; /* link of the list of all */
 };
 #define HELD_EXPLICIT struct explicit *__attribute__((cleanup(explicit_release)))
-extern _Atomic bool explicit_any; /* there has been one in this process, or in one that it was forked from */
-bool explicit_wanted(int domain, int protocol); /* by its family, or by a number that the kernel does not know */
+extern _Atomic bool explicit_any; /* true once there has been one in this process, or in one that it was forked from */
+bool explicit_wanted(int domain, int protocol); /* true by its family, or by a number that the kernel does not know */
 int explicit_socket(int domain, int type, int protocol);
 struct explicit *explicit_hold_slow(int fd);
 static inline struct explicit *explicit_hold(int fd)
@@ -564,15 +562,15 @@ static inline void explicit_release(struct explicit **explicit)
 }
 /* `address` as the kernel knows it: itself, or *copy */
 const struct sockaddr *explicit_address(const struct sockaddr *address, socklen_t len, struct sockaddr_storage *copy);
-/* Whether addresses given for this number may have to be translated for the kernel, though it is no connection. */
+/* True if addresses given for this number may have to be translated for the kernel, though it is no connection. */
 static inline bool explicit_named(int fd)
 {
 	struct file *file = file_get(fd);
 
 	return unlikely(file && file->kind == FILE_EXPLICIT);
 }
-#define EXPLICIT_NOBODY_ANSWERED UINT32_MAX /* as the reason of an answer */
-void explicit_local(int fd, struct rpc_msg *record); /* where the socket is bound; port 0: it is not */
+#define EXPLICIT_NOBODY_ANSWERED UINT32_MAX /* the reason of an answer */
+void explicit_local(int fd, struct rpc_msg *record); /* address of the socket; port 0: it is not bound */
 /* 0, or the errno that the call fails with; *answer is all 0 if the protocols take part. */
 int explicit_ask(const struct explicit *explicit, enum ask_code what, struct rpc_msg *record, const int *fds,
                  int fds_len, struct rpc_answer *answer);
@@ -595,7 +593,7 @@ static inline bool conn_at_once(const struct conn *conn)
 struct sdp_connect {
 	bool redirected; /* the socket connects to `place` instead */
 	bool insists; /* the program does not want TCP */
-	struct sockaddr_storage place; /* of the provider */
+	struct sockaddr_storage place; /* address of the provider */
 	socklen_t place_len;
 	int64_t timeout_ns; /* SO_SNDTIMEO; 0: none */
 	int64_t asked_ns; /* CLOCK_MONOTONIC */
@@ -610,45 +608,45 @@ bool address_may_translate(const struct sockaddr_storage *remote); /* worth the 
 /* ---- shim_environment.c: what is ours in an environment ---- */
 bool is_variable(const char *entry, const char *name); /* `name` ends with '=' */
 bool env_has(char *const env[], const char *name);
-char *const *env_or_none(char *const env[]); /* to the kernel NULL is an empty one */
+char *const *env_or_none(char *const env[]); /* the kernel takes NULL for an empty one */
 bool preload_without_ours(char *to, const char *entry); /* LD_PRELOAD=…; `to` has as much room, and one byte */
-void env_keep(void); /* what this process was started with */
+void env_keep(void); /* keeps the environment of this process's start */
 bool preload_names(const char *entry, const char *name);
 const char *env_library(void); /* ours, by a path that still names the same file; NULL: that is not known */
-int env_carried(char *const env[], char *const **entries); /* how many to add */
+int env_carried(char *const env[], char *const **entries); /* number of entries to add */
 struct start;
-char *command_carrying(const struct start *start, const char *command); /* to be freed */
+char *command_carrying(const struct start *start, const char *command); /* a string that the caller frees */
 
-bool unseen_set_has(int fd); /* whether an epoll set has it that no call of ours has made */
+bool unseen_set_has(int fd); /* true if an epoll set has it that no call of ours has made */
 
 /* ---- shim_loader.c: how a program that is executed comes to the shim ---- */
-#define START_SCRIPTS_MAX 4 /* as the kernel's own limit */
+#define START_SCRIPTS_MAX 4 /* the kernel's own limit */
 enum start_how {
 	START_AS_IT_IS,
-	START_LOADED, /* by our loader: no C library of its own would bring the shim in */
-	START_WITHOUT /* its own loader would end it over the shim */
+	START_LOADED, /* start by our loader: no C library of its own would bring the shim in */
+	START_WITHOUT /* start without the shim: its own loader would end it over the shim */
 };
 struct start_script {
 	char interpreter[256], argument[256];
 };
 struct start {
 	enum start_how how;
-	const char *loader; /* to execute in its place; NULL: itself */
+	const char *loader; /* program to execute in its place; NULL: itself */
 	char resolved[PATH_MAX]; /* the file that is to be loaded in the end */
 	int scripts_len;
 	struct start_script scripts[START_SCRIPTS_MAX];
 	bool dynamic; /* loaded by this C library's own loader */
-	char *const *carried; /* into its environment; see shim_environment.c */
+	char *const *carried; /* entries for its environment; see shim_environment.c */
 	int carried_len;
 	size_t room; /* bytes for start_make() */
 };
-/* Whether arguments or environment are to be others than the caller's. */
+/* True if arguments or environment are to be others than the caller's. */
 bool start_differs(struct start *start, int dir, const char *file, char *const argv[], char *const env[]);
 void start_make(struct start *start, const char *file, char *const **argv, char *const **env, void *room);
 
 bool made_by_go(int fd, const Elf64_Ehdr *header);
 
-bool start_has_shim(const struct start *start, char *const env[]); /* for certain; of what it is executed with */
+bool start_has_shim(const struct start *start, char *const env[]); /* true if that is certain */
 
 /* ---- shim_travel.c: connections that go on in the next program ---- */
 struct travel;
@@ -662,7 +660,7 @@ void travel_stay(struct travel *travel, int file);
 bool travel_arrive(void);
 void travel_settle(void);
 
-void demote_inherited(struct travel *travel, bool leaving); /* what a program inherits that is executed next */
+void demote_inherited(struct travel *travel, bool leaving); /* connections that the next program inherits */
 long execute_bare(int directory, const char *path, char *const argv[], char *const env[], int flags);
 
 /* ---- epoll (shim_set.c, shim_ready.c, shim_epoll.c; between them: shim_set.h) ---- */
@@ -679,7 +677,7 @@ void sets_after_fork(void);
 bool set_is_managed(struct file *file);
 bool set_wants_pin(struct conn *conn);
 bool set_names(struct conn *conn, int fd);
-void set_conn_leaves(struct conn *conn, bool anew); /* what the kernel tells may change; `anew`: its ring holds more */
+void set_conn_leaves(struct conn *conn, bool anew); /* the kernel's events may change; `anew`: its ring holds more */
 void sets_on_exec(bool before);
 
 /* ---- around every way to make a process with a memory of its own (shim_fork.c) ---- */
@@ -690,7 +688,7 @@ void fork_child(void);
 /* ---- signals (shim_signal.c) ---- */
 int pselect_counting(int len, fd_set *r, fd_set *w, fd_set *e, struct timespec *timeout, const sigset_t *mask);
 void signals_init(void);
-void signal_interrupts(void); /* what this thread waits in ends, as by a handler without SA_RESTART */
+void signal_interrupts(void); /* ends the wait of this thread, like a handler without SA_RESTART */
 
 /* ---- a process that was started without the shim (shim_embed.c) ---- */
 int sidestep_adopt(int fd);

@@ -186,7 +186,7 @@ static void take_answer(const struct rpc_msg *record)
 		}
 }
 
-/* What its way to another host gains and loses, if the provider says so. */
+/* Gain and loss of its way to another host, if the provider names them. */
 static void take_profile(struct conn *conn, const struct rpc_msg *record)
 {
 	word_store(conn->message_ns, record->promote_after_calls);

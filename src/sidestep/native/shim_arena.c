@@ -1,4 +1,4 @@
-/* shim_arena.c - the slots of a process family's connections, in memory that the family shares, and who holds them. */
+/* shim_arena.c - the slots of a process family's connections, in memory that the family shares, and their holders. */
 #include "shim_switch.h"
 
 #include <fcntl.h>
@@ -6,7 +6,7 @@
 #include <sys/random.h>
 #include <sys/stat.h>
 
-#define REAP_EVERY_NS 1000000000 /* how often slots of processes that were killed are looked for */
+#define REAP_EVERY_NS 1000000000 /* interval of looks for slots of processes that were killed */
 
 #define ARENA_LEN (ARENA_SLOTS_OFFSET + (size_t)ARENA_SLOTS_MAX * sizeof(struct conn_slot))
 #define GUESTS_MAX 16 /* families of which we hold connections at once: programs that have passed them to us */
@@ -15,7 +15,7 @@ uint8_t arena_id[16], family_id[16];
 static struct arena_header *arena;
 static int arena_fd = -1;
 static uint64_t arena_inode;
-bool foreign_pids; /* this process counts them otherwise than who made the arena */
+bool foreign_pids; /* this process counts them otherwise than the one that made the arena */
 
 /* Arenas of other families; guarded by shim_lock. A place stays what it is as long as a slot of it is held. */
 static struct guest {
@@ -41,7 +41,7 @@ static bool lies_in(const struct arena_header *of, const struct conn_slot *slot)
 	return of && (uintptr_t)slot - (uintptr_t)of < ARENA_LEN;
 }
 
-/* NULL: the slot lies in our own. Who asks holds the slot, or it could go meanwhile. */
+/* NULL: the slot lies in our own. The caller holds the slot, or it could go meanwhile. */
 static struct guest *guest_of(const struct conn_slot *slot)
 {
 	for (int i = 0; i < GUESTS_MAX && !lies_in(arena, slot); i++)
@@ -80,7 +80,7 @@ static uint64_t pid_namespace(void)
 	return stat("/proc/self/ns/pid", &st) == 0 ? (uint64_t)st.st_ino : 0;
 }
 
-/* In a child of fork(). */
+/* Called in a child of fork(). */
 void arena_forked(void)
 {
 	foreign_pids = !arena->pid_namespace || pid_namespace() != arena->pid_namespace;
@@ -180,8 +180,8 @@ static void guest_drop(struct guest *guest)
 }
 
 /*
- * shim_lock held. What a provider does not know yet of the families whose connections this process holds: true, and *fd is one's
- * arena, to be closed by the caller; or -1: none of its connections is held any more.
+ * shim_lock held. Finds families whose connections this process holds, and which a provider does not know yet. True: *fd is
+ * the arena of one, to be closed by the caller; or -1: none of its connections is held any more.
  */
 bool guest_news(uint32_t serial, uint8_t id[16], uint8_t family[16], int *fd)
 {
@@ -281,7 +281,10 @@ int arena_own_fd(void)
 	return arena_fd;
 }
 
-/* Whether it is still open under its number, and of the user that this process has: else the next program is not of the family. */
+/*
+ * True if it is still open under its number, and of the user that this process has: else the next program is not of the
+ * family.
+ */
 bool arena_kept(void)
 {
 	struct stat st;
@@ -442,7 +445,7 @@ static void slots_reap(void)
 			slot_reap(slot_at(i), &known);
 }
 
-/* Whether this process alone holds the connection. */
+/* True if this process alone holds the connection. */
 bool conn_alone(struct conn *conn)
 {
 	struct known_pids known = {0};

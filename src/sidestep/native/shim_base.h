@@ -1,6 +1,6 @@
 /*
- * shim_base.h - what every file of the shim stands on: its threads, critical sections and locks, its settings, and calls
- * that no hook of ours sees.
+ * shim_base.h - basis of every file of the shim: its threads, critical sections and locks, its settings, and calls that no
+ * hook of ours sees.
  */
 #ifndef SIDESTEP_SHIM_BASE_H
 #define SIDESTEP_SHIM_BASE_H
@@ -41,27 +41,26 @@ struct thread {
 	uint32_t critical;         /* nesting of critical sections */
 	uint32_t calls; /* system calls of our own since the last wait that a connection ended: slot->wait_calls */
 	uint32_t signals_deferred;
-	int cancel_state; /* before the outermost lock was taken */
+	int cancel_state; /* cancel state before the outermost lock was taken */
 	volatile uint64_t signals; /* handlers run on this thread */
-	volatile uint64_t signals_interrupting; /* of them, installed without SA_RESTART */
-	int64_t full_until; /* when to look again, at the latest, at a reader that stands still or at bytes without an
-	                            * event; 0: there are none */
+	volatile uint64_t signals_interrupting; /* signals whose handlers were installed without SA_RESTART */
+	int64_t full_until; /* next look at a reader that stands still or at bytes without an event; 0: none */
 	int64_t served_at, serve_at; /* the last conns_serve(), and when another is owed at the latest; 0: none is */
 	struct timespec sleep; /* a handler zeroes it, so that a sleep just about to start returns at once */
 	struct doorbell *doorbell;
 	int doorbell_epfd; /* edge-triggered set of the doorbells this thread sleeps on */
 	uint32_t doorbells_len;
 	uint64_t doorbells[32]; /* serials of the doorbells in doorbell_epfd */
-	_Atomic uint32_t doorbell_watched; /* of the provider's socket there; see rpc_watch() */
-	int wait_epfd; /* what a blocking receive sleeps on: its socket, and doorbells as above */
+	_Atomic uint32_t doorbell_watched; /* watch of the provider's socket there; see rpc_watch() */
+	int wait_epfd; /* set on which a blocking receive sleeps: its socket, and doorbells as above */
 	uint32_t wait_doorbells_len;
 	_Atomic uint32_t wait_watched;
 	uint32_t watched_next;
 	uint64_t wait_doorbells[8];
 	struct {
-		uint64_t serial; /* of the conn; 0: free */
+		uint64_t serial; /* serial of the conn; 0: free */
 		int fd;
-		bool edges; /* it tells those alone */
+		bool edges; /* edges are all that it reports */
 	} watched[4]; /* sockets in wait_epfd */
 	siginfo_t
 		*deferred; /* DEFERRED_MAX of them, on first need: thread-local memory is scarce where the library comes late */
@@ -70,20 +69,20 @@ struct thread {
 
 extern __thread struct thread self;
 extern pthread_mutex_t shim_lock;
-extern pthread_key_t thread_key; /* of threads that own descriptors; see thread_register() */
+extern pthread_key_t thread_key; /* key of threads that own descriptors; see thread_register() */
 extern uint32_t shim_pid;
 
 struct config {
 	uint32_t promote_after_calls;
 	uint64_t promote_after_bytes;
-	bool promote_set; /* from the environment: the provider's defaults do not apply */
-	uint32_t ring_size, remote_ring_size; /* with ends of this host, with those of others */
+	bool promote_set; /* true if the environment sets it: the provider's defaults do not apply */
+	uint32_t ring_size, remote_ring_size; /* sizes with ends of this host, and with those of others */
 	bool ring_size_set;
 	uint32_t spin_ns;
 	int ncpus;
 	bool stay; /* no thread is moved to another CPU */
 	bool from_root; /* root started us, or what became us: the provider is to know what we become */
-	char socket[108]; /* of the provider, as sun_path holds it; empty: none */
+	char socket[108]; /* path of the provider, as sun_path holds it; empty: none */
 	bool embedded; /* loaded by a process that was started without us; see shim_embed.c */
 	bool opt_in; /* only sockets that were adopted are tracked; see shim_embed.c */
 };
@@ -91,14 +90,14 @@ extern struct config config;
 
 void shim_log(const char *format, ...) __attribute__((format(printf, 1, 2)));
 
-/* As a call fails. */
+/* The result of a call that fails. */
 static inline int fail_with(int error)
 {
 	errno = error;
 	return -1;
 }
 
-/* In this block: when it is left errno is as it was, though calls in between may fail. */
+/* A scope of errno: at the end of the block it is as it was, though calls in between may fail. */
 #define KEEP_ERRNO const int kept_errno __attribute__((cleanup(errno_put), unused)) = errno
 static inline void errno_put(const int *kept)
 {
@@ -164,7 +163,7 @@ static inline int raw_poll(struct pollfd *fds, nfds_t len, int timeout_ms)
 
 	return (int)real.syscall(SYS_ppoll, (long)fds, (long)len, (long)&limit, 0, _NSIG / 8, 0);
 }
-/* Wakes all who sleep on a doorbell's eventfd, and never waits; see doorbell.h. */
+/* Wakes all threads that sleep on a doorbell's eventfd, and never waits; see doorbell.h. */
 static inline bool raw_doorbell_ring(int fd)
 {
 	uint64_t taken;
@@ -198,11 +197,11 @@ void shim_lock_drop(void);
 void shim_after_fork(void);
 uint32_t thread_init(void);
 bool task_dead(uint32_t id, bool process);
-void config_read(void); /* from the environment */
+void config_read(void); /* reads the environment */
 
 /*
- * What no other thread changes needs no bus lock, which costs more than all the rest of a call that stays native: a signal
- * comes before an instruction or after it. libc says whether there is another thread (sys/single_threaded.h).
+ * A word that no other thread changes needs no bus lock, which costs more than the whole shim adds to a call on TCP. A signal
+ * comes before an instruction or after it. libc knows if there is another thread (sys/single_threaded.h).
  */
 extern const char *one_thread; /* points to a word that is not 0 as long as this process has one */
 /* Adds; `alone`: no other process has the word either. */

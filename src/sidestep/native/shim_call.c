@@ -49,8 +49,8 @@ enum turn call_wait(struct call *call, int way, size_t space)
 }
 
 /*
- * What is left of an iovec array from byte `skip` on, `most` bytes of it; at most 64 pieces, which is a short read or write
- * and allowed.
+ * The pieces of an iovec array from byte `skip` on, `most` bytes of it. At most 64 pieces are returned, which is a short read
+ * or write and allowed.
  */
 int iov_from(const struct iovec *iov, int iov_len, size_t skip, size_t most, struct iovec out[64])
 {
@@ -69,7 +69,7 @@ int iov_from(const struct iovec *iov, int iov_len, size_t skip, size_t most, str
 	return n;
 }
 
-/* What the kernel would refuse. A bad pointer beyond the first page faults here, where the kernel says EFAULT. */
+/* True if the kernel would refuse it. A bad pointer beyond the first page faults here, where the kernel reports EFAULT. */
 bool iov_refused(const struct iovec *iov, int iov_len, int flags)
 {
 	int error = iov_len < 0 || iov_len > IOV_MAX ? EINVAL : iov_len && (uintptr_t)iov < 4096 ? EFAULT : 0;

@@ -4,10 +4,10 @@
 
 #include "shim_switch.h"
 
-/* what rx_step and tx_step found */
+/* results of rx_step and tx_step */
 enum step { STEP_DONE, STEP_AGAIN, STEP_EMPTY, STEP_END, STEP_ERROR, STEP_KERNEL, STEP_CLOSED };
 
-/* What recvmsg() tells beside the bytes, such as when they came: only the kernel knows, so only TCP's bytes bring it. */
+/* The other results of recvmsg(), such as times of arrival: only the kernel knows them, so only TCP's bytes bring them. */
 struct beside {
 	void *control;
 	size_t room, len;
@@ -27,8 +27,8 @@ struct call {
 	struct beside *beside; /* NULL: nobody asks */
 	bool look; /* the native socket is asked before a receive says that there is nothing */
 	bool broken; /* a send has nobody to send to: SIGPIPE */
-	bool started; /* it has waited: `clock` runs, and it is counted among conn->waiters */
-	bool timed; /* by SO_RCVTIMEO or SO_SNDTIMEO */
+	bool started; /* true if it has waited: `clock` runs, and it is counted among conn->waiters */
+	bool timed; /* true by SO_RCVTIMEO or SO_SNDTIMEO */
 	struct wait_clock clock;
 };
 

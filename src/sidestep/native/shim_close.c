@@ -9,7 +9,7 @@
 #include <linux/sockios.h>
 #include <sys/ioctl.h>
 
-#define LINGER_TURN_MS 5 /* how often a close() that lingers looks whether all has gone out */
+#define LINGER_TURN_MS 5 /* interval at which a close() that lingers looks if all has gone out */
 
 /* SO_LINGER: waits as the kernel's close() would. */
 static void linger_out(int fd, int seconds)
@@ -31,7 +31,10 @@ static void close_delegated(struct conn *conn, int fd, bool exiting)
 	struct linger how = {0};
 	int unread = 0;
 
-	/* a call asleep on the socket lives on, and so does the stream; see close_deferred(). Who was given it may have it. */
+	/*
+	 * a call asleep on the socket lives on, and so does the stream; see close_deferred(). A process that was given it may
+	 * have it.
+	 */
 	if (atomic_load(&conn->managed) || slot_has(conn->slot, SLOT_PASSED) || word_load(conn->slot->rx_kernel_waiters) ||
 	    word_load(conn->slot->tx_kernel_waiters) || !rpc_delegated(conn) || !conn_alone(conn))
 		return;
@@ -51,7 +54,7 @@ static void close_delegated(struct conn *conn, int fd, bool exiting)
  */
 static bool close_deferred(struct conn *conn, int fd)
 {
-	full_fence(); /* between removing the number and looking for waiters; they do it the other way round */
+	full_fence(); /* fence between removing the number and looking for waiters; they do it the other way round */
 	if (!atomic_load(&conn->managed) || !atomic_load(&conn->waiters))
 		return false;
 	int copy = own_fd(real.fcntl64(fd, F_DUPFD_CLOEXEC, 0));
@@ -72,9 +75,9 @@ void conn_forget(int fd, bool closing)
 		pass_settle(conn, fd);
 	bool lasting = atomic_load(&conn->fds) > 1;
 	if (closing && lasting && set_names(conn, fd))
-		conn_demote(conn, fd, REASON_EPOLL_UNSUPPORTED, false); /* nobody can change that registration any more */
+		conn_demote(conn, fd, REASON_EPOLL_UNSUPPORTED, false); /* no call can change that registration any more */
 	file_put(fd, closing && atomic_load(&conn->managed) ? &closing_file : NULL);
-	if (closing && !lasting && word_load(conn->slot->holders) <= 2) /* we, and who was given it */
+	if (closing && !lasting && word_load(conn->slot->holders) <= 2) /* this process, and one that was given it */
 		conn_abandon(conn, fd);
 	if (closing && !lasting && !close_deferred(conn, fd))
 		announce_close(conn, fd);
@@ -97,7 +100,7 @@ bool conn_drop_stale_found(struct conn *conn, int fd)
 {
 	KEEP_ERRNO;
 
-	word_store(conn->stale_fd, 0); /* it may have become the connection's again */
+	word_store(conn->stale_fd, 0); /* the socket may have become the connection's again */
 	if (!conn_fd_stale(conn, fd))
 		return false;
 	shim_log("fd %d is another file's: it was closed unseen", fd);
@@ -108,8 +111,8 @@ bool conn_drop_stale_found(struct conn *conn, int fd)
 _Atomic bool kernel_strict;
 
 /*
- * Whether the connection's ring holds bytes that no call is needed for. They have arrived: a peer that sleeps need not send them
- * again. Behind the last of them the kernel has all; see recv_strictly().
+ * True if the connection's ring holds bytes that no call is needed for. They have arrived: a peer that sleeps need not send
+ * them again. Behind the last of them the kernel has all; see recv_strictly().
  */
 static bool ring_read_on(struct conn *conn, int fd, enum reason_code reason)
 {
@@ -137,9 +140,9 @@ static void forget_confined(struct conn *conn, int fd)
 }
 
 /*
- * Hands all connections to the kernel, for good, with what lies in their rings: a thread that we must not or cannot serve makes
- * calls on them. They leave the table, but for those that a set or a lease has. `strict`: that thread can make no other calls than
- * read(2) and write(2), but comes by here.
+ * Hands all connections to the kernel, for good, with the bytes in their rings: a thread that we must not or cannot serve
+ * makes calls on them. They leave the table, but for those that a set or a lease has. `strict`: that thread can make no other
+ * calls than read(2) and write(2), but these come by here.
  */
 void conns_release(enum reason_code reason, bool strict)
 {
@@ -159,7 +162,7 @@ void conns_release(enum reason_code reason, bool strict)
 			if (pass == 0)
 				continue;
 			if (conn->managed) {
-				conn_check(conn, (int)fd); /* its other end may be ours as well, and has asked for its bytes */
+				conn_check(conn, (int)fd); /* the other end may be ours as well, and has asked for its bytes */
 				conn_flush(conn, (int)fd);
 			}
 			if (has_members(conn) || conn->explicit || slot_has(conn->slot, SLOT_LEAVES)) {
@@ -173,7 +176,7 @@ void conns_release(enum reason_code reason, bool strict)
 			else
 				conn_forget((int)fd, false);
 		}
-	if (strict && !kept) /* a wait has nothing left to hear the provider for: a filter may end who makes those calls */
+	if (strict && !kept) /* a filter may end a thread that calls the provider */
 		word_store(rings_ever, false);
 }
 

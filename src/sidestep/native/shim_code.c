@@ -4,7 +4,7 @@
  * The bytes of a call occur in other instructions as well. So the code before them is decoded, from several places: wherever one
  * begins, it comes to the true instructions after a few. If any comes to the bytes as an instruction, they are taken for one.
  *
- * A program that makes an epoll set so, as Rust's rustix does, waits where no ring is heard. The kernel tells which sets there are.
+ * A program that makes an epoll set so, as Rust's rustix does, waits where no ring wakes it. The kernel lists all sets.
  */
 #include "shim_proc.h"
 
@@ -13,7 +13,7 @@
 
 #include "loader_decode_x86_64.h"
 
-#define CODE_MAX (64ull << 20) /* more is not read: it counts as if it made calls */
+#define CODE_MAX (64ull << 20) /* larger code is not read: it counts as if it made calls */
 #define SEGMENTS_MAX 64
 #define BEFORE_MAX 96 /* bytes before a call from which it is decoded */
 #define BEFORE_MIN 64
@@ -94,7 +94,7 @@ bool program_calls(const char *file)
 	return found;
 }
 
-#define LOOKS_MAX 16 /* after as many looks in vain only each 2^n-th is one: there may be thousands of descriptors */
+#define LOOKS_MAX 16 /* failed looks, after which only each 2^n-th is one: there may be thousands */
 
 struct set_search {
 	int fd;
@@ -107,7 +107,7 @@ static bool set_lists(long set, int fd)
 	static const char word[] = "tfd:";
 	char path[48], part[512];
 	ssize_t n;
-	size_t at = 0; /* in the word; behind it the number is read */
+	size_t at = 0; /* index in the word; the number is read behind it */
 	long number = -1;
 	bool found = false;
 

@@ -13,7 +13,7 @@ static struct conn *free_conns;
 static _Atomic uint64_t conn_serials;
 static _Atomic uint32_t segments_kept;
 _Atomic bool announce_due;
-bool arena_shared; /* with a parent or children, which may have changed their user since */
+bool arena_shared; /* true with a parent or children, which may have changed their user since */
 
 bool peer_attached(const struct conn *conn)
 {
@@ -81,7 +81,7 @@ struct channel_own channel_own_of(struct conn_slot *slot)
 	};
 }
 
-/* One of many, at most a quarter of the numbers that are ours: others are needed more. */
+/* The segment is one of many, at most a quarter of the numbers that are ours: others are needed more. */
 void conn_keep_segment(struct conn *conn, int segment_fd)
 {
 	struct stat st;
@@ -107,7 +107,7 @@ struct conn *conn_new(int fd, int family, enum role_code role)
 		return NULL;
 	uint32_t generation = slot->generation + 1; /* odd: in use */
 	size_t kept = offsetof(struct conn_slot, free_next), behind = kept + sizeof(slot->free_next);
-	memset(slot, 0, kept); /* not the link: a thread that loses the race for the slot may read it late */
+	memset(slot, 0, kept); /* the link stays: a thread that loses the race for the slot may read it late */
 	memset((uint8_t *)slot + behind, 0, sizeof(*slot) - behind);
 	slot->role = (uint16_t)role;
 	slot->family = (uint16_t)family;
@@ -127,7 +127,7 @@ struct conn *conn_new(int fd, int family, enum role_code role)
 	return conn;
 }
 
-/* Nobody refers to it any more. */
+/* The last reference has gone. */
 void conn_free(struct conn *conn)
 {
 	shim_lock_take();
@@ -136,7 +136,7 @@ void conn_free(struct conn *conn)
 		remote_doorbell_unref(conn->remote_doorbell);
 	while (conn->old_doorbells_len)
 		remote_doorbell_unref(conn->old_doorbells[--conn->old_doorbells_len]);
-	/* Since a fork another holder may hear the old doorbell by the same set, which this would take it out of. */
+	/* Another holder, since a fork, may wait on the old doorbell by the same set, and this would take it out. */
 	if (conn->doorbell && conn->taken_up && conn_alone(conn))
 		doorbell_known(conn->doorbell);
 	if (conn->doorbell)
@@ -157,7 +157,7 @@ void conn_free(struct conn *conn)
 	shim_lock_drop();
 }
 
-/* Whether a call may go on with the connection; *fd becomes the number under which it has survived. */
+/* True if a call may go on with the connection; *fd becomes the number under which it has survived. */
 bool conn_stays(struct conn *conn, int *fd)
 {
 	if (likely(conn_get(*fd) == conn))
@@ -169,8 +169,8 @@ bool conn_stays(struct conn *conn, int *fd)
 }
 
 /*
- * Whether the number names another file by now, or none: a close that no hook sees leaves it to whoever comes next. Then nothing of
- * it may be taken for the connection's. Any thread, any lock.
+ * True if the number names another file by now, or none: a close that no hook sees leaves it to the next file that is opened.
+ * Then nothing of it may be taken for the connection's. Any thread, any lock.
  */
 bool conn_fd_stale(struct conn *conn, int fd)
 {
@@ -198,7 +198,7 @@ int conn_fd(const struct conn *conn)
 		return fd;
 	for (uint32_t i = 0; i < atomic_load(&fd_end); i++)
 		if (conn_get((int)i) == conn) {
-			word_store(conn->slot->fd, i); /* for the next time; it is checked at each */
+			word_store(conn->slot->fd, i); /* number for the next time; it is checked at each */
 			return (int)i;
 		}
 	return -1;
@@ -210,7 +210,7 @@ void conns_before_fork(void)
 	arena_shared = true;
 	for (uint32_t fd = 0; fd < atomic_load(&fd_end); fd++) {
 		struct conn *conn = conn_get((int)fd);
-		/* once for each connection, however many numbers it has */
+		/* one event for each connection, however many numbers it has */
 		if (conn && (int)fd == conn_fd(conn))
 			atomic_fetch_add(&conn->slot->holders, 1);
 		if (conn && conn->managed)
@@ -265,7 +265,10 @@ void keep_error(struct conn *conn, ssize_t result)
 		word_store(conn->slot->error, (uint32_t)errno);
 }
 
-/* A call has told this error. If it is the end of the connection, later calls meet that, and no reset of ours; see fin_received(). */
+/*
+ * A call has returned this error. If it is the end of the connection, later calls meet that, and no reset of ours; see
+ * fin_received().
+ */
 void error_delivered(struct conn *conn, int error)
 {
 	if (error == ECONNRESET || error == ETIMEDOUT)
@@ -280,9 +283,9 @@ void conn_abort(struct conn *conn, int fd, int error, enum reason_code reason)
 	if (slot_has(slot, SLOT_RESET))
 		return;
 	/*
-	 * tcp_disconnect sends the reset. It comes before anything is told here: a thread that hears of the end may shut down or
-	 * close, and behind a FIN of ours (LAST_ACK) the kernel sends none: the stream would look whole to the peer. Some kernels
-	 * refuse it (EBUSY) while another thread sits in a call of theirs.
+	 * tcp_disconnect sends the reset, before the shim reports anything. A thread that learned of the end might shut down or
+	 * close, and behind a FIN of ours (LAST_ACK) the kernel sends no reset. The stream would then look whole to the peer.
+	 * Some kernels refuse it (EBUSY) while another thread sits in a call of theirs.
 	 */
 	if (conn_stays(conn, &fd) && !conn_fd_stale(conn, fd) && tcp_reset(fd) < 0)
 		real.shutdown(fd, SHUT_RDWR);

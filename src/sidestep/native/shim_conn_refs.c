@@ -1,7 +1,7 @@
-/* shim_conn_refs.c - who holds a connection, and what becomes of it when nobody does. */
+/* shim_conn_refs.c - references to a connection, and its end when the last one goes. */
 #include "shim_switch.h"
 
-/* Not inlined: its registers would be saved in every call that lets go of a connection. */
+/* A function of its own: inlined, its registers would be saved in every call that lets go of a connection. */
 __attribute__((noinline)) static void conn_destroy(struct conn *conn)
 {
 	struct conn_slot *slot = conn->slot;
@@ -12,7 +12,7 @@ __attribute__((noinline)) static void conn_destroy(struct conn *conn)
 		explicit_unref(conn->explicit);
 	conn->explicit = NULL;
 	shim_lock_take();
-	conn_unloose(conn); /* before its channel goes: see find_asked() */
+	conn_unloose(conn); /* the list before the channel: see find_asked() */
 	shim_lock_drop();
 	if (atomic_load(&conn->managed)) {
 		/* Both locks: nobody of this process is inside the rings. Waiters hold references, so there are none. */
@@ -42,7 +42,7 @@ void conn_unref(struct conn *conn)
 bool conn_tryref(struct conn *conn, int fd)
 {
 	if (unlikely(!refs_take(&conn->refs)))
-		return false; /* on its way to the free list, or there */
+		return false; /* a connection on its way to the free list, or there */
 	if (likely(conn_get(fd) == conn))
 		return true;
 	conn_unref(conn);

@@ -165,7 +165,7 @@ size_t tcp_unread(const struct conn *conn, int fd)
 	return came > read ? (size_t)(came - read) : 0;
 }
 
-/* Whether the connection is dead: an error that is none of single sends. */
+/* True if the connection is dead: an error that is none of single sends. */
 bool kernel_closed(int fd)
 {
 	uint8_t info[TCPI_SIZE];
@@ -173,7 +173,7 @@ bool kernel_closed(int fd)
 	return !tcp_info_get(fd, info) || info[TCPI_STATE] == TCP_CLOSE;
 }
 
-/* Whether the connection was reset before TCP had brought so many bytes. Behind a FIN nothing is missing. */
+/* True if the connection was reset before TCP had brought so many bytes. Behind a FIN nothing is missing. */
 bool kernel_lost(int fd, uint64_t bytes)
 {
 	uint8_t info[TCPI_SIZE];
@@ -181,7 +181,7 @@ bool kernel_lost(int fd, uint64_t bytes)
 	return tcp_info_get(fd, info) && info[TCPI_STATE] == TCP_CLOSE && tcp_info_u64(info, TCPI_BYTES_RECEIVED) < bytes;
 }
 
-/* Whether the peer's FIN has come, which a socket whose reading was shut down does not tell by its end. */
+/* True if the peer's FIN has come, which a socket whose reading was shut down does not tell by its end. */
 bool kernel_fin(int fd)
 {
 	uint8_t info[TCPI_SIZE];
@@ -189,8 +189,10 @@ bool kernel_fin(int fd)
 	return tcp_info_get(fd, info) && tcp_info_fin(info);
 }
 
-/* Whether these events of the socket tell of an error. Without a hang-up it may also be a message in the error queue, of who has
- * asked for such, or the midst of a reset: see tcp_reset() in Linux. */
+/*
+ * True if these events of the socket report an error. Without a hang-up it may also be a message in the error queue, if the
+ * program has asked for such. It may also be the midst of a reset: see tcp_reset() in Linux.
+ */
 bool kernel_failed(int fd, uint32_t events)
 {
 	int zerocopy = 0, stamping = 0;

@@ -52,7 +52,7 @@ void conn_pin(struct conn *conn, enum reason_code reason)
 	                                                              : SLOT_PIN;
 
 	if (stays == SLOT_INHERITED)
-		atomic_store(&slot->inherited_ns, (uint64_t)now_ns()); /* before the flag: see inherited_released() */
+		atomic_store(&slot->inherited_ns, (uint64_t)now_ns()); /* the time before the flag: see inherited_released() */
 	uint32_t passed = reason == REASON_PASSED || reason == REASON_INHERITED ? SLOT_PASSED : 0;
 	if (atomic_fetch_or(&slot->flags, stays | passed) & (SLOT_PIN | stays))
 		return;
@@ -111,8 +111,8 @@ int conn_attach(struct conn *conn, int fd, int segment_fd, int side, struct remo
 }
 
 /*
- * Before the socket is passed on: ends our round, and gives the peer a moment to read the ring. If the peer passes its socket
- * on as well, nobody is left who could send these bytes again.
+ * Called before the socket is passed on: ends our round, and gives the peer a moment to read the ring. If the peer passes its
+ * socket on as well, no process is left that could send these bytes again.
  */
 static void conn_drain_ring(struct conn *conn, int fd)
 {
@@ -144,8 +144,10 @@ static void request_tcp(struct conn *conn, bool recall)
 	/* A peer that is gone can send nothing again: what is in the ring is read from there. */
 	if (recall && !slot_has(slot, SLOT_FIN)) {
 		atomic_store(&conn->channel.local->rx_frozen, atomic_load(conn->channel.own.head));
-		/* A peer that has gone back by itself may have sent by TCP since, and one that has ended sends no more: then we read
-		 * the ring first, and TCP after it. */
+		/*
+		 * A peer that has gone back by itself may have sent by TCP since, and one that has ended sends no more. We read the
+		 * ring of either first, and TCP after it.
+		 */
 		how = channel_decide(&remote->tx_back, round, CHANNEL_RECALLED);
 		if (how == CHANNEL_BACK && !slot_has(slot, SLOT_RELAYED | SLOT_RELAY_OVER))
 			how = channel_decide(&remote->tx_follows, round, CHANNEL_RECALLED);
@@ -155,19 +157,22 @@ static void request_tcp(struct conn *conn, bool recall)
 	atomic_fetch_or(&conn->channel.local->notice, how == CHANNEL_RECALLED ? CHANNEL_RECALL : CHANNEL_DEMOTE);
 }
 
-/* The next owner of the socket knows neither of bytes to be sent again nor of a reset that the kernel has told us alone. */
+/*
+ * The next owner of the socket does not know of bytes to be sent again, nor of a reset that the kernel has reported to us
+ * alone.
+ */
 static void leave_nothing_owed(struct conn *conn, int fd)
 {
 	if (tx_is(conn->slot, TX_RESEND))
 		conn_flush(conn, fd);
 	uint32_t unreported = word_load(conn->slot->error);
 	if (unreported && unreported != EPIPE)
-		tcp_reset(fd); /* its reads fail, instead of ending as if nothing were missing */
+		tcp_reset(fd); /* a reset lets its reads fail, instead of ending as if nothing were missing */
 }
 
 /*
- * No lock is held. The peer is to send again what lies in the ring, and may be asleep where it does not hear of it: its process
- * hears of it by the provider then.
+ * No lock is held. The peer is to send again the bytes in the ring. If it is asleep elsewhere, the provider wakes its
+ * process.
  */
 static void press_recall(struct conn *conn)
 {
@@ -188,8 +193,8 @@ static void press_recall(struct conn *conn)
 
 /*
  * Takes both directions back to TCP, and loses nothing. Ours goes at once: the peer reads the ring to its end, then TCP. The
- * peer's goes when it hears of the request, with its next call or wait. With `recall`, the bytes that it sent by ring and we
- * have not read come again by TCP: the next reader of the socket has no shim.
+ * peer's goes when it sees the request, with its next call or wait. With `recall`, bytes that it sent by ring and we have not
+ * read come again by TCP, as the next reader of the socket has no shim.
  */
 void conn_demote(struct conn *conn, int fd, enum reason_code reason, bool recall)
 {
@@ -202,7 +207,7 @@ void conn_demote(struct conn *conn, int fd, enum reason_code reason, bool recall
 		return;
 	conn_pin(conn, reason);
 	if (!waits && slot_has(slot, SLOT_PIN))
-		return; /* it is on TCP, or on its way there, for a better reason */
+		return; /* a connection on TCP, or on its way there, has a better reason */
 	if (!conn->managed)
 		return;
 	if (conn_relayed(conn) && waits) {
@@ -243,7 +248,7 @@ void conn_demote(struct conn *conn, int fd, enum reason_code reason, bool recall
 		leave_nothing_owed(conn, fd);
 	}
 	if (moved)
-		conn_wake_own(conn); /* for threads that wait for room in the ring: TCP's buffer may have some */
+		conn_wake_own(conn); /* a wake-up for threads that wait for room in the ring: TCP's buffer may have some */
 	set_conn_switched(conn);
 	errno = saved;
 }
@@ -301,7 +306,7 @@ static bool relay_leaves(const struct conn *conn)
 	return conn_relayed(conn) && (word_load(conn->channel.remote->knows) & KNOWS_LEAVE);
 }
 
-/* Whether nothing comes by ring any more, or it has bytes. */
+/* True if the ring is at its end, or has bytes. */
 static bool ring_settled(const struct conn *conn)
 {
 	return !rx_watches(conn->slot) || conn_peer_back(conn) ||
@@ -326,8 +331,8 @@ static void relay_settle(struct conn *conn, int fd)
 }
 
 /*
- * No lock is held, with SLOT_LEAVES, behind a read. If the ring is empty, all that follows comes by TCP, of which the kernel tells.
- * What a send has put there that crossed our request is told anew.
+ * No lock is held, with SLOT_LEAVES, behind a read. If the ring is empty, all later bytes come by TCP, and the kernel reports
+ * them. Bytes that a send has put there across our request are reported anew.
  */
 void conn_leave_drained(struct conn *conn, int fd)
 {
@@ -366,9 +371,9 @@ void conn_leave_drained(struct conn *conn, int fd)
 }
 
 /*
- * As conn_demote(), where the program reads on by calls of ours, but the kernel alone is to tell it of what comes: by a signal, or
- * through a set in a set. What has arrived in the ring is read from there, and was told; what comes behind it comes by TCP. So the
- * ring is given up when it is empty: at once, or by the call that reads its last byte.
+ * Like conn_demote(), for a program that reads on by calls of ours, but learns of new bytes from the kernel alone: by a
+ * signal, or through a set in a set. Bytes that have arrived in the ring are read from there, and were reported; later ones
+ * come by TCP. So the ring is left when it is empty: at once, or by the call that reads its last byte.
  */
 void conn_leave(struct conn *conn, int fd, enum reason_code reason)
 {
@@ -379,7 +384,7 @@ void conn_leave(struct conn *conn, int fd, enum reason_code reason)
 		return;
 	if (!slot_has(slot, SLOT_LEAVES))
 		word_store(conn->leave_tail, atomic_load(&conn->channel.rx_peer_line->tail));
-	slot_set(slot, SLOT_LEAVES); /* not before the request: see recall_rest() */
+	slot_set(slot, SLOT_LEAVES); /* the flag follows the request: see recall_rest() */
 	conn_leave_drained(conn, fd);
 }
 
@@ -399,7 +404,7 @@ static bool kept_revoke(struct conn *conn, uint32_t kept)
 	if (!stays && word_load(slot->tx_retry_ns) != RETRY_NEVER)
 		word_store(slot->tx_retry_ns, 0);
 	if (!stays && conn->managed) {
-		/* While a recall stands, only the end of the round revokes the request; see rx_open(). */
+		/* The end of the round alone revokes the request while a recall stands; see rx_open(). */
 		if (was_kept && !slot_has(slot, SLOT_RD_SHUT) && !(atomic_load(&conn->channel.local->notice) & CHANNEL_RECALL))
 			atomic_fetch_and(&conn->channel.local->notice, ~(uint32_t)CHANNEL_DEMOTE);
 		if (state == STATE_PINNED && !rx_is(slot, RX_BARRED) && !word_load(slot->tx_retry_ns)) {
@@ -464,16 +469,16 @@ void conn_unconfine(struct conn *conn, int fd)
 		conn_returns(conn, fd);
 }
 
-/* Whether the ring of a socket that was passed on holds bytes that nobody can send again: the peer has ended its direction. */
+/* True if the ring of a socket that was passed on holds bytes that nobody can send again: the peer has ended its direction. */
 static bool leaves_hole(struct conn *conn)
 {
 	struct conn_slot *slot = conn->slot;
 
-	/* in this order: another process that is just going back (about to exec) sets the notice after its recall */
+	/* the order matters: another process that is just going back (about to exec) sets the notice after its recall */
 	if (!conn->managed || !slot_has(slot, SLOT_PASSED) || !rx_watches(slot) ||
 	    !(atomic_load(&conn->channel.local->notice) & CHANNEL_DEMOTE) || channel_rx_peek(&conn->channel) == 0)
 		return false;
-	/* who has shut its reading down may meet the end at any time, but not what TCP brings behind the hole */
+	/* a program that has shut its reading down may meet the end at any time, but not bytes of TCP behind the hole */
 	return !slot_has(slot, SLOT_RD_SHUT) || conn_peer_back(conn);
 }
 
@@ -507,8 +512,8 @@ void conn_bequeath(struct conn *conn, int fd)
 }
 
 /*
- * Somebody whose calls no shim sees reads on, from now on: what is unread has to be in the kernel, or the stream is broken before it
- * is given away, as its next reader would take TCP's end for the stream's.
+ * A program whose calls no shim sees reads on, from now on. So unread bytes have to be in the kernel. Otherwise the stream is
+ * broken before it is given away, as its next reader would take TCP's end for the stream's.
  */
 void conn_leave_to_stranger(struct conn *conn, int fd, enum reason_code reason)
 {

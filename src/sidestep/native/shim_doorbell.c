@@ -1,13 +1,11 @@
 /*
  * shim_doorbell.c - doorbells.
  *
- * A doorbell is what a peer rings to wake a waiter: a word in a page the peer maps read-only, and an eventfd. The word counts
- * the sleepers (low 16 bits) and carries a generation that every sleeper moves on. A peer rings if somebody sleeps and it
- * has not rung this generation yet. So one set with 50 busy connections is rung once a sleep, and no peer can spoil the
- * word for another.
- *
- * The eventfd sits edge-triggered in epoll sets, each ring wakes every set that holds it, and nobody can take the wake-up
- * of another away, nor make who rings wait; doorbell.h says why.
+ * A peer rings a doorbell to wake a waiter: a word in a page that the peer maps read-only, and an eventfd. The word counts
+ * the sleepers (low 16 bits) and carries a generation that every sleeper moves on. A peer rings if a thread sleeps and it has
+ * not rung this generation yet. So one set with 50 busy connections is rung once a sleep, and no peer can spoil the word for
+ * another. The eventfd sits edge-triggered in epoll sets, and each ring wakes every set that holds it. No process can take
+ * the wake-up of another away, nor make the ringing one wait; doorbell.h says why.
  */
 #include "shim.h"
 
@@ -59,7 +57,7 @@ static bool page_ready(void)
 	return true;
 }
 
-/* One that cannot be rung (before Linux 5.8) is none: its connections stay on TCP. */
+/* A doorbell that cannot be rung (before Linux 5.8) is none: its connections stay on TCP. */
 static int doorbell_eventfd(void)
 {
 	uint64_t rings = DOORBELL_RINGS;
@@ -245,7 +243,7 @@ static struct remote_doorbell *remote_doorbell_new(const uint8_t id[16], uint32_
 		errno = good ? EMFILE : EPROTO; /* we have no room for it, or the peer's page is none */
 		return NULL;
 	}
-	/* at most a quarter of the numbers that are ours, as conn_keep_segment() */
+	/* remotes take at most a quarter of the numbers that are ours, as conn_keep_segment() */
 	if (remotes_kept < REMOTES_KEPT_MAX && getrlimit(RLIMIT_NOFILE, &limit) == 0 && remotes_kept < limit.rlim_cur / 32)
 		own_page_fd = own_fd(real.fcntl64(page_fd, F_DUPFD_CLOEXEC, 0));
 	remotes_kept += own_page_fd >= 0;
@@ -321,7 +319,7 @@ void conn_hint(struct conn *conn, uint32_t number)
 		return;
 	uint64_t count = atomic_fetch_add(&hints->tail, 1);
 
-	/* Its place first, then its content: a reader that comes in between sees an entry of another round. */
+	/* The place is counted first, then written: a reader that comes in between sees an entry of another round. */
 	atomic_store(&hints->entry[count % HINTS], count << 32 | number);
 	full_fence();
 }
@@ -333,13 +331,13 @@ void doorbell_ring_slow(struct conn *conn, struct remote_doorbell *doorbell, uin
 	if (atomic_exchange_explicit(&doorbell->rung, generation, memory_order_relaxed) == generation)
 		return;
 	if (!raw_doorbell_ring(doorbell->fd))
-		shim_log("doorbell failed: %d", errno); /* its owner has made it so, and is not woken */
+		shim_log("doorbell failed: %d", errno); /* the owner has made it so, and does not wake */
 	word_add(conn->slot->doorbells_sent, 1);
 }
 
 /*
- * Lets a set be woken by the death of a provider, too: once, so that it disturbs no other wait. One that has been is told
- * anew (a MOD does that), as a wait for something else, which knew of nothing to look at, may have taken the edge.
+ * Lets the death of a provider wake a set, too: once, so that it disturbs no other wait. A death that was reported already is
+ * reported again (a MOD does that): a wait for something else may have taken the edge without a look.
  */
 bool conn_liveness_watch(const struct conn *conn, int epfd, uint64_t data)
 {

@@ -1,11 +1,10 @@
 /*
  * shim_embed.c - the shim in a process that was started without it.
  *
- * Preloaded, the library comes first where the dynamic linker binds the calls of all objects. Loaded later it comes too
- * late for that, so it does the same itself: in every loaded object the slots through which it calls a function of ours
- * (GOT and PLT entries, and pointers in tables) are made to name ours. The functions that ours stand before are those
- * of the global scope, where another preloaded library may stand in turn. The linker itself binds objects that come later to us
- * (shim_names.c).
+ * A preloaded library comes first when the dynamic linker binds the calls of all objects. One that is loaded later comes too
+ * late for that, so it does the same itself. In every loaded object it changes the slots of functions that we replace (GOT
+ * and PLT entries, and pointers in tables) to name ours. The functions that ours stand before are those of the global scope,
+ * where another preloaded library may stand in turn. The linker itself binds objects that come later to us (shim_names.c).
  *
  * In `opt_in` mode only sockets that were adopted are tracked, and what listeners accept that were; all others pass
  * through. A socket may be adopted at any time before a byte has moved: the kernel's counts betray it if one has.
@@ -28,7 +27,7 @@
 #error "which relocations bind functions here?"
 #endif
 
-static _Atomic bool looked; /* whether calls are redirected */
+static _Atomic bool looked; /* true once calls are redirected */
 
 /* ---- the calls of others ---- */
 struct look {
@@ -85,7 +84,7 @@ static int object_redirect(struct dl_phdr_info *info, size_t size, void *argumen
 
 /* ---- for sidestep.embed ---- */
 
-/* What a program may set; the names of the environment's variables. A number that is negative is left as it is. */
+/* Settings of a program; the names of the environment's variables. A number that is negative is left as it is. */
 struct sidestep_settings {
 	const char *socket;
 	int64_t promote_after_calls;
@@ -95,9 +94,9 @@ struct sidestep_settings {
 };
 
 /*
- * Redirects the process's calls. 0, also where they are already; -EPERM: pages cannot be made writable; -ENOENT: there is no
- * call to redirect, as in a program that is linked statically; -ENODEV: SIDESTEP_DISABLE is set, the program runs with more
- * rights than who started it, or there was no memory.
+ * Redirects the process's calls. 0, also if they are already. -EPERM: pages cannot be made writable. -ENOENT: there is no
+ * call to redirect, as in a program that is linked statically. -ENODEV: SIDESTEP_DISABLE is set, the program runs with more
+ * rights than its caller, or there was no memory.
  */
 EXPORT int sidestep_embed(const struct sidestep_settings *settings)
 {
@@ -131,8 +130,8 @@ EXPORT int sidestep_embed(const struct sidestep_settings *settings)
 }
 
 /*
- * Whether every TCP socket made from now on is tracked, or only those that are adopted. Nothing changes for a program that
- * was started with the shim.
+ * Chooses between tracking every TCP socket made from now on and only those that are adopted. Nothing changes for a program
+ * that was started with the shim.
  */
 EXPORT void sidestep_track_all(int all)
 {

@@ -1,7 +1,7 @@
 /* shim_end.c - how the peer's stream ends: what its kernel says, and what the ring and its words add to that. */
 #include "shim_switch.h"
 
-/* Whether the bytes that the peer has not read yet are in the ring. */
+/* True if the bytes that the peer has not read yet are in the ring. */
 static bool tx_in_ring(const struct conn *conn)
 {
 	uint32_t round = word_load(conn->slot->tx_round);
@@ -15,7 +15,7 @@ static bool tx_in_ring(const struct conn *conn)
 	       (follows >> 2 != round || (follows & 3) == CHANNEL_BACK);
 }
 
-/* Whether we have to judge how the peer ends: its kernel does not know of bytes that it leaves in the ring. */
+/* True if we have to judge how the peer ends: its kernel does not know of bytes that it leaves in the ring. */
 bool conn_judges_end(const struct conn *conn)
 {
 	return tx_by_ring(conn->slot) || (tx_in_ring(conn) && channel_tx_unread(&conn->channel) != 0);
@@ -23,7 +23,7 @@ bool conn_judges_end(const struct conn *conn)
 
 /*
  * Bytes are on TCP while we read the ring, in round `round`: the peer has gone back, or breaks the rules. A recall of ours
- * would explain them, but is the peer's word alone, unless the thread that holds the lock is just recalling; it looks itself.
+ * would explain them, but is the peer's word alone. If the thread that holds the lock is just recalling, it looks itself.
  */
 static bool rx_astray(struct conn *conn, uint32_t round)
 {
@@ -56,7 +56,7 @@ static void error_received(struct conn *conn, int fd, bool on_ring, bool reset)
 	slot_set(slot, SLOT_RESET | SLOT_FIN | SLOT_PEER_GONE);
 }
 
-/* The peer's FIN has come. `known`: and how it ended; `told`: our kernel has seen a reset behind it. */
+/* The peer's FIN has come. `known`: so has how it ended. `reported`: our kernel has seen a reset behind it. */
 static void fin_received(struct conn *conn, bool known, bool reported)
 {
 	struct conn_slot *slot = conn->slot;
@@ -68,11 +68,13 @@ static void fin_received(struct conn *conn, bool known, bool reported)
 	/* The peer stores shut_wr before its kernel sends the FIN; a FIN without it means that nobody is left there. */
 	if (known && peer_attached(conn) && (closed || !shut) && !slot_has(slot, SLOT_RELAY_OVER)) {
 		bits |= SLOT_PEER_GONE;
-		/* A peer that was killed could not make its kernel reset because of unread bytes; see announce_close(). One that has
-		 * recalled them has passed the socket on, and the kernel judges who has it now. */
+		/*
+		 * A peer that was killed could not make its kernel reset because of unread bytes; see announce_close(). One that has
+		 * recalled them has passed the socket on, and the kernel judges the new holder.
+		 */
 		if (!slot_has(slot, SLOT_PEER_GONE) && tx_in_ring(conn) && !closed && !reported &&
 		    !(conn_notice(conn) & CHANNEL_RECALL) && channel_tx_unread(&conn->channel) != 0) {
-			/* after a FIN the kernel makes a reset EPIPE, which readers do not hear of (tcp_reset) */
+			/* a reset after a FIN is EPIPE in the kernel, and readers do not get it (tcp_reset) */
 			word_store(slot->error, shut ? EPIPE : ECONNRESET);
 			bits |= SLOT_RESET;
 		}
@@ -97,33 +99,35 @@ static void probe(struct conn *conn, int fd)
 	bool relayed = conn_relayed(conn);
 	struct pollfd asked_of[2] = {{.fd = fd, .events = POLLIN | POLLRDHUP},
 	                             {.fd = relayed ? conn->remote_doorbell->liveness_fd : -1}};
-	uint32_t round = atomic_load(&slot->rx_round); /* before the state, which is of that round */
+	uint32_t round = atomic_load(&slot->rx_round); /* the round before the state, which is of that round */
 	bool on_ring = rx_by_ring(slot), known = true;
 
 	if (slot_has(slot, SLOT_RESET) ||
 	    (slot_has(slot, SLOT_FIN) && slot_has(slot, SLOT_PEER_GONE) && !(relayed && relay_gone(conn))))
 		return;
-	/* Its FIN may stand behind bytes that the program does not read. Where it asked us back to TCP, somebody else may go on
-	 * with the socket, and the kernel will know. */
+	/*
+	 * The FIN may stand behind bytes that the program does not read. If the peer asked us back to TCP, another process may go
+	 * on with the socket, and the kernel will know.
+	 */
 	if ((conn_notice(conn) & (CHANNEL_CLOSED | CHANNEL_DEMOTE | CHANNEL_RECALL)) == CHANNEL_CLOSED)
 		slot_set(slot, SLOT_PEER_GONE);
 	int ready_len = raw_poll(asked_of, 1 + relayed, 0);
 	short events = asked_of[0].revents;
 	if ((events & POLLERR) && zerocopy_in_kernel(slot) && !kernel_closed(fd))
-		events &= ~POLLERR; /* of a send that is done */
+		events &= ~POLLERR; /* an error of a send that is done */
 	if (relayed && asked_of[1].revents)
 		atomic_store(&conn->remote_doorbell->dead, true);
 	if (relayed && relay_gone(conn)) {
 		relay_lost(conn, fd);
 		relayed =
-			conn_relayed(conn); /* else we would wait for an end that was heard before, and nobody would report it */
+			conn_relayed(conn); /* else we would wait for an end that has come already, and nobody would report it */
 	}
 	bool reset = slot_has(slot, SLOT_RESET), failed = ready_len > 0 && kernel_failed(fd, (unsigned short)events);
 	if (ready_len <= 0 || (events & POLLNVAL) || (failed && relayed && !reset && relay_reset_waits(conn)))
 		return;
 	bool fin = events & (POLLRDHUP | POLLHUP);
 	if (fin && slot_has(slot, SLOT_RD_SHUT))
-		fin = kernel_fin(fd); /* our own shutdown says the same */
+		fin = kernel_fin(fd); /* a shutdown of our own reports the same */
 	if (failed)
 		error_received(conn, fd, on_ring, reset);
 	else if (on_ring && !relayed && (events & POLLIN))
@@ -152,8 +156,8 @@ void conn_probe(struct conn *conn, int fd)
 }
 
 /*
- * A read from TCP has met the end: whatever waits on the connection is told, too. True: it is an error, in errno, as the peer
- * has left bytes in the ring unread, which its kernel does not know.
+ * A read from TCP has met the end: everything that waits on the connection learns of it. True: it is an error, in errno, as
+ * the peer has left bytes in the ring unread, which its kernel does not know.
  */
 bool conn_tcp_ended(struct conn *conn, int fd)
 {

@@ -1,10 +1,10 @@
 /*
- * shim_environment.c - what is ours in an environment, and how it goes on into programs that are given one of their caller's making.
+ * shim_environment.c - our part of an environment, and how it goes on into programs that get one of their caller's making.
  *
- * Some servers start programs with an environment of their own (nginx's upgrade, dovecot, `env -i`). What this process was
- * started with goes on into it if nothing of ours is there, nor any LD_PRELOAD: who takes out one name, or sets one, means it. But who
- * takes out PATH as well cleans the environment, as inetd does of what may harm.
- * Of LD_PRELOAD our library alone goes on; the others were the program's to drop.
+ * Some servers start programs with an environment of their own (nginx's upgrade, dovecot, `env -i`). The entries with which
+ * this process was started go on into it if it has nothing of ours, nor any LD_PRELOAD: a caller that takes out one name, or
+ * sets one, means it. But a caller that takes out PATH as well cleans the environment, as inetd removes harmful names. Of
+ * LD_PRELOAD our library alone goes on; the others were the program's to drop.
  */
 #include "shim.h"
 
@@ -15,12 +15,12 @@
 
 #define CARRIED_MAX 32                /* more names than there are */
 #define ARGUMENT_MAX (128u << 10)     /* MAX_ARG_STRLEN of linux/binfmts.h */
-#define OURS "SIDESTEP_"              /* how our names begin */
+#define OURS "SIDESTEP_"              /* beginning of our names */
 
 static const char preload[] = "LD_PRELOAD=", library[] = "libsidestep.so";
 static const char search_path[] = "PATH=";
 static bool had_path;
-static char *carried[CARRIED_MAX]; /* our library first */
+static char *carried[CARRIED_MAX]; /* entries of ours, the library first */
 static int carried_len;            /* 0: nothing is carried */
 
 bool is_variable(const char *entry, const char *name)
@@ -67,7 +67,7 @@ bool preload_without_ours(char *to, const char *entry)
 	return was_there;
 }
 
-/* Whether an entry LD_PRELOAD=…, or what our loader has made of it, names our library. */
+/* True if an entry LD_PRELOAD=…, or what our loader has made of it, names our library. */
 static bool preloads_ours(const char *entry)
 {
 	for (entry += strcspn(entry, "=") + 1; *entry; entry += strspn(entry, " :")) {
@@ -79,7 +79,7 @@ static bool preloads_ours(const char *entry)
 	return false;
 }
 
-/* Those that speak of one program alone stay with it, and a shell has to be able to export the rest. */
+/* Entries that concern one program alone stay with it, and a shell has to be able to export all others. */
 static bool is_carried(const char *entry)
 {
 	static const char letters[] = "ABCDEFGHIJKLMNOPQRSTUVWXYZ_0123456789";
@@ -102,7 +102,7 @@ const char *env_library(void)
 	           : NULL;
 }
 
-/* Whether LD_PRELOAD=… has this very name among its words. */
+/* True if LD_PRELOAD=… has this very name among its words. */
 bool preload_names(const char *entry, const char *name)
 {
 	for (entry += sizeof(preload) - 1; name && *entry; entry += strspn(entry, " :")) {
@@ -135,7 +135,7 @@ void env_keep(void)
 		if (is_carried(*env) && len < CARRIED_MAX && (carried[len] = strdup(*env)))
 			len++;
 	}
-	/* With LD_PRELOAD as the only name, who takes that out could not be told from who empties the environment. */
+	/* If LD_PRELOAD were the only name, a caller that takes it out would look like one that empties the environment. */
 	if (!preloaded || len == 1 ||
 	    snprintf(entry, sizeof(entry), "%s%s", preload, info.dli_fname) >= (int)sizeof(entry) ||
 	    !(carried[0] = strdup(entry)))
@@ -143,7 +143,7 @@ void env_keep(void)
 	carried_len = len;
 }
 
-/* Whether all that is ours is there as it was, but PATH is gone, and with it the library. */
+/* True if all that is ours is there as it was, but PATH is gone, and with it the library. */
 static bool is_cleaned(char *const env[])
 {
 	bool all = had_path && !env_has(env, search_path);
@@ -157,7 +157,10 @@ static bool is_cleaned(char *const env[])
 	return all;
 }
 
-/* In a secure execution (getauxval(3), AT_SECURE) the loader would take nothing of it, nor warn; without the library it warns. */
+/*
+ * Secure executions need no part of ours: in one (getauxval(3), AT_SECURE) the loader would take nothing of it, nor warn;
+ * without the library it warns.
+ */
 int env_carried(char *const env[], char *const **entries)
 {
 	KEEP_ERRNO;
@@ -172,7 +175,7 @@ int env_carried(char *const env[], char *const **entries)
 	return ours ? 1 : carried_len;
 }
 
-/* As one word of a shell. */
+/* The text as one word of a shell. */
 static char *quoted(char *to, const char *text)
 {
 	*to++ = '\'';

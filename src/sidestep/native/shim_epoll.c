@@ -15,7 +15,7 @@ EXPORT int epoll_create1(int flags)
 	return set_created(fd_new(real.epoll_create1(flags)));
 }
 
-/* Whether an entry that is already in the kernel's set carries data that would be taken for ours. */
+/* True if an entry that is already in the kernel's set carries data that would be taken for ours. */
 static bool secret_taken(int epfd, uint64_t secret)
 {
 	char path[40], line[256];
@@ -140,7 +140,7 @@ static int set_change(struct set *set, struct conn *conn, int epfd, int op, int 
 	default: result = ctl_other(set, member, op, fd, event);
 	}
 	int failed = errno;
-	self.calls -= self.calls != calls; /* one of them is the program's */
+	self.calls -= self.calls != calls; /* one of the calls is the program's */
 	set_unlock(set);
 	shim_lock_drop();
 	errno = failed;
@@ -231,7 +231,7 @@ struct set_wait {
 	struct epoll_event reported[REPORT_MAX];
 };
 
-/* What the kernel has to tell now; -1: not even that. */
+/* Events that the kernel has now; -1: it cannot report. */
 static int set_look(struct set_wait *wait)
 {
 	int max = wait->max < REPORT_MAX ? wait->max : REPORT_MAX;
@@ -242,13 +242,13 @@ static int set_look(struct set_wait *wait)
 	return raw_epoll_look(wait->epfd, wait->reported, max);
 }
 
-/* set lock held. Turns `told` events of the kernel's, and the rings' state, into the program's events; returns their number. */
+/* set lock held. Turns `reported` events of the kernel's, and the rings' state, into the program's; returns their number. */
 static int set_report(struct set_wait *wait, int reported)
 {
 	struct set *set = wait->set;
 	int n = reported > 0 ? translate(set, wait->reported, reported, wait->manages, wait->events) : 0;
 
-	/* if the kernel's events alone have filled the room, the rings come first the next time */
+	/* the rings come first the next time, if the kernel's events alone have filled the room */
 	set->kernel_filled |= reported > 0 && n == wait->max;
 	return n < wait->max ? n + collect(set, wait->events + n, wait->max - n) : n;
 }
@@ -290,12 +290,12 @@ static int set_look_more(struct set_wait *wait)
 
 	if (unlikely(set->nest & NEST_OUTER))
 		set_look_below(set);
-	for (uint32_t turns = set->doorbells_len + set->managed_len + 2; !n && turns; turns--) { /* at most so often */
+	for (uint32_t turns = set->doorbells_len + set->managed_len + 2; !n && turns; turns--) { /* turns are bounded */
 		if ((k = set_look(wait)) <= 0)
 			break;
 		n = set_report(wait, k);
 		if (k < max)
-			break; /* it has no more */
+			break; /* the kernel has no more */
 	}
 	return n;
 }
@@ -366,7 +366,7 @@ struct set_sleep {
 	struct set *set;
 	struct doorbell *doorbells[DOORBELLS_MAX];
 	uint32_t len;
-	bool aware; /* of sets in this one, and its stand-in */
+	bool aware; /* true if it knows of sets in this one, and its stand-in */
 	bool truncated; /* too many kinds of doorbells for one sleep: a nap */
 };
 
@@ -415,8 +415,8 @@ static void set_sleep_undo(void *argument)
 }
 
 /*
- * As sleep_epoll(), where not all doorbells are among the set's entries, nor the provider's socket: a set inside another, which would
- * report them; a set with others in it; a set that has nothing of ours yet, which another process may have, too.
+ * Like sleep_epoll(), if not all doorbells are among the set's entries, nor the provider's socket. Such a set is inside
+ * another, which would report them, has others in it, or has nothing of ours yet: another process may have that.
  */
 static int sleep_beside(struct set_wait *wait, const struct set_sleep *sleep, int max, int64_t until)
 {
@@ -543,8 +543,8 @@ static int wait_common(int epfd, struct epoll_event *events, int max, int64_t ti
 
 	if (unlikely(!set || max <= 0 || !events))
 		return kernel(epfd, events, max, timeout, mask);
-	uint64_t signals = self.signals; /* before the mask lets any in */
-	/* in a process that has rings a wait hears the provider, as that of a set with managed members does */
+	uint64_t signals = self.signals; /* count from before the mask lets any in */
+	/* a wait in a process with rings looks for the provider, as that of a set with managed members does */
 	if (likely(!word_load(set->ours)) && (!timeout_ns || !word_load(rings_ever))) {
 		if (unlikely(word_load(rpc_pending)))
 			rpc_poll();

@@ -3,14 +3,14 @@
 
 #include <sys/ioctl.h>
 
-/* Which of the kernel's events are true of the connection: its end does not come before the ring's. */
+/* Events of the kernel that are true of the connection: its end does not come before the ring's. */
 static uint32_t relay_mask(struct conn *conn, int fd, uint32_t kernel_bits)
 {
 	struct conn_slot *slot = conn->slot;
 	bool ended = kernel_bits & (EPOLLRDHUP | EPOLLHUP | EPOLLERR);
 	int queued = 0;
 
-	/* without a request for RDHUP, IN alone tells of the end: then there is nothing to read */
+	/* an event IN alone, without a request for RDHUP, reports the end: then there is nothing to read */
 	if ((kernel_bits & EPOLLIN) && !rx_by_ring(slot) && rx_consented(slot))
 		ended |= real.ioctl(fd, FIONREAD, &queued) == 0 && queued == 0;
 	bool unprocessed = ended && !slot_has(slot, SLOT_TCP_FIN | SLOT_RESET);
@@ -44,7 +44,7 @@ size_t low_water(struct conn *conn)
 #define READABLE (EPOLLIN | EPOLLRDNORM)
 #define WRITABLE (EPOLLOUT | EPOLLWRNORM)
 
-/* Whether ring and TCP together hold as much as is to be told of; if not, it is looked at again. */
+/* True if ring and TCP together hold enough to be reported; if not, it is looked at again. */
 static bool rx_enough(struct conn *conn, int fd)
 {
 	int queued = 0;
@@ -59,7 +59,7 @@ static bool rx_enough(struct conn *conn, int fd)
 	return false;
 }
 
-/* What is true of receiving, by ring or by TCP, but for the end. */
+/* Events of receiving, by ring or by TCP, but for the end. */
 static uint32_t rx_events(struct conn *conn, int fd, uint32_t kernel_bits)
 {
 	struct conn_slot *slot = conn->slot;
@@ -93,7 +93,7 @@ static uint32_t rx_events(struct conn *conn, int fd, uint32_t kernel_bits)
 	return ready;
 }
 
-/* What is true of sending. `was_ring`: the kernel was not asked. */
+/* Events of sending. `was_ring`: the kernel was not asked. */
 static uint32_t tx_events(struct conn *conn, int fd, uint32_t kernel_bits, bool wanted, bool was_ring)
 {
 	struct conn_slot *slot = conn->slot;
@@ -102,7 +102,7 @@ static uint32_t tx_events(struct conn *conn, int fd, uint32_t kernel_bits, bool 
 	if (tx_by_ring(slot)) {
 		size_t room = conn_room(conn);
 		if (room < room_wanted(conn) && wanted) {
-			/* somebody waits for room: the consumer must ring when there is some; then look once more */
+			/* a program waits for room: the consumer must ring when there is some; then look once more */
 			atomic_fetch_or(&conn->channel.tx_line->want_space, WANT_STICKY);
 			full_fence();
 			if (conn_room(conn) < room_wanted(conn))
@@ -125,9 +125,9 @@ static uint32_t tx_events(struct conn *conn, int fd, uint32_t kernel_bits, bool 
 
 static uint32_t end_events(const struct conn *conn)
 {
-	/* in this order: an end that is seen has its error */
+	/* the order matters: an end that is seen has its error */
 	uint32_t flags = atomic_load_explicit(&conn->slot->flags, memory_order_acquire);
-	/* a read tells no error that we have met in passing before the provider between has said that nothing follows */
+	/* a read reports no error that we have met in passing before the provider between has announced the end */
 	bool reported =
 		word_load(conn->slot->error) && !(conn_relayed(conn) && !(flags & (SLOT_FIN | SLOT_RESET)) && rx_depends(conn));
 	uint32_t ready = reported || zerocopy_unreported(conn->slot) ? EPOLLERR : 0;
@@ -141,7 +141,10 @@ static uint32_t end_events(const struct conn *conn)
 	return ready;
 }
 
-/* A reset is made known in steps, by the kernel and by us. Whoever looks in between is told all of it, as is who sleeps on TCP. */
+/*
+ * A reset becomes known in steps, by the kernel and by us. A thread that looks in between gets all of it, as does one that
+ * sleeps on TCP.
+ */
 static uint32_t reset_whole(int fd, uint32_t ready)
 {
 	return unlikely(ready & EPOLLERR) && kernel_failed(fd, ready) ? ready | READABLE | WRITABLE | EPOLLRDHUP | EPOLLHUP
@@ -161,7 +164,7 @@ uint32_t conn_ready(struct conn *conn, int fd, uint32_t kernel_bits, uint32_t in
 		if ((notice & CHANNEL_CLOSED) && !slot_has(slot, SLOT_PEER_GONE))
 			conn_probe(conn, fd);
 	}
-	/* a look at the rings alone must not leave out an end that the peer has told */
+	/* a look at the rings alone must not leave out an end that the peer has announced */
 	if (unlikely(atomic_load_explicit(&conn->channel.remote->shut_wr, memory_order_acquire)) &&
 	    !slot_has(slot, SLOT_FIN))
 		conn_probe(conn, fd);
@@ -170,8 +173,10 @@ uint32_t conn_ready(struct conn *conn, int fd, uint32_t kernel_bits, uint32_t in
 	/* read before end_events(): an end that another thread hears in between is reported whole the next time */
 	uint32_t flags = word_load(slot->flags);
 	ready |= end_events(conn);
-	/* An event is told whole: a look at the rings alone leaves out what the kernel knows of the end, and of a direction that
-	 * is on TCP. */
+	/*
+	 * An event is reported whole. A look at the rings alone leaves out the kernel's part of the end, and a direction that is
+	 * on TCP.
+	 */
 	uint32_t by_tcp = !rx_by_ring(slot) ? READABLE | EPOLLRDHUP | EPOLLPRI : 0;
 	if (!tx_by_ring(slot) && !tx_is(slot, TX_RESEND))
 		by_tcp |= WRITABLE;

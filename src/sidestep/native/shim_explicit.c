@@ -2,13 +2,13 @@
  * shim_explicit.c - sockets whose program names the family: AF_INET_OFFLOAD wants an offload protocol, AF_INET_DIRECT none.
  *
  * The descriptor is a TCP socket of the kernel from birth, and begins every connection as one; struct explicit holds the
- * difference. A direct socket is pinned. An explicit one asks the provider before it connects, and asks for a port after it
+ * difference. A direct socket is pinned. An explicit one asks the provider before it connects. It asks for a port after it
  * has bound it natively, so that native TCP and the offload protocols share one space of ports. Each question waits for the
  * answer, for three seconds at most. A socket that names a protocol also asks when it is opened, and waits longer, except in
  * connect(). Connections of explicit sockets are offered at once.
  *
- * The provider keeps a port as long as a pipe is open, the lease: it reads the pipe's end when the last process that holds
- * the socket has closed it, died, or executed another program, which knows the socket as an ordinary one.
+ * The provider keeps a port as long as a pipe is open, the lease. It reads the pipe's end when the last holder of the socket
+ * has closed it, died, or executed another program. For that one the socket is ordinary.
  *
  * An offload socket of protocol 0 takes whatever there is, and plain TCP where there is nothing. One that names a protocol
  * does not open, bind, listen or connect without it.
@@ -58,7 +58,7 @@ struct explicit *explicit_hold_slow(int fd)
 	uint32_t refs = atomic_load(&explicit->refs);
 	do {
 		if (refs == 0)
-			return NULL; /* on its way to the free list, or there */
+			return NULL; /* a connection on its way to the free list, or there */
 	} while (!atomic_compare_exchange_weak(&explicit->refs, &refs, refs + 1));
 	if (file_get(fd) == file)
 		return explicit;
@@ -99,7 +99,7 @@ const struct sockaddr *explicit_address(const struct sockaddr *address, socklen_
 	return (const struct sockaddr *)copy;
 }
 
-/* Where the socket is bound; port 0: it is not. */
+/* Address of the socket; port 0: it is not bound. */
 void explicit_local(int fd, struct rpc_msg *record)
 {
 	struct sockaddr_storage local;
@@ -137,9 +137,9 @@ int explicit_socket(int domain, int type, int protocol)
 
 	if (!direct && !stream)
 		return fail_with(ESOCKTNOSUPPORT);
-	if (protocol == IPPROTO_TCP) /* by its number: TCP and nothing else */
+	if (protocol == IPPROTO_TCP) /* a socket of TCP and nothing else, by its number */
 		direct = true;
-	/* what fits an IP header is no offload protocol */
+	/* a number that fits an IP header is no offload protocol */
 	if (!direct && protocol && protocol < 256)
 		return fail_with(protocol < 0 ? EINVAL : EPROTONOSUPPORT);
 	struct explicit *explicit = explicit_new(family, direct, stream, direct ? 0 : (uint32_t)protocol);
@@ -161,7 +161,7 @@ int explicit_socket(int domain, int type, int protocol)
 	if (config.opt_in)
 		sidestep_adopt(fd);
 	HELD conn = conn_hold(fd);
-	if (!conn) { /* not tracked: a datagram socket, or no slot was left */
+	if (!conn) { /* a socket that is not tracked: of datagrams, or no slot was left */
 		explicit_listens(mine, fd);
 		return fd;
 	}
@@ -181,12 +181,12 @@ void explicit_accepted(const struct explicit *listener, struct conn *conn, int f
 	if (listener->direct || !explicit)
 		conn_pin(conn, listener->direct ? REASON_DIRECT : REASON_NO_RESOURCES);
 	if (listener->direct)
-		conn_set_addresses(conn, fd); /* it will never be asked for them, but `ss` wants to name it */
+		conn_set_addresses(conn, fd); /* addresses for `ss`; no call will ask for them */
 }
 
 /*
- * A TCP socket cannot be unbound, so its numbers get a fresh one, with the options and flags of the old. If others hold the
- * old one as well (a process, an epoll set) it is left alone: its native port is free only when they close it.
+ * A TCP socket cannot be unbound, so its numbers get a fresh one, with the options and flags of the old. If another holder (a
+ * process, an epoll set) has the old one as well, it is left alone: its native port is free only when that one closes it.
  */
 static const struct {
 	int level, name;
@@ -262,7 +262,7 @@ static void options_carry(int from, int to)
 		if (real.getsockopt(from, level, name, old, &len) < 0 ||
 		    real.getsockopt(to, level, name, fresh, &fresh_len) < 0 || (len == fresh_len && !memcmp(old, fresh, len)))
 			continue;
-		if (level == SOL_SOCKET && (name == SO_SNDBUF || name == SO_RCVBUF)) { /* socket(7): told doubled */
+		if (level == SOL_SOCKET && (name == SO_SNDBUF || name == SO_RCVBUF)) { /* socket(7): twice the value */
 			int half;
 			memcpy(&half, old, sizeof(half));
 			half /= 2;
@@ -287,7 +287,7 @@ static void unbind(struct explicit *explicit, int fd)
 
 	if (conn && (has_members(conn) || !conn_alone(conn)))
 		return;
-	shim_lock_take(); /* nobody forks meanwhile: the child would have the fresh one without knowing it */
+	shim_lock_take(); /* no thread forks meanwhile: the child would have the fresh one without knowing it */
 	int fresh = real.socket(explicit->family, SOCK_STREAM | SOCK_CLOEXEC, 0);
 	if (fresh >= 0) {
 		options_carry(fd, fresh);
@@ -312,7 +312,7 @@ static int reserve(struct explicit *explicit, int fd)
 	explicit_local(fd, &record);
 	if (!record.local_port) /* IP_BIND_ADDRESS_NO_PORT: there is none yet */
 		return 0;
-	shim_lock_take(); /* nobody forks before it is known whose the writing end is */
+	shim_lock_take(); /* no thread forks before the writing end has its owner */
 	int failed = real.syscall(SYS_pipe2, (long)ends, O_CLOEXEC, 0, 0, 0, 0) < 0 ? errno : 0;
 	if (!failed) {
 		ends[0] = own_fd(ends[0]);

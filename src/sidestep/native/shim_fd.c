@@ -64,7 +64,7 @@ ALIAS(__close, close);
 
 static int range_apply(unsigned first, unsigned last, int flags)
 {
-	/* around our own descriptors, which the program does not know */
+	/* loop around our own descriptors, which the program does not know */
 	unsigned start = first;
 	int result = 0;
 
@@ -98,7 +98,7 @@ EXPORT int close_range(unsigned first, unsigned last, int flags)
 		/* The thread leaves the shared descriptors to its siblings, and our table stays theirs; alone, it shares none. */
 		if (stat("/proc/self/task", &tasks) < 0 || tasks.st_nlink > 3)
 			return real.close_range(first, last, flags);
-		if (unshare(CLONE_FILES) < 0) /* from a process of vfork() or clone() */
+		if (unshare(CLONE_FILES) < 0) /* a descriptor of a process of vfork() or clone() */
 			return -1;
 		flags &= ~CLOSE_RANGE_UNSHARE;
 	}
@@ -155,7 +155,7 @@ static int dup_onto(int from, int to, int flags, bool three)
 	if (own(to)) /* too many places know ours by its number to move it; programs do not name such high numbers */
 		return fail_with(EMFILE);
 	struct file *target = file_get(to), *source = file_get(from);
-	/* nothing changes for a number that names the connection already; other threads may be using it */
+	/* a number that names the connection already stays the same; other threads may be using it */
 	if (from == to || target == source || (flags & ~O_CLOEXEC))
 		return three ? real.dup3(from, to, flags) : real.dup2(from, to);
 	if (real.fcntl64(from, F_GETFD, 0) < 0)
@@ -205,7 +205,7 @@ EXPORT int fcntl64(int fd, int command, ...)
 	return result;
 }
 
-/* one and the same where off_t has 64 bits */
+/* one function, where off_t has 64 bits */
 ALIAS(fcntl, fcntl64);
 ALIAS(__fcntl, fcntl64);
 

@@ -11,7 +11,7 @@ static inline bool own(int fd)
 	return unlikely(file && file->kind == FILE_OWN);
 }
 
-/* What the program has asked of O_NONBLOCK. */
+/* The program's setting of O_NONBLOCK. */
 static inline void noted(struct conn *conn, bool nonblock)
 {
 	if (conn)

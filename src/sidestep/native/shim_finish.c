@@ -1,7 +1,7 @@
 /* shim_finish.c - how our own direction ends: recalled bytes go out first, and a close is announced. */
 #include "shim_switch.h"
 
-#define FLUSH_TURNS 20 /* how often in vain, and how long each time, the end waits for recalled bytes to go out */
+#define FLUSH_TURNS 20 /* number and length of the turns in which the end waits for recalled bytes to go out */
 #define FLUSH_TURN_MS 100
 
 /* Sends recalled bytes, waiting a little if TCP's buffer is full. */
@@ -34,7 +34,7 @@ static void cut_off(struct conn *conn, int fd)
 		if (tx_is(slot, TX_RESEND))
 			tx_move(slot, TX_ON_RESENT);
 		slot_unlock(&slot->tx_lock);
-		word_store(slot->error, ECONNRESET); /* for another process that has the socket, too */
+		word_store(slot->error, ECONNRESET); /* an error for another process that has the socket, too */
 		slot_set(slot, SLOT_RESET | SLOT_FIN | SLOT_PEER_GONE);
 		shim_log("fd %d: reset, the bytes that the peer asked for again would not go out", fd);
 	}
@@ -65,7 +65,7 @@ void conn_end_sending(struct conn *conn, int fd)
 	flush_turns(conn, fd);
 }
 
-/* The last holder closes. The peer is told, as the FIN may stand behind bytes that it does not read. */
+/* The last holder closes, and announces that to the peer, as the FIN may stand behind bytes that it does not read. */
 void announce_close(struct conn *conn, int fd)
 {
 	const struct linger reset = {.l_onoff = 1};
@@ -79,5 +79,5 @@ void announce_close(struct conn *conn, int fd)
 	conn_end_sending(conn, fd);
 	cut_off(conn, fd);
 	atomic_fetch_or(&conn->channel.local->notice, CHANNEL_CLOSED);
-	peer_wake(conn); /* after a shutdown the FIN is long gone: only this wakes a sender that waits for room */
+	peer_wake(conn); /* the FIN is long gone after a shutdown: this wakes a sender that waits for room */
 }

@@ -1,6 +1,6 @@
 /*
- * shim_fork.c - around every way to make a process with a memory of its own: what each part of the shim does before it, and
- * after it in the parent and in the child.
+ * shim_fork.c - the calls that make a process with a memory of its own. Each part of the shim acts before it, and after it in
+ * the parent and in the child.
  */
 #include "shim_process.h"
 #include "shim_provider.h"

@@ -1,12 +1,12 @@
-/* shim_idle.c - connections that stand still: their rings' pages are given back. */
+/* shim_idle.c - connections that stand still: the pages of their rings are released. */
 #include "shim_switch.h"
 
 _Atomic bool trim_due;
 
 /*
- * Not 0: there is no room, and the peer's death would go unnoticed, as its FIN has come already or would stand behind bytes
- * that the program does not read. The value says how far both have read: if it is the same later, nobody has moved. A
- * provider between the two tells of the peer's death, and its own is heard.
+ * Not 0: there is no room, and the peer's death would go unnoticed. Its FIN has come already, or would stand behind bytes
+ * that the program does not read. The value is the position of both readers: if it is the same later, neither has moved. A
+ * provider between reports the peer's death, and its own is noticed by the pipe.
  */
 static uint64_t stalled_at(const struct conn *conn, int fd)
 {

@@ -1,9 +1,10 @@
 /*
- * shim_inherited.c - sockets that programs have inherited which were started here (SLOT_INHERITED): until nobody else holds them.
+ * shim_inherited.c - sockets inherited by programs that were started here (SLOT_INHERITED), until no other process holds
+ * them.
  *
- * The kernel does not tell how many hold a socket, so the open descriptors of all processes are looked through that began
- * after the connection: nobody else can have inherited it. In doubt it stays on TCP. Bytes that such a program has moved show
- * in the kernel's counts when the connection is to be promoted.
+ * The kernel does not tell how many processes hold a socket. So the shim searches the open descriptors of all processes that
+ * began after the connection: no other can have inherited it. In doubt it stays on TCP. Bytes that such a program has moved
+ * show in the kernel's counts when the connection is to be promoted.
  */
 #include "shim_proc.h"
 #include "shim_provider.h"
@@ -13,13 +14,13 @@
 #include <sys/stat.h>
 
 #define INHERITED_MAX 64                 /* connections looked for at once */
-#define LOOK_FIRST_NS 100000000ll   /* after they have been lent, and between two looks at the least; */
-#define LOOK_LAST_NS 8000000000ll   /* then a quarter of the time since then, this at most */
+#define LOOK_FIRST_NS 100000000ll   /* least time after the inheritance, and between two looks; */
+#define LOOK_LAST_NS 8000000000ll   /* greatest time between them, else a quarter of the time that has passed */
 #define ANCESTORS_MAX 32
 #define CONFINED_LOOK_NS 10000000ll /* between two looks whether confined processes have ended */
 
 struct inherited {
-	struct conn *conn; /* with a reference */
+	struct conn *conn; /* the connection, with a reference */
 	int fd;
 	bool held;
 	ino_t inode;
@@ -27,14 +28,14 @@ struct inherited {
 };
 
 struct family {
-	uint64_t since_ns; /* when the oldest of the connections was made, as processes tell when they began */
+	uint64_t since_ns; /* birth of the oldest connection, to compare with that of processes */
 	uint32_t ancestors[ANCESTORS_MAX];
 	int ancestors_len;
 };
 
 static _Atomic uint32_t inheriting; /* threads that are just starting a program */
 static _Atomic bool looking;
-static uint32_t cursor; /* where the next look begins; guarded by `looking` */
+static uint32_t cursor; /* place where the next look begins; guarded by `looking` */
 
 void inheriting_begin(void)
 {
@@ -60,7 +61,10 @@ static bool is_ancestor(const struct family *family, uint32_t pid)
 	return pid <= 1;
 }
 
-/* Whether a process that we cannot look into may come from us. The kernel gives orphans to their ancestors, who are ours. */
+/*
+ * True if a process that we cannot look into may descend from us. The kernel gives orphans to their ancestors, and these are
+ * ours.
+ */
 static bool may_descend(const struct family *family, struct process process)
 {
 	for (int i = 0; i < ANCESTORS_MAX; i++) {
@@ -91,7 +95,7 @@ struct search {
 	struct family family;
 	struct inherited *inherited;
 	int len;
-	bool hidden; /* what the process at hand has open is not told */
+	bool hidden; /* the kernel hides the open files of the process at hand */
 	bool doubt;
 };
 
@@ -190,7 +194,7 @@ static int inherited_collect(struct search *search)
 	return search->len;
 }
 
-/* Nobody else has it. A thread that lends it just now stores the time before the flag, and we clear the flag first. */
+/* This process alone has it. A thread that lends it just now stores the time before the flag, and we clear the flag first. */
 static void inherited_released(struct inherited *inherited)
 {
 	conn_promote(inherited->conn, inherited->fd, SLOT_INHERITED | SLOT_PASSED);

@@ -27,7 +27,7 @@ extern void __chk_fail(void) __attribute__((noreturn));
 	{ \
 		return likely(!file_get(fd)) ? real.name args : tracked_##name args; \
 	}
-/* what the compiler calls where it knows the size of the buffer: `room` */
+/* the functions that the compiler calls if it knows the size of the buffer: `room` */
 #define HOOK_CHECKED(name, params, args) \
 	EXPORT ssize_t __##name##_chk params \
 	{ \
@@ -56,7 +56,7 @@ static TRACKED ssize_t tracked_read(int fd, void *buf, size_t n)
 HOOK(ssize_t, read, (int fd, void *buf, size_t n), (fd, buf, n))
 HOOK_CHECKED(read, (int fd, void *buf, size_t n, size_t room), (fd, buf, n))
 
-/* Then the kernel does not ask the socket: sock_read_iter(), do_iter_write(). */
+/* The kernel does not ask the socket then: sock_read_iter(), do_iter_write(). */
 static bool moves_nothing(const struct iovec *iov, int len)
 {
 	if (likely(len > 0 && iov->iov_len))
@@ -427,7 +427,7 @@ static ssize_t conn_to_pipe(struct conn *conn, int fd, int out, size_t count, un
 	return put;
 }
 
-/* What is taken from the pipe must go out, so a call that is not to wait takes no more than has room. */
+/* Bytes taken from the pipe must go out, so a call that is not to wait takes no more than has room. */
 static ssize_t pipe_to_conn(struct conn *conn, int fd, int in, size_t count, unsigned flags)
 {
 	uint8_t buf[4096];

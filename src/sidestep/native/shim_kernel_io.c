@@ -64,7 +64,7 @@ static inline void kernel_count(struct conn *conn, _Atomic uint64_t *bytes, _Ato
 
 	if (moved > 0) {
 		word_count64(bytes, (uint64_t)moved, mine);
-		word_store(*messages, word_load(*messages) + 1); /* two at once may count as one: it is for display only */
+		word_store(*messages, word_load(*messages) + 1); /* two threads at once may count as one */
 	}
 	word_count32(kernel_waiters, UINT32_MAX, mine);
 }
@@ -78,7 +78,7 @@ ssize_t kernel_rx_end(struct conn *conn, int fd, ssize_t result, int flags)
 	if (result > 0) {
 		count_turn(slot);
 		consider(conn, fd);
-	} else if (result < 0 && unlikely(word_load(rings_ever))) { /* it may come back for ever, and never sleep */
+	} else if (result < 0 && unlikely(word_load(rings_ever))) { /* this may come back for ever, and never sleep */
 		KEEP_ERRNO;
 		rpc_listen_passing();
 	}

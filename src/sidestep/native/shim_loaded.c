@@ -32,7 +32,7 @@ static void inherit_fd(int fd)
 	}
 }
 
-/* Its starter took it for certain that we replace the program's calls. */
+/* The starter takes it for certain that we replace the program's calls. */
 static void bequeath(void)
 {
 	demote_inherited(NULL, true);
@@ -50,8 +50,8 @@ static void uncovered(void)
 }
 
 /*
- * Nobody cancels a thread of such a program by our C library's pthread_cancel(3), whose threads ask for that, twice and by an atomic
- * operation, in each call that may wait.
+ * No thread of such a program is cancelled by our C library's pthread_cancel(3). Its threads look for that, twice and by an
+ * atomic operation, in each call that may wait.
  */
 #define UNCANCELLED(result, name, params, number, ...) \
 	static result uncancelled_##name params \

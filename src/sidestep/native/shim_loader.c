@@ -1,7 +1,7 @@
 /*
- * shim_loader.c - how programs that are executed here come to the shim. Most do by their C library's loader and LD_PRELOAD. Those
- * without this C library are started by ours (loader.c), which stands beside the shim and is told the file in the
- * environment. Where it is not there, musl's loader must not see the shim: it would end the program over it. A program that gets an
+ * shim_loader.c - how programs that are executed here come to the shim. Most do by their C library's loader and LD_PRELOAD.
+ * Those without this C library are started by ours (loader.c), which stands beside the shim and finds the file in the
+ * environment. Without our loader, musl's must not see the shim: it would end the program over it. A program that gets an
  * environment of its caller's own making gets our part of it besides; see shim_environment.c.
  */
 #include "shim_proc.h"
@@ -17,7 +17,7 @@
 
 #define LINE_LENGTH 256 /* BINPRM_BUF_SIZE */
 #define SEGMENTS_MAX 64
-#define NAMES_LENGTH 4096 /* of sections */
+#define NAMES_LENGTH 4096 /* length of the names of sections */
 #define HWCAP2_FSGSBASE 2 /* asm/hwcap2.h */
 
 static const char preload[] = "LD_PRELOAD=", kept[] = LOADED_PRELOAD "=", program[] = LOADED_PROGRAM "=";
@@ -28,7 +28,7 @@ static const char glibc_loader[] = "ld-linux";
 #define MACHINE EM_AARCH64
 #endif
 
-/* What a file says of how it is loaded. */
+/* Kinds of files, by the way in which they are loaded. */
 enum kind { KIND_OTHER, KIND_SCRIPT, KIND_STATIC, KIND_MUSL, KIND_MUSL_RAISED, KIND_GO, KIND_DYNAMIC };
 
 static bool read_at(int fd, void *to, size_t n, uint64_t at)
@@ -50,7 +50,7 @@ static bool is_static_pie(int fd, const Elf64_Phdr *dynamic)
 	return false;
 }
 
-/* By the names of its sections, which Go's linker keeps when it leaves out symbols, or its build's note. */
+/* True by the names of its sections, which Go's linker keeps when it leaves out symbols, or its build's note. */
 bool made_by_go(int fd, const Elf64_Ehdr *header)
 {
 	static const char section[] = "\0.go.buildinfo";
@@ -109,7 +109,7 @@ static bool line_split(char *line, struct start_script *script)
 	return len;
 }
 
-/* Such a program gets more rights than its caller has, and we have no part in that. */
+/* True if such a program gets more rights than its caller has, in which we have no part. */
 static bool raises_rights(int fd)
 {
 	struct stat st;
@@ -131,7 +131,7 @@ static enum kind look(int dir, const char *file, char line[LINE_LENGTH], char re
 	if (strncmp(line, "#!", 2) == 0)
 		kind = KIND_SCRIPT;
 	else if ((kind = kind_of_elf(fd)) != KIND_OTHER && raises_rights(fd))
-		kind = kind == KIND_MUSL ? KIND_MUSL_RAISED : KIND_OTHER; /* to its owner musl's loader minds LD_PRELOAD, too */
+		kind = kind == KIND_MUSL ? KIND_MUSL_RAISED : KIND_OTHER; /* raised: musl's loader minds LD_PRELOAD, too */
 	snprintf(link, sizeof(link), "/proc/self/fd/%d", fd);
 	len = (ssize_t)real.syscall(SYS_readlinkat, AT_FDCWD, (long)link, (long)resolved, PATH_MAX - 1, 0, 0);
 	resolved[len > 0 ? len : 0] = '\0';
@@ -168,7 +168,7 @@ static const char *loader_find(void)
 	return access(path, X_OK) == 0 ? path : NULL;
 }
 
-/* A debugger's breakpoints are for the program that it starts, and whoever traces calls wants to see the program's. */
+/* A debugger's breakpoints are for the program that it starts, and a user that traces calls wants to see the program's. */
 static bool is_traced(void)
 {
 	char status[1024] = "";
@@ -183,7 +183,7 @@ static bool is_traced(void)
 }
 
 /* ---- the environment ---- */
-/* What has been kept takes its place again, but for a program that was told otherwise. */
+/* A value that was kept takes its place again, unless the program got another. */
 static bool env_restores(char *const env[], enum start_how how, char *scratch)
 {
 	bool was_kept = false;
@@ -296,7 +296,7 @@ static bool same_loader(const char *program_file)
 	       theirs.st_ino == our.st_ino;
 }
 
-/* Where a security module is in force it may change the program's domain, and the loader ignores LD_PRELOAD then. */
+/* True if a security module is in force. It may change the program's domain, and the loader ignores LD_PRELOAD then. */
 static bool confined(void)
 {
 	char text[64];
@@ -339,7 +339,10 @@ bool start_has_shim(const struct start *start, char *const env[])
 	       (is_own(start->resolved) || !program_calls(start->resolved));
 }
 
-/* As the kernel has it for a script: its interpreters with their arguments go before its name, which takes the place of argv[0]. */
+/*
+ * Arguments of a script, as the kernel has them: its interpreters with their arguments go before its name, which takes the
+ * place of argv[0].
+ */
 static char *const *argv_make(char *const argv[], const char *file, const struct start *start, char **room)
 {
 	char **made = (char **)(void *)*room, **to = made;

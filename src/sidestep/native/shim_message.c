@@ -25,14 +25,14 @@ static void message_put(struct msghdr *message, size_t room, int level, int type
 	message->msg_controllen = room < CMSG_SPACE(len) ? room : CMSG_SPACE(len);
 }
 
-/* Whether the peer's end has come, as far as it has been told: TCP_INQ counts it as one byte more (tcp_inq_hint). */
+/* True if the peer's end has come, as far as the program knows: TCP_INQ counts it as one byte more (tcp_inq_hint). */
 static bool end_has_come(struct conn *conn, int fd)
 {
 	struct conn_slot *slot = conn->slot;
 
 	if (!rx_by_ring(slot))
 		return !conn_end_withheld(conn) && kernel_fin(fd);
-	/* A peer that was killed says nothing. But who waits for an edge hears of that, as the kernel's end is one. */
+	/* A peer that was killed writes nothing. But a thread that waits for an edge notices that, as the kernel's end is one. */
 	if (!slot_has(slot, SLOT_FIN) &&
 	    (atomic_load(&conn->channel.remote->shut_wr) || conn_notice(conn) & CHANNEL_CLOSED))
 		conn_probe(conn, fd);
@@ -57,7 +57,7 @@ void message_received(struct conn *conn, int fd, struct msghdr *message, int fla
 	errno = saved;
 }
 
-/* What the kernel has told of the sends that it has numbered. */
+/* The kernel's reports on the sends that it has numbered. */
 void message_errors_received(struct conn *conn, const struct msghdr *message)
 {
 	for (struct cmsghdr *header = CMSG_FIRSTHDR(message); header;
@@ -72,7 +72,7 @@ void message_errors_received(struct conn *conn, const struct msghdr *message)
 	}
 }
 
-/* MSG_ERRQUEUE: the kernel's queue comes first, as it was there first. What we copied is told as the kernel tells it. */
+/* MSG_ERRQUEUE: the kernel's queue comes first, as it was there first. Our own copies are reported as the kernel does. */
 ssize_t message_errors(struct conn *conn, int fd, struct msghdr *message, int flags)
 {
 	struct conn_slot *slot = conn->slot;

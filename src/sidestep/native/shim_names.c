@@ -1,12 +1,12 @@
 /*
  * shim_names.c - ways past us by the C library's table of names.
  *
- * We come first where the dynamic linker binds the calls of an object. It looks into the C library before us for an object that is
- * opened with RTLD_DEEPBIND, and into it alone for dlsym() with a handle of it. So the table of the C library names our functions.
- * That is data: no instruction changes, and no page that may be written may be executed.
+ * We come first where the dynamic linker binds the calls of an object. For an object that is opened with RTLD_DEEPBIND it
+ * looks into the C library before us. For dlsym() with a handle of the C library it looks there alone. So the table of the C
+ * library names our functions. That is data: no instruction changes, and no page that may be written may be executed.
  *
- * Ours takes the place of the very function that ours calls in turn, and of no other. Where another library stands between, such
- * as a sanitizer's runtime, its name leads to us, and that of the C library, which it calls, stays as it is.
+ * Ours takes the place of the very function that ours calls in turn, and of no other. If another library stands between, such
+ * as a sanitizer's runtime, its name leads to us. The C library's name, which that one calls, stays as it is.
  */
 #include "shim_object.h"
 
@@ -19,8 +19,8 @@ struct walk {
 };
 
 /*
- * Whether the pages of the symbols up to `end` have no code. Linkers put it into a segment of its own, or behind the symbols and
- * their names.
+ * True if the pages of the symbols up to `end` have no code. Linkers put it into a segment of its own, or behind the symbols
+ * and their names.
  */
 static bool is_apart(const struct dl_phdr_info *info, const struct object *object, uintptr_t end)
 {

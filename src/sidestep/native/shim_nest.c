@@ -1,19 +1,19 @@
 /*
- * shim_nest.c - epoll sets inside others: who looks at an outer set sees what the rings below it hold.
+ * shim_nest.c - epoll sets inside others: a look at an outer set sees the bytes in the rings below it.
  *
- * The kernel decides what an outer set tells of an inner one. Before it is asked, and before a thread sleeps, the stand-ins of
- * all sets below are brought up to date (nest_look()). The thread sleeps on the outer set and, beside it, on the doorbells of
- * all sets below: in them, the outer set would report each that has ever rung.
+ * The kernel decides which events of an inner set an outer one reports. Before it is asked, and before a thread sleeps, the
+ * stand-ins of all sets below are brought up to date (nest_look()). The thread sleeps on the outer set and on the doorbells
+ * of all sets below. If those were entries of the inner sets, the outer set would report each that has ever rung.
  *
  * A record of a set in another lasts until one of the two ends. One that is out of date costs a look, and changes no answer.
  */
 #include "shim_provider.h"
 #include "shim_set.h"
 
-#define NESTS_MAX 5 /* as deep as the kernel lets sets be in sets: EP_MAX_NESTS, fs/eventpoll.c */
+#define NESTS_MAX 5 /* depth to which the kernel lets sets be in sets: EP_MAX_NESTS, fs/eventpoll.c */
 #define AWARE_TURNS 100 /* milliseconds for threads asleep to hear that their set has come into another */
 
-/* Whether it receives, or may yet, by a ring of which the kernel tells nothing, and has not been asked to leave it. */
+/* True if it receives, or may yet, by a ring of which the kernel tells nothing, and has not been asked to leave it. */
 static bool stays_on_ring(const struct conn_slot *slot)
 {
 	return !slot_has(slot, SLOT_PIN) || (rx_watches(slot) && !slot_has(slot, SLOT_LEAVES));
@@ -152,7 +152,7 @@ static bool all_aware(struct set *set)
 			raw_poll(NULL, 0, 1);
 		set_lock(set);
 		wait = unaware(set) && stand_in_enter(set);
-		stand_in_put(set, wait, true); /* anew: who has taken the kernel's event may have known already */
+		stand_in_put(set, wait, true); /* anew: a thread that has taken the kernel's event may have known already */
 		set_unlock(set);
 	}
 	return !unaware(set);
@@ -198,7 +198,7 @@ static bool nest_record(struct set *outer, struct set *inner)
 	return true;
 }
 
-/* From now on the kernel is asked of the set from without. False: its members have to leave their rings. */
+/* The kernel is asked of the set from without from now on. False: its members have to leave their rings. */
 static bool nest_inner(struct set *set, bool carried)
 {
 	set_sweep(set);
@@ -222,7 +222,7 @@ void set_nest(struct set *outer, struct set *inner)
 		leave_below(inner, stays);
 	nest_look(outer ? outer : inner);
 	set_lock(inner);
-	wake_set(inner); /* who waits on a set above does not know of it */
+	wake_set(inner); /* a thread that waits on a set above does not know of it */
 	set_unlock(inner);
 }
 

@@ -1,11 +1,11 @@
 /*
  * shim_new_doorbell.c - a connection that has come by exec gets rid of being rung always (HINT_RING_ALWAYS; see shim_travel.c).
  *
- * The program that took it up has a doorbell whose page its peer does not map. It names that by the provider to the peer's
- * family, whose slot stands in the channel; a random number in its own side of the channel proves that it is the peer. Once the
- * peer says that it looks there, the bit goes. That needs one holder at each end: two programs at one end look at two words.
- * Where the program that attached the connection is alone again, its word is the one that the peer looks at, and the bit goes
- * at once. All this is a matter of speed.
+ * The program that took it up has a doorbell whose page its peer does not map. The provider passes its name to the peer's
+ * family, whose slot stands in the channel. A random number in its own side of the channel proves that it is the peer. Once
+ * the peer says that it looks there, the bit goes. That needs one holder at each end: two programs at one end look at two
+ * words. If the program that attached the connection is alone again, the peer looks at its word, and the bit goes at once.
+ * All this is a matter of speed.
  */
 #include "shim_provider.h"
 #include "shim_set.h"
@@ -13,12 +13,12 @@
 
 #include <sys/random.h>
 
-#define ANNOUNCE_EVERY_NS 20000000 /* while a connection is rung always, or may have become so */
+#define ANNOUNCE_EVERY_NS 20000000 /* interval of looks while a connection is rung always, or may have become so */
 #define ANNOUNCE_AGAIN_NS \
-	1000000000ll /* before a doorbell is named again that the peer has not taken; doubled each time */
+	1000000000ll /* time before a doorbell is named again that the peer has not taken; doubled each time */
 #define ANNOUNCE_WAITS_MAX 8
 #define LEARN_TURNS 10000 /* milliseconds that a program waits, before it begins, for a provider to know its doorbell */
-#define LOST_TURNS 1000 /* and so many for news of a provider that has dropped the connection by which it is told */
+#define LOST_TURNS 1000 /* milliseconds for news of a provider that has dropped the connection by which it reports */
 
 static _Atomic int64_t look_at;
 static uint32_t executing; /* threads in an exec, which has let go of connections for as long; guarded by shim_lock */
@@ -78,9 +78,9 @@ static void new_doorbell_announce(struct conn *conn)
 }
 
 /*
- * Who goes on with the connection by descriptors of ours has to hear the doorbell that the peer rings. A name that is under way is
- * withdrawn, unless the peer has taken it: it takes none of a program that is no more. Nobody names another meanwhile, as there
- * is one more holder, or an exec has begun.
+ * A process that goes on with the connection by descriptors of ours has to wait on the doorbell that the peer rings. A name
+ * that is under way is withdrawn, unless the peer has taken it: it takes none of a program that has ended. No process names
+ * another meanwhile, as there is one more holder, or an exec has begun.
  */
 int new_doorbell_settle(struct conn *conn)
 {
@@ -137,7 +137,7 @@ static bool relay_tell(struct conn *conn, int line)
 	return sent;
 }
 
-/* Whether the provider has taken our last, or one that was named after it. */
+/* True if the provider has taken our last, or one that was named after it. */
 static bool relay_knows(const struct conn *conn)
 {
 	const uint64_t ahead = atomic_load(&conn->channel.remote->doorbell_nonce_seen) - conn->nonce_named;
@@ -165,7 +165,7 @@ bool relay_learns(struct conn *conn, int line)
 		}
 		if (raw_poll(items, 2, 1) > 0 && items[0].revents)
 			atomic_store(&remote->dead, true);
-		if (items[1].revents & (POLLHUP | POLLERR | POLLNVAL)) { /* it has read what it was sent, or will not */
+		if (items[1].revents & (POLLHUP | POLLERR | POLLNVAL)) { /* all is read, or never will be */
 			items[1].fd = -1;
 			turns = turns < LOST_TURNS ? turns : LOST_TURNS;
 		}
@@ -241,7 +241,7 @@ static bool new_doorbell_look(struct conn *conn)
 	} else if (one && (conn->announced_by != provider.serial || coarse_ns() >= conn->announce_again_at)) {
 		new_doorbell_announce(conn);
 	}
-	let_go(NULL, 0); /* what is lost with a provider that has gone */
+	let_go(NULL, 0); /* connections lost with a provider that has gone */
 	return !known;
 }
 
@@ -276,8 +276,8 @@ static bool looks_for_hints(const struct conn *conn)
 }
 
 /*
- * The peer of `conn` has said so; NULL: it is not ours. The old doorbell stays for threads that are just looking at it. Where the
- * peer gives hints these come by the old page, and it goes on ringing always.
+ * The peer of `conn` has announced that; NULL: it is not ours. The old doorbell stays for threads that are just looking at
+ * it. If the peer gives hints these come by the old page, and it goes on ringing always.
  */
 void new_doorbell_received(struct conn *conn, const struct new_doorbell *new_doorbell)
 {
@@ -307,7 +307,7 @@ void new_doorbell_received(struct conn *conn, const struct new_doorbell *new_doo
 	}
 	shim_lock_drop();
 	for (int i = 0; !taken && i < 2; i++)
-		raw_close(new_doorbell->fds[i]); /* without the lock: what another process sends may take long to close */
+		raw_close(new_doorbell->fds[i]); /* a close without the lock: this may take long */
 	if (doorbell)
-		peer_wake(conn); /* it may be asleep, and looks then */
+		peer_wake(conn); /* a peer that is asleep looks then */
 }

@@ -94,7 +94,7 @@ EXPORT int openat64(int directory, const char *path, int flags, ...)
 	return fd_new(real.openat64(directory, path, flags, mode));
 }
 
-/* one and the same where off_t has 64 bits */
+/* one function, where off_t has 64 bits */
 ALIAS(open, open64);
 ALIAS(openat, openat64);
 ALIAS(creat64, creat);

@@ -4,7 +4,7 @@
 
 #include "shim.h"
 
-void fd_forget(int fd, bool closing); /* what the table holds of a number that the program ends or overwrites */
+void fd_forget(int fd, bool closing); /* ends the entry of a number that the program closes or overwrites */
 void fd_fresh(int fd);
 /* The kernel has just given it to the program; -1: it has not. */
 static inline int fd_new(int fd)

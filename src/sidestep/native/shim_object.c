@@ -3,7 +3,7 @@
 
 #include <sys/mman.h>
 
-#define HIDDEN_VERSION 0x8000 /* of a symbol that new programs are not bound to */
+#define HIDDEN_VERSION 0x8000 /* version of a symbol that new programs are not bound to */
 
 /* Linux's own object, and those of other systems' linkers, keep addresses as they are in the file. */
 static const void *located(const struct dl_phdr_info *info, ElfW(Addr) address)

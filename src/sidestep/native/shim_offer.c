@@ -48,7 +48,7 @@ static bool describe(struct conn *conn, int fd, struct rpc_msg *record)
 	return true;
 }
 
-/* What the connection has done since that was counted last. */
+/* Traffic of the connection since the last count. */
 void describe_traffic(const struct conn *conn, struct rpc_msg *record)
 {
 	const struct conn_slot *slot = conn->slot;
@@ -229,7 +229,7 @@ static bool doorbell_given(struct conn *conn)
 		shim_lock_drop();
 		struct doorbell *mine = doorbell_self();
 		shim_lock_take();
-		/* without the lock another thread may have come this way with this connection */
+		/* another thread may have come this way with this connection, without the lock */
 		if (!provider.welcomed || word_load(slot->state) != STATE_NATIVE || slot_has(slot, SLOT_STAYS))
 			return false;
 		if (conn->doorbell)
@@ -279,7 +279,7 @@ static void approach(struct conn *conn, int fd, const struct registry_header *pa
 void offer_make(struct conn *conn, int fd)
 {
 	struct conn_slot *slot = conn->slot;
-	bool far = !local_peer(slot), more = true; /* its peer has another address */
+	bool far = !local_peer(slot), more = true; /* true if its peer has another address */
 
 	enum reason_code tcp_only = tcp_only_why();
 	if (unlikely(tcp_only)) {

@@ -25,7 +25,7 @@ static const struct {
 	{SOL_SOCKET, SO_OOBINLINE}, {SOL_SOCKET, SO_PEEK_OFF},  {SOL_SOCKET, SO_ZEROCOPY},    {IPPROTO_TCP, TCP_INQ},
 };
 
-/* What says of a connection that a switch is set whose effect we bring about; 0: there is no such switch. */
+/* Flag of a connection for a switch whose effect we bring about; 0: there is no such switch. */
 static uint32_t option_carried(int level, int name)
 {
 	if (level == IPPROTO_TCP && name == TCP_INQ)
@@ -132,7 +132,10 @@ EXPORT int setsockopt(int fd, int level, int name, const void *value, socklen_t 
 	if (likely(!conn))
 		return own(fd) ? fail_with(EBADF) : real.setsockopt(fd, level, name, value, len);
 	uint32_t carried = option_carried(level, name), before = word_load(conn->slot->flags);
-	/* before the kernel: what it numbers and we do not count would be numbered twice; see zerocopy_in_kernel() */
+	/*
+	 * the flag before the kernel's: sends that it numbers and we do not count would be numbered twice; see
+	 * zerocopy_in_kernel()
+	 */
 	slot_set(conn->slot, carried);
 	int result = real.setsockopt(fd, level, name, value, len);
 	int saved = errno;
@@ -176,7 +179,7 @@ EXPORT int ioctl(int fd, unsigned long command, ...)
 		if (held > buffer)
 			*(int *)argument += (int)(held - buffer);
 	} else if (result == 0 && command == SIOCATMARK && argument && *(int *)argument) {
-		/* it is one of TCP's stream, of which the next byte stands behind what the ring holds */
+		/* a mark of TCP's stream, whose next byte stands behind the bytes of the ring */
 		*(int *)argument = !rx_by_ring(conn->slot) || channel_rx_avail(&conn->channel) <= 0;
 	} else if (result == 0 && command == FIOASYNC) {
 		conn_leave(conn, fd, REASON_ASYNC_SIGNAL_IO);

@@ -1,9 +1,10 @@
 /*
  * shim_pass.c - connections that are on their way to another process, with their rings (shim_rights.c).
  *
- * Who may read the message has the shim, for all that is known. A child that holds the other end may execute a program without the shim. So until the taker has said in
- * that page that it has come, the giver looks again who holds the other end: before it lets go of the connection, and a few times
- * later. If a stranger does, the connection goes back to TCP.
+ * Every process that may read the message has the shim, as far as is known. A child that holds the other end may execute a
+ * program without the shim. So the giver looks again for holders of the other end, until the taker has announced itself in
+ * that page. It looks before it lets go of the connection, and a few times later. If a stranger holds it, the connection goes
+ * back to TCP.
  */
 #include "shim_pass.h"
 
@@ -16,7 +17,7 @@
 
 /* Guarded by shim_lock. */
 static struct open {
-	struct conn *conn; /* without a reference: `serial` is its own */
+	struct conn *conn; /* the connection, without a reference: `serial` is its own */
 	uint64_t serial;
 	struct pass *pass;
 	unsigned long other_end;
@@ -30,7 +31,7 @@ void pass_close(struct pass *pass)
 	munmap(pass, sizeof(*pass));
 }
 
-/* True: nobody takes it any more. */
+/* True: no process takes it any more. */
 bool pass_withdraw(struct pass *pass, struct conn *conn)
 {
 	uint32_t waits = PASS_WAITS;
@@ -83,7 +84,7 @@ static void open_wait(const struct open *open, int64_t until)
 	}
 }
 
-/* Whether it may be left as it is: it is taken, or those who can take it have the shim. */
+/* True if it may be left as it is: it is taken, or every process that can take it has the shim. */
 static bool open_settled(const struct open *open)
 {
 	return atomic_load(&open->pass->state) != PASS_WAITS || receiver_again(open->other_end) == RECEIVER_SHIM;
@@ -115,7 +116,7 @@ void passes_settle(void)
 	}
 }
 
-/* No lock is held. Looks who may take what waits for too long. */
+/* No lock is held. Looks for possible takers of connections that wait for too long. */
 void passes_look(void)
 {
 	int64_t next = INT64_MAX, now = now_ns();
@@ -151,7 +152,7 @@ void passes_look(void)
 		look_again_until(next);
 }
 
-/* The connection is on its way to who reads at that end, and may not be taken. */
+/* The connection is on its way to the reader of that end, and may not be taken. */
 void pass_watch(struct conn *conn, struct pass *pass, unsigned long other_end)
 {
 	struct open first, open = {.conn = conn,

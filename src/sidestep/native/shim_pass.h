@@ -7,13 +7,13 @@
 #define PASS_MAGIC 0x50415353u
 enum { PASS_WAITS, PASS_TAKEN, PASS_WITHDRAWN };
 
-/* In memory that both programs map. */
+/* The page in memory that both programs map. */
 struct pass {
 	uint32_t magic, version;
 	_Atomic uint32_t state; /* a futex */
 	uint32_t files;
 	uint8_t arena_id[16];
-	struct traveller of; /* its descriptors have no meaning there */
+	struct traveller of; /* the record: its descriptors have no meaning there */
 };
 
 /* ---- shim_pass.c ---- */

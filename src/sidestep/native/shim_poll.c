@@ -49,11 +49,14 @@ static uint32_t conn_revents(struct poller *poller, nfds_t i, uint32_t kernel_bi
 	if (conn_drop_stale(conn, fd))
 		return other_revents(poller, i);
 	if (unlikely(on_ring && !tx_by_ring(conn->slot))) {
-		/* from now on the kernel reports room: to this call, which may be about to sleep, and to sets */
+		/* the kernel reports room from now on: to this call, which may be about to sleep, and to sets */
 		poller->kernel[i].events |= poller->fds[i].events & (POLLOUT | POLLWRNORM | POLLWRBAND);
 		set_conn_switched(conn);
 	}
-	/* it went back to TCP after the kernel had been asked, maybe for another entry of the same descriptor */
+	/*
+	 * room of a direction that went back to TCP after the kernel had been asked, maybe for another entry of the same
+	 * descriptor
+	 */
 	uint32_t room = (unsigned short)poller->fds[i].events & (POLLOUT | POLLWRNORM | POLLWRBAND);
 	if (unlikely(room && ready_kernel && !on_ring && !((unsigned short)poller->kernel[i].events & room)) &&
 	    !tx_is(conn->slot, TX_RESEND)) {
@@ -66,7 +69,7 @@ static uint32_t conn_revents(struct poller *poller, nfds_t i, uint32_t kernel_bi
 	return ready & ((uint32_t)(unsigned short)poller->fds[i].events | POLLERR | POLLHUP);
 }
 
-/* What the kernel is to watch. */
+/* Events that the kernel is to watch. */
 static void poller_ask(struct poller *poller)
 {
 	for (nfds_t i = 0; i < poller->len; i++) {
@@ -115,8 +118,8 @@ static int poller_report(struct poller *poller, enum look look)
 struct sleep {
 	struct doorbell *doorbells[DOORBELLS_MAX];
 	int len;
-	bool truncated; /* there are more: nap */
-	bool aware; /* of stand-ins: there are sets among them */
+	bool truncated; /* true if there are more: nap */
+	bool aware; /* true if it knows of stand-ins: there are sets among them */
 	uint32_t loose; /* connections of this wait that are in no set */
 	int64_t serve_at;
 };
@@ -178,7 +181,7 @@ struct poll_wait {
 static __thread struct spin_budget budget = {.ns = UINT32_MAX};
 static __thread int64_t looked_at; /* the kernel was */
 
-/* Whether providers between are still alive: a thread that never sleeps would not hear of their death. */
+/* Checks if providers between are still alive: a thread that never sleeps would not notice their death. */
 static void liveness_check(struct poller *poller)
 {
 	const struct remote_doorbell *last = NULL;
@@ -214,7 +217,7 @@ static bool look_is_due(const struct poll_wait *wait)
 	return wait->now - looked_at > LOOK_EVERY_NS;
 }
 
-/* How many descriptors are ready; 0: it is time to sleep. */
+/* Number of descriptors that are ready; 0: it is time to sleep. */
 static int poll_spin(struct poller *poller, struct poll_wait *wait)
 {
 	uint32_t peer_cpu = 0;
@@ -352,7 +355,7 @@ static int poll_managed(struct poller *poller, int64_t timeout_ns, uint64_t sign
 		return n;
 	while (self.signals == signals) {
 		if (wait.now >=
-		    wait.deadline) /* as the kernel does: another thread's turn on this CPU can outlast a short timeout */
+		    wait.deadline) /* the time is over: another thread's turn on this CPU can outlast a short timeout */
 			return poll_look(poller, &wait, true);
 		n = poll_sleep(poller, &wait);
 		if (n > 0 && wait.slept)
@@ -363,7 +366,7 @@ static int poll_managed(struct poller *poller, int64_t timeout_ns, uint64_t sign
 	return fail_with(EINTR);
 }
 
-/* How many descriptors need us. *native: there are connections that may still be promoted. */
+/* Number of descriptors that need us. *tcp: there are connections that may still be promoted. */
 static uint32_t classify(struct pollfd *fds, nfds_t len, bool *tcp)
 {
 	uint32_t managed = 0;
@@ -386,7 +389,7 @@ static uint32_t classify(struct pollfd *fds, nfds_t len, bool *tcp)
 	return managed;
 }
 
-/* As ppoll(2), where the kernel alone knows what ends the wait. */
+/* Like ppoll(2), if the kernel alone knows the end of the wait. */
 static int kernel_poll(struct pollfd *fds, nfds_t len, const struct timespec *timeout, const sigset_t *mask,
                        uint64_t signals)
 {
@@ -446,7 +449,7 @@ static int kernel_poll_counted(struct pollfd *fds, nfds_t len, const struct time
 static int poll_common(struct pollfd *fds, nfds_t len, const struct timespec *timeout, const sigset_t *mask)
 {
 	bool tcp, retry;
-	uint64_t signals = self.signals; /* before the mask lets any in */
+	uint64_t signals = self.signals; /* count from before the mask lets any in */
 
 	if (timeout && (timeout->tv_sec < 0 || timeout->tv_nsec < 0 || timeout->tv_nsec >= 1000000000))
 		return real.ppoll(fds, len, timeout, mask);
@@ -515,7 +518,7 @@ static int tracked_poll(struct pollfd *fds, nfds_t len, int timeout)
 	return poll_common(fds, len, timeout < 0 ? NULL : &limit, NULL);
 }
 
-/* without a descriptor of ours it is the kernel's own poll, with its own faults for bad pointers */
+/* The kernel's own poll serves a call without a descriptor of ours, with its own faults for bad pointers. */
 EXPORT int poll(struct pollfd *fds, nfds_t len, int timeout)
 {
 	if (unlikely(word_load(rings_ever)) && timeout && (fds || !len))
@@ -548,7 +551,7 @@ EXPORT int __ppoll_chk(struct pollfd *fds, nfds_t len, const struct timespec *ti
 	return ppoll(fds, len, timeout, mask);
 }
 
-/* ---- select: the same, told by bits ---- */
+/* ---- select: the same, by bits ---- */
 static bool select_concerns(int len, const fd_set *r, const fd_set *w, const fd_set *e)
 {
 	if (!fd_table_len || len < 0)
@@ -639,7 +642,7 @@ EXPORT int pselect(int len, fd_set *r, fd_set *w, fd_set *e, const struct timesp
 
 #define LONG_S 1000000000 /* longer than anybody waits */
 
-/* As the system call: what is left of the time is told. */
+/* Like the system call, it returns the time that is left. */
 int pselect_counting(int len, fd_set *r, fd_set *w, fd_set *e, struct timespec *timeout, const sigset_t *mask)
 {
 	if (!timeout || timeout->tv_sec > LONG_S)

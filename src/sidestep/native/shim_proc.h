@@ -4,7 +4,7 @@
 
 #include "shim.h"
 
-bool program_calls(const char *file); /* whether it makes calls by code of its own, or may (shim_code.c) */
+bool program_calls(const char *file); /* true if it makes calls by code of its own, or may (shim_code.c) */
 
 struct process {
 	uint32_t parent;
@@ -12,7 +12,7 @@ struct process {
 };
 
 int proc_open(const char *path, int flags);
-bool proc_process(uint32_t pid, struct process *process); /* false: it has gone, or we may not know of it */
+bool proc_process(uint32_t pid, struct process *process); /* false: it has gone, or is hidden from us */
 long proc_number(const char *name); /* -1: it is none */
 /* Calls `each` for the entries of a directory that are numbers, as long as it says so. False: it could not be read. */
 bool proc_numbers(int dir, bool (*each)(int dir, long number, void *argument), void *argument);

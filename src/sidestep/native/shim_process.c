@@ -23,7 +23,7 @@ struct cloned {
 
 static int cloned_run(void *argument)
 {
-	struct cloned cloned = *(struct cloned *)argument; /* on the parent's stack, of which the child has a copy */
+	struct cloned cloned = *(struct cloned *)argument; /* a copy on the parent's stack, which the child has copied */
 
 	fork_child();
 	return cloned.run(cloned.argument);
@@ -39,10 +39,10 @@ EXPORT int clone(int (*run)(void *), void *stack, int flags, void *argument, ...
 		extra[i] = va_arg(args, void *);
 	va_end(args);
 	if ((flags & CLONE_VFORK) && !(flags & CLONE_THREAD))
-		flags &= ~CLONE_VM; /* as vfork() */
+		flags &= ~CLONE_VM; /* the behaviour of vfork() */
 	if ((flags & CLONE_VM) && !(flags & CLONE_THREAD))
 		conns_release(REASON_UNCOVERED,
-		              false); /* it has our thread's own variables, too: we cannot tell the two apart */
+		              false); /* the child has our thread's own variables, too: we cannot tell the two apart */
 	if (!fd_table_len || (flags & CLONE_VM) || !run)
 		return real.clone(run, stack, flags, argument, extra[0], extra[1], extra[2]);
 	struct cloned cloned = {run, argument};
@@ -79,7 +79,7 @@ EXPORT int daemon(int keep_directory, int keep_stdio)
 
 EXPORT pid_t _Fork(void)
 {
-	return real.fork(); /* with the handlers that keep the shim's own state right */
+	return real.fork(); /* a fork with the handlers that keep the shim's own state right */
 }
 
 EXPORT void _exit(int status)
@@ -116,7 +116,7 @@ void demote_inherited(struct travel *travel, bool leaving)
 	}
 }
 
-/* Whether the kernel closes all numbers of a connection on exec. */
+/* True if the kernel closes all numbers of a connection on exec. */
 static bool closes_on_exec(const struct conn *conn, int fd)
 {
 	if (!(real.fcntl64(fd, F_GETFD, 0) & FD_CLOEXEC))
@@ -294,7 +294,10 @@ EXPORT int execle(const char *path, const char *first, ...)
 	return execve(path, argv, env);
 }
 
-/* Before root drops its rights, or loses sight of the provider's socket: the provider must know us by the user who started us. */
+/*
+ * Called before root drops its rights, or loses sight of the provider's socket: the provider must know us by the user that
+ * started us.
+ */
 #define CHANGES_USER(name, params, args) \
 	EXPORT int name params \
 	{ \

@@ -13,7 +13,7 @@
 #include <sys/un.h>
 
 #define WELCOME_MS 100 /* a process that is about to execute a program waits so long for the provider to know it */
-#define RETRY_CONNECT_NS 1000000000  /* between two attempts to connect to a provider */
+#define RETRY_CONNECT_NS 1000000000  /* time between two attempts to connect to a provider */
 #define BACKOFF_MAX 10 /* an unanswered offer doubles the calls until the next one, 2^10 times at most */
 #define BACKOFF_NS 1000000 /* and also doubles this time, for connections with many calls */
 
@@ -23,13 +23,13 @@ static _Atomic int64_t retry_at;
 static struct {
 	uint64_t token;
 	struct conn *conn; /* holds a reference */
-	bool lost; /* with its provider; the place is taken until let_go() drops the reference */
+	bool lost; /* lost with its provider; the place is taken until let_go() drops the reference */
 } pending[PENDING_MAX];
 static int pending_lost;
 
 /*
- * A provider can read and change what connections carry. So only our own user and root are believed, in a directory that
- * nobody else can change. At SYSTEM_SOCKET the directory's owner is believed, too: only root can make a directory in /run,
+ * A provider can read and change the bytes of connections. So only our own user and root are believed, in a directory that
+ * nobody else can change. At SYSTEM_SOCKET the directory's owner is believed, too. Only root can make a directory in /run,
  * and has given this one to the system-wide provider's user. The same as check_listener() in config.py.
  */
 static bool believed(int fd)
@@ -163,7 +163,7 @@ void rpc_given(void)
 	let_go(NULL, 0);
 }
 
-/* With the first connection to a near peer: from now on the provider knows this process, even if nothing is promoted. */
+/* Called with the first connection to a near peer: from now on the provider knows this process, even if nothing is promoted. */
 void rpc_introduce(void)
 {
 	if (likely(word_load(provider.introduced)) || atomic_exchange(&provider.introduced, true))
@@ -173,7 +173,7 @@ void rpc_introduce(void)
 
 /*
  * A server that root has started and that has dropped its privileges is root's to the provider, as long as the provider can
- * follow it: from process to process by our messages, and over an exec by the process itself.
+ * follow it. It follows from process to process by our messages, and over an exec by the process itself.
  */
 void rpc_before_exec(void)
 {
@@ -181,13 +181,13 @@ void rpc_before_exec(void)
 		rpc_ensure();
 }
 
-/* Whether a peer at another address may be reached: in another network namespace, say. Asks the provider if need be. */
+/* True if a peer at another address may be reached: in another network namespace, say. Asks the provider if need be. */
 bool rpc_reaches_far(void)
 {
 	if (!config.socket[0])
 		return false;
 	if (unlikely(provider.fd < 0) && now_ns() >= retry_at)
-		rpc_ensure(); /* at most once a second: without a provider a peer elsewhere costs next to nothing */
+		rpc_ensure(); /* one attempt a second at most: without a provider a peer elsewhere costs next to nothing */
 	return !word_load(provider.answered) || (word_load(provider.wants) & WELCOME_FAR);
 }
 
@@ -234,7 +234,7 @@ void refused(struct conn *conn, enum reason_code reason)
 	}
 	word_store(conn->calls, 0);
 	/* The accepting side asks for nothing until the bucket changes, so only offers grow rarer. */
-	if (reason == REASON_LATENCY) { /* what it does may change at any time */
+	if (reason == REASON_LATENCY) { /* a connection whose behaviour may change at any time */
 		conn->again_at = coarse_ns() + LATENCY_NS;
 	} else if (slot->role == ROLE_ACTIVE) {
 		conn->again_at = coarse_ns() + ((int64_t)BACKOFF_NS << conn->backoff);
@@ -302,7 +302,7 @@ void rpc_withdraw(struct conn *conn)
 }
 
 /*
- * Whether a duplicate of the socket may be in the provider's queue, where it would hide a close. The kernel knows whether the
+ * True if a duplicate of the socket may be in the provider's queue, where it would hide a close. The kernel knows whether the
  * provider has read the queue; if the connection to it is lost, or the parent's, nobody knows.
  */
 bool rpc_delegated(struct conn *conn)
@@ -320,8 +320,9 @@ bool rpc_delegated(struct conn *conn)
 }
 
 /*
- * No lock is held. The peer does not answer what this connection asks for: the provider tells its process. A process that is about
- * to execute a program may have just met the provider, which hears nothing more of who is gone before it is welcomed.
+ * No lock is held. The peer does not answer a request of this connection, so the provider wakes its process. A process that
+ * is about to execute a program may have just met the provider. It learns nothing more of processes that have gone before it
+ * is welcomed.
  */
 void rpc_serve(const struct conn *conn)
 {
@@ -343,7 +344,7 @@ void rpc_serve(const struct conn *conn)
 	shim_log("the peer does not answer; the provider %s", sent ? "tells it" : "is not there");
 }
 
-/* In a child: the connection and what is pending on it are the parent's. */
+/* Called in a child: the connection and its pending requests are the parent's. */
 void provider_after_fork(void)
 {
 	own_fd_close(provider.fd);

@@ -6,12 +6,12 @@
 
 #define PENDING_MAX 64 /* offers and claims of this process with the provider; more wait for a later call */
 #define OFFER_FDS_MAX 5 /* the socket's duplicate, a UDP socket, segment, doorbell, doorbell page */
-/* Of peers at other addresses: in another namespace of this host, or on another host. */
+/* Peers at other addresses: in another namespace of this host, or on another host. */
 #define WELCOME_FAR (WELCOME_PATH | WELCOME_REMOTE)
 
-#define LATENCY_NS 100000000ll /* between two looks at what a connection would gain by a way to another host */
+#define LATENCY_NS 100000000ll /* time between two looks at the gain of a way to another host */
 
-#define STAYS_BACK_NS 1000000000ll /* before what went back to TCP may return */
+#define STAYS_BACK_NS 1000000000ll /* time before a connection that went back to TCP may return */
 #define TURNS_LOOKED_AT 256 /* a conversation by ring is judged by so many turns at least */
 
 extern struct provider {
@@ -19,16 +19,16 @@ extern struct provider {
 	_Atomic uint32_t serial; /* one more with each connection, and in each child */
 	_Atomic uint32_t wants; /* WELCOME_*, once there is a provider */
 	_Atomic bool answered; /* `wants` is known, or there is no provider */
-	_Atomic bool introduced; /* it knows this process */
+	_Atomic bool introduced; /* true if it knows this process */
 	bool welcomed;
-	_Atomic bool other_layout; /* it has told us that it does not serve ours */
+	_Atomic bool other_layout; /* an answer: it does not serve our layout */
 	const struct registry_header *_Atomic registry; /* NULL: no provider, or none that has answered yet */
 	_Atomic uint32_t registry_epoch; /* one more with each provider: buckets are of a registry */
 	uint64_t tokens;
-	_Atomic uint32_t lost; /* how many have been; what those said of gains counts no more */
+	_Atomic uint32_t lost; /* number of providers that have gone; their figures of gains count no more */
 } provider;
 
-/* Why there is none to ask. */
+/* Reason why there is none to ask. */
 static inline enum reason_code no_provider(void)
 {
 	return word_load(provider.other_layout) ? REASON_PROVIDER_LAYOUT : REASON_NO_PROVIDER;
@@ -74,13 +74,13 @@ void rpc_given(void);
 
 #define ASKS_MAX 32 /* questions of this process at a time; one more is answered as without a provider */
 /*
- * Questions of explicit sockets, whose calls wait for the answer. Whichever thread reads an answer stores it here; who
- * waits looks. An entry that nobody waits for any more (a signal handler jumped out) is free when its time is up.
+ * Questions of explicit sockets, whose calls wait for the answer. The thread that reads an answer stores it here, and the
+ * waiting one looks. An entry without a waiter (a signal handler jumped out) is free when its time is up.
  */
 extern struct ask {
 	uint64_t token; /* 0: free */
 	int64_t deadline;
-	uint32_t serial; /* of the connection that it was asked by: the answer is lost with that */
+	uint32_t serial; /* serial of the connection by which it was asked: the answer is lost with that */
 	bool answered;
 	struct rpc_answer answer;
 } asks[ASKS_MAX];
@@ -121,7 +121,7 @@ int rpc_line(void); /* a copy of the connection to a provider that knows us, to 
 bool offer_missing(struct conn *conn); /* an accepting end for which none has come */
 void describe_traffic(const struct conn *conn, struct rpc_msg *record);
 void count_traffic(struct conn *conn);
-bool offer_bearable(struct conn *conn, int fd); /* whoever waits for it would be heard */
+bool offer_bearable(struct conn *conn, int fd); /* true if a waiter would be seen by the shim */
 void offer_make(struct conn *conn, int fd); /* or claims; its addresses are known, and no lock is held */
 
 #endif

@@ -4,17 +4,17 @@
 
 #include <sys/ioctl.h>
 
-#define INLINE static inline __attribute__((always_inline)) /* on the way of every wait */
+#define INLINE static inline __attribute__((always_inline)) /* code on the way of every wait */
 
 /*
- * Whether what is ready is an edge that has not been reported. `tail` is from before the look. What comes on one path is an edge
- * even if bytes of the other path, reported long ago, stand before it.
+ * True if readiness is an edge that has not been reported. `tail` is from before the look. A byte on one path is an edge even
+ * if bytes of the other path, reported long ago, stand before it.
  */
 static bool edge_new(const struct member *member, uint32_t ready, uint32_t kernel_bits, uint64_t tail)
 {
 	const struct conn *conn = member->conn;
 	uint32_t reported = ready & (member->events | EPOLLERR | EPOLLHUP);
-	uint32_t ends = ready & (EPOLLRDHUP | EPOLLHUP | EPOLLERR); /* IN alone is told for an end, too */
+	uint32_t ends = ready & (EPOLLRDHUP | EPOLLHUP | EPOLLERR); /* IN alone is reported for an end, too */
 	bool rx_by_tcp = !member->rx_ring || conn_peer_back(conn), tx_by_tcp = !tx_by_ring(conn->slot);
 
 	return member->armed || (ends & ~member->reported) || ((reported & EPOLLIN) && tail != member->seen_tail) ||
@@ -60,7 +60,7 @@ static uint32_t room_unreported(const struct member *member, int fd, uint32_t re
 	return (unsigned short)tcp.revents & (uint32_t)EPOLLOUT;
 }
 
-/* Whether TCP has brought bytes since the last look that the kernel does not report. */
+/* True if TCP has brought bytes since the last look that the kernel does not report. */
 INLINE bool came_unreported(struct member *member, int fd)
 {
 	const struct conn *conn = member->conn;
@@ -81,7 +81,7 @@ INLINE uint32_t member_look(struct set *set, struct member *member, uint32_t ker
 
 	if (unlikely(!conn_switched(conn)))
 		conn_progress(conn, fd);
-	/* before the look: what comes after it is an edge that has not been reported */
+	/* the mark before the look: later bytes are an edge that has not been reported */
 	*tail = atomic_load_explicit(&conn->channel.rx_peer_line->tail, memory_order_acquire);
 	member->armed |= came_unreported(member, fd);
 	self.full_until = set->full_until;
@@ -97,8 +97,10 @@ INLINE uint32_t member_look(struct set *set, struct member *member, uint32_t ker
 		member->armed |= member->rx_ring && !rx_ring;
 		ready |= room_unreported(member, fd, ready);
 	}
-	/* A read that went over to the ring has taken what TCP had still to tell; who counts by FIONREAD, as nginx does, knew only
-	 * of TCP's bytes, and waits to hear of the others. */
+	/*
+	 * A read that went over to the ring has taken the bytes that TCP had still to report. A program that counts by FIONREAD,
+	 * as nginx does, knew only of TCP's bytes, and waits for an event of the others.
+	 */
 	member->armed |= rx_ring && !member->rx_ring;
 	member->rx_ring = rx_ring;
 	return ready;
@@ -180,11 +182,14 @@ int collect(struct set *set, struct epoll_event *events, int room)
 			set->cursor = 0;
 	}
 	if (looked < len && set->hinting)
-		set->scan_all = true; /* the events' room ended first: the rest next time */
+		set->scan_all = true; /* the events' room ended first: the others come next time */
 	return n;
 }
 
-/* The member of whose entry, from before it was managed, the kernel may have told this event: others may have the same data. */
+/*
+ * The member of whose entry, from before it was managed, the kernel may have reported this event: others may have the same
+ * data.
+ */
 static struct member *member_of_unmanaged(const struct set *set, uint64_t data)
 {
 	for (uint32_t i = 0; i < set->managed_len; i++)
@@ -194,8 +199,8 @@ static struct member *member_of_unmanaged(const struct set *set, uint64_t data)
 }
 
 /*
- * An event with the program's data. That of a member which a thread has begun to manage since would be told twice, here and by
- * collect(): Apache then gives the connection to two of its threads at once.
+ * An event with the program's data. If a thread has begun to manage the member since, the event would be reported twice, here
+ * and by collect(). Apache then gives the connection to two of its threads at once.
  */
 static struct epoll_event unmanaged_report(struct set *set, struct epoll_event reported, bool known)
 {
@@ -256,7 +261,10 @@ int translate(struct set *set, const struct epoll_event *reported, int len, uint
 			atomic_fetch_add(set->doorbells[i].doorbell->word, 1u << 16);
 		full_fence();
 	}
-	/* It may have been for a thread that waits in the kernel since before any member was managed: peers do not ring for that. */
+	/*
+	 * The ring may have been for a thread that waits in the kernel since before any member was managed: peers do not ring for
+	 * that.
+	 */
 	if (rung && atomic_load(&set->kernel_waiters))
 		wake_set(set);
 	return n;

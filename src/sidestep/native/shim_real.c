@@ -3,7 +3,7 @@
 
 #include <dlfcn.h>
 
-/* Until shim_init has run, every entry of `real` finds the C library's function first. */
+/* Entries of `real` find the C library's function first, until shim_init has run. */
 #define X(result, name, params, args) \
 	static result first_##name params \
 	{ \

@@ -152,7 +152,7 @@ struct real {
 
 extern struct real real;
 void real_init(void);     /* finds them all, unless the first call of one was earlier */
-void *real_scope(void);   /* where dlsym() finds the functions that ours stand before */
+void *real_scope(void);   /* scope in which dlsym() finds the functions that ours stand before */
 /* A function of liburing or libaio, which make their system calls themselves; of that version of its symbol, unless NULL. */
 void *library_find(const char *name, const char *version);
 extern void *main_program; /* dlopen()'s handle of the global scope; NULL: preloaded */

@@ -1,8 +1,10 @@
 /*
- * shim_receiver.c - who may read what is sent to a UNIX socket: whether each process that holds its other end has the shim.
+ * shim_receiver.c - the possible readers of messages to a UNIX socket: true if each process that holds its other end has the
+ * shim.
  *
- * The kernel names the other end (sock_diag(7)), and proc(5) tells who has it open. A program under the shim has an arena open as
- * well, and one that keeps to TCP has a mark. Processes of other users may not be seen; but who has made the other end is of ours.
+ * The kernel names the other end (sock_diag(7)), and proc(5) lists its holders. A program under the shim has an arena open as
+ * well, and one that keeps to TCP has a mark. Processes of other users may be hidden; but the process that has made the other
+ * end is of ours.
  */
 #include "shim_travel.h"
 
@@ -17,9 +19,9 @@
 #define KNOWN_MAX 8
 #define DESCRIPTORS_MAX 65536 /* looked at; where there are more, nothing is known */
 #define KNOWN_NS \
-	1000000000ll /* for so long a receiver is taken for what it was: most have few, and are given many sockets */
+	1000000000ll /* time for which a receiver is taken for the same: most have few, and are given many sockets */
 
-/* Our end, and who has the other; guarded by shim_lock. */
+/* Our end, and the holders of the other; guarded by shim_lock. */
 static struct {
 	uint64_t inode;
 	unsigned long other_end;
@@ -28,9 +30,9 @@ static struct {
 } known[KNOWN_MAX];
 
 struct search {
-	unsigned long inode; /* of the other end */
-	uint64_t namespace;  /* of process numbers: ours */
-	bool holds, shim, tcp_only; /* of the process at hand */
+	unsigned long inode; /* inode of the other end */
+	uint64_t namespace;  /* namespace of process numbers: ours */
+	bool holds, shim, tcp_only; /* findings of the process at hand */
 	uint32_t others, strangers, descriptors;
 	bool self;
 };
@@ -60,7 +62,7 @@ static bool number_seen(int dir, long number, void *argument)
 	return true;
 }
 
-/* Whether a process has no other user than ours, in any of the ways to have one. */
+/* True if a process has no other user than ours, in any of the ways to have one. */
 static bool same_user(const char *process)
 {
 	char path[48], text[1024];
@@ -190,7 +192,7 @@ enum receiver receiver_of(int fd, unsigned long *other)
 	return what;
 }
 
-/* Around a fork: there is one more that may read. */
+/* Called around a fork: there is one more process that may read. */
 void receivers_forget(void)
 {
 	memset(known, 0, sizeof(known));

@@ -60,9 +60,9 @@ static ssize_t tcp_message(const struct call *call, struct iovec *iov, size_t io
 }
 
 /*
- * rx_lock held, consent declared. Reads TCP, but never past the offset at which the sender moved to the ring: it may be
- * back on TCP already, with bytes that come behind the ring's. Bytes that the kernel held while tx_switched was still unset
- * were sent before the switch; so it is read between the count and the read. Returns as recvmsg.
+ * rx_lock held, consent declared. Reads TCP, but never past the offset at which the sender moved to the ring. It may be back
+ * on TCP already, with bytes that come behind the ring's. Bytes that the kernel held while tx_switched was still unset were
+ * sent before the switch. So tx_switched is read between the count and the read. Returns as recvmsg.
  */
 static ssize_t rx_tcp(const struct call *call, size_t at)
 {
@@ -92,7 +92,7 @@ static ssize_t rx_tcp(const struct call *call, size_t at)
 				if (n <= 0)
 					return n;
 				if (again++ == 0)
-					continue; /* it has come since */
+					continue; /* a word that has come since */
 				/* FIONREAD stops at an urgent mark. Its sender has left the ring for good before it set that. */
 				if (real.ioctl(fd, SIOCATMARK, &marked) < 0 || !marked)
 					most = 1;
@@ -176,9 +176,12 @@ static enum step tcp_ended(struct conn *conn, int fd, ssize_t n, bool waits)
 {
 	struct conn_slot *slot = conn->slot;
 	int error = n < 0 ? errno : 0;
-	/* before rx_follow(): the words of what was sent before an end are published before it */
+	/* a look before rx_follow(): the words of bytes sent before an end are published before it */
 	bool alone = n != 0 || !conn_relayed(conn) || rx_over(slot);
-	/* who has shut it down here is told the end as soon as nothing is there, as by ring; a FIN of the peer's is passed on */
+	/*
+	 * a program that has shut it down here reads the end as soon as no byte is there, as by ring. A FIN of the peer's is
+	 * passed on
+	 */
 	bool shut = slot_has(slot, SLOT_RD_SHUT);
 	bool known = !waits && (alone || (shut && !kernel_fin(fd)) || relay_ended(conn) || shut || rx_lost(conn));
 
@@ -277,10 +280,10 @@ static enum step ring_step(const struct call *call, size_t at, bool look, size_t
 			conn_violation(conn, fd);
 		if (likely(there > 0))
 			return ring_taken(call, at, (size_t)there, moved);
-		/* before a reset is reported: what came by TCP ahead of it can still be read, as in the kernel */
+		/* the ring before a reset is reported: bytes of TCP ahead of it can still be read, as in the kernel */
 		if (unlikely(conn_peer_back(conn)) && rx_back(conn, fd))
 			return STEP_AGAIN;
-		/* EPIPE (reset after FIN) is told to senders; a reader has had its end of file */
+		/* EPIPE (reset after FIN) is for senders; a reader has had its end of file */
 		int error = failed && word_load(slot->error) != EPIPE ? take_error(conn) : 0;
 		if (error) {
 			errno = error;
@@ -293,7 +296,7 @@ static enum step ring_step(const struct call *call, size_t at, bool look, size_t
 			return STEP_ERROR;
 		}
 		if (unlikely(ended == SLOT_RD_SHUT) && turn == 0) {
-			conn_probe(conn, fd); /* a reset is told before an end of our own: tcp_recvmsg() in Linux */
+			conn_probe(conn, fd); /* a reset is reported before an end of our own: tcp_recvmsg() in Linux */
 			continue;
 		}
 		if (ended)
@@ -301,7 +304,7 @@ static enum step ring_step(const struct call *call, size_t at, bool look, size_t
 		if (turn >= 2 || (!look && !slot_has(slot, SLOT_FIN | SLOT_RESET)))
 			return STEP_EMPTY;
 		if (look)
-			conn_probe(conn, fd); /* then look at the ring once more: what was sent before the FIN is there now */
+			conn_probe(conn, fd); /* a probe, then a second look at the ring: bytes sent before the FIN are there now */
 		look = false;
 	}
 }
@@ -343,7 +346,7 @@ static enum turn kernel_recv(struct call *call)
 /* rx_lock held: the conn may be gone without it. */
 void rx_finish(struct conn *conn)
 {
-	full_fence(); /* between publishing head and reading want_space */
+	full_fence(); /* fence between publishing head and reading want_space */
 	if (unlikely(word_load(conn->channel.rx_peer_line->want_space)))
 		doorbell_ring(conn);
 }
@@ -358,7 +361,7 @@ static enum turn recv_ended(struct call *call, enum step step, int error)
 		return TURN_AGAIN;
 	}
 	if (step == STEP_END || call->done) {
-		if (step == STEP_ERROR) /* for the next call, which would take the end for a good one */
+		if (step == STEP_ERROR) /* an error for the next call, which would take the end for a good one */
 			word_store(call->conn->slot->error, (uint32_t)error);
 		return call_over(call, (ssize_t)call->done, call->saved);
 	}
@@ -377,7 +380,7 @@ static enum turn recv_short(struct call *call, size_t target, size_t seen)
 	if (call->look)
 		return call_over(call, has ? has : -1, has ? call->saved : EAGAIN);
 	conn_check(call->conn, call->fd);
-	/* an end that the peer has told of is no wait's */
+	/* an end that the peer has announced concerns no wait */
 	if (unlikely((conn_notice(call->conn) & CHANNEL_CLOSED) || word_load(call->conn->channel.remote->shut_wr)) &&
 	    !slot_has(call->conn->slot, SLOT_FIN))
 		conn_probe(call->conn, call->fd);
@@ -402,7 +405,7 @@ static inline __attribute__((always_inline)) enum turn recv_turn(struct call *ca
 		while (step == STEP_DONE && moved < call->total - call->done && !peek && rx_goes_on(conn, call->fd)) {
 			size_t more = 0;
 			enum step next = rx_step(call, call->done + moved, false, &more);
-			if (next == STEP_ERROR) /* for the next call, which would take the end for a good one */
+			if (next == STEP_ERROR) /* an error for the next call, which would take the end for a good one */
 				word_store(slot->error, (uint32_t)errno);
 			if (next != STEP_DONE)
 				break;
@@ -429,7 +432,7 @@ static inline __attribute__((always_inline)) enum turn recv_turn(struct call *ca
 		if (word_load(conn->message_ns) && conn_stays(conn, &call->fd))
 			rpc_reconsider(conn, call->fd);
 	}
-	/* who waits for bytes that it wants by TCP need not wait until we wait, or send */
+	/* a peer that waits for bytes by TCP need not wait until we wait, or send */
 	if (unlikely(notice) && conn_stays(conn, &call->fd))
 		conn_check(conn, call->fd);
 	if (peek)

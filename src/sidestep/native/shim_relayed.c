@@ -5,20 +5,20 @@
  * (provider/carry/remote_relay.py), later than TCP delivers its own. Rules for what depends on the order of the two:
  *   - TCP's end counts only once the provider has published tx_fin. We ask for it by fin_seen, and it always answers. Until
  *     then nobody judges how the peer ended (shut_wr, CHANNEL_CLOSED), and a reset waits, too.
- *   - A direction goes back to TCP only after the provider has acknowledged our offset (acked): a peer that does not know of
+ *   - A direction goes back to TCP only after the provider has acknowledged our offset (acked). A peer that does not know of
  *     the ring yet would read TCP's bytes before the ring's. Until then we stay on the ring, and one of our next calls goes
  *     back. Only a call without a successor, or one that the kernel has to answer, waits for it.
  *   - A request to go back waits for its acknowledgement, too: else the peer's next bytes would still go to the ring, and come
  *     again only with its next call.
- *   - A recall is open until the provider has said that the bytes come again: see recall_open().
- *   - A reset that has lost bytes from before the ring ends the stream where TCP ends: the ring will never be read, and so the
+ *   - A recall is open until the provider has announced that the bytes come again: see recall_open().
+ *   - A reset that has lost bytes from before the ring ends the stream where TCP ends. The ring will never be read, so the
  *     provider may have no room to bring its end.
  *   - Bytes on TCP are no violation: the peer may have gone back, and its word may be on its way behind the ring's bytes.
- *   - A provider that dies, or says CHANNEL_RESET, has lost bytes: the connection is reset, unless neither direction can have
- *     bytes there. A provider that lets go of the connection says CHANNEL_OVER, as a consent or a question may cross that.
+ *   - A provider that dies, or sets CHANNEL_RESET, has lost bytes. The connection is reset, unless neither direction can have
+ *     bytes there. A provider that lets go of the connection sets CHANNEL_OVER, as a consent or a question may cross that.
  *   - There is one round, and a direction that has gone back stays on TCP, unless the two providers pass on the words of more
- *     (CHANNEL_ACKED_ROUNDS). What is acknowledged in one round says nothing of the next: the provider takes SWITCH and REQUEST
- *     back before it shows an invitation, and READY before it shows that a round is over.
+ *     (CHANNEL_ACKED_ROUNDS). An acknowledgement is of one round alone. The provider takes SWITCH and REQUEST back before it
+ *     shows an invitation, and READY before it shows that a round is over.
  */
 #include "shim_switch.h"
 
@@ -71,17 +71,18 @@ void conn_liveness_check(const struct conn *conn, const struct remote_doorbell *
 }
 
 /*
- * We have recalled the ring's bytes, and do not know yet whether they come again: the peer may just have gone back by itself, or
- * ended, and what TCP brings then stands behind them. Nobody may read it before the provider has answered.
+ * We have recalled the ring's bytes, and do not know yet if they come again. The peer may just have gone back by itself, or
+ * ended, and then TCP's bytes stand behind them. No thread may read TCP before the provider has answered.
  */
 bool recall_open(const struct conn *conn)
 {
 	if (likely(!conn_relayed(conn)) || !rx_is(conn->slot, RX_RECALLED) || slot_has(conn->slot, SLOT_RESET))
 		return false;
 	bool over = atomic_load_explicit(&conn->channel.remote->notice, memory_order_acquire) & CHANNEL_OVER;
-	uint32_t acked = atomic_load_explicit(&conn->channel.remote->acked, memory_order_acquire); /* after its last word */
+	uint32_t acked =
+		atomic_load_explicit(&conn->channel.remote->acked, memory_order_acquire); /* last words of the provider */
 
-	/* whose consent was not passed on when the provider let go has never been sent to by ring */
+	/* an application whose consent was not passed on when the provider let go has never been sent to by ring */
 	return !(acked & CHANNEL_ACKED_RECALL) && !(over && !(acked & CHANNEL_ACKED_READY));
 }
 
@@ -123,7 +124,7 @@ bool rx_reset_waits(struct conn *conn, int fd)
 	       relay_reset_waits(conn);
 }
 
-/* Whether the kernel has reported the end, or may, but the ring's has not come yet. */
+/* True if the kernel has reported the end, or may, but the ring's has not come yet. */
 bool conn_end_withheld(const struct conn *conn)
 {
 	const struct conn_slot *slot = conn->slot;
@@ -132,7 +133,7 @@ bool conn_end_withheld(const struct conn *conn)
 	       ((slot_has(slot, SLOT_TCP_FIN) && rx_watches(slot) && !rx_lost(conn)) || recall_open(conn));
 }
 
-/* Whether that is so, and the kernel has no bytes left that may be read: then it has nothing more to report. */
+/* True in that state, if the kernel has no bytes left that may be read: then it has nothing more to report. */
 bool conn_fin_waits(struct conn *conn, int fd)
 {
 	struct conn_slot *slot = conn->slot;
@@ -145,7 +146,7 @@ bool conn_fin_waits(struct conn *conn, int fd)
 	return rx_by_ring(slot) || real.ioctl(fd, FIONREAD, &queued) < 0 || queued == 0;
 }
 
-/* Whether bytes sent by TCP now are read behind the ring's: our offset is acknowledged, or the ring's bytes are recalled. */
+/* True if bytes sent by TCP now are read behind the ring's: our offset is acknowledged, or the ring's bytes are recalled. */
 bool tx_acked(const struct conn *conn)
 {
 	return likely(!conn_relayed(conn)) ||
@@ -154,8 +155,8 @@ bool tx_acked(const struct conn *conn)
 }
 
 /*
- * Whether bytes that we send depend on the provider. After an end, or once it is decided that we go back or end (another
- * thread may just be doing so), the peer judges how many arrived; recalled bytes are sent again by TCP.
+ * True if bytes that we send depend on the provider. The peer judges how many arrived after an end, or once it is decided
+ * that we go back or end. Another thread may just be deciding. Recalled bytes are sent again by TCP.
  */
 static bool tx_relayed(const struct conn *conn)
 {
@@ -164,21 +165,21 @@ static bool tx_relayed(const struct conn *conn)
 }
 
 /*
- * The provider is gone, with the bytes that it held. Any thread, any lock. The peer gets a reset, as it must not take what it
- * has for the whole stream. If neither direction depends on the provider any more, it is forgotten instead: from then on the
- * kernel alone knows how the connection ends, as the segment's words stand still.
+ * The provider is gone, with the bytes that it held. Any thread, any lock. The peer gets a reset, as it must not take its
+ * bytes for the whole stream. If neither direction depends on the provider any more, it is forgotten instead. From then on
+ * the kernel alone knows how the connection ends, as the segment's words stand still.
  */
 void relay_lost(struct conn *conn, int fd)
 {
 	struct conn_slot *slot = conn->slot;
-	/* once the provider has published the ring's end, our ring holds everything */
+	/* a ring that holds everything once the provider has published its end */
 	bool ended = atomic_load_explicit(&conn->channel.remote->tx_fin, memory_order_acquire);
 	bool invited = atomic_load(&conn->channel.remote->acked) & CHANNEL_ACKED_READY;
 	/* or the round's end is decided, and not by a recall that nobody has answered */
 	bool decided = atomic_load(&conn->channel.remote->tx_back) >> 2 == word_load(slot->rx_round);
 	bool receives =
 		(rx_watches(slot) && !slot_has(slot, SLOT_RD_SHUT) && invited && !decided && !ended) || recall_open(conn);
-	/* what TCP has brought, before the ring's bytes or behind them, is lost with a reset */
+	/* bytes of TCP, before the ring's bytes or behind them, are lost with a reset */
 	int queued = 0;
 	bool whole = ended && real.ioctl(fd, FIONREAD, &queued) == 0 && queued == 0;
 
@@ -192,7 +193,7 @@ void relay_lost(struct conn *conn, int fd)
 		slot_clear(slot, SLOT_RELAY_OVER);
 	}
 	conn_abort(conn, fd, whole ? EPIPE : ECONNRESET,
-	           REASON_RELAY_LOST); /* as the kernel has it, after a FIN and before */
+	           REASON_RELAY_LOST); /* the kernel's own choice, after a FIN and before */
 }
 
 /* No lock held. Waits until the provider has acknowledged that the peer knows our words. False: it did not; it may be dead. */

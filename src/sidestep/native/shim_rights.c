@@ -1,10 +1,10 @@
 /*
  * shim_rights.c - connections that are given to another process with a message (SCM_RIGHTS), and go on by their rings there.
  *
- * Where each process that may read the message has the shim, what the connection consists of travels in the same message, behind
- * the program's own descriptors: a page that says what is what, the arena, the segment, and the doorbells. The taker's shim takes
- * them out, and is one more holder of the slot, as a child would be. The peer is asked nothing. A message that nobody reads takes
- * all of it with it. What is not promoted yet goes in the same way, so that the taker knows what TCP has carried.
+ * If each process that may read the message has the shim, the parts of the connection travel in the same message, behind the
+ * program's own descriptors. They are a page with a list, the arena, the segment, and the doorbells. The taker's shim takes
+ * them out, and is one more holder of the slot, as a child would be. The peer is asked nothing. A message that nobody reads
+ * takes all of it with it. What is not promoted yet goes in the same way, so that the taker knows what TCP has carried.
  */
 #include "shim_number.h"
 #include "shim_pass.h"
@@ -22,15 +22,15 @@
 
 #define GIVEN_MAX 16    /* connections in one message; others go by TCP */
 #define RIGHTS_MAX 253  /* SCM_MAX_FD */
-#define CONTROL_MAX 2048 /* that, credentials, a label, a process: all that a UNIX socket delivers at once */
+#define CONTROL_MAX 2048 /* room for that, credentials, a label, a process: all that a UNIX socket delivers at once */
 
 enum { FILE_PAGE, FILE_ARENA, FILE_SEGMENT, FILE_REMOTE, FILE_REMOTE_PAGE, FILE_DOORBELL, FILES };
-/* Where a provider stands between, its liveness pipe and a connection to it follow. */
+/* Files that follow if a provider stands between: its liveness pipe and a connection to it. */
 enum { FILE_LIVENESS = FILES, FILE_LINE, FILES_FAR };
-#define FILES_BY_TCP FILE_SEGMENT /* of a connection that has no ring, and may get one where it goes */
+#define FILES_BY_TCP FILE_SEGMENT /* files of a connection that has no ring, and may get one where it goes */
 
 struct given {
-	struct conn *conn; /* with a reference */
+	struct conn *conn; /* the connection, with a reference */
 	int fd, file;
 	struct pass *pass;
 };
@@ -79,13 +79,13 @@ static bool give(struct given *given, struct conn *conn, int fd, int *line)
 	conn_ref(conn);
 	*given = (struct given){.conn = conn, .fd = fd, .file = file, .pass = pass};
 	arena_passes();
-	atomic_fetch_add(&conn->slot->holders, 1); /* who is to take it */
+	atomic_fetch_add(&conn->slot->holders, 1); /* a reference for its taker */
 	traveller_settle(&pass->of, conn);
 	word_store(announce_due, true);
 	return true;
 }
 
-/* Behind those that are there; how many there are then. */
+/* Puts them behind those that are there, and returns their number. */
 static size_t put_files(int *files, size_t len, const struct given *given, int line)
 {
 	const struct traveller *of = &given->pass->of;
@@ -97,7 +97,7 @@ static size_t put_files(int *files, size_t len, const struct given *given, int l
 		[FILE_REMOTE_PAGE] = of->remote_page_fd,
 		[FILE_DOORBELL] = of->doorbell_fd,
 		[FILE_LIVENESS] = of->liveness_fd,
-		[FILE_LINE] = line < 0 ? of->liveness_fd : line, /* there is none to a provider that has gone */
+		[FILE_LINE] = line < 0 ? of->liveness_fd : line, /* no line leads to a provider that has gone */
 	};
 
 	memcpy(files + len, its, given->pass->files * sizeof(*its));
@@ -325,7 +325,7 @@ static bool take_ring(struct traveller *of, int *files, bool far, struct conn_sl
 static void take(struct pass *pass, int *files, uint32_t count, int fd)
 {
 	const bool by_ring = count != FILES_BY_TCP;
-	struct traveller of = pass->of; /* once: the giver can write it at any time */
+	struct traveller of = pass->of; /* one copy: the giver can write it at any time */
 	struct conn_slot *slot =
 		are_ours(files) ? slot_arrive(files[FILE_ARENA], pass->arena_id, of.slot, of.generation) : NULL;
 	const bool first = pass_take(pass), withdrawn = atomic_load(&pass->state) == PASS_WITHDRAWN;
@@ -333,7 +333,7 @@ static void take(struct pass *pass, int *files, uint32_t count, int fd)
 	HELD conn = conn_find(slot, of.generation, &known);
 
 	if (slot && !withdrawn && !conn && fd >= 0) {
-		if (!first) /* it has come before, by MSG_PEEK */
+		if (!first) /* the message has come before, by MSG_PEEK */
 			atomic_fetch_add(&slot->holders, 1);
 		holder_put(slot, 0, shim_pid);
 		arena_shared = true;
@@ -356,7 +356,7 @@ static void take(struct pass *pass, int *files, uint32_t count, int fd)
 	if (conn && fd >= 0)
 		conn_dup(known, fd);
 	else if (fd >= 0 && !withdrawn && by_ring)
-		tcp_reset(fd); /* nobody can read what its ring holds */
+		tcp_reset(fd); /* a reset, as the bytes in its ring cannot be read */
 	if (slot)
 		slot_forgo(slot);
 }
@@ -407,7 +407,7 @@ static bool rights_take(int *fds, size_t len, size_t *room, bool cut, int flags)
 	if (cut && !pass)
 		doubtful_end(fds, kept);
 	for (size_t at = own; pass; pass = at < len ? pass_map(fds[at]) : NULL) {
-		const uint32_t said = pass->files; /* once: the giver can write it */
+		const uint32_t said = pass->files; /* one load: the giver can write it */
 		const uint32_t files = said == FILES_BY_TCP || said == FILES_FAR ? said : FILES;
 		take_all(pass, len - at < files ? NULL : fds + at, files, fds, kept);
 		pass_close(pass);
@@ -498,7 +498,7 @@ ssize_t rights_receive(int fd, struct msghdr *message, int flags)
 	own = *message;
 	own.msg_control = control;
 	own.msg_controllen = sizeof(control);
-	/* what is ours among it is not for a program that another thread may be starting */
+	/* descriptors of ours in it are not for a program that another thread may be starting */
 	ssize_t got = real.recvmsg(fd, &own, flags | MSG_CMSG_CLOEXEC);
 	if (got >= 0) {
 		KEEP_ERRNO;

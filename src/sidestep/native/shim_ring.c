@@ -1,9 +1,10 @@
 /*
- * shim_ring.c - io_uring by liburing. A ring for files is no reason for TCP: each entry is looked at before the kernel takes it,
- * and a socket that it names goes back to TCP first, for good. A socket that a ring makes or accepts is not tracked.
+ * shim_ring.c - io_uring by liburing.
  *
- * Entries do not come by here if a thread of the kernel takes them by itself, or if other code has made or submits the ring. What
- * this file does not know counts as such a ring: see uring_unseen().
+ * A ring for files is no reason for TCP. Each entry is looked at before the kernel takes it, and a socket that it names goes
+ * back to TCP first, for good. A socket that a ring makes or accepts is not tracked. Some entries do not come by here: a
+ * thread of the kernel takes them by itself, or other code has made or submits the ring. A ring with features that this file
+ * does not know counts as such: see uring_unseen().
  */
 #include "shim_call.h"
 #include "shim_number.h"
@@ -16,11 +17,14 @@
 
 /* Numbers of linux/io_uring.h, of which the machine that builds this may have an early one. */
 enum {
-	/* Not among these: SQPOLL, REGISTERED_FD_ONLY (no descriptor), SQE_MIXED (entries of two sizes), and what is newer. */
+	/*
+	 * Set-ups that are not among these: SQPOLL, REGISTERED_FD_ONLY (no descriptor), SQE_MIXED (entries of two sizes), and
+	 * newer ones.
+	 */
 	SETUP_KNOWN = 0x77ff9,
 	SETUP_SQE128 = 1 << 10,
-	FEATURE_EXT_ARG = 1 << 8, /* without it liburing's waits submit, too */
-	ENTRY_FIXED_FILE = 1, /* its number is an index among registered files */
+	FEATURE_EXT_ARG = 1 << 8, /* liburing's waits submit, too, without this feature */
+	ENTRY_FIXED_FILE = 1, /* the number is an index among registered files */
 	REGISTER_FILES = 2,
 	REGISTER_FILES_UPDATE = 6,
 	REGISTER_FILES2 = 13,
@@ -78,7 +82,7 @@ struct entry { /* struct io_uring_sqe */
 static_assert(sizeof(struct entry) == 64 && offsetof(struct entry, other) == 44, "as the kernel has it");
 
 struct uring { /* struct io_uring, the same in each liburing.so.2 */
-	const _Atomic uint32_t *head; /* how many entries the kernel has taken */
+	const _Atomic uint32_t *head; /* number of entries that the kernel has taken */
 	const uint32_t *tail, *mask, *len, *queue_flags, *dropped, *array;
 	const uint8_t *entries;
 	uint32_t submitted, filled; /* a call submits all up to `filled` that the kernel has not taken */
@@ -101,7 +105,7 @@ static void named(int fd)
 
 	if (likely(!file))
 		return;
-	if (file->kind == FILE_SET) { /* its members may be on a ring of ours, now or later */
+	if (file->kind == FILE_SET) { /* members of a set may be on a ring of ours, now or later */
 		tcp_only_begin(REASON_IO_URING);
 		return;
 	}
@@ -133,7 +137,7 @@ static void entry_look(const struct entry *entry)
 	case OP_LINK_TIMEOUT:
 	case OP_MADVISE:
 	case OP_MKDIRAT:
-	case OP_MSG_RING: /* to another ring, to which it passes registered files alone */
+	case OP_MSG_RING: /* a message to another ring, to which it passes registered files alone */
 	case OP_OPENAT:
 	case OP_OPENAT2:
 	case OP_PIPE:
@@ -190,10 +194,13 @@ bool ring_looked_through(int fd, unsigned enter_flags)
 
 static bool ring_known(const struct uring *ring)
 {
-	return ring_looked_through(ring->fd, 0); /* of an earlier library it is elsewhere */
+	return ring_looked_through(ring->fd, 0); /* another field in an earlier library */
 }
 
-/* Before a call that may submit. liburing puts entries into the queue in their order, so the kernel's array need not be asked. */
+/*
+ * Called before a call that may submit. liburing puts entries into the queue in their order, so the kernel's array need not
+ * be asked.
+ */
 static void ring_look(struct uring *ring)
 {
 	KEEP_ERRNO;
@@ -290,7 +297,7 @@ REGISTERS(io_uring_register_files_update, (void *ring, unsigned at, const int32_
 REGISTERS(io_uring_register_files_update_tag,
           (void *ring, unsigned at, const int32_t *files, const void *tags, unsigned len), (ring, at, files, tags, len))
 
-/* by which a program manages a ring itself */
+/* The call by which a program manages a ring itself. */
 HOOK(io_uring_enter, (unsigned fd, unsigned submit, unsigned min, unsigned flags, void *signals),
      (fd, submit, min, flags, signals), submit ? uring_unseen() : (void)0, )
 HOOK(io_uring_enter2, (unsigned fd, unsigned submit, unsigned min, unsigned flags, void *argument, size_t len),
@@ -307,7 +314,7 @@ static int ring_made_unseen(int result)
 
 HOOK(io_uring_setup, (unsigned n, void *setup), (n, setup), (void)0, ring_made_unseen)
 
-/* its number becomes another's */
+/* The number becomes another file's. */
 HOOK(io_uring_close_ring_fd, (struct uring * ring), (ring), ring_gone(ring), )
 
 EXPORT void io_uring_queue_exit(struct uring *ring)

@@ -1,19 +1,19 @@
 /*
- * shim_room.c - how much may be unread: a ring's length while the reader reads, and as much as TCP would have held while it
- * stands still. Then the sender goes on in the spill behind the ring; see channel.h.
+ * shim_room.c - the number of bytes that may be unread. While the reader reads it is a ring's length. While it stands still
+ * it is as much as TCP would have held. Then the sender goes on in the spill behind the ring; see channel.h.
  */
 #include "shim_switch.h"
 
 #ifndef SO_BUF_LOCK
 #define SO_BUF_LOCK 72
 #endif
-enum { SNDBUF_LOCKED = 1, RCVBUF_LOCKED = 2 }; /* what it tells: linux/socket.h */
+enum { SNDBUF_LOCKED = 1, RCVBUF_LOCKED = 2 }; /* flags that it reports: linux/socket.h */
 #define STEP_NS 1000000 /* a reader that has not moved for so long stands still, and may leave so much unread: */
 #define STEP_SIZE (1u << 20) /* twice as much for each further step, so that a late reader does not cost the cache */
 #define STEPS_MAX 32
-#define WINDOW_FIRST 65536u /* what a receiver takes before its first read: half of tcp_rmem's default, tcp(7) */
+#define WINDOW_FIRST 65536u /* bytes that a receiver takes before its first read: half of tcp_rmem's default, tcp(7) */
 
-/* Whether a living process has reserved the room behind the tail. */
+/* True if a living process has reserved the room behind the tail. */
 bool conn_reserved(const struct conn *conn)
 {
 	struct conn_slot *slot = conn->slot;
@@ -25,7 +25,7 @@ bool conn_reserved(const struct conn *conn)
 	return false;
 }
 
-/* How much has to be free before a wait for room ends. */
+/* Room that has to be free before a wait for room ends. */
 size_t room_wanted(const struct conn *conn)
 {
 	uint64_t most = channel_tx_most(&conn->channel);
@@ -34,8 +34,8 @@ size_t room_wanted(const struct conn *conn)
 }
 
 /*
- * For how many steps the reader has stood still: its clock restarts whenever it moves. self.full_until becomes the time of
- * the next step, if that is earlier.
+ * Number of steps for which the reader has stood still: its clock restarts whenever it moves. self.full_until becomes the
+ * time of the next step, if that is earlier.
  */
 static uint32_t steps_stood(struct conn *conn, uint64_t head)
 {
@@ -51,7 +51,7 @@ static uint32_t steps_stood(struct conn *conn, uint64_t head)
 	return steps < 0 ? 0 : steps < STEPS_MAX ? (uint32_t)steps : STEPS_MAX;
 }
 
-/* Whether nothing but the reader can make room. */
+/* True if the reader alone can make room. */
 bool tx_full(const struct conn *conn)
 {
 	uint64_t head;

@@ -1,9 +1,8 @@
 /*
- * shim_rpc.c - when the provider is heard, and when it is asked or offered something.
- *
- * Answers are picked up by whatever hooked call comes next. A question of an explicit socket waits, for a bounded time. All
- * this is in one file because each part leads to the others: a command may make an offer, an offer needs addresses, the
- * provider is asked for these, and whoever waits for an answer runs the commands that arrive meanwhile.
+ * shim_rpc.c - the times at which the shim reads from the provider, asks it, or makes an offer. Any hooked call that comes
+ * next picks up answers. A question of an explicit socket waits, for a bounded time. All this is in one file because each
+ * part leads to the others. A command may make an offer, an offer needs addresses, and the provider is asked for these. A
+ * thread that waits for an answer runs the commands that arrive meanwhile.
  */
 #include "shim_provider.h"
 #include "shim_address.h"
@@ -12,7 +11,7 @@
 
 #include <fcntl.h>
 
-#define POLL_EVERY_NS 10000          /* how often answers are looked for while calls come quickly */
+#define POLL_EVERY_NS 10000          /* interval of looks for answers while calls come quickly */
 #define UNREPORTED_EVERY_NS 20000000     /* and how often the socket is checked without a sign of one */
 #define CHECK_EVERY_NS 100000000 /* the provider's socket is asked at least this often whether it is still there */
 #define ASK_TIMEOUT_NS 3000000000ll /* EXPLICIT_ASK_TIMEOUT_S of limits.py: a provider that is slower is none */
@@ -21,7 +20,7 @@
 #define ASK_LOOK_MS 2 /* another thread may have read the answer while we went to sleep: look that often */
 
 static _Atomic uint32_t commands_seen; /* the registry's word when commands were last received */
-static _Atomic bool inherited; /* by fork(): the provider does not know yet that we hold connections */
+static _Atomic bool inherited; /* set by fork(): the provider does not know yet that we hold connections */
 static bool running; /* a thread runs commands, in the order in which they came */
 
 static void command_run(const struct command *command)
@@ -135,8 +134,8 @@ void rpc_poll(void)
 }
 
 /*
- * Who only looks at the registry, or has nothing to ask because all is promoted, sends nothing: then only the socket tells
- * of a provider's end. Once it has, the next one is looked for, which must hear of what we have.
+ * A process that only looks at the registry, or whose connections are all promoted, sends nothing. Only the socket then shows
+ * a provider's end. After that the shim looks for the next provider, which must learn of our connections.
  */
 static void provider_check(void)
 {
@@ -158,7 +157,7 @@ static const struct registry_header *rpc_meet(void)
 	const struct registry_header *page = atomic_load_explicit(&provider.registry, memory_order_acquire);
 
 	if (unlikely(!page) && config.socket[0]) {
-		/* It has not answered yet: once in the life of a process, and of a provider, its answer is waited for. */
+		/* Wait for the first answer: it is waited for once in the life of a process, and of a provider. */
 		int64_t deadline = now_ns() + MEET_NS;
 		rpc_ensure();
 		while (atomic_load(&provider.fd) >= 0 && !(page = atomic_load(&provider.registry)) && !asks_stalled) {
@@ -313,7 +312,7 @@ int rpc_ask(struct rpc_msg *record, const int *fds, int fds_len, struct rpc_answ
 
 /* ---- addresses: the provider knows those that the kernel does not ---- */
 
-/* Whether the two ends may be those of a connection with the provider. */
+/* True if the two ends may be those of a connection with the provider. */
 static bool may_translate(const uint8_t local[16], const uint8_t remote[16])
 {
 	if (address_mapped(remote))
@@ -368,7 +367,7 @@ void conn_set_addresses(struct conn *conn, int fd)
 		address_split((struct sockaddr *)&remote, sizeof(remote), slot->remote_addr, &port);
 		slot->remote_port = port;
 		address_split((struct sockaddr *)&local, sizeof(local), slot->local_addr, &port);
-		/* last: who sees it finds the others */
+		/* last: a thread that sees it finds the others */
 		atomic_store_explicit(&slot->local_port, port, memory_order_release);
 	}
 	shim_lock_drop();
@@ -376,7 +375,7 @@ void conn_set_addresses(struct conn *conn, int fd)
 
 /* ---- offers ---- */
 
-/* Whether it has been used enough, and no reason against it is known without a system call. */
+/* True if it has been used enough, and no reason against it is known without a system call. */
 static bool is_due(struct conn *conn)
 {
 	struct conn_slot *slot = conn->slot;
@@ -402,7 +401,7 @@ static bool is_due(struct conn *conn)
 	return !conn->again_at || coarse_ns() >= conn->again_at;
 }
 
-/* Whether the provider has said what its way to another host gains, and loses. */
+/* True if the provider has reported gain and loss of its way to another host. */
 static bool gain_known(const struct conn *conn)
 {
 	return word_load(conn->message_ns) && word_load(conn->gain_serial) == word_load(provider.lost);
@@ -422,8 +421,8 @@ static double conn_gain(const struct conn *conn)
 }
 
 /*
- * Whether a connection that the provider has left on TCP for its latency might gain by now: only then is it asked anew. Else
- * what the connection has done counts no more.
+ * True if a connection that the provider has left on TCP for its latency might gain by now: only then is it asked anew. Else
+ * its earlier traffic counts no more.
  */
 static bool may_gain(struct conn *conn)
 {

@@ -1,14 +1,14 @@
 /*
  * shim_sdp_connect.c - connections that begin with an offload protocol, and the true addresses of their ends.
  *
- * The descriptor is TCP's socket, as ever. Before it connects, the provider is asked: it opens the connection with the other
+ * The descriptor is TCP's socket, as ever. Before it connects, the provider is asked. It opens the connection with the other
  * host, and names a place on this host where it accepts the socket. If it has no verdict yet and the program insists on the
- * protocol, that place drops SYNs: the kernel goes on trying, and every call sees a socket that connects, until the provider
+ * protocol, that place drops SYNs. The kernel goes on trying, and every call sees a socket that connects, until the provider
  * opens the place or resets. The wait of the call itself is bounded, and short if it must not block.
  *
  * For such a connection, and for one that the provider has brought to a listener, the kernel names 127.83.68.80 as the other
- * end or, with IPv6, its own address. A call that sees this shows the socket to the provider, and reports the true addresses.
- * Nothing is kept here, so it is the same after fork(), exec(), and in a process that was passed the socket.
+ * end. With IPv6 it names the socket's own address. A call that sees this shows the socket to the provider, and reports the
+ * true addresses. Nothing is kept here, so it is the same after fork(), exec(), and in a process that was passed the socket.
  */
 #include "shim.h"
 #include "shim_address.h"
@@ -18,8 +18,8 @@
 #include <netinet/tcp.h>
 #include <sys/time.h>
 
-#define SDP_CONNECT_WAIT_MS 1200 /* for a verdict: longer than a silent port mapper takes to be known as such */
-#define SDP_CONNECT_WAIT_NONBLOCK_MS 200 /* for a socket that does not block; a handshake takes a few milliseconds */
+#define SDP_CONNECT_WAIT_MS 1200 /* wait for a verdict: longer than a silent port mapper takes to be known as such */
+#define SDP_CONNECT_WAIT_NONBLOCK_MS 200 /* wait of a nonblocking socket; a handshake takes a few milliseconds */
 #define SDP_CONNECT_SYNS 3       /* retransmissions, some 15 s: the provider gives up after REACH_S of limits.py */
 #define FIRST_WAIT_NS 1000000    /* the least SO_SNDTIMEO: 0 would be none */
 
@@ -33,7 +33,7 @@ static void copy_address(struct sockaddr *address, socklen_t room, const struct 
 	memcpy(address, name, room < len ? room : len);
 }
 
-/* A quick look at the kernel's address, which spares most sockets the rest. */
+/* A quick look at the kernel's address, which spares most sockets the full question. */
 static bool worth_a_look(const struct sockaddr *address, socklen_t room, bool own)
 {
 	uint8_t addr[16];
@@ -92,7 +92,7 @@ bool sdp_connect_wanted(const struct conn *conn, const struct explicit *explicit
 	       !address_near(addr) && rpc_asks_connect();
 }
 
-/* Whether connect() begins a connection; else the kernel says what it does. */
+/* True if connect() begins a connection; else the kernel returns its error. */
 static bool begins(const struct conn *conn, int fd)
 {
 	uint8_t state = TCP_CLOSE; /* first in struct tcp_info */
@@ -172,7 +172,7 @@ int sdp_connect_ask(struct conn *conn, struct explicit *explicit, int fd, const 
 	if (!begins(conn, fd) || !address_split(address, len, record.remote_addr, &record.remote_port) ||
 	    (!explicit && !opens)) {
 		errno = saved;
-		return 0; /* nothing new, or the kernel will say what is wrong with it */
+		return 0; /* no news, or the kernel will report the fault */
 	}
 	if (address_near(record.remote_addr) || !record.remote_port)
 		opens = false;

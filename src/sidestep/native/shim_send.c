@@ -32,9 +32,9 @@ again:
 		if (!error && !tx_by_ring(slot) && !(flags & SLOT_RESET))
 			return STEP_KERNEL;
 		if (!error && (flags & SLOT_WR_SHUT) && !(flags & SLOT_RESET))
-			option_get(fd, SOL_SOCKET, SO_ERROR, &error, sizeof(error)); /* told before EPIPE: sk_stream_error */
+			option_get(fd, SOL_SOCKET, SO_ERROR, &error, sizeof(error)); /* reported before EPIPE: sk_stream_error */
 		if (!error && (flags & SLOT_PEER_GONE) && !(flags & (SLOT_RESET | SLOT_WR_SHUT)))
-			return STEP_KERNEL; /* nobody is there: the kernel's answers are the right ones */
+			return STEP_KERNEL; /* the kernel's answers are the right ones without a peer */
 		if (!conn_relayed(conn)) /* else the recalled bytes may still have to go out */
 			error_delivered(conn, error);
 		errno = error ? error : EPIPE;
@@ -127,7 +127,10 @@ static inline enum step tx_step(const struct call *call, size_t *moved)
 	return STEP_DONE;
 }
 
-/* Sends the rest of the call by TCP. Bytes that went by ring count for the same call, so a blocking one is not cut short. */
+/*
+ * Sends the remaining bytes of the call by TCP. Bytes that went by ring count for the same call, so a blocking one is not cut
+ * short.
+ */
 static enum turn kernel_send(struct call *call)
 {
 	struct conn *conn = call->conn;
@@ -154,7 +157,7 @@ static enum turn kernel_send(struct call *call)
 		most = iov_total(rest, (int)message.msg_iovlen);
 	}
 	int flags = call->flags | (call->done ? MSG_NOSIGNAL : 0);
-	if (unlikely(flags & MSG_ZEROCOPY)) /* who tells of it; see zerocopy_in_kernel() */
+	if (unlikely(flags & MSG_ZEROCOPY)) /* numbered by the kernel or by us; see zerocopy_in_kernel() */
 		*(slot_has(slot, SLOT_NUMBERS) ? &flags : &call->flags) &= ~MSG_ZEROCOPY;
 	ssize_t n = kernel_tx_end(conn, call->fd, zerocopy_counted(conn, flags, real.sendmsg(call->fd, &message, flags)));
 	if (n < 0 && unlikely(errno == ENOTSOCK) && conn_fd_stale(conn, call->fd) && conn_drop_stale(conn, call->fd))
@@ -170,7 +173,7 @@ static enum turn kernel_send(struct call *call)
 	return call_over(call, (ssize_t)call->done, call->saved);
 }
 
-/* Nothing more can be sent: because of `error`, or as the number was closed. */
+/* The end of a call that can send no more: because of `error`, or as the number was closed. */
 static enum turn send_ended(struct call *call, enum step step, int error)
 {
 	if (conn_drop_stale(call->conn, call->fd))
@@ -178,7 +181,7 @@ static enum turn send_ended(struct call *call, enum step step, int error)
 	if (!call->done)
 		return call_over(call, -1, step == STEP_CLOSED ? EBADF : error);
 	if (step == STEP_ERROR && error != EPIPE)
-		word_store(call->conn->slot->error, (uint32_t)error); /* for the next call */
+		word_store(call->conn->slot->error, (uint32_t)error); /* an error for the next call */
 	return call_over(call, (ssize_t)call->done, call->saved);
 }
 
@@ -213,7 +216,7 @@ static enum turn send_short(struct call *call)
 			return TURN_AGAIN;
 		return call_over(call, -1, EAGAIN);
 	}
-	if (unlikely(slot_has(slot, SLOT_RESERVED)) && reserved_by_self(conn)) /* it would wait for itself */
+	if (unlikely(slot_has(slot, SLOT_RESERVED)) && reserved_by_self(conn)) /* a call that would wait for itself */
 		return call->done ? call_over(call, (ssize_t)call->done, call->saved) : call_over(call, -1, EDEADLK);
 	return call_wait(call, WAIT_TX, left < room_wanted(conn) ? left : room_wanted(conn));
 }
@@ -269,7 +272,7 @@ ssize_t conn_send(struct conn *conn, int fd, const struct iovec *iov, int iov_le
 
 	pthread_testcancel();
 	if (unlikely(call.total == 0) && tx_by_ring(conn->slot)) {
-		conn_probe(conn, fd); /* it tells of a reset all the same */
+		conn_probe(conn, fd); /* the look reports a reset all the same */
 		if (!word_load(conn->slot->error) && !slot_has(conn->slot, SLOT_WR_SHUT | SLOT_PEER_GONE | SLOT_RESET))
 			return 0;
 	}
@@ -280,7 +283,7 @@ ssize_t conn_send(struct conn *conn, int fd, const struct iovec *iov, int iov_le
 	if (unlikely(call.flags & MSG_ZEROCOPY) && result > 0)
 		message_copied(conn);
 	if (unlikely(call.broken) && !(flags & MSG_NOSIGNAL)) {
-		raise(SIGPIPE); /* to this thread, as the kernel does */
+		raise(SIGPIPE); /* a signal to this thread, as by the kernel */
 		errno = EPIPE;
 	}
 	return result;

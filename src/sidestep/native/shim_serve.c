@@ -1,22 +1,22 @@
 /*
- * shim_serve.c - what peers ask of connections that nobody waits on.
+ * shim_serve.c - requests of peers on connections that no thread waits on.
  *
- * A peer that goes back to TCP asks us to follow, or to send again what it has not read: we do so with our next call or wait on
- * that connection. A program may not make one before it has heard, by another connection, that the bytes have come. So whoever
- * sleeps looks at the others that its doorbells wake for, before it sleeps and after: one ring may be for several, and the
- * program may make no call on any of them for long. Sets look at their members themselves. All this is behind a sleep.
+ * A peer that goes back to TCP asks us to follow, or to send unread bytes again. We do so with our next call or wait on that
+ * connection. A program may not make one before it learns, by another connection, that the bytes have come. So a thread that
+ * sleeps looks at all connections of its doorbells, before it sleeps and after. One ring may be for several, and the program
+ * may make no call on any of them for long. Sets look at their members themselves. All this is behind a sleep.
  *
- * A thread hears the doorbells of what it waits on, and no others. A peer that is not answered tells the provider, which tells
- * this process: then one of its threads, asleep or not, looks at that connection.
+ * A thread wakes by the doorbells of its own wait, and no others. A peer without an answer asks the provider, which sends a
+ * message to this process. Then one of its threads, asleep or not, looks at that connection.
  */
 #include "shim_switch.h"
 
-#define LOOSE_MAX 64            /* with more, a look at all is made less often: */
+#define LOOSE_MAX 64            /* number of connections beyond which a look at all is made less often: */
 #define SERVE_EVERY_NS 1000000  /* and recalled bytes that TCP has no room for are tried again after so long */
-#define SERVED_MAX 16           /* at once */
+#define SERVED_MAX 16           /* connections at once */
 
-/* Connections that the provider has told us of, whose recalled bytes have not all gone out; guarded by shim_lock. */
-static struct conn *unserved[SERVED_MAX]; /* each with a reference */
+/* Connections that the provider has named to us, whose recalled bytes have not all gone out; guarded by shim_lock. */
+static struct conn *unserved[SERVED_MAX]; /* references to each */
 static _Atomic uint32_t unserved_len;
 
 /* No lock is held. Answers the peer's request. True: recalled bytes are left, for which TCP has no room now. */
@@ -46,7 +46,7 @@ static int find_asked(struct doorbell *const *doorbells, uint32_t len, struct co
 	return n;
 }
 
-/* shim_lock held. Takes what is left of what the provider has told us. */
+/* shim_lock held. Takes the remaining connections that the provider has named. */
 static int find_unserved(struct conn *found[SERVED_MAX])
 {
 	int n = (int)word_load(unserved_len);
@@ -71,8 +71,9 @@ static void unserve(struct conn *conn, bool left)
 }
 
 /*
- * No lock is held; the caller is about to sleep on these doorbells (and has made a full fence since it said so) or was just
- * woken, and looks at `looked_at` of their loose connections by itself. Returns `deadline`, or an earlier time of the next look.
+ * No lock is held. The caller is about to sleep on these doorbells (and has made a full fence since it announced that), or
+ * was just woken. It looks at `looked_at` of their loose connections by itself. Returns `deadline`, or an earlier time of the
+ * next look.
  */
 int64_t conns_serve(struct doorbell *const *doorbells, uint32_t len, uint32_t looked_at, int64_t deadline)
 {

@@ -1,13 +1,13 @@
 /*
  * shim_set.c - epoll sets whose members may be promoted.
  *
- * A set without managed members is the kernel's alone: calls pass through. When a member is managed, its kernel entry
- * keeps its place (so that FIN and RST arrive) without OUT once it sends by ring, and carries the shim's own data; the
+ * A set without managed members is the kernel's alone: calls pass through. When a member is managed, its kernel entry keeps
+ * its place, so that FIN and RST arrive. It has no OUT once the member sends by ring, and carries the shim's own data. The
  * set's doorbell is one more entry, edge-triggered. Every event of such a set is then read, translated and merged here:
  * exactly one a registration, with the events and the data the program gave.
  *
- * The shim's data is `secret << 32 | age << 24 | index`. A program's value that looks like it makes the set choose another
- * secret (before the kernel has any entry with it) or pins the registration's set (after).
+ * The shim's data is `secret << 32 | age << 24 | index`. A program's value may look like it. Before the kernel has any entry
+ * with that value, the set chooses another secret. Later it pins the registration's set.
  */
 #include "shim_set.h"
 
@@ -43,7 +43,7 @@ void set_release(struct set **set)
 		atomic_fetch_sub(&(*set)->users, 1);
 }
 
-/* Nothing that runs under the lock may be cancelled in the middle. */
+/* The lock's owner may not be cancelled in the middle. */
 void set_lock(struct set *set)
 {
 	int before;
@@ -113,7 +113,7 @@ static uint32_t kernel_events(const struct member *member)
 	uint32_t events = member->events & ~(uint32_t)(EPOLLONESHOT | EPOLLEXCLUSIVE);
 
 	if (member->disabled || member->away)
-		return EPOLLONESHOT; /* not even HUP, again and again */
+		return EPOLLONESHOT; /* an entry that reports not even HUP again and again */
 	bool withheld = conn_end_withheld(member->conn); /* the kernel would report it again and again, to no use */
 	if (withheld)
 		events &= ~(uint32_t)EPOLLRDHUP;
@@ -128,7 +128,7 @@ static uint32_t kernel_events(const struct member *member)
 		events &= ~(uint32_t)(EPOLLOUT | EPOLLWRNORM | EPOLLWRBAND);
 	if (withheld && !(events & (EPOLLIN | EPOLLRDNORM | EPOLLOUT | EPOLLWRNORM)))
 		events |= EPOLLET; /* HUP and ERR cannot be declined; nothing but a reset can follow */
-	/* what TCP holds may have to stay there for a while, and an outer set would tell of it again and again */
+	/* bytes of TCP may have to stay there for a while, and an outer set would report them again and again */
 	if (conn_relayed(member->conn) && (member->set->nest & NEST_INNER) && rx_by_ring(slot) &&
 	    !(events & (EPOLLPRI | EPOLLOUT | EPOLLWRNORM | EPOLLWRBAND)))
 		events |= EPOLLET;
@@ -141,8 +141,8 @@ uint32_t member_name(const struct member *member)
 }
 
 /*
- * Whether the kernel's entry, which has just reported `bits`, has to be changed. It may hold more than is wanted until that is
- * reported: programs change their interest more often than the kernel has events of a connection on the ring.
+ * True if the kernel's entry, which has just reported `bits`, has to be changed. It may hold more than is wanted until that
+ * is reported. Programs change their interest more often than the kernel has events of a connection on the ring.
  */
 bool kernel_differs(const struct member *member, uint32_t bits)
 {
@@ -157,8 +157,10 @@ int kernel_set(struct member *member, int op)
 {
 	struct set *set = member->set;
 
-	/* The set of a parent is the parent's to change until the child uses it; a number that was closed, with a copy left, may
-	 * name another file. */
+	/*
+	 * The set of a parent is the parent's to change until the child uses it. A number that was closed, with a copy left, may
+	 * name another file.
+	 */
 	member->in_kernel = kernel_events(member);
 	member->known = false;
 	if (set->user_pid != shim_pid || conn_get(member->fd) != member->conn)
@@ -181,8 +183,8 @@ int kernel_set(struct member *member, int op)
 
 /*
  * The entry of a member whose connection is not managed, as the program gave it. But member_manage() must not arm a one-shot
- * entry that has fired, and only translate() knows that it has: so such an entry carries our data from the start. Each arming
- * has a name of its own, so that a late event of the last one does not count for this one.
+ * entry that has fired, and only translate() knows that. So such an entry carries our data from the start. Each arming has a
+ * name of its own, so that a late event of the last one does not count for this one.
  */
 int kernel_unmanaged(struct member *member, int op)
 {
@@ -240,13 +242,13 @@ bool member_manage(struct member *member, int op)
 	struct set *set = member->set;
 	struct conn *conn = member->conn;
 
-	/* before the kernel can report our data to a thread that is just returning from it */
+	/* order: before the kernel can report our data to a thread that is just returning from it */
 	atomic_store(&set->managed_ever, true);
 	if (!grow(&set->managed, &set->managed_cap, set->managed_len + 1, sizeof(*set->managed)) ||
 	    !doorbell_enter(set, conn->doorbell))
 		return false;
 	int result = kernel_set(member, op);
-	/* Another thread is just closing it: the kernel's entry stays as it was, and would be told beside what we tell. */
+	/* Another thread is just closing it: the kernel's entry stays as it was, and would be reported beside our events. */
 	bool closing = result == 0 && !member->known && set->user_pid == shim_pid;
 	if (result < 0 || closing) {
 		int failed = closing ? EBADF : errno;
@@ -254,7 +256,7 @@ bool member_manage(struct member *member, int op)
 		errno = failed;
 		return false;
 	}
-	/* its death is an edge, as a doorbell's ring is; the entry goes with the descriptor */
+	/* the death of the provider is an edge, as a doorbell's ring is; the entry goes with the descriptor */
 	if (!conn_liveness_watch(conn, set->epfd, set->secret << NAME_BITS | DOORBELL_INDEX))
 		shim_log("the end of a provider will be heard late: %d", errno);
 	member->managed = true;
@@ -364,7 +366,7 @@ int member_change(struct member *member, const struct epoll_event *event)
 	member->disabled = false;
 	member->armed = member->out_armed = true;
 	member->reported = member->stood = 0;
-	/* a MOD makes the kernel report an edge anew; an outer set would be told of what the entry holds more than is wanted */
+	/* a MOD makes the kernel report an edge anew; an outer set would report events of the entry beyond those that are wanted */
 	bool as_it_is = member->known && set_private(member->set) && conn_switched(member->conn) &&
 	                !(member->events & EPOLLET) && !(member->set->nest & NEST_INNER) && !kernel_differs(member, 0);
 	int result = as_it_is ? 0 : kernel_set(member, EPOLL_CTL_MOD);
@@ -376,9 +378,9 @@ int member_change(struct member *member, const struct epoll_event *event)
 /*
  * ---- members that are away ----
  *
- * Some programs take a registration out with one call and put it back with another, several times a request. While all its
- * bytes go by ring the kernel has no events of it, so its entry stays: a member that is away reports nothing, the first event
- * of the kernel's silences it, and a thread that is about to sleep takes it out for good. False: not this one.
+ * Some programs take a registration out with one call and put it back with another, several times a request. While all bytes
+ * of a member go by ring the kernel has no events of it, so its entry stays. A member that is away reports nothing, and the
+ * first event of the kernel's silences it. A thread that is about to sleep takes it out for good. False: not this one.
  */
 bool member_leave(struct member *member)
 {
@@ -437,7 +439,7 @@ void wake_set(struct set *set)
 {
 	full_fence();
 	if (unlikely(set->nest & NEST_INNER) && !set->leaves && word_load(nest_sleepers))
-		stand_in_put(set, true, true); /* until one of them has looked */
+		stand_in_put(set, true, true); /* news, until one of them has looked */
 	if (!(atomic_load(&set->kernel_waiters) || atomic_load(&set->sleepers)) || !set->doorbells_len)
 		return;
 	self.calls++;
@@ -453,7 +455,7 @@ void set_conn_attached(struct conn *conn)
 		next = member->next;
 		set_lock(set);
 		if (!member->managed && !member_manage(member, EPOLL_CTL_MOD))
-			member_free(member); /* it is being closed, or was behind our back: the kernel does not know it either */
+			member_free(member); /* a member that is being closed: the kernel does not know it either */
 		wake_set(set);
 		set_unlock(set);
 	}
@@ -559,7 +561,7 @@ bool set_wants_pin(struct conn *conn)
 	return false;
 }
 
-/* Whether a set of this process has the connection under this number. */
+/* True if a set of this process has the connection under this number. */
 bool set_names(struct conn *conn, int fd)
 {
 	bool found = false;

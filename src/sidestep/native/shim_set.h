@@ -13,15 +13,15 @@
 struct member {
 	struct set *set;
 	struct conn *conn;
-	struct member *next; /* of the conn */
+	struct member *next; /* link in the list of the conn */
 	int fd;
-	uint32_t index; /* in set->members; 0 is the doorbell */
+	uint32_t index; /* index in set->members; 0 is the doorbell */
 	uint8_t age;
 	uint32_t events;
 	uint64_t data;
 	bool managed;
-	bool hot; /* in set->hot */
-	bool hinted; /* its peer names it when there is news */
+	bool hot; /* true if it is in set->hot */
+	bool hinted; /* true if its peer names it when there is news */
 	bool disabled; /* one-shot has fired */
 	bool away; /* taken out by the program, but not yet out of the kernel's set; see member_leave() */
 	bool rx_ring; /* receiving was by ring when it was last looked at */
@@ -31,10 +31,10 @@ struct member {
 	bool known; /* the kernel's entry is as we set it: nothing has failed, and nobody else has changed it */
 	bool armed; /* edge: report what is true once, whatever has been seen */
 	bool out_armed; /* edge: room is news */
-	uint32_t at; /* in set->managed */
-	uint32_t reported; /* edge: RDHUP, HUP and ERR told already */
+	uint32_t at; /* place in set->managed */
+	uint32_t reported; /* edge: RDHUP, HUP and ERR reported already */
 	uint64_t seen_tail;
-	uint64_t seen_tcp; /* where the kernel tells of no edge; see came_unreported() */
+	uint64_t seen_tcp; /* count at the last report, if the kernel reports no edge; see came_unreported() */
 	uint32_t stood; /* events for which the stand-in stands, and the ring's tail then; see set_keep() */
 	uint64_t stood_tail;
 	uint64_t pass;
@@ -53,10 +53,10 @@ struct feed {
 
 /* A set that is in another one, as far as calls of ours have put it there. Guarded by shim_lock. */
 struct nest {
-	struct nest *next; /* in the same outer set */
+	struct nest *next; /* link among those in the same outer set */
 	struct set *inner;
 };
-enum { NEST_INNER = 1, NEST_OUTER = 2 }; /* it is in another set; another is in it */
+enum { NEST_INNER = 1, NEST_OUTER = 2 }; /* flags: it is in another set; another is in it */
 
 struct set {
 	struct file file;
@@ -71,30 +71,30 @@ struct set {
 	_Atomic uint32_t sleepers; /* threads asleep that know, but only of the doorbells of that moment */
 	_Atomic bool managed_ever; /* the kernel may hold events with our data */
 	uint32_t owner_pid; /* a forked child shares the kernel's set and takes nothing out of it */
-	_Atomic uint32_t user_pid; /* who has used it last: a child that has not used it does not change it */
+	_Atomic uint32_t user_pid; /* process that has used it last: a child that has not used it does not change it */
 	int cancel_state;
 	int epfd;
 	uint64_t secret; /* 32 bits */
 	uint8_t age;
 	bool shared;
 	_Atomic uint8_t nest; /* NEST_*; the set's lock to change it */
-	bool leaves; /* its members leave their rings, as the kernel alone waits on a set that it is in */
+	bool leaves; /* true if its members leave their rings, as the kernel alone waits on a set that it is in */
 	bool partial; /* a forked child has closed its copy of a member that others still have */
 	int stand_in; /* see shim_stand_in.c; 0: there is none yet */
-	bool stands; /* it can be read, as far as this process knows */
+	bool stands; /* true if it can be read, as far as this process knows */
 	_Atomic uint32_t aware; /* sleepers that hear the doorbells of sets in this one, and its stand-in */
 	struct nest *inners;
 	uint32_t forks; /* fork_count of then: processes forked since may change what the kernel has */
 	_Atomic uint32_t away_len; /* members that are away */
-	struct member **members; /* by index */
+	struct member **members; /* members by index */
 	_Atomic uint32_t members_len, members_live;
 	uint32_t members_cap;
 	uint32_t next_index; /* an index is given anew as late as can be */
 	struct member **managed;
 	uint32_t managed_cap;
-	_Atomic uint32_t manages; /* how often a member has become managed */
+	_Atomic uint32_t manages; /* count of members that have become managed */
 	uint32_t by_tcp; /* managed members of which the kernel has to be asked at each wait */
-	bool level_reported; /* in this pass: what stays true if the program does nothing */
+	bool level_reported; /* true in this pass: events that stay true if the program does nothing */
 	struct doorbell *doorbell;
 	struct set_doorbell *doorbells; /* every doorbell with an entry in the kernel's set */
 	uint32_t doorbells_len, doorbells_cap;
@@ -108,12 +108,12 @@ struct set {
 	uint32_t feeds_len, feeds_cap;
 	uint32_t cursor;
 	bool kernel_filled; /* the last look left no room for the rings */
-	_Atomic uint32_t watched; /* of the provider's socket; see rpc_watch() */
+	_Atomic uint32_t watched; /* watch of the provider's socket; see rpc_watch() */
 	uint64_t pass;
 	_Atomic int64_t looked_at;
-	_Atomic int64_t full_until; /* as of a thread, for its members; the set's lock to change it */
+	_Atomic int64_t full_until; /* time as of a thread, for its members; the set's lock to change it */
 	struct spin_budget budget;
-	_Atomic uint32_t last_cpu; /* of the peer that was heard last, + 1 */
+	_Atomic uint32_t last_cpu; /* CPU of the latest peer, + 1 */
 	enum set_spent { SPENT_NOTHING, SPENT_SPUN, SPENT_SLEPT, SPENT_BOTH } spent;
 };
 
@@ -140,7 +140,7 @@ static inline int set_ctl(const struct set *set, int op, int fd, struct epoll_ev
 	self.calls++;
 	return real.epoll_ctl(set->epfd, op, fd, event);
 }
-extern _Atomic uint32_t fork_count; /* of this process and of those that it was forked from; guarded by shim_lock */
+extern _Atomic uint32_t fork_count; /* forks of this process and its ancestors; guarded by shim_lock */
 /* No other process has had the kernel's set: it holds what we have put there. */
 static inline bool set_private(const struct set *set)
 {

@@ -52,7 +52,7 @@ void feed_enter(struct set *set, struct member *member)
 		set->unhinted++;
 		return;
 	}
-	full_fence(); /* between asking for hints and this look; the peer does it the other way round, see take_up() */
+	full_fence(); /* fence between asking for hints and this look; the peer does it the other way round, see take_up() */
 	if (atomic_load(&member->conn->channel.remote->hint) & HINT_RING_ALWAYS) {
 		atomic_fetch_and(&member->conn->channel.local->hint, HINT_RING_ALWAYS);
 		set->unhinted++;
@@ -62,7 +62,7 @@ void feed_enter(struct set *set, struct member *member)
 		set->feeds[set->feeds_len++] = (struct feed){doorbell, atomic_load(&doorbell->hints->tail), 0};
 	set->feeds[at].refs++;
 	member->hinted = true;
-	/* What was published before the peer could see the request is found by looking. */
+	/* A look finds bytes that were published before the peer could see the request. */
 	hot_add(set, member);
 }
 
@@ -104,7 +104,7 @@ void feeds_read(struct set *set)
 				atomic_load_explicit(&feed->doorbell->hints->entry[feed->seen % HINTS], memory_order_acquire);
 			uint32_t index = (uint32_t)entry;
 			if (!hint_valid(entry, feed->seen)) {
-				set->scan_all = true; /* what it names was published before */
+				set->scan_all = true; /* the connections that it names were published before */
 			} else if (index < set->members_len && set->members[index] && set->members[index]->managed &&
 			           set->members[index]->conn->remote_doorbell == feed->doorbell) {
 				hot_add(set, set->members[index]);

@@ -1,9 +1,8 @@
 /*
- * shim_signal.c - so that a spinning or sleeping call answers signals as the kernel's would.
- *
- * Handlers are installed behind a trampoline that counts them: a call can then tell that one ran while it spun, and
- * whether it was installed with SA_RESTART. A handler that arrives inside a critical section of the shim is queued again
- * for the moment the section ends, so handlers may call any hooked function.
+ * shim_signal.c - lets a spinning or sleeping call answer signals as the kernel's would. A trampoline before each handler
+ * counts its runs. So a call knows that a handler ran while it spun, and if it was installed with SA_RESTART. A handler that
+ * arrives inside a critical section of the shim is queued again for the end of the section. So handlers may call any hooked
+ * function.
  */
 #include "shim.h"
 
@@ -41,7 +40,7 @@ static void trampoline(int sig, siginfo_t *info, void *context)
 		return;
 	}
 	if (handler.flags &
-	    (int)SA_RESETHAND) { /* the kernel was not told: a deferred signal must still find its handler */
+	    (int)SA_RESETHAND) { /* the kernel's handler is unchanged: a deferred signal must still find it */
 		struct sigaction none = {.sa_handler = SIG_DFL};
 		real.sigaction(sig, &none, NULL);
 	}

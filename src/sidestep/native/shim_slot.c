@@ -1,7 +1,10 @@
 /* shim_slot.c - the two directions of a connection move from state to state. */
 #include "shim.h"
 
-/* Under the lock of the direction. What the table does not have would be a fault of ours: then nothing moves. */
+/*
+ * The move of a state, under the lock of the direction. A move that is not in the table would be a fault of ours: then
+ * nothing moves.
+ */
 static void state_move(_Atomic uint32_t *state, uint8_t next, const char *way, unsigned event)
 {
 	if (likely(next != 0xff)) {
@@ -9,7 +12,7 @@ static void state_move(_Atomic uint32_t *state, uint8_t next, const char *way, u
 		return;
 	}
 	shim_log("%s state %u knows no event %u", way, word_load(*state), event);
-	if (getenv("SIDESTEP_CHECKED")) /* by the tests */
+	if (getenv("SIDESTEP_CHECKED")) /* set by the tests */
 		abort();
 }
 

@@ -34,7 +34,7 @@ static inline void count_turn(struct conn_slot *slot)
 {
 	uint64_t sent = word_load(slot->tx_tcp_msgs) + word_load(slot->tx_ring_msgs);
 
-	if (sent != word_load(slot->turn_mark)) { /* two at once may count as one */
+	if (sent != word_load(slot->turn_mark)) { /* two threads at once may count as one */
 		word_store(slot->turn_mark, sent);
 		word_store(slot->turns, word_load(slot->turns) + 1);
 	}
@@ -42,7 +42,7 @@ static inline void count_turn(struct conn_slot *slot)
 
 /* slot->flags */
 enum {
-	SLOT_FIN = 1u << 2,        /* the native socket told the end */
+	SLOT_FIN = 1u << 2,        /* the native socket has reported the end */
 	SLOT_PEER_GONE = 1u << 3,  /* the peer closed: nobody reads our bytes any more */
 	SLOT_RESET = 1u << 4,      /* the connection is dead; error was set when it died */
 	SLOT_RD_SHUT = 1u << 5,    /* shutdown(SHUT_RD) here */
@@ -53,16 +53,16 @@ enum {
 	SLOT_ZEROCOPY = 1u << 10,  /* SO_ZEROCOPY is set */
 	SLOT_NUMBERS = 1u << 11,   /* we number sends with MSG_ZEROCOPY; see zerocopy_in_kernel() */
 	SLOT_INHERITED =
-		1u << 12,      /* as SLOT_PIN, until no program that was started holds the socket; see shim_inherited.c */
-	SLOT_DEMOTED = 1u << 13,   /* as SLOT_PIN, until a command says otherwise */
+		1u << 12,      /* like SLOT_PIN, until no program that was started holds the socket; see shim_inherited.c */
+	SLOT_DEMOTED = 1u << 13,   /* like SLOT_PIN, until a command revokes it */
 	SLOT_PASSED = 1u << 14,    /* processes that `holders` does not count may hold the socket */
 	SLOT_LEAVES =
-		1u << 15, /* who waits for more does not hear the ring: with its last byte all goes by TCP; see conn_leave() */
+		1u << 15, /* waiting threads ignore the ring, and with its last byte all goes by TCP; see conn_leave() */
 	SLOT_RESERVED = 1u << 16, /* the room behind the tail is being filled in place; nobody else sends by ring */
 	SLOT_CONFINED = 1u << 17, /* as SLOT_PIN, until who uses the socket uncounted has ended; see shim_sandbox.c */
 	SLOT_FIN_OWED = 1u << 18, /* shut here, and recalled bytes go out before the kernel is told; see tx_resend() */
 	SLOT_RELAYED = 1u << 20, /* the channel's other end is a provider; see shim_relayed.c */
-	SLOT_TCP_FIN = 1u << 21, /* with RELAYED: the native socket told the end, but bytes may still be on their way */
+	SLOT_TCP_FIN = 1u << 21, /* with RELAYED: the native socket is at its end, but bytes may still be on their way */
 	SLOT_TCP_RESET = 1u << 23, /* and the end was a reset, which stays in the kernel until the bytes have arrived */
 };
 /* SLOT_RELAY_OVER, of layout.py, replaces RELAYED: the provider has left without bytes. The segment's words stand still. */
@@ -86,7 +86,7 @@ static inline bool tx_is(const struct conn_slot *slot, enum tx_code state)
 {
 	return word_load(slot->tx_state) == state;
 }
-/* What the program sends next goes to the ring. */
+/* The program's next bytes go to the ring. */
 static inline bool tx_by_ring(const struct conn_slot *slot)
 {
 	uint32_t state = word_load(slot->tx_state);
@@ -121,8 +121,8 @@ static inline bool rx_over(const struct conn_slot *slot)
 	return rx_among(slot, 1u << RX_BACK | 1u << RX_RECALLED | 1u << RX_BARRED);
 }
 /*
- * Sends with MSG_ZEROCOPY are numbered, and the program is told of each number. Until our sending goes to the ring for the
- * first time the kernel does that; from then on we do, by whichever path the bytes go.
+ * Sends with MSG_ZEROCOPY are numbered, and the program gets each number. Until our sending goes to the ring for the first
+ * time the kernel does that. From then on we do, by either path.
  */
 static inline bool zerocopy_in_kernel(const struct conn_slot *slot)
 {

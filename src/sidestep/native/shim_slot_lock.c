@@ -3,8 +3,8 @@
 
 #include <sched.h>
 
-#define LOCK_YIELDS 1024 /* before a waiting thread begins to nap */
-#define LOCK_NAPS 5000 /* of a millisecond; then it takes the lock, if others can write the memory */
+#define LOCK_YIELDS 1024 /* yields of a waiting thread before it begins to nap */
+#define LOCK_NAPS 5000 /* naps of a millisecond; then it takes the lock, if others can write the memory */
 
 bool slot_trylock(_Atomic uint32_t *lock)
 {

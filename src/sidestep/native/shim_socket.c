@@ -68,7 +68,7 @@ static int accepted(int listener, int fd, struct sockaddr_storage *from, int fla
 		option_inherit(conn, fd);
 	if (conn && unlikely(explicit))
 		explicit_accepted(explicit, conn, fd);
-	/* of another host, by way of the provider */
+	/* an address of another host, by way of the provider */
 	if (unlikely(address_may_translate(from)) && address_translate(fd, NULL, from) && conn) {
 		conn_pin(conn, REASON_BY_SDP);
 		conn_set_addresses(conn, fd);
@@ -210,7 +210,7 @@ EXPORT int shutdown(int fd, int how)
 	if (conn->managed && wr)
 		conn_end_sending(conn, fd);
 	/*
-	 * Told before it is done: a waiter that the kernel wakes must not take our own end for the peer's. And told before
+	 * Announced before it is done: a waiter that the kernel wakes must not take our own end for the peer's. And before
 	 * `managed` is read, as conn_attach() stores them the other way round: one of the two publishes shut_wr.
 	 */
 	uint32_t bits = (wr ? SLOT_WR_SHUT : 0) | (how == SHUT_RD || how == SHUT_RDWR ? SLOT_RD_SHUT : 0);

@@ -49,8 +49,8 @@ static bool travels(const char *path, char *const *argv, char *const *env)
 }
 
 /*
- * The end of a child of ours. waitpid(2) sleeps where no peer is heard, and the child may wait for bytes that this process is to
- * send again. So it sleeps by the child's descriptor, which tells of its end alone.
+ * The end of a child of ours. waitpid(2) sleeps without a look at peers, and the child may wait for bytes that this process
+ * is to send again. So the wait sleeps on the child's descriptor, which reports its end alone.
  */
 static pid_t wait_for(pid_t pid, int *status)
 {
@@ -163,7 +163,7 @@ static int spawn_here(pid_t *pid, const char *path, const posix_spawn_file_actio
 {
 	KEEP_ERRNO;
 
-	/* what actions do is libc's own knowledge */
+	/* the actions are libc's own knowledge */
 	if (actions || (flags_of(attributes) & ~KNOWN_FLAGS) || !travels(path, argv, env))
 		return -1;
 	sigset_t mask;
@@ -368,7 +368,7 @@ static FILE *popen_here(const char *command, const char *mode)
 	return NULL;
 }
 
-/* Whether it names one direction, and nothing unknown: popen(3). */
+/* True if it names one direction, and nothing unknown: popen(3). */
 static bool is_mode(const char *mode)
 {
 	return !mode[strspn(mode, "rwe")] && !strchr(mode, 'r') != !strchr(mode, 'w');
@@ -376,7 +376,7 @@ static bool is_mode(const char *mode)
 
 EXPORT FILE *popen(const char *command, const char *mode)
 {
-	if (!is_mode(mode)) { /* before anything is lent */
+	if (!is_mode(mode)) { /* a refusal before anything is lent */
 		errno = EINVAL;
 		return NULL;
 	}

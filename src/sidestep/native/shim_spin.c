@@ -4,8 +4,8 @@
 #include <fcntl.h>
 #include <sched.h>
 
-#define LOAD_REFRESH_NS 4000000   /* how old the count of runnable threads may be */
-#define AWAY_NS 100000            /* between two looks; less is an interrupt */
+#define LOAD_REFRESH_NS 4000000   /* greatest age of the count of runnable threads */
+#define AWAY_NS 100000            /* time between two looks; less is an interrupt */
 #define SHARED_NS 20000 /* the same for a CPU that was offered to others: the cost of a sleep and its wake-up */
 #define NOBODY_NS 1000 /* a CPU that is back so soon was wanted by nobody ... */
 #define ALONE_NS 10000 /* ... and is not offered for a while */
@@ -66,9 +66,9 @@ static void spread(uint32_t cpu)
  * ---- one wait's spin ----
  *
  * If the peer can run beside us, a spin is a loop over the words that it writes. Else the CPU is offered to other threads
- * between two looks: if nobody wants it, it is back soon, and the loop goes on without offers for a while. The cost is
- * measured: a thread that lost its CPU for longer than a sleep and a wake-up take should have slept, so no thread of the
- * process spins again until the loss is small against the time that has passed. No count of threads tells this: CPU masks,
+ * between two looks. If no thread wants it, it is back soon, and the loop goes on without offers for a while. The cost is
+ * measured. A thread that lost its CPU for longer than a sleep and a wake-up take should have slept. So no thread of the
+ * process spins again until the loss is small against the time that has passed. No count of threads shows this: CPU masks,
  * quotas and a host under this one are not in it.
  */
 static _Atomic int64_t rests_until;

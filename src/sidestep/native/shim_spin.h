@@ -9,18 +9,18 @@
 
 struct spin {
 	int64_t now, end, len;
-	int64_t alone_until; /* nobody else wanted this CPU */
-	int64_t away;        /* how long another thread had the CPU just now */
-	int64_t given;       /* time in which the CPU was offered, whoever had it */
-	bool crowded;        /* there are more runnable threads than CPUs */
+	int64_t alone_until; /* end of the time in which no other thread wanted this CPU */
+	int64_t away;        /* time for which another thread had the CPU just now */
+	int64_t given;       /* time in which the CPU was offered, to any thread */
+	bool crowded;        /* true if there are more runnable threads than CPUs */
 	bool shares;         /* the next spin_on() offers the CPU: one look is enough before it */
 };
 bool spin_begin(struct spin *spin, uint32_t budget, uint32_t peer_cpu); /* false: this wait had better sleep */
-bool spin_on(struct spin *spin, uint32_t peer_cpu, bool may_move); /* between two looks; false: it is time to sleep */
+bool spin_on(struct spin *spin, uint32_t peer_cpu, bool may_move); /* one step; false: it is time to sleep */
 
 /*
- * After a loss: others want a CPU, and nobody has taken this one while it was offered, or hardly. Where there is one for each
- * thread a lost spin takes it from nobody, and a pair that is stacked on one CPU moves apart only by spinning.
+ * State after a loss: others want a CPU, and none has taken this one while it was offered, or hardly. With a CPU for each
+ * thread a lost spin takes it from no thread. A pair that is stacked on one CPU moves apart only by spinning.
  */
 static inline bool spin_was_wasted(const struct spin *spin)
 {
@@ -28,9 +28,9 @@ static inline bool spin_was_wasted(const struct spin *spin)
 }
 
 #define SPIN_REST_FACTOR 64 /* a loss is followed by so many times its length without a spin */
-#define SPIN_WASTED_MAX 4 /* spins in vain, less those that won, until one more is followed by a rest */
+#define SPIN_WASTED_MAX 4 /* wasted spins, less those that won, until one more is followed by a pause */
 
-/* How long a wait may spin now. */
+/* Length that a wait may spin now. */
 static inline uint32_t spin_budget_now(const struct spin_budget *budget)
 {
 	int64_t rests_until = word_load(budget->rests_until);
@@ -50,11 +50,9 @@ static inline void spin_won(struct spin_budget *budget)
 
 /*
  * Adapts a budget to a wait that ended in the kernel. If it was so soon that full spinning would have caught it (a wake-up
- * itself costs tens of microseconds), it asks for the full budget; any other halves it, to nothing at last.
- *
- * But if it spun in vain, maybe it had to sleep for the answer to come: who is to give it waits for this CPU, and is of
- * another control group or session, to which no yield gives it. So if more such spins are lost than are won, the next waits
- * sleep at once.
+ * itself costs tens of microseconds), it asks for the full budget. Any other wait halves it, to nothing at last. A wasted
+ * spin may mean that the answer had to wait for our sleep. The peer may need this CPU, and be of another control group or
+ * session, to which no yield gives it. So if more such spins are lost than are won, the next waits sleep at once.
  */
 static inline void spin_adapt(struct spin_budget *budget, int64_t waited_ns, bool wasted_spin)
 {

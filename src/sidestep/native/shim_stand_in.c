@@ -1,17 +1,16 @@
 /*
- * shim_stand_in.c - what an epoll set inside another holds for its members' rings.
+ * shim_stand_in.c - an entry for the rings of members, in an epoll set inside another.
  *
- * The kernel does not look at rings. A *stand-in* is among the entries of an inner set: an eventfd that can be read while a member
- * has something to report. By it the kernel tells the outer set, by level or by edge, whatever the outer entry asks for and
- * however deep sets are nested. A wait in the inner set tells the member itself. Every wait that looks at an outer set brings the
- * stand-ins below it up to date first (shim_nest.c), so in between a stand-in may say what is true no more.
+ * The kernel does not look at rings. A *stand-in* is among the entries of an inner set: an eventfd that can be read while a
+ * member has something to report. By it the kernel reports to the outer set, by level or by edge, as the outer entry asks,
+ * however deep sets are nested. A wait in the inner set reports the member itself. Every wait that looks at an outer set
+ * brings the stand-ins below it up to date first (shim_nest.c), so in between a stand-in may be out of date. If the kernel
+ * alone waits on the outer set, no call does that. The members leave their rings then, and the stand-in follows each change
+ * until the last byte has been read (set->leaves).
  *
- * Where the kernel alone waits on the outer set nobody would do that. The members leave their rings then, and the stand-in follows
- * each change until the last byte has been read (set->leaves).
- *
- * The entries are the kernel's, and so are those of parent and child after a fork, who have copies of one stand-in. Each sets it
- * as it finds the rings, whatever the other did last. A child that has closed its copy of a member does not see that ring any
- * more, and takes nothing back. With its last copy the stand-in's entry goes by itself.
+ * The entries are the kernel's. After a fork, parent and child have copies of one stand-in. Each sets it as it finds the
+ * rings. A child that has closed its copy of a member does not see that ring any more, and takes nothing back. With its last
+ * copy the stand-in's entry goes by itself.
  */
 #include "shim_set.h"
 #include "shim_switch.h"
@@ -58,7 +57,7 @@ void stand_in_put(struct set *set, bool stands, bool news)
 	set->stands = stands;
 }
 
-/* Whether it has something that the kernel would tell now: what its ring holds, if it had come by TCP, or sends that are done. */
+/* True if it has bytes in its ring, or sends that are done, which the kernel would report of TCP. */
 static bool stands_for(const struct member *member)
 {
 	struct conn *conn = member->conn;
@@ -72,7 +71,7 @@ static bool stands_for(const struct member *member)
 	if ((member->events & EPOLLET) && !member->armed &&
 	    atomic_load_explicit(&conn->channel.rx_peer_line->tail, memory_order_acquire) == member->seen_tail)
 		return false;
-	/* nobody would look again for bytes that come to those of the ring, and are too few for the kernel */
+	/* no later look would find bytes that come to those of the ring, and are too few for the kernel */
 	return (conn_ready(conn, member_fd(member), 0, member->events) & wanted) || rx_unreported(conn);
 }
 

@@ -16,7 +16,7 @@ static void thread_gone(void *unused)
 	self_sets_close();
 	self.registered = false;
 	shim_lock_drop();
-	siginfo_t *deferred = self.deferred; /* none is held back outside a critical section */
+	siginfo_t *deferred = self.deferred; /* no signal is held back outside a critical section */
 	self.deferred = NULL;
 	if (deferred)
 		munmap(deferred, DEFERRED_MAX * sizeof(*deferred));
@@ -37,7 +37,7 @@ __attribute__((constructor(101))) static void shim_init(void)
 		return;
 	}
 	fd_table = table;
-	/* With more rights than the user who started us, the environment is a stranger's, and we stay out. */
+	/* The environment is a stranger's if we have more rights than the user that started us: we stay out. */
 	const char *off = getenv("SIDESTEP_DISABLE");
 	if (getauxval(AT_SECURE) || (off && *off && strcmp(off, "0") != 0))
 		return;

@@ -1,9 +1,9 @@
 /*
  * shim_stdio.c - the C library's streams, and what else reads and writes inside the C library.
  *
- * A stream reads, writes and closes its number through a table of functions. The linker has made the few tables read-only; ours
- * stand in them. So each call looks at the number, whatever has become of it since the stream was made: standard input that
- * dup2() has made a connection is read from its ring.
+ * A stream reads, writes and closes its number through a table of functions. The linker has made the few tables read-only;
+ * ours stand in them. So each call looks at the number as it is now. If dup2() has made standard input a connection, it is
+ * read from its ring.
  */
 #include "shim_fd.h"
 #include "shim_object.h"
@@ -19,7 +19,7 @@ static ssize_t stream_read(FILE *file, void *to, ssize_t len)
 	return likely(!file_get(file->_fileno)) ? next.read(file, to, len) : read(file->_fileno, to, (size_t)len);
 }
 
-/* As _IO_new_file_write() of glibc. */
+/* Like _IO_new_file_write() of glibc. */
 static ssize_t stream_write(FILE *file, const void *from, ssize_t len)
 {
 	ssize_t done = 0;
@@ -173,7 +173,7 @@ EXPORT int dprintf(int fd, const char *format, ...)
 	return result;
 }
 
-/* As glibc's header declares them, which does so only for programs that are compiled with _FORTIFY_SOURCE. */
+/* Declarations of glibc's header, which has them only for programs that are compiled with _FORTIFY_SOURCE. */
 int __vdprintf_chk(int fd, int level, const char *format, va_list args) __attribute__((format(printf, 3, 0)));
 int __dprintf_chk(int fd, int level, const char *format, ...) __attribute__((format(printf, 3, 4)));
 

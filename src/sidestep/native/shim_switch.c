@@ -7,8 +7,8 @@
  *   sender:   sees rx_ready; TX_SWITCHING, fence, no thread in a kernel write (tx_kernel_waiters), counts equal -> publishes
  *             the offset, then tx_switched; bytes from that offset go to the ring.
  *   receiver: TCP holds only bytes before the offset. It reads TCP until its count equals the offset, then the ring.
- * A thread that enters the kernel counts itself first and looks at the flag second; the declarer sets the flag first and
- * looks at the count second: with a full fence between, one of them sees the other.
+ * A thread that enters the kernel counts itself first and looks at the flag second. The declarer sets the flag first and
+ * looks at the count second. With a full fence between, one of them sees the other.
  *
  * The way back ends a *round* of the direction. The receiver consents to the next round, in the same segment, when it has
  * read the last one to its end (rx_open); nothing is unmapped, so no thread can be caught inside.
@@ -25,7 +25,7 @@ static void waits_for(struct conn_slot *slot, enum reason_code reason)
 		word_store(slot->reason, reason);
 }
 
-/* Whether neither we nor the peer have a reason against our receiving by ring. */
+/* True if neither we nor the peer have a reason against our receiving by ring. */
 static bool rx_willing(const struct conn *conn)
 {
 	if (word_load(conn->slot->rx_round) && relay_once(conn))
@@ -55,8 +55,8 @@ static enum rx_event_code rx_settled(struct conn *conn, int fd)
 }
 
 /*
- * rx_lock held, receiving by TCP. Consents to the next round if no thread of ours would miss the ring, and the last one is
- * over and has been read to its end.
+ * rx_lock held, receiving by TCP. Consents to the next round, unless a thread of ours would miss the ring. The last round
+ * must be over, and read to its end.
  */
 static void rx_open(struct conn *conn, int fd)
 {
@@ -67,7 +67,7 @@ static void rx_open(struct conn *conn, int fd)
 	if (!rx_willing(conn) || atomic_load_explicit(&conn->channel.remote->tx_ended, memory_order_acquire) != round ||
 	    channel_rx_avail(&conn->channel) != 0)
 		return;
-	if (zerocopy_in_kernel(slot)) { /* what the kernel tells of these sends looks like an error of the connection */
+	if (zerocopy_in_kernel(slot)) { /* reports of the kernel on these sends look like an error of the connection */
 		option_reason(conn, SOL_SOCKET, SO_ZEROCOPY);
 		waits_for(slot, REASON_UNUSUAL_OPTION);
 		return;
@@ -79,7 +79,7 @@ static void rx_open(struct conn *conn, int fd)
 		return;
 	waits_for(slot, REASON_WAITING_FOR_PEER);
 	word_store(slot->rx_round, ++round);
-	/* Our requests of the last round are fulfilled; a peer that sees rx_ready sees this, too. */
+	/* The requests of our last round are fulfilled; a peer that sees rx_ready sees this, too. */
 	atomic_fetch_and(&local->notice, ~(uint32_t)(CHANNEL_DEMOTE | CHANNEL_RECALL));
 	atomic_store_explicit(&local->rx_ready, round, memory_order_release);
 	peer_wake(conn);
@@ -112,7 +112,7 @@ bool rx_consent(struct conn *conn, int fd)
 
 	if (rx_is(slot, RX_OPENING) || rx_is(slot, RX_REOPENING))
 		rx_move(slot, RX_ON_UNSETTLED); /* a process of ours was killed in there */
-	/* in this order: the peer never switches to a round that has ended before it began */
+	/* The order matters: the peer never switches to a round that has ended before it began. */
 	if (rx_is(slot, RX_CONSENTED) && conn_peer_back(conn) && !conn_peer_switched(conn))
 		rx_move(slot, RX_ON_UNUSED);
 	if (rx_is(slot, RX_RECALLED) && recall_over(conn))
@@ -122,7 +122,7 @@ bool rx_consent(struct conn *conn, int fd)
 	return rx_consented(slot);
 }
 
-/* Whether the peer consents to a round that we have not begun. */
+/* True if the peer consents to a round that we have not begun. */
 static bool tx_invited(const struct conn *conn)
 {
 	return atomic_load_explicit(&conn->channel.remote->rx_ready, memory_order_acquire) ==
@@ -178,7 +178,7 @@ bool tx_switch(struct conn *conn, int fd)
 	word_store(conn->channel.local->tx_switch_offset, word_load(slot->tx_tcp_bytes));
 	atomic_store_explicit(&conn->channel.local->tx_switched, round, memory_order_release);
 	tx_move(slot, TX_ON_SETTLED); /* full fence */
-	if (unlikely(slot_has(slot, SLOT_RELAY_OVER))) { /* since the question above; see relay_lost() */
+	if (unlikely(slot_has(slot, SLOT_RELAY_OVER))) { /* over since the question above; see relay_lost() */
 		tx_move(slot, TX_ON_UNSETTLED);
 		return false;
 	}
@@ -205,12 +205,12 @@ int rx_follow(struct conn *conn, int fd)
 		return 0;
 	}
 	word_store(slot->rx_switch_offset, offset);
-	/* Until now the kernel told how the stream ends; conn_probe() finds out anew. Another thread may just be setting it. */
+	/* The kernel knew until now how the stream ends; conn_probe() finds out anew. Another thread may just be setting it. */
 	bool ended = atomic_fetch_and(&slot->flags, ~(uint32_t)SLOT_FIN) & SLOT_FIN;
 	rx_move(slot, RX_ON_SWITCHED);
 	mark_promoted(conn);
 	if (ended)
-		conn_probe(conn, fd); /* its edge may not come again */
+		conn_probe(conn, fd); /* the edge may not come again */
 	return 1;
 }
 
@@ -243,8 +243,8 @@ bool rx_divided(const struct conn *conn)
 }
 
 /*
- * Whether the ring's bytes come behind the `queued` bytes that TCP holds, or among them: before those that the peer has sent
- * since it went back.
+ * True if the ring's bytes come behind the `queued` bytes that TCP holds, or among them. Then they come before bytes that the
+ * peer has sent since it went back.
  */
 bool rx_ring_among(const struct conn *conn, size_t queued)
 {
@@ -255,9 +255,9 @@ bool rx_ring_among(const struct conn *conn, size_t queued)
 }
 
 /*
- * rx_lock held. Whether the stream goes on by the other path, with bytes that the same call has to return. A short read would
- * mean that nothing is left: edge-triggered readers then wait for the next edge (epoll(7), "Questions and answers" 9), and
- * libuv takes it together with HUP for the end of the stream.
+ * rx_lock held. True if the stream goes on by the other path, with bytes that the same call has to return. A short read would
+ * mean that nothing is left. Edge-triggered readers then wait for the next edge (epoll(7), "Questions and answers" 9). libuv
+ * takes it together with HUP for the end of the stream.
  */
 bool rx_goes_on(struct conn *conn, int fd)
 {
@@ -269,7 +269,7 @@ bool rx_goes_on(struct conn *conn, int fd)
 		if (channel_rx_avail(&conn->channel) > 0)
 			return true;
 	}
-	/* also from a round in which nothing went by ring */
+	/* a way back, also from a round in which nothing went by ring */
 	if (!conn_peer_back(conn) || !rx_back(conn, fd) || real.ioctl(fd, FIONREAD, &queued) < 0 || queued <= 0)
 		return false;
 	/* sockatmark(3): no read goes over the urgent mark */
@@ -373,7 +373,7 @@ bool tx_resend(struct conn *conn, int fd)
 	return true;
 }
 
-/* Our direction has left the ring, and before its first byte went by TCP the peer has recalled the ring's bytes. */
+/* True if our direction has left the ring, and the peer has recalled the ring's bytes before its first byte went by TCP. */
 bool conn_recalled_since(const struct conn *conn)
 {
 	return tx_is(conn->slot, TX_LEFT) &&
@@ -381,8 +381,8 @@ bool conn_recalled_since(const struct conn *conn)
 }
 
 /*
- * To be called before bytes, or the end, go by TCP: from then on the peer cannot recall its unread bytes. False: it has done
- * so, and they go first.
+ * Call this before bytes, or the end, go by TCP: from then on the peer cannot recall its unread bytes. False: it has done so,
+ * and they go first.
  */
 bool tx_follows(struct conn *conn)
 {
@@ -405,11 +405,11 @@ bool conn_tcp_requested(const struct conn *conn)
 		return tx_acked(conn);
 	if (tx_is(conn->slot, TX_RESEND))
 		return false;
-	/* Once more after rx_ready: with a consent to the next round the peer revokes its requests of the last. */
+	/* A second look after rx_ready: with a consent to the next round the peer revokes its requests of the last. */
 	return tx_invited(conn) && (conn_notice(conn) & (CHANNEL_DEMOTE | CHANNEL_RECALL));
 }
 
-/* Whether a request of the peer is still to be honoured. */
+/* True if a request of the peer is still to be handled. */
 bool tx_request_pending(const struct conn *conn)
 {
 	return conn_tcp_requested(conn) || unlikely(tx_is(conn->slot, TX_RESEND)) || unlikely(conn_recalled_since(conn));
@@ -433,7 +433,7 @@ void tx_handle_notice(struct conn *conn, int fd)
 		tx_resend(conn, fd);
 }
 
-/* Honours the peer's requests. True: the sending direction has moved, and the sets have to be told. */
+/* Handles the peer's requests. True: the sending direction has moved, and the sets must learn of it. */
 bool conn_handle_notice(struct conn *conn, int fd)
 {
 	struct conn_slot *slot = conn->slot;

@@ -23,10 +23,10 @@ bool guest_news(uint32_t serial, uint8_t id[16], uint8_t family[16], int *fd);
 void slot_forgo(const struct conn_slot *slot);
 void arena_passes(void);
 bool arena_has_passed(void);
-bool slot_is_guest(const struct conn_slot *slot); /* it lies in the arena of another family */
+bool slot_is_guest(const struct conn_slot *slot); /* true if it lies in the arena of another family */
 int slot_arena_fd(const struct conn_slot *slot);
 const uint8_t *slot_arena_id(const struct conn_slot *slot);
-const uint8_t *slot_family(const struct conn_slot *slot); /* by which peers know it */
+const uint8_t *slot_family(const struct conn_slot *slot); /* name by which peers know it */
 void slot_release(struct conn_slot *slot);
 struct conn_slot *slot_alloc(void);
 void slot_free(struct conn_slot *slot);
@@ -46,7 +46,10 @@ void keep_error(struct conn *conn, ssize_t result);
 void error_delivered(struct conn *conn, int error);
 
 /* ---- shim_count.c ---- */
-/* Whether the kernel has counted the bytes that we have. Some arrive between two questions: then nothing is known yet. */
+/*
+ * Results of a comparison of the kernel's count with ours. Some bytes arrive between two questions: then nothing is known
+ * yet.
+ */
 enum count { COUNT_EQUAL, COUNT_DIFFERS, COUNT_UNSTABLE };
 enum count rx_count(struct conn *conn, int fd);
 enum count tx_count(struct conn *conn, int fd);

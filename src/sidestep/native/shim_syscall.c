@@ -62,7 +62,7 @@ static long raw_number(long number, const long a[6])
 	return result;
 }
 
-/* Those that move bytes, and those that wait until some can be moved. */
+/* Calls that move bytes, and those that wait until some can be moved. */
 static long raw_moving(long number, const long a[6])
 {
 	switch (number) {
@@ -185,7 +185,7 @@ EXPORT long syscall(long number, ...)
 		return execveat((int)a[0], (const char *)a[1], (char *const *)a[2], (char *const *)a[3], (int)a[4]);
 	case SYS_setuid:
 	case SYS_setreuid:
-	case SYS_setresuid: /* of this thread alone; see CHANGES_USER */
+	case SYS_setresuid: /* a change of this thread alone; see CHANGES_USER */
 		if (fd_table_len)
 			rpc_ensure();
 		break;

@@ -1,7 +1,7 @@
 /*
- * shim_tcp_only.c - processes that keep to TCP, with all that they have and will have: those with an io_uring that may have
- * sockets and whose entries do not come by here (a read of a promoted socket would wait for ever, what was written would break
- * it), and those under a seccomp filter of their own, which may forbid what the shim does.
+ * shim_tcp_only.c - processes that keep to TCP, with all their sockets, now and later. Some have an io_uring that may have
+ * sockets, and whose entries do not come by here. It would wait for ever for bytes of a promoted socket, and break it by
+ * writing. Others are under a seccomp filter of their own, which may forbid the shim's calls.
  */
 #include "shim_tcp_only.h"
 #include "shim_proc.h"
@@ -14,7 +14,7 @@
 
 _Atomic uint32_t tcp_only_reason;
 
-/* Under a filter the shim goes on making its calls, and reads the ring to its end; where others read, the bytes are recalled. */
+/* The shim goes on making its calls under a filter, and reads the ring to its end; if others read, the bytes are recalled. */
 void tcp_only_begin(enum reason_code reason)
 {
 	uint32_t none = REASON_NONE;
@@ -64,7 +64,7 @@ static bool not_a_ring(int dir, long number, void *argument)
 	return !*found;
 }
 
-/* Before a connection is offered: a library that is linked statically makes its ring unseen. */
+/* Asked before a connection is offered: a library that is linked statically makes its ring unseen. */
 enum reason_code tcp_only_why(void)
 {
 	static _Atomic int64_t looked_at;

@@ -27,7 +27,7 @@ static bool tcp_spin_begin(struct tcp_spin *tcp, struct spin *spin)
 
 	if (!tcp->known)
 		*tcp = (struct tcp_spin){most, true};
-	/* Between two questions the CPU is given away: the other side needs the socket's lock, or this very CPU. */
+	/* The CPU is given away between two questions: the other side needs the socket's lock, or this very CPU. */
 	return spin_begin(spin, tcp->budget, cpu_now()) && !spin->crowded;
 }
 
@@ -48,7 +48,7 @@ static bool tcp_spin_on(struct spin *spin)
 
 	spin->shares = true;
 	bool on = spin_on(spin, cpu_now(), false);
-	self.calls = calls; /* of no connection that goes by ring */
+	self.calls = calls; /* count of calls, without those of a connection that goes by ring */
 	return on;
 }
 

@@ -7,7 +7,7 @@
 /* poll(2) until `deadline`, which hears the provider; fds has room for one more entry. */
 int tcp_wait_poll(struct pollfd *fds, nfds_t len, int64_t deadline, uint64_t signals, const sigset_t *mask);
 bool tcp_wait_fails(int fd,
-                    int flags); /* true: the call has waited long enough, or was interrupted; errno says which */
+                    int flags); /* true: the call has waited long enough, or was interrupted; errno has the cause */
 /* A call that may sleep in the kernel until there is something to read. */
 #define TCP_WAIT(fd, flags, call) (unlikely(word_load(rings_ever)) && tcp_wait_fails(fd, flags) ? -1 : (call))
 ssize_t tcp_wait_receive(struct conn *conn, int fd, void *buf, size_t n);

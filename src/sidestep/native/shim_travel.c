@@ -2,17 +2,17 @@
  * shim_travel.c - connections that go on by their rings in the program that this process executes next.
  *
  * Nothing of a connection ends with exec(2) but the mappings: its slot lies in the arena, its bytes in the segment, and both
- * are files. So the arena, the segments and the doorbells stay open for a program that is sure to have the shim, and a list in
- * one more file says what is what. The environment names that file. The next program finds its sockets by their cookies,
- * whatever their numbers are by then, and takes up each where the last one left it; of one by TCP the slot with its counts goes
- * on, and it may be promoted there. The peer is asked nothing. But the word by
- * which we sleep is not where the peer looks, as nobody can write the old page any more: so it rings always (HINT_RING_ALWAYS).
+ * are files. So the arena, the segments and the doorbells stay open for a program that is sure to have the shim. One more
+ * file lists them. The environment names that file. The next program finds its sockets by their cookies, even under other
+ * numbers, and takes up each where the last one left it. A socket on TCP keeps its slot and counts, and may be promoted
+ * there. The peer is asked nothing. But the word by which we sleep is not where the peer looks, as nobody can write the old
+ * page any more: so it rings always (HINT_RING_ALWAYS).
  *
- * A provider between hears nobody whose doorbell it does not know: it learns the new one before the next program does anything,
- * by a connection to it that travels as well (shim_new_doorbell.c).
+ * A provider between wakes only by doorbells that it knows. It learns the new one before the next program does anything, by a
+ * connection to it that travels as well (shim_new_doorbell.c).
  *
- * Not: explicit sockets, those of a standard stream that reads inside libc, those in an epoll set that the next program inherits
- * as well, and those of which a thread of another process may sit in the kernel.
+ * Some sockets do not go on: explicit ones, those of a standard stream that reads inside libc, and those in an inherited
+ * epoll set. Nor do those on which a thread of another process may sit in the kernel.
  */
 #include "shim_fd.h"
 #include "shim_provider.h"
@@ -36,14 +36,14 @@
 #define ARGUMENTS_SPARE 65536 /* names of files, what the kernel adds, and our own name */
 #define ARGUMENTS_MIN 131072  /* ARG_MAX of linux/limits.h */
 #define ARGUMENTS_MAX (6u << 20)
-#define NUMBERS_SPARE 5 /* what the next program needs besides: its arena, its page of doorbells, a line */
+#define NUMBERS_SPARE 5 /* numbers that the next program needs besides: its arena, its page of doorbells, a line */
 
 /* The list, in memory that both programs map. */
 struct travel {
 	uint32_t magic, version;
 	uint32_t pid, len, left_len;
 	int arena_fd;
-	int line_fd; /* to the provider, where it stands between; else -1 */
+	int line_fd; /* line to the provider, if it stands between; else -1 */
 	uint8_t arena_id[16];
 	struct traveller list[TRAVELLERS_MAX];
 	struct {
@@ -113,7 +113,7 @@ static bool is_standard(const struct conn *conn)
 	return false;
 }
 
-/* Threads of this process end with the exec, wherever they are. Their counts cannot be told from those of others. */
+/* Threads of this process end with the exec, whatever they are doing. Their counts look like those of other processes. */
 static bool waiters_known(struct conn *conn)
 {
 	return conn_alone(conn) || *one_thread ||
@@ -126,13 +126,13 @@ static bool asks_for_hints(const struct conn *conn)
 	return conn->remote_doorbell->liveness_fd < 0 && (atomic_load(&conn->channel.remote->hint) & ~HINT_RING_ALWAYS);
 }
 
-/* Whether the other end of the channel goes on with the next program; *line as in traveller_can(). */
+/* True if the other end of the channel goes on with the next program; *line as in traveller_can(). */
 static bool finds_next(const struct conn *conn, int *line)
 {
 	uint32_t knows = atomic_load(&conn->channel.remote->knows);
 
 	if (slot_has(conn->slot, SLOT_RELAY_OVER))
-		return true; /* there is none */
+		return true; /* the connection has no provider between */
 	if (!conn_relayed(conn))
 		return knows & KNOWS_RING_ALWAYS;
 	if (!(knows & KNOWS_DOORBELLS) || relay_gone(conn))
@@ -143,8 +143,8 @@ static bool finds_next(const struct conn *conn, int *line)
 }
 
 /*
- * Whether another program can go on with it that gets the files of the connection. Where a provider stands between, that needs a
- * connection to it as well: *line, if it is -1, becomes one.
+ * True if another program can go on with it that gets the files of the connection. Where a provider stands between, that
+ * needs a connection to it as well: *line, if it is -1, becomes one.
  */
 bool traveller_can(struct conn *conn, int *line)
 {
@@ -209,7 +209,7 @@ struct traveller traveller_of(const struct conn *conn)
 	return of;
 }
 
-/* There is one more holder, or an exec has begun: from now on neither end of the channel changes its doorbell. */
+/* The number of holders grows, or an exec has begun: from now on neither end of the channel changes its doorbell. */
 void traveller_settle(struct traveller *of, struct conn *conn)
 {
 	if (!has_ring(of))
@@ -228,7 +228,7 @@ static size_t env_len(char *const env[])
 	return count;
 }
 
-/* Our name more in the environment must not make a call fail (E2BIG) that would not have; see prepare_arg_pages in Linux. */
+/* Our name in the environment must not make a call fail (E2BIG) that would not have; see prepare_arg_pages in Linux. */
 static bool arguments_fit(char *const argv[], char *const env[])
 {
 	struct rlimit stack;
@@ -264,7 +264,7 @@ static bool resources_suffice(void)
 	return enough;
 }
 
-/* Where the next program looks for its sockets. Sandboxes forbid it by ways that access(2) does not ask. */
+/* True if the next program can look for its sockets. Sandboxes forbid it by ways that access(2) does not ask. */
 static bool numbers_seen(void)
 {
 	int numbers = proc_open("/proc/self/fd", O_RDONLY | O_DIRECTORY);
@@ -275,8 +275,8 @@ static bool numbers_seen(void)
 }
 
 /*
- * What goes on into the next program of this process, if it is certain to have the shim; NULL: nothing. A child that shares its
- * parent's memory (CLONE_VM) is not the process that holds the connections.
+ * The connections that go on into the next program of this process, if it is certain to have the shim; NULL: none. A child
+ * that shares its parent's memory (CLONE_VM) is not the process that holds the connections.
  */
 struct travel *travel_begin(const struct start *start, char *const argv[], char *const env[], int *file)
 {
@@ -340,7 +340,7 @@ static bool far_peer_is_here(const struct conn *conn)
 	return false;
 }
 
-/* Whether this process holds the other end as well: while it waits for a child, nobody answers what that asks of its peer. */
+/* True if this process holds the other end as well: while it waits for a child, nobody answers what that asks of its peer. */
 static bool peer_is_here(const struct conn *conn)
 {
 	const struct channel_side *remote = conn->channel.remote;
@@ -355,7 +355,7 @@ static bool peer_is_here(const struct conn *conn)
 	return peer != NULL;
 }
 
-/* Whether a program that a child executes now goes on with all that it inherits. */
+/* True if a program that a child executes now goes on with all that it inherits. */
 bool travel_all(const struct start *start, char *const argv[], char *const env[])
 {
 	int list;
@@ -407,7 +407,7 @@ size_t travel_room(const struct travel *travel, char *const env[])
 	return travel && travel->len ? (env_len(env) + 2) * sizeof(char *) + sizeof(VARIABLE) + 12 : 0;
 }
 
-/* The last before the call: `room` has what travel_room() said. */
+/* The last step before the call: `room` has the result of travel_room(). */
 void travel_go(const struct travel *travel, int file, char *const **env, void *room)
 {
 	char **made = room;
@@ -535,7 +535,7 @@ static void threads_gone(struct conn *conn)
 	}
 }
 
-/* By TCP. It may be promoted here, but for one that the last program has just asked a channel for. */
+/* A connection on TCP. It may be promoted here, but for one that the last program has just asked a channel for. */
 static bool kernel_take(struct conn_slot *slot, int fd)
 {
 	struct conn *conn = conn_of_slot(fd, slot);
@@ -605,7 +605,7 @@ bool traveller_take(struct traveller *of, struct conn_slot *slot, int fd, int li
 	conn_loose(conn);
 	shim_lock_drop();
 	peer_wake(conn); /* a full fence: it reads the bit from now on */
-	if (asks_for_hints(conn)) /* since the last program looked */
+	if (asks_for_hints(conn)) /* news since the last program looked */
 		conn_demote(conn, fd, REASON_EPOLL_UNSUPPORTED, false);
 	if (conn_relayed(conn) && !relay_learns(conn, line))
 		conn_abort(conn, fd, ECONNRESET, REASON_RELAY_LOST);
@@ -613,7 +613,7 @@ bool traveller_take(struct traveller *of, struct conn_slot *slot, int fd, int li
 	return true;
 }
 
-/* Whether this process alone holds it, as the file says: the arena may be one that cannot be mapped. */
+/* True if this process alone holds it, as the file says: the arena may be one that cannot be mapped. */
 static bool only_here(const struct traveller *of)
 {
 	struct conn_slot slot;
@@ -642,7 +642,7 @@ static bool number_seen(int dir, long number, void *argument)
 		if (conn)
 			conn_dup(first, fd);
 		else if ((!slot || !traveller_take(at, slot, fd, of->line_fd)) && only)
-			tcp_reset(fd); /* nobody else can read what the ring holds */
+			tcp_reset(fd); /* a reset, as no other process can read the bytes in the ring */
 		if (fd <= STDERR_FILENO)
 			conn_streams(fd);
 	}
@@ -653,7 +653,7 @@ static void all_close(void)
 {
 	raw_close(arrived->arena_fd);
 	raw_close(arrived->line_fd);
-	for (uint32_t i = 0; i < arrived->len; i++) { /* some are named more than once, and closed by then */
+	for (uint32_t i = 0; i < arrived->len; i++) { /* some numbers are named more than once, and closed by then */
 		raw_close(arrived->list[i].segment_fd);
 		raw_close(arrived->list[i].remote_fd);
 		raw_close(arrived->list[i].remote_page_fd);
@@ -678,7 +678,7 @@ void travel_settle(void)
 	for (uint32_t i = 0; arena_shared && i < arrived->len; i++) {
 		struct conn_slot *slot = slot_known(arrived->list[i].slot, arrived->list[i].generation);
 		if (slot && !arrived->list[i].taken)
-			slot_release(slot); /* its socket has not come: no connection stands for it */
+			slot_release(slot); /* a slot whose socket has not come: no connection stands for it */
 	}
 	for (uint32_t i = 0; arena_shared && i < arrived->left_len; i++) {
 		struct conn_slot *slot = slot_known(arrived->left[i].slot, arrived->left[i].generation);
@@ -691,5 +691,5 @@ void travel_settle(void)
 	munmap(arrived, sizeof(*arrived));
 	arrived = NULL;
 	if (arena_shared)
-		rpc_after_fork(); /* as a child, we are to be introduced with the next call */
+		rpc_after_fork(); /* a process that begins like a child: we are to be introduced with the next call */
 }

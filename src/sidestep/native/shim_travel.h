@@ -38,7 +38,7 @@ enum receiver receiver_again(unsigned long other_end);
 /* ---- shim_rights.c ---- */
 ssize_t rights_send(int fd, const struct msghdr *message, int flags);
 ssize_t rights_receive(int fd, struct msghdr *message, int flags);
-void rights_strand(const struct msghdr *message); /* it is sent by a call that is not rights_send() */
+void rights_strand(const struct msghdr *message); /* called if it is sent by a call that is not rights_send() */
 bool rights_among(const struct mmsghdr *messages, unsigned len);
 bool rights_may_come(int fd, const struct mmsghdr *messages, unsigned len);
 

@@ -1,16 +1,16 @@
 /*
- * shim_views.c - rings as memory of the program: what sidestep.rings calls.
+ * shim_views.c - rings as memory of the program, called by sidestep.rings.
  *
- * A program that looks into a ring has a mapping of its own, which outlives the connection for as long as the program
- * keeps views of it. It shows the ring twice, one after the other, and then the spill twice, so that every piece is contiguous
- * but for one in the ring that goes on in the spill, or back. Receiving rings are mapped read-only. The peer can write to the
- * same memory at any time: what must not change while it is judged is copied.
+ * A program that looks into a ring has a mapping of its own, which outlives the connection for as long as the program keeps
+ * views of it. It shows the ring twice, one after the other, and then the spill twice. So every piece is contiguous, but for
+ * one in the ring that goes on in the spill, or back. Receiving rings are mapped read-only. The peer can write to the same
+ * memory at any time, so bytes are copied before they are judged.
  */
 #include "shim_call.h"
 
 #include <sys/mman.h>
 
-/* Where `at`, in the ring or its spill, lies in a mapping of sidestep_map(). */
+/* Place of `at`, in the ring or its spill, in a mapping of sidestep_map(). */
 static void piece_place(const struct channel_ring *ring, const uint8_t *at, struct sidestep_piece *piece)
 {
 	piece->offset = at < ring->spill ? (uint32_t)(at - ring->data) : 2 * ring->size + (uint32_t)(at - ring->spill);
@@ -31,7 +31,7 @@ static uint64_t rx_position(struct conn_slot *slot)
 	return word_load(slot->rx_tcp_bytes) + word_load(slot->rx_ring_bytes);
 }
 
-/* What there is to read by ring. 0: it is at *piece; -EAGAIN: nothing, or other bytes come first; recv() knows. */
+/* Bytes to read by ring. 0: they are at *piece; -EAGAIN: none, or other bytes come first; recv() knows. */
 static int conn_look(struct conn *conn, int fd, struct sidestep_piece *piece)
 {
 	struct conn_slot *slot = conn->slot;
@@ -48,7 +48,7 @@ static int conn_look(struct conn *conn, int fd, struct sidestep_piece *piece)
 			int n = channel_rx_pieces(&conn->channel, 0, (size_t)there, pieces);
 			piece_place(&conn->channel.rx, pieces[0].iov_base, piece);
 			piece->len = (uint32_t)pieces[0].iov_len;
-			/* where it began anew it goes on in the mapping */
+			/* The piece goes on in the mapping where it began anew. */
 			if (n > 1 && wraps(&conn->channel.rx, &pieces[0], &pieces[1]))
 				piece->len += (uint32_t)pieces[1].iov_len;
 			channel_report(&conn->channel.tail_reported, atomic_load(conn->channel.own.head) + piece->len);
@@ -59,8 +59,8 @@ static int conn_look(struct conn *conn, int fd, struct sidestep_piece *piece)
 }
 
 /*
- * The bytes that have come by ring. 0 or -EAGAIN, as conn_look(); serial and position are told in any case, 0 and 0
- * of a socket that is not tracked.
+ * The bytes that have come by ring. 0 or -EAGAIN, as conn_look(); serial and position are set in any case, to 0 and 0 of a
+ * socket that is not tracked.
  */
 EXPORT int sidestep_look(int fd, struct sidestep_piece *piece)
 {
@@ -104,9 +104,9 @@ EXPORT int sidestep_consume(int fd, const struct sidestep_piece *piece, size_t l
 }
 
 /*
- * Room behind the tail, to be filled in place. Until it is committed or given back nobody else sends by ring, in this
- * process or another: a send waits, as if the room were taken. 0; -EAGAIN: there is none; -ENOTCONN: the bytes do not go
- * by ring, or send() has to tell why they go nowhere; -EDEADLK: this thread has the room already.
+ * Reserves room behind the tail, to be filled in place. Until it is committed or released no other thread or process sends by
+ * ring: a send waits, as if the room were taken. 0; -EAGAIN: there is none; -EDEADLK: this thread has the room already.
+ * -ENOTCONN: the bytes do not go by ring, or send() has to report why they go nowhere.
  */
 static int conn_reserve(struct conn *conn, int fd, size_t wanted, struct sidestep_piece *piece)
 {
@@ -115,7 +115,7 @@ static int conn_reserve(struct conn *conn, int fd, size_t wanted, struct sideste
 	bool moved_over = false;
 	size_t room = 0;
 
-	/* a sleeper of another process would not be told when the room is given back */
+	/* a sleeper of another process would not wake when the room is released */
 	if (!conn->managed || !conn_alone(conn))
 		return -ENOTCONN;
 	conn_advance(conn, fd);
@@ -133,7 +133,7 @@ static int conn_reserve(struct conn *conn, int fd, size_t wanted, struct sideste
 		piece->serial = conn->serial;
 		piece->position = tail;
 		piece_place(&conn->channel.tx, channel_tx_place(&conn->channel, tail, &(size_t){room}), piece);
-		piece->len = (uint32_t)(room < wanted ? room : wanted); /* what is free lies on one side of the two */
+		piece->len = (uint32_t)(room < wanted ? room : wanted); /* free room lies on one side of the two */
 		atomic_store(&slot->tx_reserver, (uint64_t)shim_pid << 32 | self.tid);
 		slot_set(slot, SLOT_RESERVED);
 	}
@@ -203,7 +203,7 @@ EXPORT void sidestep_unreserve(int fd, const struct sidestep_piece *piece)
 	slot_unlock(&slot->tx_lock);
 }
 
-/* As conn_reserve(). */
+/* Like conn_reserve(). */
 EXPORT int sidestep_reserve(int fd, size_t wanted, struct sidestep_piece *piece)
 {
 	HELD conn = conn_hold(fd);

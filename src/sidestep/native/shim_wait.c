@@ -2,8 +2,8 @@
 #include "shim_spin.h"
 
 #define RESEND_EVERY_NS 1000000 /* recalled bytes are tried again this often while a call waits */
-#define NO_DOORBELL_POLL_NS 1000000 /* without descriptors for a doorbell, sleep by short naps */
-#define LINGER_NS 5000 /* what a goroutine's way from EAGAIN through the poller and back costs */
+#define NO_DOORBELL_POLL_NS 1000000 /* interval of short naps, without descriptors for a doorbell */
+#define LINGER_NS 5000 /* cost of a goroutine's way from EAGAIN through the poller and back */
 #define LINGER_ALONE 16 /* answers of EAGAIN to one connection and no other, before it is looked at longer */
 #define LINGER_PAUSE_MAX 1024 /* answers without such a look after one in vain, at most */
 
@@ -29,7 +29,7 @@ static bool ready_now(const struct conn *conn, int want, size_t space)
 		return conn_room(conn) >= space || !tx_by_ring(slot) || (conn_notice(conn) & CHANNEL_CLOSED) ||
 		       slot_has(slot, SLOT_PEER_GONE | SLOT_RESET | SLOT_WR_SHUT);
 	if (!rx_by_ring(slot))
-		/* before the offset TCP's bytes are still on their way, and wake by themselves */
+		/* bytes of TCP before the offset are still on their way, and wake by themselves */
 		return rx_watches(slot) && conn_tcp_read(conn);
 	return channel_rx_peek(&conn->channel) >= space || conn_peer_back(conn) ||
 	       slot_has(slot, SLOT_FIN | SLOT_RESET | SLOT_RD_SHUT);
@@ -59,14 +59,14 @@ static bool spin(struct conn *conn, int want, size_t space, uint64_t signals, bo
 }
 
 /*
- * A thread that is told EAGAIN has other work, or none. Then it comes back by a set, and where a scheduler stands between, as Go's,
- * that takes longer than an answer from another CPU. Nobody tells us which; but with other work, other connections are told EAGAIN
- * as well. Else a look of some microseconds is tried now and then, and goes on as long as it pays.
+ * A thread that gets EAGAIN may have other work, or none. Without any it comes back by a set. If a scheduler stands between,
+ * as Go's, that takes longer than an answer from another CPU. The shim cannot know which; but with other work, other
+ * connections get EAGAIN as well. Else a look of some microseconds is tried now and then, and goes on as long as it pays.
  */
 bool conn_lingers(struct conn *conn)
 {
 	static _Atomic uint64_t
-		repeats; /* which connection was told so last, and how often: its serial, in steps of their number */
+		repeats; /* serial of the connection that got it last, and how often, in steps of their number */
 	const uint64_t first = word_load(conn->serial) * (LINGER_ALONE + 1), times = word_load(repeats) - first;
 	const uint32_t skips = word_load(conn->linger_skips), pause = word_load(conn->linger_pause);
 	const uint64_t signals = self.signals;
@@ -155,9 +155,9 @@ static void sleep_cancelled(void *argument)
 }
 
 /*
- * ppoll that a signal cannot slip past: a handler zeroes self.sleep, so one that runs after the last look and before the
- * kernel reads the timeout makes the call return at once. libc's wrapper would copy the timeout first, hence syscall();
- * asynchronous cancellation around it makes it the cancellation point that recv and send are.
+ * ppoll that no signal can slip past. A handler zeroes self.sleep, so if it runs after the last look and before the kernel
+ * reads the timeout, the call returns at once. libc's wrapper would copy the timeout first, hence syscall(). Asynchronous
+ * cancellation around it makes it the cancellation point that recv and send are.
  */
 static void sleep_time(int64_t deadline, uint64_t signals)
 {
@@ -173,7 +173,7 @@ static void sleep_time(int64_t deadline, uint64_t signals)
 
 int sleep_epoll(int epfd, struct epoll_event *events, int max, int64_t deadline, uint64_t signals)
 {
-	static _Atomic bool old_kernel; /* before 5.11 there is no epoll_pwait2 */
+	static _Atomic bool old_kernel; /* true before 5.11, which has no epoll_pwait2 */
 	int cancel, n = -1;
 
 	sleep_time(deadline, signals);
@@ -204,7 +204,7 @@ int sleep_poll(struct pollfd *fds, nfds_t fds_len, int64_t deadline, uint64_t si
 	return n;
 }
 
-/* Whether the number of an entry is still its socket's. It may be that of another, which has an entry of its own. */
+/* True if the number of an entry is still its socket's. It may be that of another, which has an entry of its own. */
 static bool still_watched(uint32_t at)
 {
 	struct conn *conn = self.watched[at].serial ? conn_get(self.watched[at].fd) : NULL;
@@ -241,9 +241,11 @@ static int wait_set(struct conn *conn, int fd)
 	}
 	if (!conn_liveness_watch(conn, self.wait_epfd, UINT32_MAX))
 		return -1;
-	/* Only its edges where a provider stands between, and what TCP holds (an end, or what was sent after it went back to TCP)
-	 * may have to stay there for a while. Once that can be read it is to be heard all the same, though its edge was taken: by
-	 * now the provider may have said what it waited for, and another process may have heard that. */
+	/*
+	 * Only edges are wanted if a provider stands between. TCP's bytes (an end, or data sent after it went back to TCP) may
+	 * have to stay there for a while. Once they can be read they are to wake a thread all the same, though their edge was
+	 * taken. By now the provider may have sent the awaited word, and another process may have received that.
+	 */
 	bool edges = conn_relayed(conn) && (rx_by_ring(conn->slot) || conn_fin_waits(conn, fd));
 	for (at = 0; at < 4 && !(self.watched[at].serial == conn->serial && self.watched[at].fd == fd); at++)
 		;
@@ -340,7 +342,7 @@ int conn_wait(struct conn *conn, int fd, int want, size_t space, const struct wa
 	uint64_t signals = self.signals; /* a handler that runs from here on ends the sleep; before, it is judged below */
 
 	if (ready_now(conn, want, space)) {
-		if (conn_relay_news(conn)) /* who sends again by TCP has not looked */
+		if (conn_relay_news(conn)) /* a peer that sends again by TCP has not looked */
 			conn_probe(conn, fd);
 		return 0;
 	}
