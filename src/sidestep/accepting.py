@@ -35,7 +35,7 @@ def listening(local: tuple[str, int], backlog: int) -> socket.socket:
         sock.close()
         raise Unavailable(
             f"nobody can listen on {local[0]} port {local[1]}: {why.strerror}",
-            remedy="choose another port, or stop who has it",
+            remedy="choose another port, or stop the program that has it",
         ) from why
     return sock
 

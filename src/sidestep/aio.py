@@ -39,7 +39,7 @@ class EventLoop(asyncio.SelectorEventLoop):
 
     def __init__(self, selector: BaseSelector | None = None) -> None:
         """`selector` is as for asyncio; one that is older than the shim is not seen to wait, so leave it out."""
-        embed.load()  # before the loop makes what it waits by
+        embed.load()  # no loop yet has made its end of the wait
         super().__init__(selector)
 
     async def sock_connect(self, sock: StandardSocket, address: Any) -> None:

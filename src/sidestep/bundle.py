@@ -44,7 +44,7 @@ def write(directory: Path, place: PurePosixPath, loader: Path, libraries: Sequen
         directory.mkdir(parents=True, exist_ok=True)
         if any(directory.iterdir()):
             raise Misuse(f"{directory} is not empty", remedy="name a new one: programs may be using what is there")
-        directory.chmod(0o755)  # for any user of a container
+        directory.chmod(0o755)  # a mode for any user of a container
         made = [_put(directory / loader.name, _moved(loader.read_bytes(), interpreter))]
         made += [_put(directory / library.name, library.read_bytes()) for library in libraries]
         (entry := directory / ENTRY).symlink_to(loader.name)

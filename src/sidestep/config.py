@@ -40,8 +40,8 @@ ENV_FROM_ROOT: Final = "SIDESTEP_FROM_ROOT"  # `1`: root ran `sidestep run`; giv
 ENV_LOG: Final = "SIDESTEP_LOG"  # file to which the shim appends diagnostics
 
 SYSTEM_POLICY: Final = Path("/etc/sidestep/policy.conf")
-SYSTEM_SOCKET: Final = Path(layout.SYSTEM_SOCKET)  # of the system-wide provider
-SYSTEM_USER: Final = "sidestep"  # as which it runs
+SYSTEM_SOCKET: Final = Path(layout.SYSTEM_SOCKET)  # directory of the system-wide provider
+SYSTEM_USER: Final = "sidestep"  # user as which it runs
 SYSTEM_RUNTIME: Final = Path("/run/sidestep-provider")  # XDG_RUNTIME_DIR of that provider, whose /tmp is its own
 
 # Directories in which all users can make files. In a container whose root is read-only the second is still writable.
@@ -383,13 +383,13 @@ class RemoteSettings(NamedTuple):
     hosts: tuple[IPv4Network | IPv6Network, ...]
     key_file: Path | None = None  # a secret of the two providers
     engine: bool = True  # ordinary messages pass in compiled code
-    engine_cpus: tuple[int, ...] = ()  # where that runs; none: anywhere
+    engine_cpus: tuple[int, ...] = ()  # CPUs where that runs; none: anywhere
     promote: str | Profile = (
         ALWAYS  # BY_GAIN: connections have to gain by figures of their transport; a profile: by these
     )
     transports: tuple[str, ...] = TRANSPORTS  # the kinds of device that carry them, the first one first
     pinned_max: int = limits.REMOTE_PINNED_BYTES  # bytes that devices of the kernel pin for them
-    connections_max: int = limits.RELAYS_MAX  # over one device; then idle ones go back to TCP
+    connections_max: int = limits.RELAYS_MAX  # connections over one device; then idle ones go back to TCP
 
     def trusts(self, host: IPv4Address | IPv6Address) -> bool:
         """True if a host is among them."""
@@ -416,7 +416,7 @@ class RemoteSettings(NamedTuple):
         for name in order:
             if not re.fullmatch("[a-z][a-z0-9-]{0,31}", name):
                 raise Misuse(f"{name!r} is no name of a transport", remedy="give names with commas, as in verbs,iwarp")
-        order += () if TRANSPORTS[-1] in order else TRANSPORTS[-1:]  # by which the providers talk to each other
+        order += () if TRANSPORTS[-1] in order else TRANSPORTS[-1:]  # transport of the providers' own link
         return cls(networks, key, engine, engine_cpus, figures, order, pinned_max, connections_max)
 
     def profile(self, profiles: Profiles) -> Profile | None:
@@ -450,11 +450,11 @@ class ProviderSettings(NamedTuple):
     ring_size: int = limits.RING_SIZE_DEFAULT
     offer_expiry_s: float = limits.OFFER_EXPIRY_S
     idle_exit_s: float = limits.IDLE_EXIT_S  # 0: never
-    budget_bytes: int = 0  # of all channels together; 0: the machine's memory
+    budget_bytes: int = 0  # bytes of all channels together; 0: the machine's memory
     policy: tuple[PolicyPlace, ...] = ()  # rules of an earlier one come first
     system: bool = False  # serves all users
-    proof: Proof = Proof.LOOKUP  # more in a system-wide one, see `wants`
-    remote: RemoteSettings | None = None  # None: connections with other hosts stay on TCP
+    proof: Proof = Proof.LOOKUP  # a stricter one in a system-wide provider, see `wants`
+    remote: RemoteSettings | None = None  # other hosts; None: connections with them stay on TCP
     workers: int = 0  # processes that carry these; 0: the provider itself
 
     @property

@@ -31,7 +31,7 @@ def _entries(directory: Path) -> Iterator[Path]:
     """Entries of a directory, in order; none if it is not there."""
     try:
         found = list(islice(directory.iterdir(), limits.SYSFS_ENTRIES_MAX))
-    except OSError:  # no such class of devices here, or the device has just gone
+    except OSError:  # errors: no such class of devices here, or the device has just gone
         return
     yield from sorted(found)
 

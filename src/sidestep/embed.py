@@ -48,10 +48,10 @@ _REFUSALS: Final = {  # result of sidestep_embed(): the fault, and the remedy
 }
 
 _lock: Final = threading.RLock()
-_shim: ctypes.CDLL | None = None  # once calls are redirected, or were so from the start
+_shim: ctypes.CDLL | None = None  # true once calls are redirected, or if they were so from the start
 _preloaded = False
 _everything = False  # every TCP socket is tracked
-_failure: Unavailable | None = None  # why the sockets of sidestep.socket stay on TCP
+_failure: Unavailable | None = None  # reason why the sockets of sidestep.socket stay on TCP
 
 
 def install(

@@ -76,4 +76,4 @@ IWARP: Final = Profiles(
 ROCE: Final = Profiles(
     engine=Profile(message_us=5, mib_us=1100, turn_us=30), python=Profile(message_us=0, mib_us=100_000, turn_us=1800)
 )
-VERBS: Final = Profiles(engine=None, python=None)  # not measured: an adapter is made to be faster at conversations, too
+VERBS: Final = Profiles(engine=None, python=None)  # a guess: an adapter is made to be faster at conversations, too

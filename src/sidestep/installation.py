@@ -8,7 +8,7 @@ from typing import Final
 
 from sidestep.errors import Unavailable
 
-LOADER_MACHINES: Final = ("x86_64", "aarch64")  # as meson.build has them
+LOADER_MACHINES: Final = ("x86_64", "aarch64")  # the names in meson.build
 
 
 def include_dir() -> Path:

@@ -22,7 +22,7 @@ ARENA_SIZE_MAX: Final = 64 << 20  # bytes of address space per process family; a
 
 # Offers.
 OFFERS_PENDING_MAX: Final = 256  # per client; the next one is refused with TOO_MANY
-OFFERS_TOTAL_MAX: Final = 4096  # for all clients, four descriptors each at most; the next one is refused with TOO_MANY
+OFFERS_TOTAL_MAX: Final = 4096  # offers of all clients, four descriptors each; the next one is refused with TOO_MANY
 OFFER_EXPIRY_S: Final = 2.0  # seconds; then the other end is idle or not under sidestep: refused with EXPIRED
 DESCRIPTORS_SPARE: Final = 64  # descriptors the provider keeps for itself when it sizes the two limits above
 
@@ -44,7 +44,7 @@ ORDERS_SHARE: Final = 0.5  # part of the kernel's queue for a client that does n
 ORDERS_PER_REQUEST: Final = 128  # connections in one request to demote or promote; the command asks again
 ENDED_MAX: Final = 1000  # connections of ended programs that a provider remembers; the oldest are forgotten
 ENDED_PER_FAMILY_MAX: Final = 250  # connections of one process family among these; others in its later places are lost
-ENDED_PER_REPLY: Final = 24  # such connections in one packet of a reply: a KiB each
+ENDED_PER_REPLY: Final = 24  # connections in one packet of a reply: a KiB each
 ENDED_NAME_MAX: Final = 64  # characters of the program's name that are kept
 ORDER_TIMEOUT_S: Final = 5.0  # seconds `demote` and `promote` wait for the programs by default
 
@@ -64,8 +64,8 @@ LOG_MINUTE_S: Final = 60.0  # seconds until a log that was full goes on, with th
 
 # Decisions.
 TRACE_DECISIONS_MAX: Final = 4096  # kept for `sidestep policy trace`; the oldest are forgotten
-TRACE_DECISIONS_PER_REPLY: Final = 32  # in one packet of a reply; the command asks again
-LINKS_PER_REPLY: Final = 32  # in one packet of a reply; the command asks again
+TRACE_DECISIONS_PER_REPLY: Final = 32  # entries in one packet of a reply; the command asks again
+LINKS_PER_REPLY: Final = 32  # entries in one packet of a reply; the command asks again
 TRACE_BYTES_PER_REPLY: Final = 16 << 10  # bytes of JSON of them all but the last; likewise
 WHY_MAX: Final = 1024  # characters of a reason, which may be a module's own words; a longer one is cut
 TRACE_POLL_S: Final = 0.2  # seconds between two questions of `sidestep policy trace` when nothing is new
@@ -101,7 +101,7 @@ PEERS_WAITING_MAX: Final = 1024  # connections that wait for the answer of one h
 PEER_TRIES: Final = 3  # requests without an answer; then the host is taken for absent
 PEER_ANSWER_S: Final = 0.25  # seconds until the next request
 PEER_ABSENT_S: Final = 60.0  # seconds for which a host that refused, or did not answer, is not asked
-PEER_TOLD_S: Final = 240.0  # seconds for which our own answer, the port of this provider, may be used
+PEER_PORT_S: Final = 240.0  # seconds for which our own answer, the port of this provider, may be used
 PEER_KNOWN_MAX_S: Final = 300.0  # seconds for which an answer is believed at most
 POLL_MIN_S: Final = 10e-6  # seconds that a provider looks on before it sleeps, after news of a link, at least
 POLL_MAX_S: Final = 200e-6  # seconds, the same at most
@@ -124,7 +124,7 @@ CONTROL_LINKS_MAX: Final = 1024  # links with other providers that this one made
 CONTROL_CONNECTIONS_MAX: Final = 16384  # connections that one of them asks for at a time; more are rejected
 CONTROL_RECORDS_MAX: Final = 4096  # records on their way to another provider; beyond that the link is closed
 CONTROL_POOL_MAX: Final = 8  # queue pairs that one host asks another to join with, for connections to come; no more
-CONTROL_POOL_ALL_MAX: Final = 64  # such queue pairs of a device, for either end; beyond that connections join their own
+CONTROL_POOL_ALL_MAX: Final = 64  # queue pairs of a device, for either end; beyond that connections join their own
 CONTROL_POOL_DELAY_S: Final = 0.02  # seconds until the next one is joined, as the connection before it has things to do
 CONTROL_POOL_KEPT_S: Final = 30.0  # seconds without a new connection; then the queue pairs are destroyed
 CONTROL_TIMEWAIT_S: Final = 1.0  # late packets of a queue pair may still come; then its number is used again
@@ -145,7 +145,7 @@ GATEWAY_CONNECTIONS_MAX: Final = 100_000  # connections that a rule may ask for
 GATEWAY_CONNECT_S: Final = 10.0  # seconds for the other end to answer; then the next way, or a reset
 GATEWAY_DRAIN_S: Final = 30.0  # seconds for connections to end after the gateway's signal; then they are reset
 SERVICE_PORTS_MAX: Final = 256  # ports of an address: services that other hosts have asked the port mapper for
-SERVICE_TOLD_S: Final = 30.0  # seconds for which such a port may be used; 31.75 at most (docs/wire/sdp.md §23.4)
+SERVICE_PORT_S: Final = 30.0  # seconds for which such a port may be used; 31.75 at most (docs/wire/sdp.md §23.4)
 SERVICE_KEPT_S: Final = 45.0  # seconds without a question after which it is released
 
 # SDP in a Python program's own process (`protocol="sdp"`).
@@ -162,8 +162,8 @@ REACH_TAKEN_S: Final = 5.0  # seconds until the program's socket has come to the
 REACH_SHUT_S: Final = 60.0  # seconds until a program without an answer stops: after SDP_CONNECT_SYNS of the shim
 REACH_WAIT_MAX_S: Final = 2.0  # seconds, at most, that a call waits for a verdict, with any timeout of its own
 REACH_UNANSWERED_S: Final = 30.0  # seconds for which TCP comes first at a place where SDP has failed
-REACH_UNANSWERED_MAX: Final = 4096  # such places; the oldest is tried again
-NAMES_PAST_MAX: Final = 1024  # true addresses of connections that are over, for late questions; the oldest go
+REACH_UNANSWERED_MAX: Final = 4096  # places; the oldest is tried again
+NAMES_PAST_MAX: Final = 1024  # addresses of connections that are over, for late questions; the oldest go
 LISTENERS_KNOWN_MAX: Final = 256  # listening sockets whose program is remembered; the oldest is looked up again
 
 # Policy. What exceeds a bound is a problem of the file: the policy before it stays in force.

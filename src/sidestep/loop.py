@@ -23,7 +23,7 @@ from typing import Final
 READ: Final = select.EPOLLIN
 WRITE: Final = select.EPOLLOUT
 _NOTICES_MAX: Final = 10_000  # calls of one turn: a user that makes more and more of them must not stop the sockets
-_EVENTS_MAX: Final = 256  # of one turn
+_EVENTS_MAX: Final = 256  # events of one turn
 _CANCELLED_MAX: Final = 64  # cancelled timers that stay in the heap, or half of the heap
 
 
@@ -59,7 +59,7 @@ class Loop:
         self._handlers: dict[int, Callable[[int], object]] = {}
         self._timers: list[tuple[float, int, Timer]] = []
         self._timer_number = 0
-        self._cancelled = 0  # of those in the heap
+        self._cancelled = 0  # cancelled timers among those in the heap
         self._soon: dict[Callable[[], object], None] = {}
         self.notices: deque[Callable[[], object]] = deque()
         self.closed = False

@@ -46,7 +46,7 @@ class Window:
     def __init__(self) -> None:
         self._receiving: tuple[int, Ring] | None = None  # serial of the connection, and its mapping
         self._sending: tuple[int, Ring] | None = None
-        self._front = _Piece()  # of the bytes peeked at
+        self._front = _Piece()  # first piece of the bytes peeked at
         self._peeked_len = 0
         self._room: _Piece | None = None  # reserved on the ring
         self._copy: bytearray | None = None  # reserved beside it

@@ -44,7 +44,7 @@ class Route:
 class Obstacle(Enum):
     """Reason why the kernel has no way to a destination."""
 
-    UNREACHABLE = "no route leads there"  # none matches, or one of the type `unreachable` does
+    UNREACHABLE = "no route leads there"  # no route matches, or one of the type `unreachable` does
     PROHIBITED = "a route or rule prohibits it"
     BLACKHOLE = "a blackhole route swallows it, or such an address cannot be sent to from there"  # EINVAL is both
     NOT_UNICAST = "it is a broadcast or multicast address"
@@ -113,7 +113,7 @@ class RouteEvent:
     change: Change
     destination: Network
     first_hop: Address | None
-    interface_index: int | None  # None: the packet goes nowhere
+    interface_index: int | None  # index; None: the packet goes nowhere
     kind: RouteKind = RouteKind.UNICAST
     table: int = 254  # RT_TABLE_MAIN
     metric: int = 0

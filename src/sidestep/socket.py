@@ -219,7 +219,7 @@ def create_connection(
             raise ExceptionGroup("create_connection failed", errors)
         raise errors[-1]
     finally:
-        errors.clear()  # their tracebacks hold this frame
+        errors.clear()  # errors whose tracebacks hold this frame
 
 
 def _connect_each(
@@ -251,7 +251,7 @@ def _connect_each(
             except OSError as error:
                 errors.append(error)
                 continue
-            stack.pop_all()  # it stays open
+            stack.pop_all()  # the socket stays open
             return sock, []
     return None, errors
 
@@ -295,7 +295,7 @@ def create_server(
             listener = stack.enter_context(_sdp_socket()(family))
             listener.bind(address)
             listener.listen(limits.RDMA_BACKLOG_DEFAULT if backlog is None else backlog)
-            stack.pop_all()  # it stays open
+            stack.pop_all()  # the socket stays open
             return listener
     if protocol != "tcp":
         raise Misuse(f"protocol {protocol!r}", remedy='"tcp" or "sdp"')
@@ -334,5 +334,5 @@ def socketpair(
     return _of(a), _of(b)
 
 
-if TYPE_CHECKING:  # behind ours, which mypy then keeps
+if TYPE_CHECKING:  # an import behind ours, which mypy then keeps
     from sidestep.standard_names import *  # type: ignore[assignment, no-redef]  # noqa: F403

@@ -11,7 +11,7 @@ from __future__ import annotations
 import socket as _stdlib
 from socket import *  # noqa: F403
 
-MYPY = False  # true for mypy
+MYPY = False  # a condition that is true for mypy
 if not MYPY:
     __all__: list[str] = []
     __all__ += _stdlib.__all__

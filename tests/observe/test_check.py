@@ -202,8 +202,8 @@ MEMFD_CREATE, EVENTFD2, PREADV2, SENDMSG = "319", "290", "327", "46"
     ("number", "action", "subject", "words"),
     [
         (MEMFD_CREATE, EPERM, "memfd", "the kernel refuses: Operation not permitted"),
-        (MEMFD_CREATE, KILL, "memfd", "who tries is killed by SIGSYS"),
-        (EVENTFD2, KILL, "eventfd", "who tries is killed by SIGSYS"),
+        (MEMFD_CREATE, KILL, "memfd", "a process that tries is killed by SIGSYS"),
+        (EVENTFD2, KILL, "eventfd", "a process that tries is killed by SIGSYS"),
         (PREADV2, EPERM, "eventfd", "the kernel refuses: Operation not permitted"),
         (SENDMSG, EPERM, "passing", "the kernel refuses: Operation not permitted"),
     ],

@@ -1,4 +1,4 @@
-"""Docstrings, help texts, reasons and the changelog keep the rules of plain English that a machine can judge.
+"""Docstrings, comments, help texts, reasons and the changelog keep the rules of plain English that a machine can judge.
 
 As a script it prints each offender: its place, the rule, and the words.
 """
@@ -6,7 +6,9 @@ As a script it prints each offender: its place, the rule, and the words.
 from __future__ import annotations
 
 import ast
+import io
 import re
+import tokenize
 from collections import Counter
 from collections.abc import Iterator
 from enum import StrEnum
@@ -32,6 +34,7 @@ BETWEEN: Final = (
     "rdma/", "sdp/", "remote/", "observe/capture/", "observe/rdma", "observe/device_totals", "observe/doctor_rdma",
     "provider/carry/remote_relay", "provider/carry/lending", "demo/hosts", "cli/rdma", "cli/sdp", "cli/capture",
     "cli/gateway",
+    "native/engine", "native/framing", "native/rc", "native/icrc", "native/crc", "native/_engine", "native/_framing",
 )  # fmt: skip
 
 
@@ -43,6 +46,7 @@ class Rule(StrEnum):
 
 # How many texts of the one-host side, and between hosts, break a rule. These numbers only fall.
 CEILINGS: Final = {Rule.OPENING: (0, 684), Rule.LENGTH: (0, 122), Rule.WORD: (0, 220)}
+COMMENT_CEILINGS: Final = {Rule.OPENING: (66, 909), Rule.LENGTH: (22, 18), Rule.WORD: (1, 135)}
 SLACK: Final = 10  # further below its ceiling a count asks for a lower one
 
 _NEVER: Final = (
@@ -98,6 +102,38 @@ def docstrings() -> Iterator[Text]:
                 yield Text(f"{name} {getattr(node, 'name', '')}", text, name.startswith(BETWEEN))
 
 
+_C: Final = re.compile(r"/\*(.*?)\*/|//([^\n]*)|\"(?:\\.|[^\"\\\n])*\"|'(?:\\.|[^'\\\n])*'", re.DOTALL)
+
+
+def comments() -> Iterator[Text]:
+    for path in sorted(one for one in SOURCE.rglob("*") if one.suffix in {".c", ".h", ".S", ".py", ".pyi"}):
+        name = str(path.relative_to(SOURCE))
+        source = path.read_text(encoding="utf-8")
+        for line, words in (_of_python if path.suffix in {".py", ".pyi"} else _of_c)(source):
+            yield Text(f"{name}:{line}", words, name.startswith(BETWEEN))
+
+
+def _of_c(source: str) -> Iterator[tuple[int, str]]:
+    for found in _C.finditer(source):
+        if words := found[1] or found[2]:
+            lines = (re.sub(r"^\s*\*?[ \t]?", "", line) for line in words.strip().splitlines())
+            yield source.count("\n", 0, found.start()) + 1, "\n".join(lines)
+
+
+def _of_python(source: str) -> Iterator[tuple[int, str]]:
+    """Comments of a file; lines below each other are one."""
+    blocks: list[tuple[int, int, list[str]]] = []  # line, column, words
+    for token in tokenize.generate_tokens(io.StringIO(source).readline):
+        if token.type == tokenize.COMMENT:
+            (line, column), words = token.start, token.string.lstrip("# ")
+            alone = not token.line[:column].strip()
+            if alone and blocks and blocks[-1][1] == column and line == blocks[-1][0] + len(blocks[-1][2]):
+                blocks[-1][2].append(words)
+            else:
+                blocks.append((line, column if alone else -1, [words]))
+    yield from ((line, " ".join(words)) for line, _, words in blocks)
+
+
 def helps(command: click.Command = cli, name: str = "sidestep") -> Iterator[Text]:
     """The help texts of options; those of commands are docstrings."""
     module = getattr(command.callback, "__module__", "").removeprefix("sidestep.").replace(".", "/")
@@ -148,6 +184,29 @@ def test_prose_gets_plainer(rule: Rule, between: bool, counts: Counter[tuple[Rul
     assert ceiling - SLACK <= counts[rule, between] <= ceiling, f"that {rule}"
 
 
+@pytest.fixture(scope="module")
+def comment_counts() -> Counter[tuple[Rule, bool]]:
+    return Counter((rule, text.between) for text in comments() for rule in broken(text.words))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("between", [False, True], ids=["one_host", "between_hosts"])
+@pytest.mark.parametrize("rule", Rule, ids=lambda rule: rule.name.lower())
+def test_comments_get_plainer(rule: Rule, between: bool, comment_counts: Counter[tuple[Rule, bool]]) -> None:
+    ceiling = COMMENT_CEILINGS[rule][between]
+    assert ceiling - SLACK <= comment_counts[rule, between] <= ceiling, f"that {rule}"
+
+
+def test_comments_are_found() -> None:
+    source = 'x = "# no"  # one\n# two\n# and on\ny = 1\n'
+    assert [*_of_python(source)] == [(1, "one"), (2, "two and on")]
+    assert [*_of_c('a("/* no */"); /* one */\n/*\n * two\n */ // last')] == [
+        (1, "one"),
+        (2, "two"),
+        (4, "last"),
+    ]
+
+
 @pytest.mark.parametrize(
     ("text", "rules"),
     [
@@ -176,3 +235,6 @@ def test_the_rules_are_those_of_the_guide(text: str, rules: list[Rule]) -> None:
 if __name__ == "__main__":
     for rule, text in offenders():
         print(f"{'between hosts: ' * text.between}{text.place} {rule}: {' '.join(text.words.split())}")
+    for text in comments():
+        for rule in broken(text.words):
+            print(f"{'between hosts: ' * text.between}comment {text.place} {rule}: {' '.join(text.words.split())}")

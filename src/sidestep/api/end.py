@@ -72,7 +72,7 @@ class SdpEnd:
 
     def __init__(self) -> None:
         self._host: Host | None = None
-        self._port: int | None = None  # of the host's, until it is released
+        self._port: int | None = None  # number of the host's port, until it is released
         self._stream: SdpStream | None = None
         self._reports: Reports | None = None
         self._write_shut = False

@@ -59,8 +59,8 @@ class Rnics(Hosts):
         self._kick = kick
         self._at: dict[Address, _Rnic] = {}
         self._peers: Peers | None = None  # port mappers of other hosts
-        self._services: set[Endpoint] = set()  # with a listener
-        self._answers: Peers | None = None  # while there is one: this process's part in the port mapper
+        self._services: set[Endpoint] = set()  # the port of a listener
+        self._answers: Peers | None = None  # this process's part in the port mapper, while there is one
         self._forsaken = False
 
     def at(self, address: Address) -> Host:
@@ -112,7 +112,7 @@ class Rnics(Hosts):
         del host  # a host that may connect may ask
         known = {Endpoint(local, port), Endpoint(_ANY[local.version], port)}
         if known & self._services:
-            return port, limits.SERVICE_TOLD_S
+            return port, limits.SERVICE_PORT_S
         return (port, 0.0) if port else None  # another program of this host may listen there, of which nothing is known
 
     def hide(self) -> None:

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 _T = TypeVar("_T")
 _FOREVER_S: Final = 3600.0  # seconds that the thread sleeps at a time when nothing is due
-_TURNS_MAX: Final = 32  # of a call that does not want to wait: more may always be coming
+_TURNS_MAX: Final = 32  # turns of a call that does not want to wait: more may always be coming
 _YIELDS_MAX: Final = 100  # times that the thread lets others have the lock first
 
 
@@ -62,11 +62,11 @@ class Service(Driver):
         self.rnics = Rnics(lambda: None)  # the holder of the lock lets the loop have its turn
         self._pid = os.getpid()
         self._lock = threading.RLock()
-        self._entering: deque[None] = deque()  # one for each thread that wants the lock
+        self._entering: deque[None] = deque()  # an entry for each thread that wants the lock
         self._waits: list[_Wait] = []
         self._later: deque[Callable[[], object]] = deque()
         self._wake_fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
-        self._sleeps_until = 0.0  # when the thread looks again by itself; 0: it is awake
+        self._sleeps_until = 0.0  # time when the thread looks again by itself; 0: it is awake
         self._calls = threading.local()
         self._idle: list[_Companion] = []
         self._thread = threading.Thread(target=self._run, name="sidestep-sdp", daemon=True)
@@ -246,7 +246,7 @@ class _Call:
         self.done = threading.Lock()
         self.done.acquire()
         self.finished = False
-        self.interrupted: bool | None = None  # False: the call knows it already
+        self.interrupted: bool | None = None  # false if the call knows it already
         self.result: Any = None
         self.error: BaseException | None = None
 

@@ -44,7 +44,7 @@ __all__ = [
     "MSG_DONTWAIT", "MSG_OOB", "MSG_PEEK", "MSG_WAITALL", "SHUT_RD", "SHUT_RDWR", "SHUT_WR", "SdpSocket", "select",
 ]  # fmt: skip
 
-_Raised: TypeAlias = type[BaseException]  # in the class `type` is something else
+_Raised: TypeAlias = type[BaseException]  # a name of its own: in the class `type` is something else
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
 _ANY: Final[dict[int, IpAddress]] = {_stdlib.AF_INET: IPv4Address(0), _stdlib.AF_INET6: IPv6Address(0)}
@@ -88,7 +88,7 @@ class SdpSocket(SdpEnd):
         self.family = _stdlib.AddressFamily(family)
         self._driver: Driver = driver or service()
         self._hosts: Hosts = hosts or service().rnics
-        super().__init__()  # from here on it can be closed
+        super().__init__()  # the socket can be closed from here on
         self._timeout: float | None = _stdlib.getdefaulttimeout()
         self._linger: float | None = None
         self._bound: Endpoint | None = None
@@ -522,8 +522,8 @@ class SdpSocket(SdpEnd):
         own = weakref.WeakMethod(self._handle_event)
 
         def tell(stream: SdpStream, event: StreamEvent) -> None:
-            if (told := own()) is not None:
-                told(stream, event)
+            if (handler := own()) is not None:
+                handler(stream, event)
 
         return tell
 
@@ -538,7 +538,7 @@ class SdpSocket(SdpEnd):
         try:
             if self._driver.wait(lambda: request.done, timeout):
                 return True
-        except BaseException:  # such as KeyboardInterrupt: the memory must not stay in use
+        except BaseException:  # KeyboardInterrupt is one: the memory must not stay in use
             self._take_back(request)
             if isinstance(request, StreamReceive) and request.filled:
                 self.stream.put_back(bytes(request.view[: request.filled]))

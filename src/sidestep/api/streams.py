@@ -179,7 +179,7 @@ class SdpWriter:
         self._begun = 0  # sends that have not ended
         self._begun_len = 0
         self._flushing = False
-        self._moved: set[asyncio.Future[None]] = set()  # of writers that wait for some to end
+        self._moved: set[asyncio.Future[None]] = set()  # futures of writers that wait for some to end
         self._error: OSError | None = None
         self._eof = self._closing = False
 
@@ -199,7 +199,7 @@ class SdpWriter:
         if self._eof or self._closing:
             raise os_error(errno.EPIPE, "written after the end")
         whole = data if isinstance(data, bytes) else bytes(memoryview(data))
-        if whole and self._error is None:  # after an error it goes nowhere, as in asyncio; `drain` raises it
+        if whole and self._error is None:  # bytes after an error go nowhere, as in asyncio; `drain` raises it
             self._held.append(whole)
             if not self._flushing:
                 self._flushing = True

@@ -38,9 +38,9 @@ class SdpTransport(SdpEnd):
         super().__init__()
         self._loop = asyncio.get_running_loop()
         self._waiters: dict[StreamSend | StreamReceive, asyncio.Future[None]] = {}
-        self._receives: deque[StreamReceive] = deque()  # not returned to their callers yet, in order
+        self._receives: deque[StreamReceive] = deque()  # receives that their callers have not got yet, in order
         self._opened: asyncio.Future[None] = self._loop.create_future()
-        self._over: asyncio.Future[None] = self._loop.create_future()  # nothing of it is outstanding
+        self._over: asyncio.Future[None] = self._loop.create_future()  # done once no part of it is outstanding
 
     async def open(self, host: Host, local: Endpoint | None, remote: Endpoint) -> None:
         """Connects.

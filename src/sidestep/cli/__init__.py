@@ -48,7 +48,7 @@ EXTRAS = {
     "textual": "textual>=1",
 }  # fmt: skip
 
-DEBIAN_MODULES = "/usr/lib/python3/"  # where Debian's packages are, and pip may not install
+DEBIAN_MODULES = "/usr/lib/python3/"  # the place of Debian's packages, where pip may not install
 
 
 def main() -> None:

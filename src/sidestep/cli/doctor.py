@@ -49,7 +49,7 @@ def check(command: tuple[str, ...], socket: Path, as_json: bool) -> None:
 
     Exit code 1 if its connections would stay on TCP, else 0.
     """
-    preload_check.find(command[0])  # one that is not there has no connections to judge
+    preload_check.find(command[0])  # a program that is not there has no connections to judge
     findings = [*check_program(command[0]), *check_place(socket)]
     level = _worst(findings)
     document = {"program": command[0], "verdict": level.value, "findings": [one.as_json() for one in findings]}

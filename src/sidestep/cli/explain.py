@@ -17,8 +17,8 @@ from sidestep.observe.explain import Explainer, Explanation, Query, Verdict
 from sidestep.observe.processes import program_names
 from sidestep.observe.sockets import hidden_users
 
-_MARGIN: Final = 2  # between a heading's colon and its text
-# Of the two ends of a connection the first of these says where it is.
+_MARGIN: Final = 2  # columns between a heading's colon and its text
+# The first of these places the connection, of its two ends.
 _WHERE: Final = {
     Verdict.CARRIED: "promoted", Verdict.MOVING: "moving", Verdict.TCP: "on TCP", Verdict.UNKNOWN: "not known",
     Verdict.UNSEEN: "not seen",
@@ -72,8 +72,8 @@ def _summary(found: Sequence[Explanation]) -> Iterator[str]:
         if one.remote is not None:
             verdicts.setdefault(frozenset({one.local, one.remote}), set()).add(one.verdict)
     where = Counter(next(_WHERE[each] for each in _WHERE if each in ends) for ends in verdicts.values())
-    told = (f"{where[name]:,} {name}" for name in _WHERE.values() if name in where)
-    parts = [counted(where.total(), "connection"), *told]
+    places = (f"{where[name]:,} {name}" for name in _WHERE.values() if name in where)
+    parts = [counted(where.total(), "connection"), *places]
     if listening := sum(one.remote is None for one in found):
         parts.append(counted(listening, "listening socket"))
     yield ", ".join(parts)
@@ -84,8 +84,8 @@ def _grouped(found: Iterable[Explanation]) -> Iterator[str]:
     groups = dict[tuple[object, ...], list[Explanation]]()
     for one in found:
         program = _without_pids(one.subject.partition(" fd ")[0]) if " fd " in one.subject else ""
-        said = (program, one.verdict, one.carrier, one.reason, _without_pids(one.cause), one.hint)
-        groups.setdefault(said, []).append(one)
+        same = (program, one.verdict, one.carrier, one.reason, _without_pids(one.cause), one.hint)
+        groups.setdefault(same, []).append(one)
     for first, *others in groups.values():
         saving = f", {sum(one.calls_saved for one in others):,} system calls saved" if first.calls_saved else ""
         yield explanation_text(first, alike=f"{len(others):,} more{saving}; --all shows each" if others else "")

@@ -84,7 +84,7 @@ def disable(unit: str, restart: bool, user: bool, root: Path | None) -> None:
     """Remove the drop-in of UNIT. A unit without one is no error."""
     units = _units(user, root)
     full = f"{unit.removesuffix('.service')}.service"
-    name = full if full in units.with_drop_in() else units.find(unit).name  # also of a service that has gone
+    name = full if full in units.with_drop_in() else units.find(unit).name  # a service that has gone counts, too
     path = units.drop_in(name)
     if not path.exists():
         _say(f"{name} has no drop-in")

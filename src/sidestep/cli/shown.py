@@ -8,7 +8,7 @@ from typing import Any, Final
 
 import click
 
-# Of the documents of which something was taken away or has changed its meaning: the version, by command. Others have 1.
+# Versions, by command, of documents that have lost a field, or whose field has another meaning. Others have 1.
 _VERSIONS: Final[Mapping[str, int]] = {}
 _ELLIPSIS: Final = "\N{HORIZONTAL ELLIPSIS}"
 

@@ -29,7 +29,7 @@ COLUMNS: Final = (
 )  # fmt: skip
 _NUMBERS: Final = frozenset({"PID", "FD", "BELLS", "SLEEPS", "SPINS"})
 _TERMINAL_COLUMNS: Final = ("PROGRAM", "PID", "FD", "CONNECTION", *COLUMNS[COLUMNS.index("STATE") :])
-_LEAVE: Final = ("SPINS", "SLEEPS", "BELLS", "FD", "PID", "READ", "SENT")  # on a narrow terminal, in order
+_LEAVE: Final = ("SPINS", "SLEEPS", "BELLS", "FD", "PID", "READ", "SENT")  # columns left out on a narrow terminal
 _WHY_MIN: Final = 40  # columns; with less a sentence stands below its connection
 _PROGRAM_MAX: Final = 20  # characters of a program and its container on a terminal
 
@@ -88,8 +88,8 @@ def _print_summary(found: Iterable[Connection]) -> None:
     states = Counter[str]()
     for (_, state, _), count in groups.items():
         states[state] += count
-    told = ", ".join(f"{count:,} {state}" for state, count in states.most_common())
-    click.echo(f"{_ends(groups.total())}{': ' if told else ''}{told}")
+    by_state = ", ".join(f"{count:,} {state}" for state, count in states.most_common())
+    click.echo(f"{_ends(groups.total())}{': ' if by_state else ''}{by_state}")
     rows = [[f"{count:,}", *group] for group, count in groups.most_common()]
     if rows:
         width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None

@@ -15,8 +15,8 @@ from sidestep.observe import preload_check as reach
 if TYPE_CHECKING:
     from sidestep.config import ShimSettings
 
-EXIT_UNSUITED = 125  # of our own, as env and timeout have it
-EXIT_NOT_EXECUTABLE = 126  # as env and the shell have it
+EXIT_UNSUITED = 125  # an exit code of our own, as env and timeout have it
+EXIT_NOT_EXECUTABLE = 126  # the exit code of env and the shell
 EXIT_NOT_FOUND = 127
 _ASAN_OPTION = "verify_asan_link_order=0"  # first: the program's own word, if it has one, comes later and decides
 
@@ -92,7 +92,7 @@ def _not_ignored() -> list[signal.Signals]:
     try:
         fields = dict(line.split(":", 1) for line in Path(f"/proc/{os.getppid()}/status").read_text().splitlines())
         ignored = int(fields["SigIgn"], 16)
-    except (OSError, KeyError):  # not to be seen from here
+    except (OSError, KeyError):  # state hidden from here
         return []
     return [number for number in (signal.SIGPIPE, signal.SIGXFSZ) if not ignored >> (number - 1) & 1]
 
@@ -114,7 +114,7 @@ def _is_under_shim() -> bool:
 
     The names of the environment are those of config.py, which is most of the cost of a start.
     """
-    if "SIDESTEP_LOG" in os.environ:  # that may be asked to hold what follows
+    if "SIDESTEP_LOG" in os.environ:  # run checks that the log can be written
         return False
     path = os.environ.get("SIDESTEP_SOCKET", "")
     as_root = os.environ.get("SIDESTEP_FROM_ROOT") == "1"
@@ -142,7 +142,7 @@ def _start_provider(path: Path, log: Path | None) -> None:
     from sidestep.provider import control
 
     started = control.start(config.ProviderSettings(path, policy=config.policy_places(os.environ)))
-    if started and (left_out := other_users.warning(path)):  # once, and not with every program
+    if started and (left_out := other_users.warning(path)):  # a warning once, and not with every program
         _note(left_out, log)
 
 
@@ -161,7 +161,7 @@ def _note(text: str, log: Path | None) -> None:
     if sys.stderr.isatty():
         _warn(text)
     if log is not None:
-        descriptor = os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)  # as the shim does
+        descriptor = os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)  # like the shim
         with open(descriptor, "w", encoding="utf-8") as file:
             file.write(f"{os.getpid()} {text}\n")
 

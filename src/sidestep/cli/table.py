@@ -10,7 +10,7 @@ from typing import Final
 from click import unstyle
 
 GAP: Final = "  "
-_INDENT: Final = "    "  # of a note
+_INDENT: Final = "    "  # width of a note
 
 
 def table(

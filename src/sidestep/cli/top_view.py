@@ -13,7 +13,7 @@ from sidestep.observe.device_totals import DeviceActivity
 from sidestep.observe.links import line, summary
 from sidestep.observe.traffic import Activity, Rate, View
 
-_STATES: Final = ("promoted", "attached", "offered", "native", "pinned")  # in the order in which they are shown
+_STATES: Final = ("promoted", "attached", "offered", "native", "pinned")  # columns in the order in which they are shown
 
 # Orders of the rows: the busiest first, or by name.
 SORTS: Final[Mapping[str, Callable[[Activity], tuple[object, ...]]]] = {
@@ -24,9 +24,9 @@ SORTS: Final[Mapping[str, Callable[[Activity], tuple[object, ...]]]] = {
     "program": lambda one: (one.connection.program or "", one.connection.pid, one.connection.fd),
     "age": lambda one: (one.connection.age_s,),
 }
-HEAD_LINES: Final = 5  # before the column headings; more where connections go to other hosts
-_DEVICES_MAX: Final = 4  # that have a line
-# Of a device: what it is made of, and which of its counters are shown by which word.
+HEAD_LINES: Final = 5  # lines before the column headings; more if connections go to other hosts
+_DEVICES_MAX: Final = 4  # devices that have a line
+# Parts of a device, and the words for those of its counters that are shown.
 _DEVICE_RATES: Final = {
     "packets": {
         "packets_sent": "sent", "packets_received": "received", "packets_resent": "resent", "packet_dropped": "dropped",
@@ -68,7 +68,7 @@ _LEAVE: Final = (
     "RING",
     "MSG/S",
     "STATE",
-)  # on a narrow screen, in order
+)  # columns to leave out on a narrow screen, in order
 
 
 def ordered(view: View, sort: str, wanted: str, *, reverse: bool = False) -> list[Activity]:
@@ -117,8 +117,8 @@ def _device_line(one: DeviceActivity) -> str:
     line = f"{one.device}: connections {one.objects.get('connections', 0):,}"
     for unit, words in _DEVICE_RATES.items():
         if any(name in one.rates for name in words):
-            told = ", ".join(f"{short(one.rates.get(name, 0.0))} {word}" for name, word in words.items())
-            line += f"; {unit} a second: {told}"
+            figures = ", ".join(f"{short(one.rates.get(name, 0.0))} {word}" for name, word in words.items())
+            line += f"; {unit} a second: {figures}"
     return line
 
 

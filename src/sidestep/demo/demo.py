@@ -40,16 +40,16 @@ from sidestep.testing import Sidestep, free_port
 
 ROUNDS: Final = 3
 SECONDS: Final = 0.25  # measured a run; with starting and stopping all works end within half a minute
-SPREAD_MAX: Final = 0.5  # of the rounds of one place, as a part of their median; beyond it a ratio is chance
-START_TIMEOUT_S: Final = 10.0  # for a program to come up
-END_TIMEOUT_S: Final = 20.0  # for a program to end once its work is done
-LOOK_S: Final = 0.1  # between looks at the connections of a running program
-RUNS_MAX: Final = 4  # of redis-benchmark, until one lasts long enough for all its connections to be seen offloaded
+SPREAD_MAX: Final = 0.5  # spread of the rounds of one place, as a part of their median; beyond it a ratio is chance
+START_TIMEOUT_S: Final = 10.0  # patience for a program to come up
+END_TIMEOUT_S: Final = 20.0  # patience for a program to end once its work is done
+LOOK_S: Final = 0.1  # pause between looks at the connections of a running program
+RUNS_MAX: Final = 4  # runs of redis-benchmark, until one lasts long enough for all its connections to be seen offloaded
 TWO_HOSTS_PREFIX: Final = "198.18.0."  # RFC 2544: for tests between hosts
 FILE_LEN: Final = 16 << 20  # bytes
 REDIS_CALIBRATION: Final = 5_000  # requests, to learn how many fill the time
 
-_SEARCH_PATH: Final = f"{os.environ.get('PATH', os.defpath)}:/usr/sbin:/sbin"  # where nginx is, for users as well
+_SEARCH_PATH: Final = f"{os.environ.get('PATH', os.defpath)}:/usr/sbin:/sbin"  # nginx is there, for users as well
 
 _PROGRAMS: Final = [sys.executable, "-m", "sidestep.demo.programs"]
 
@@ -74,7 +74,7 @@ class Look:
 class Run:
     """One run of a work in one place; `look` is None over kernel TCP."""
 
-    value: float  # in the work's unit
+    value: float  # value in the work's unit
     equal: bool
     look: Look | None
 
@@ -99,8 +99,8 @@ class _Program:
     def fault(self, what: str) -> Unavailable:
         """An error that says what this program did and what it complained of."""
         self._errors.seek(0)
-        said = " | ".join(self._errors.read().strip().splitlines()[-3:])
-        return Unavailable(f"{self.name} {what}" + (f": {said}" if said else ""))
+        complaint = " | ".join(self._errors.read().strip().splitlines()[-3:])
+        return Unavailable(f"{self.name} {what}" + (f": {complaint}" if complaint else ""))
 
     def early_end(self) -> Unavailable:
         """The error for a program that has ended, or is about to, when it should not have."""
@@ -116,7 +116,7 @@ class _Program:
         ready, _, _ = select.select([self.process.stdout], [], [], timeout_s)
         line = self.process.stdout.readline() if ready else ""
         if not line:
-            raise self.early_end() if ready else self.fault(f"said nothing for {timeout_s:g} s")
+            raise self.early_end() if ready else self.fault(f"wrote nothing for {timeout_s:g} s")
         return line.strip()
 
     def rest(self) -> str:
@@ -151,9 +151,9 @@ class Site:
     """Place of one end of a connection."""
 
     address: str = "127.0.0.1"
-    sidestep: Sidestep | None = None  # None: over kernel TCP
-    first: bool = False  # its connections begin with SDP, as its policy says
-    namespace: Namespace | None = None  # None: on this very host
+    sidestep: Sidestep | None = None  # provider; None: over kernel TCP
+    first: bool = False  # true if its connections begin with SDP, as its policy says
+    namespace: Namespace | None = None  # namespace; None: on this very host
 
     def inside(self) -> AbstractContextManager[None]:
         """Context in which started programs run at this place."""
@@ -450,7 +450,7 @@ class Demo:
     seconds: float
     others: Others = field(default_factory=Others)
     lines: list[ResultLine] = field(default_factory=list)
-    skipped: dict[str, str] = field(default_factory=dict)  # why, by the name of the work
+    skipped: dict[str, str] = field(default_factory=dict)  # reasons by the name of the work
 
     @property
     def good(self) -> bool:

@@ -9,8 +9,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final, Self
 
-LOOK_S: Final = 0.5  # at what others do, before a measurement
-BUSY_SHARE: Final = 0.15  # of the CPUs used by others: two ends that share the other CPUs measure their waits
+LOOK_S: Final = 0.5  # look at others' use, before a measurement
+BUSY_SHARE: Final = 0.15  # part of the CPUs used by others: two ends that share the other CPUs measure their waits
 
 
 @dataclass(frozen=True)

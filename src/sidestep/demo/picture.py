@@ -10,11 +10,11 @@ from typing import Final
 
 WIDTH: Final = 760
 MARGIN: Final = 24
-BAR_AT: Final = 120  # where bars begin: the name stands before
-BAR_WIDTH: Final = 420  # of the longest in its group
+BAR_AT: Final = 120  # left edge of bars: the name stands before
+BAR_WIDTH: Final = 420  # length of the longest bar in its group
 BAR_HEIGHT: Final = 14
-LINE: Final = 20  # from one line of text, or bar, to the next
-LINE_CHARS: Final = 84  # of text that fits, in a wide font too
+LINE: Final = 20  # step from one line of text, or bar, to the next
+LINE_CHARS: Final = 84  # characters of text that fit, in a wide font too
 
 _STYLE: Final = """
 text { font: 13px system-ui, sans-serif; fill: #1f2430; }

@@ -111,7 +111,7 @@ def pour_server(address: str) -> None:
 def pour_client(address: str, port: int, seconds: float, size: int) -> None:
     """Sends messages to pour_server; the result has microseconds a message, to the answer that all have come."""
     message, count = bytes(size), 0
-    batch = max(1, POUR_BATCH // size)  # between two looks at the clock
+    batch = max(1, POUR_BATCH // size)  # messages between two looks at the clock
     with _connect(address, port) as sock:
         start = time.perf_counter()
         while time.perf_counter() < start + seconds:

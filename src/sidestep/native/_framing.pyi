@@ -8,7 +8,7 @@ CALL_MAX: Final[int]  # bytes of payload that are framed in one call
 WAITING_MAX: Final[int]  # bytes framed and not written: `BufferError` beyond
 BUFFERS_MAX: Final[int]  # buffers of one message
 FPDU_MAX: Final[int]  # bytes, markers included: the least capacity
-STAGED_DEFAULT: Final[int]  # bytes: the capacity unless told otherwise
+STAGED_DEFAULT: Final[int]  # bytes: the default capacity
 
 def crc32c(data: Buffer, start: int = 0, /) -> int: ...
 def crc32c_by(name: str, data: Buffer, start: int = 0, /) -> int: ...

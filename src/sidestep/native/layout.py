@@ -11,10 +11,10 @@ from enum import IntEnum, IntFlag
 from typing import Any, Final, NamedTuple
 
 LAYOUT_VERSION: Final = 9
-# Those that a provider serves, so that it can be replaced while programs run: since the oldest only words and bits have
-# come that were zero before, and a program that does not know them does without.
+# Versions that a provider serves, so that it can be replaced while programs run. Since the oldest, only words and bits
+# have been added that were zero before. A program that does not know them works without.
 LAYOUTS: Final = range(7, LAYOUT_VERSION + 1)
-SYSTEM_SOCKET: Final = "/run/sidestep/provider"  # of the system-wide provider
+SYSTEM_SOCKET: Final = "/run/sidestep/provider"  # the system-wide provider
 RPC_MAGIC: Final = 0x53445331  # "SDS1"
 REGISTRY_BUCKETS: Final = 4096  # power of two; one word per hash of a four-tuple
 REGISTRY_BUCKETS_OFFSET: Final = 4096
@@ -22,11 +22,11 @@ REGISTRY_SIZE: Final = REGISTRY_BUCKETS_OFFSET + 4 * REGISTRY_BUCKETS
 ARENA_SLOTS_OFFSET: Final = 4096
 ARENA_SLOTS_MAX: Final = 65536  # per process family; a connection beyond it stays on TCP, uncounted
 ARENA_MAGIC: Final = 0x53444131  # "SDA1"
-CHANNEL_ROUNDS: Final = (1 << 30) - 1  # after so many a direction stays on TCP
-SLOT_RELAY_OVER: Final = 1 << 22  # in a slot's flags: the provider between has left, no further round is possible
+CHANNEL_ROUNDS: Final = (1 << 30) - 1  # a direction stays on TCP after so many
+SLOT_RELAY_OVER: Final = 1 << 22  # flag of a slot: the provider between has left, no further round is possible
 DOORBELLS_PER_PAGE: Final = 64  # one 64-byte line each
-# Bytes behind each ring of a segment, for what a reader that stands still leaves unread: more than kernel TCP would
-# hold (tcp_wmem, and the part of tcp_rmem that a reader has opened). Sparse: untouched pages cost no memory.
+# Bytes behind each ring of a segment, for unread data: more than kernel TCP would hold (tcp_wmem, and the opened part
+# of tcp_rmem). Sparse: untouched pages cost no memory.
 CHANNEL_SPILL: Final = 16 << 20
 GAIN_MIN_NS: Final = 1_000_000  # less is not worth the way to another host
 
@@ -37,8 +37,8 @@ PROMOTE_AFTER_CALLS_MAX: Final = (1 << 22) - 1  # 32 bits hold 2^BACKOFF_MAX tim
 PROMOTE_AFTER_BYTES_MAX: Final = (1 << 63) - 1
 SPIN_US_MAX: Final = 10_000  # that a wait may spin: longer than any wake-up; more would only burn a core
 
-# Explicit sockets: what a program gives socket(). The families are numbers that no kernel will ever give to one (Linux
-# stops at AF_MAX, below 64) and that fit the 16 bits of sa_family; the protocol is one that no IP header can hold.
+# Explicit sockets: arguments of socket(). The families are numbers that no kernel will ever assign (Linux stops at
+# AF_MAX, below 64) and that fit the 16 bits of sa_family. The protocol is one that no IP header can hold.
 AF_INET_OFFLOAD: Final = 0x5344  # "SD"
 AF_INET6_OFFLOAD: Final = 0x5345
 AF_INET_DIRECT: Final = 0x5346
@@ -77,15 +77,15 @@ class Rpc(IntEnum):
     ASK = 13  # shim -> provider, which answers at once: what an explicit socket wants to do; `flags` is an Ask
     ANSWER = 14  # provider -> shim; `error`: errno that the call fails with; `reason`: a Refusal, so go on natively
     LAYOUT = 15  # provider -> shim, of any version of the record: it does not serve the shim's layout
-    # Both: shim -> provider -> shims of the family that its peers know by `arena_id` (see `family_id`).
-    # The other end of the connection in that slot (`token`, as of DEMOTE) has another doorbell; `cookie`: the
-    # `doorbell_nonce` of its side. fds: [doorbell eventfd, its page]. To a provider between, whose doorbell is
+    # A message of either kind: shim -> provider -> shims of the family that its peers know by `arena_id` (see
+    # `family_id`). The other end of the connection in that slot (`token`, as of DEMOTE) has another doorbell; `cookie`:
+    # the `doorbell_nonce` of its side. fds: [doorbell eventfd, its page]. To a provider between, whose doorbell is
     # `arena_id`: `token` is its `hint`, and `flags` are Doorbells.
     NEW_DOORBELL = 16
     # The end of that `segment_id` has been asked for TCP and does not answer, as it may wait on something else.
     SERVE = 17
     JOIN = 18  # shim -> provider; fds: [arena, opened read-only]: it holds connections of that family, too, given to it
-    LEAVE = 19  # it holds none any more
+    LEAVE = 19  # the sender holds it no more
 
 
 class Welcome(IntFlag):
@@ -109,16 +109,16 @@ class Attach(IntFlag):
 class Doorbells(IntFlag):
     """Doorbells of one end (the `flags` of `Rpc.NEW_DOORBELL` to a provider between)."""
 
-    ALONE = 1  # unless another has been named since (`doorbell_nonce`), it is the only one: all others are no more
+    ALONE = 1  # the only one, unless another has been named since (`doorbell_nonce`): all others are no more
 
 
 class Ask(IntEnum):
     """Request of an explicit socket (the `flags` of `Rpc.ASK`)."""
 
     BIND = 1  # local_addr:local_port for the protocols, too; fds: [the native socket, a pipe whose end releases it]
-    LISTEN = 2  # it listens there
-    # To remote_addr:remote_port; fds: none, or [the native socket], so that a protocol can open the connection in TCP's
-    # place: an ANSWER with a remote_port gives the place to which the native socket is to connect instead.
+    LISTEN = 2  # the socket listens there
+    # Request to remote_addr:remote_port; fds: none, or [the native socket], so that a protocol can open the connection
+    # in TCP's place. An ANSWER with a remote_port names the place to which that socket is to connect.
     CONNECT = 3
     OPEN = 4  # is there a protocol of that number, for this family? local_addr is the unspecified address
     ADDRESSES = 5  # the true addresses of a connection with the provider; fds: [the native socket]
@@ -244,16 +244,16 @@ class Notice(IntFlag):
     CLOSED = 1  # the last descriptor is being closed
     DEMOTE = 2  # send by TCP until I consent anew; I read the ring to its end first
     RECALL = 4  # send by TCP from now on, beginning with the ring's bytes from rx_frozen on
-    RESET = 8  # by a provider: bytes are lost, or the other end broke the rules; reset the connection
-    OVER = 16  # by a provider, as its last word: it answers nothing from now on, and holds no bytes
-    CROWDED = 32  # by a provider, with DEMOTE: its place goes to another connection
-    LEAVE = 64  # to a provider: back to TCP both ways; the way to me does not wait for the other application
+    RESET = 8  # word of a provider: bytes are lost, or the other end broke the rules; reset the connection
+    OVER = 16  # last word of a provider: it answers nothing from now on, and holds no bytes
+    CROWDED = 32  # word of a provider, with DEMOTE: its place goes to another connection
+    LEAVE = 64  # word to a provider: back to TCP both ways; the way to me does not wait for the other application
 
 
 class Seen(IntFlag):
     """End of the stream as a shim's native socket has shown it, for a provider between (`fin_seen`)."""
 
-    END = 1  # nothing more comes by TCP
+    END = 1  # all bytes of TCP have come
     RESET = 2  # and the socket is dead: reset, or timed out
 
 
@@ -266,9 +266,9 @@ class Knows(IntFlag):
     LEAVE = 8  # a provider: Notice.LEAVE
 
 
-HINT_RING_ALWAYS: Final = 1 << 31  # in `hint`: ring whenever you publish, whatever the word says that you look at
-NONCE_TAKEN: Final = 1  # in `doorbell_nonce`: the other side has taken the doorbell that was last named there
-# In `doorbell_nonce`, to a provider: how many doorbells were named; the bits above prove it.
+HINT_RING_ALWAYS: Final = 1 << 31  # bit of `hint`: ring at each publication, and do not look at the doorbell's word
+NONCE_TAKEN: Final = 1  # bit of `doorbell_nonce`: the other side has taken the doorbell that was last named there
+# Number of doorbells that were named, in `doorbell_nonce` to a provider; the bits above prove it.
 NONCE_COUNT: Final = (1 << 24) - 1
 
 
@@ -286,9 +286,9 @@ class Back(IntEnum):
     """End of a round of a direction (`tx_back`): the first of the two sides decides, by one compare-and-swap."""
 
     NOT = 0
-    BACK = 1  # by the sender: read the ring to tx_back_at, then TCP
-    RECALLED = 2  # by the reader: from its rx_frozen on all comes by TCP
-    ENDED = 3  # by the sender: it sends its FIN after what the ring holds
+    BACK = 1  # word of the sender: read the ring to tx_back_at, then TCP
+    RECALLED = 2  # word of the reader: all bytes from its rx_frozen on come by TCP
+    ENDED = 3  # word of the sender: it sends its FIN after the bytes of the ring
 
 
 class Tx(IntEnum):
@@ -296,8 +296,8 @@ class Tx(IntEnum):
 
     TCP = 0  # bytes go by TCP
     SWITCHING = 1  # bytes go by TCP, but no thread may enter the kernel with more: the counts are being compared
-    RING = 2  # from tx_switch_offset on bytes go to the ring
-    ENDED = 3  # as RING, and nothing follows: the FIN stands behind what the ring holds
+    RING = 2  # bytes from tx_switch_offset on go to the ring
+    ENDED = 3  # like RING, at its end: the FIN stands behind the bytes of the ring
     LEFT = 4  # the round is over; `tx_follows` decides what comes first: our next byte by TCP, or a recall by the peer
     RESEND = 5  # recalled: the ring's bytes from tx_resend on go out by TCP before anything else
 
@@ -322,7 +322,7 @@ class Rx(IntEnum):
     CONSENTED = 2  # rx_ready: TCP and the segment are watched, both
     RING = 3  # TCP has been read to the peer's tx_switch_offset; bytes are read from the ring
     BACK = 4  # the round is over and has been read to its end: bytes are read from TCP, and the segment is watched
-    REOPENING = 5  # as OPENING, for the next round
+    REOPENING = 5  # like OPENING, for the next round
     RECALLED = 6  # the ring is read no further: what it holds comes by TCP, for a reader without a shim
     BARRED = 7  # the kernel counts other bytes than we do: the direction stays on TCP
 
@@ -389,7 +389,7 @@ class PeerState(NamedTuple):
     tx_switch_offset: int
     tx_back_at: int
     rx_frozen: int
-    tail: int  # of its ring, and the only one that is no word of "channel_side"
+    tail: int  # tail of its ring, and the only one that is no word of "channel_side"
 
     def back(self, round_number: int) -> int:
         """End of this round, as the peer's `tx_back` gives it; the word of another round says nothing of this one."""
@@ -459,11 +459,11 @@ RECORDS: Final[dict[str, tuple[Field, ...]]] = {
         *_same("I", "magic version slot_size slots_max"),
         ("free_head", "Q", 1),  # tag << 32 | (index + 1); lock-free stack of freed slots
         ("slots_used", "I", 1),  # high-water mark
-        ("passes", "I", 1),  # whether a process of it has given a connection away by a message
+        ("passes", "I", 1),  # true if a process of it has given a connection away by a message
         ("arena_id", "B", 16),
         ("pid_namespace", "Q", 1),  # inode of the one in which holder_pids count; 0: unknown
-        # Random: by it peers name this family to the provider. They do not get `arena_id`: who has it could introduce
-        # another arena by it, and keep this one out.
+        # Random name of this family for the provider, used by peers. They do not get `arena_id`: a process that knows
+        # it could introduce another arena by it, and keep this one out.
         ("family_id", "B", 16),
     ),
     # One tracked connection of a process family: 512 bytes, written only by that family.
@@ -494,10 +494,10 @@ RECORDS: Final[dict[str, tuple[Field, ...]]] = {
         ("tx_round", "I", 1),  # rounds of this direction so far
         ("tx_pad", "I", 1),
         ("tx_retry_ns", "Q", 1),  # CLOCK_MONOTONIC; it may go there again from then on; 0: nothing to wait for
-        ("tx_resend", "Q", 1),  # with Tx.RESEND: the ring's count from which on it goes out by TCP
+        ("tx_resend", "Q", 1),  # with Tx.RESEND: count of the ring from which on it goes out by TCP
         ("tx_reserver", "Q", 1),  # with SLOT_RESERVED: pid << 32 | tid
-        ("tx_ring_to", "Q", 1),  # as in channel_producer, authoritative
-        ("tx_room_max", "Q", 1),  # so much may be unread: as SO_SNDBUF bounds it; 0: as much as there is memory for
+        ("tx_ring_to", "Q", 1),  # the count of channel_producer, authoritative
+        ("tx_room_max", "Q", 1),  # bytes that may be unread, by SO_SNDBUF; 0: as many as there is memory for
         # lines 4-5: receiving direction
         *_same("I", "rx_lock rx_state"),  # Rx
         *_same("Q", "rx_head rx_switch_offset rx_tcp_bytes rx_tcp_msgs rx_ring_bytes rx_ring_msgs"),
@@ -516,18 +516,17 @@ RECORDS: Final[dict[str, tuple[Field, ...]]] = {
         # more of the sending direction
         ("tx_ring_from", "Q", 1),
         ("tx_spill_base", "Q", 1),
-        ("tx_limit", "Q", 1),  # with tx_ring_to: up to this count it may go on while the reader stands still
+        ("tx_limit", "Q", 1),  # with tx_ring_to: count up to which it may go on while the reader stands still
         ("tx_spilled", "Q", 1),  # bytes of the spill that may have been touched since its pages were freed
         # MSG_ZEROCOPY: sends whose completion the program is to read, and completions that it has read
         ("zerocopy_sent", "I", 1),
         ("zerocopy_reported", "I", 1),
-        ("option_level", "I", 1),  # of the socket option that gave the reason
+        ("option_level", "I", 1),  # level of the socket option that gave the reason
         ("option_name", "I", 1),  # 0: it was none
         ("inherited_ns", "Q", 1),  # CLOCK_MONOTONIC; when it last became a reason that a program was started
         ("spare", "Q", 1),
     ),
-    # Of a segment's header, two of each: written by the producer of a ring. All but the tail ride on the line that each
-    # message moves anyway.
+    # Records of a segment's header, two of each, by the producer of a ring. All but tail ride on a message's line.
     "channel_producer": (
         ("tail", "Q", 1),
         # Bytes of these counts lie in the ring, all others in the spill behind it. Written before a tail beyond them.
@@ -535,7 +534,7 @@ RECORDS: Final[dict[str, tuple[Field, ...]]] = {
         ("ring_to", "Q", 1),  # + 1; 0: it goes on
         ("spill_base", "Q", 1),  # the count that lies at the beginning of the spill
         ("want_space", "I", 1),  # the producer waits for room: ring its doorbell after making some
-        ("cpu", "I", 1),  # where the producer last ran, + 1
+        ("cpu", "I", 1),  # CPU on which the producer last ran, + 1
         # Changes each time that pages of the ring have been freed, and is odd while they are being freed; 0: the
         # producer does not count. Written before a tail beyond them, as all of this.
         ("pages", "I", 1),
@@ -548,9 +547,9 @@ RECORDS: Final[dict[str, tuple[Field, ...]]] = {
         ("room_max", "I", 1),  # bytes that SO_RCVBUF leaves room for, if the program has set it; else 0
         ("pad", "B", 112),
     ),
-    # Written by one side during switch-over and at its end. A direction may go to the ring and back any number of
+    # Words written by one side during switch-over and at its end. A direction may go to the ring and back any number of
     # times: each is a *round*, counted from 1. A receiver consents to the next round once it has read the last one to
-    # its end, and no word of one round is taken for that of another, as each carries its number.
+    # its end. Each word carries the number of its round, so no word is taken for that of another.
     "channel_side": (
         ("attached", "I", 1),  # holds the segment and the other's doorbell
         ("rx_ready", "I", 1),  # consents: may be sent to by ring in this round
@@ -561,30 +560,30 @@ RECORDS: Final[dict[str, tuple[Field, ...]]] = {
         ("tx_switch_offset", "Q", 1),
         ("tx_back_at", "Q", 1),  # with Back.BACK: count of the ring's bytes (its tail) at which TCP takes over again
         ("rx_frozen", "Q", 1),  # head at which reading by ring stopped; valid with Notice.RECALL
-        ("hint", "I", 1),  # not 0: name this number in your hint ring whenever you publish or make room; bit 31: below
+        ("hint", "I", 1),  # number for your hint ring at each publication, or new room; 0: none; bit 31: below
         ("tx_ended", "I", 1),  # the last round that is over: what follows comes by TCP, and tail stands
         # Only where a provider stands between the two ends of the connection; see provider/carry/direction.py.
         ("fin_seen", "I", 1),  # a shim: Seen; where does the ring end?
         ("tx_fin", "I", 1),  # a provider: nothing follows; shut_wr and Notice.CLOSED say how it ended
         ("tx_fin_at", "Q", 1),  # a provider: with tx_fin, the count of the ring's bytes at which the stream ends
         ("acked", "I", 1),  # a provider: Acked, what of your words the other end has now
-        # After Back.BACK: which came first, our first byte by TCP (BACK) or the reader (RECALLED). As tx_back.
+        # The first after Back.BACK: our first byte by TCP (BACK) or the reader (RECALLED). As tx_back.
         ("tx_follows", "I", 1),
         # A program that took it up after an exec has another doorbell, and is rung always (HINT_RING_ALWAYS).
         # The nonce: random (NEW_DOORBELL, NONCE_COUNT), or 0: withdrawn. `doorbell_nonce_seen`: the other's in use.
         *_same("Q", "doorbell_nonce doorbell_nonce_seen"),
         ("knows", "I", 1),  # Knows: what its holder can be asked for; written after the three that follow
-        *_same("I", "slot generation"),  # of its holder's family
+        *_same("I", "slot generation"),  # generation and slot in its holder's family
         ("pad", "I", 1),
         ("family_id", "B", 16),
     ),
     # A piece of a ring, as the shim gives it to `sidestep.rings` in its own process.
     "sidestep_piece": (
-        ("serial", "Q", 1),  # of the connection in this process
-        ("position", "Q", 1),  # of its first byte: in the stream received, or in the ring's own count to be sent
-        ("offset", "I", 1),  # in the mapping of `sidestep_map`
+        ("serial", "Q", 1),  # serial of the connection in this process
+        ("position", "Q", 1),  # position of its first byte: in the stream received, or in the ring's own count to send
+        ("offset", "I", 1),  # offset in the mapping of `sidestep_map`
         ("len", "I", 1),
-        ("size", "I", 1),  # of the ring and the spill together
+        ("size", "I", 1),  # size of the ring and the spill together
         ("pad", "I", 1),
     ),
     # SDP (A4) BSDH, big-endian on the wire: 16 bytes.
@@ -596,7 +595,7 @@ RECORDS: Final[dict[str, tuple[Field, ...]]] = {
         # sdp/flow.py, carry/hub.py (asking), and rdma/iwarp: sender.py and receiver.py (msn)
         *_same("I", "tx_mseq rx_mseq peer_ack credit posted last_bufs_sent last_ack_sent remote_size owes asking"),
         *_same("I", "tx_msn rx_msn"),
-        # where the device has pinned its application's ring: key, and channel_producer.pages since then; 0: it has not
+        # key of the pinned application ring, and channel_producer.pages since then; 0: it is not pinned
         *_same("I", "ring_lkey ring_pages"),
         # remote/link.py: bytes of data of which the word has come, and that have not; then carry/remote_relay.py
         *_same("Q", "data_left sent held window read_reported read_step"),
@@ -609,7 +608,7 @@ RECORDS: Final[dict[str, tuple[Field, ...]]] = {
         *_same("I", "ipv6 source_port remote_port local_qp remote_qp mtu window"),
         # packets sent: number of the first not acknowledged, the next to be sent, the first never sent, the first free
         *_same("I", "acknowledged cursor reached next"),
-        # of packets received, and messages; then the gap that was reported to the other end, and whether an ACK is due
+        # counts of packets received, and messages; then the gap reported to the other end, and if an ACK is due
         *_same("I", "expected carried_out completed reported_gap owes_ack"),
         ("timeout_ns", "Q", 1),
         # done meanwhile

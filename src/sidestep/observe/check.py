@@ -60,7 +60,7 @@ def _own_calls(name: str, files: list[Path]) -> Iterator[Finding]:
             continue
         try:
             found = preload_check.calls(file)
-        except OSError:  # not readable by this user, though the loader is let in
+        except OSError:  # a file hidden from this user, though the loader is let in
             continue
         if found.io_uring:
             rings.append(file.name)

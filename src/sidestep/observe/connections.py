@@ -48,7 +48,7 @@ class Traffic:
 class Key:
     """Names one end while it lives; the next user of the slot has another generation."""
 
-    arena: str  # its process family
+    arena: str  # id of its process family
     slot: int
     generation: int
 
@@ -57,8 +57,8 @@ class Key:
 class Connection:
     """One end of a TCP connection."""
 
-    pid: int  # as it is seen from here; 0: it is not
-    program: str | None  # None: the process has gone, or is not seen from here
+    pid: int  # number as it is seen from here; 0: it is hidden
+    program: str | None  # name; None: the process has gone, or is hidden from here
     fd: int
     local: str  # "addr:port", IPv6 as "[addr]:port"
     remote: str
@@ -82,7 +82,7 @@ class Connection:
     ended_s: float | None = None  # seconds since its program ended; None: that lives
     key: Key | None = None
     relay_over: bool = False  # the provider between has left: only a new connection can be promoted
-    link: dict[str, Any] | None = None  # to another host: protocol, device, modes, credit; see `RemoteRelay.details`
+    link: dict[str, Any] | None = None  # a link to another host: protocol, device, modes, credit; see RemoteRelay
 
     @property
     def promoted(self) -> bool:

@@ -38,8 +38,8 @@ class Result(StrEnum):
     PROMOTED = "promoted"  # both directions use the rings
     ALLOWED = "allowed"  # never promoted; it may be once it has shown that it lives
     ENDED = "ended"  # the connection has ended meanwhile
-    STAYS = "stays"  # on TCP: the reason does not go away
-    PENDING = "pending"  # not yet, when the time was up
+    STAYS = "stays"  # a connection on TCP: the reason does not go away
+    PENDING = "pending"  # an order that is not done yet, when the time was up
     GONE = "gone"  # the process is not connected to this provider
     FOREIGN = "foreign"  # another user's
 
@@ -52,7 +52,7 @@ TEXT: Final = {
     Result.ENDED: "has ended",
     Result.STAYS: "stays on TCP",
     Result.PENDING: "is on its way: its program, or the one at the other end, has not made a call since",
-    Result.GONE: "was not told: its process is not connected to this provider",
+    Result.GONE: "got no order: its process is not connected to this provider",
     Result.FOREIGN: "belongs to another user",
 }
 
@@ -84,19 +84,19 @@ def order(
     deadline = time.monotonic() + timeout_s
     asked = {found.key: found for found in connections(socket_path) if found.key and wanted(found)}
     outcomes: dict[Key, Outcome] = {}
-    untold = set(asked)
+    unsent = set(asked)
     while True:
-        for key, passed in _pass_on(socket_path, what, untold):
+        for key, passed in _pass_on(socket_path, what, unsent):
             if passed is Passed.SENT:
-                untold.discard(key)
+                unsent.discard(key)
             elif passed is not Passed.BUSY:
-                untold.discard(key)
+                unsent.discard(key)
                 outcomes[key] = Outcome(asked[key], Result(passed))
         seen = {found.key: found for found in connections(socket_path) if found.key in asked}
         for key in asked.keys() - outcomes.keys():
             asked[key] = seen.get(key, asked[key])
             result = _judge(what, asked[key]) if key in seen else Result.ENDED
-            if result is not Result.PENDING and key not in untold:
+            if result is not Result.PENDING and key not in unsent:
                 outcomes[key] = Outcome(asked[key], result)
         if len(outcomes) == len(asked) or time.monotonic() > deadline:
             return [outcomes.get(key, Outcome(found, Result.PENDING)) for key, found in asked.items()]
@@ -115,8 +115,8 @@ def _pass_on(socket_path: Path, what: Order, keys: set[Key]) -> Iterator[tuple[K
                 some = members[first : first + limits.ORDERS_PER_REQUEST]
                 slots = [(key.slot, key.generation) for key in some]
                 reply = control.document(what, arena=arena, slots=slots)
-                told, passed = reply["told"], Passed(reply["passed"])
-                yield from ((key, Passed.SENT if at < told else passed) for at, key in enumerate(some))
+                sent, passed = reply["told"], Passed(reply["passed"])
+                yield from ((key, Passed.SENT if at < sent else passed) for at, key in enumerate(some))
 
 
 def _judge(what: Order, found: Connection) -> Result:

@@ -116,7 +116,8 @@ def in_child(check: Callable[[], Finding]) -> Callable[[], Finding]:
         _, status = os.waitpid(child, 0)
         if os.WIFSIGNALED(status):
             raise Unavailable(
-                f"who tries is killed by {signal.Signals(os.WTERMSIG(status)).name}", remedy=_refusal_remedy()
+                f"a process that tries is killed by {signal.Signals(os.WTERMSIG(status)).name}",
+                remedy=_refusal_remedy(),
             )
         number, _, text = answer.decode(errors="replace").partition(" ")
         if number != "0":

@@ -50,7 +50,7 @@ _ABOUT_THE_PEER: Final = frozenset(
 _DECIDED: Final = frozenset({"POLICY", "NO_PROTOCOL", "REFUSED_BY_PROVIDER"})  # the provider can say more than the shim
 _PORT_DIGITS_MAX: Final = 5
 _MADE_S: Final = 0.3  # seconds that a program may take from a socket to its slot
-_Ends: TypeAlias = tuple[Endpoint, Endpoint | None]  # None: it listens
+_Ends: TypeAlias = tuple[Endpoint, Endpoint | None]  # the other end; None: it listens
 _LOCAL: Final = "local"  # the protocol by which two programs of one host share a channel
 
 
@@ -77,9 +77,9 @@ class Explanation:
     hint: str
     facts: tuple[tuple[str, str], ...]  # heading and text
     calls_saved: int  # system calls that were not made
-    connection: Connection | None  # None: not under sidestep
+    connection: Connection | None  # the state; None: not under sidestep
     local: str = ""  # ADDRESS:PORT
-    remote: str | None = None  # None: it listens
+    remote: str | None = None  # the other end; None: it listens
 
     @property
     def headline(self) -> str:
@@ -92,9 +92,9 @@ class Explanation:
 
     def as_json(self) -> dict[str, Any]:
         """The explanation as `sidestep explain --json` shows it."""
-        told = {field.name: getattr(self, field.name) for field in fields(self)}
+        document = {field.name: getattr(self, field.name) for field in fields(self)}
         connection = self.connection.as_json() if self.connection else None
-        return told | {"verdict": self.verdict.name.lower(), "facts": dict(self.facts), "connection": connection}
+        return document | {"verdict": self.verdict.name.lower(), "facts": dict(self.facts), "connection": connection}
 
 
 @dataclass(frozen=True, slots=True)
@@ -225,7 +225,7 @@ class Explainer:
                 else:
                     still[ends] = doubted
             if doubtful := still:
-                time.sleep(_MADE_S / 10)  # between two looks, as no event shows that a slot is made
+                time.sleep(_MADE_S / 10)  # pause between two looks, as no event shows that a slot is made
 
     # ---- tracked ----
 
@@ -240,7 +240,7 @@ class Explainer:
             return Explanation(
                 subject, Verdict.CARRIED, carrier, None, "", "", tuple(_carried_facts(one) + facts), saved(one), one
             )
-        if one.reason == Reason.BY_SDP.name:  # from its first byte: there is no channel, and nothing to promote
+        if one.reason == Reason.BY_SDP.name:  # SDP from its first byte: there is no channel, and nothing to promote
             return Explanation(subject, Verdict.CARRIED, "sdp", one.reason, one.why, "", tuple(facts), 0, one)
         reason, cause, hint = self._why_tcp(one, ends, peer)
         moving = one.state == "attached" and reason not in Outside.__members__  # the other end has left it
@@ -254,8 +254,8 @@ class Explainer:
         if failed := self._failed(one, ends) or self._of_another_user(one, peer):
             return failed
         if one.reason == Reason.LATENCY.name:
-            told = next((told for told in self._told_of(one, ends) if told["protocol"] is None), None)
-            figures = f": {str(told['why']).rpartition(': ')[2]}" if told else ""
+            decision = next((found for found in self._decisions_of(one, ends) if found["protocol"] is None), None)
+            figures = f": {str(decision['why']).rpartition(': ')[2]}" if decision else ""
             return one.reason, cause + figures, hint
         about_the_peer = one.reason in _ABOUT_THE_PEER
         if not about_the_peer and one.reason not in _DECIDED:
@@ -264,7 +264,7 @@ class Explainer:
         if about_the_peer and (peer is None or not self._pairs_namespaces) and not is_here(ends[1].address, one.pid):
             if one.reason == Reason.PEER_LEFT.name:
                 return one.reason, *self._sent_back(one, ends)
-            if any(told["protocol"] not in (None, _LOCAL) for told in self._told_of(one, ends)):
+            if any(decision["protocol"] not in (None, _LOCAL) for decision in self._decisions_of(one, ends)):
                 return one.reason, cause, hint  # the connection is on its way to that host
             return Reason.REMOTE.name, REASON_TEXT[Reason.REMOTE], REMEDY[Reason.REMOTE]
         # Both ends wait for one another while they are young; any other reason of the other end is news.
@@ -358,19 +358,19 @@ class Explainer:
         full = one.reason == Reason.NO_RESOURCES.name
         if one.role == "passive" or not (full or one.reason in _ABOUT_THE_PEER | _DECIDED):
             return None
-        for told in self._told_of(one, ends):
-            _, colon, why = str(told["why"]).removeprefix("it stays on TCP: ").partition(": ")
+        for decision in self._decisions_of(one, ends):
+            _, colon, why = str(decision["why"]).removeprefix("it stays on TCP: ").partition(": ")
             cause, found, hint = why.rpartition(": ")  # a carrier's words end with the remedy
-            if told["failed"] and colon and found:
+            if decision["failed"] and colon and found:
                 return str(one.reason) if full else Reason.NO_PROTOCOL.name, cause, hint
         return None
 
-    def _told_of(self, one: Connection, ends: tuple[Endpoint, Endpoint]) -> Iterator[dict[str, Any]]:
+    def _decisions_of(self, one: Connection, ends: tuple[Endpoint, Endpoint]) -> Iterator[dict[str, Any]]:
         """Records of the provider about such a connection, the last first."""
         wanted = ("connect", one.program, str(ends[1]))
-        for told in reversed(self._decided_before):
-            if (told["role"], told["program"], told["endpoint"]) == wanted:
-                yield told
+        for decision in reversed(self._decided_before):
+            if (decision["role"], decision["program"], decision["endpoint"]) == wanted:
+                yield decision
 
     def _decide(self, one: Connection, role: str, listener: Endpoint) -> dict[str, Any] | None:
         """The provider's dry run of a connection; None if it cannot be asked, or the program has gone."""
@@ -476,7 +476,7 @@ class Explainer:
         local, remote = endpoint(one.local), endpoint(one.remote)
         if local.port and remote.port:
             return local, remote
-        # So young, or so soon pinned, that its shim has not written its addresses down.
+        # A connection so young, or so soon pinned, that its shim has not written its addresses down.
         held = self._by_descriptor.get((one.pid, one.fd))
         return (held.local, held.remote) if held is not None and held.remote is not None else None
 
@@ -496,7 +496,7 @@ class Explainer:
                     found += page
                     after = reply["next"]
         except Unavailable:
-            pass  # there is nothing to be had then
+            pass  # the lookup finds nothing then
         return found
 
     @cached_property

@@ -53,9 +53,9 @@ class Sum:
 
     links: int = 0
     credit: int = 0  # messages that may go
-    remote_credit: int = 0  # that may come
+    remote_credit: int = 0  # credit for messages that may come
     receives_posted: int = 0
-    adverts: int = 0  # of this end, outstanding
+    adverts: int = 0  # messages of this end, outstanding
     remote_adverts: int = 0
     held: int = 0  # bytes that were sent, and not read there yet
     engine: int = 0  # that compiled code carries at this moment
@@ -141,7 +141,7 @@ class LinkTotals:
     """
 
     def __init__(self) -> None:
-        self.counts: Counter[tuple[LinkRoute, str, str, str]] = Counter()  # by way, unit, direction and mechanism
+        self.counts: Counter[tuple[LinkRoute, str, str, str]] = Counter()  # counts by way, unit, direction, mechanism
         self._last: dict[str, Link] = {}
         self._peers: set[str] = set()
 

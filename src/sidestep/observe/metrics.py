@@ -251,9 +251,9 @@ class MetricsServer(WSGIServer):
         Raises:
             Unavailable: The address cannot be listened at.
         """
-        self._path: Path | None = None  # of the socket that is ours to take away
+        self._path: Path | None = None  # inode of the socket that is ours to remove
         self._free = threading.BoundedSemaphore(limits.METRICS_REQUESTS_MAX)
-        self._serving: dict[socket.socket, float] = {}  # since when, by time.monotonic()
+        self._serving: dict[socket.socket, float] = {}  # start, by time.monotonic()
         if isinstance(address, Path):
             self.address_family, self.allow_reuse_address = socket.AF_UNIX, False
         else:
@@ -287,7 +287,7 @@ class MetricsServer(WSGIServer):
             os.umask(mask)
         if self.address_family == socket.AF_UNIX:
             self._path = Path(os.fsdecode(self.socket.getsockname()))
-        self.server_name, self.server_port = "localhost", 0  # for CGI variables, which nothing reads
+        self.server_name, self.server_port = "localhost", 0  # variables of CGI, which nothing reads
         self.setup_environ()
 
     def server_close(self) -> None:

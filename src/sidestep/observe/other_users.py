@@ -15,7 +15,7 @@ from sidestep.switch.protocol import Endpoint
 
 _UNITS: Final = (Path("/etc/systemd/system/sidestep.socket"), Path("/usr/lib/systemd/system/sidestep.socket"))
 _LISTEN: Final = "0A"  # TCP_LISTEN
-_SYSTEM_UID_MAX: Final = 999  # of services, as Debian and Fedora number them
+_SYSTEM_UID_MAX: Final = 999  # highest user of services, as Debian and Fedora number them
 
 
 class OwnedSocket(NamedTuple):
@@ -76,7 +76,7 @@ def sockets() -> Iterator[OwnedSocket]:
     for table in ("tcp", "tcp6"):
         try:
             lines = Path(f"/proc/self/net/{table}").read_text(encoding="utf-8").splitlines()[1:]
-        except OSError:  # without IPv6 there is no such table
+        except OSError:  # a host without IPv6 has no such table
             continue
         for line in lines:
             _, local, remote, state, _, _, _, uid, _, inode, *_ = line.split()

@@ -27,11 +27,11 @@ _PT_INTERP: Final = 3
 _IDENT_LEN: Final = 16
 _CLASS_64: Final = 2
 _TABLE_MAX: Final = 1 << 20  # bytes of a table in the file; larger ones are not looked at
-_INTERPRETERS_MAX: Final = 4  # as the kernel's own limit
+_INTERPRETERS_MAX: Final = 4  # the kernel's own limit
 _SHEBANG_MAX: Final = 256  # bytes, as BINPRM_BUF_SIZE
 _SCAN_MAX: Final = 256 << 20  # bytes of a file that are searched for system calls; what lies behind is not looked at
 _NAMES_MAX: Final = 1 << 20  # bytes of a file in which the names of its libraries stand
-_LOADER_TIMEOUT_S: Final = 20.0  # for listing the libraries of a program
+_LOADER_TIMEOUT_S: Final = 20.0  # seconds for listing the libraries of a program
 
 
 class PreloadObstacle(NamedTuple):
@@ -106,7 +106,7 @@ _NO_SHEBANG = (
 )
 _NOT_A_PROGRAM = ("format", "it is neither an ELF program nor a script", "name the program that is executed")
 _UNLOADABLE = ("its system calls cannot be replaced: {}", "use a dynamic build for this system's libc")
-_LOADABLE: Final = frozenset({_STATIC[0], _MUSL[0], _GO[0]})  # by our own loader
+_LOADABLE: Final = frozenset({_STATIC[0], _MUSL[0], _GO[0]})  # start by our own loader
 _STOPPING: Final = frozenset({_NO_INTERPRETER[0], _NO_SHEBANG[0]})
 _UNREADABLE = ("unreadable", "it cannot be read ({})", "run as a user who may read it")
 
@@ -193,7 +193,7 @@ def libraries(path: Path) -> tuple[tuple[Path, ...], tuple[str, ...]]:
     Raises:
         Unavailable: The loader cannot be asked.
     """
-    import subprocess  # not at the top: `sidestep run` reads this file before each program
+    import subprocess  # a late import: `sidestep run` reads this file before each program
 
     with open(path, "rb") as file:
         header = _HEADER.unpack(_read_at(file, _IDENT_LEN, _HEADER.size))
@@ -246,7 +246,7 @@ def _interpreter(file: BinaryIO) -> Path | None:
     file.seek(0)
     if not start.startswith(b"#!"):
         return None
-    # As the kernel splits it: by spaces and tabs only.
+    # The kernel's way to split it: by spaces and tabs only.
     words = start[2:].split(b"\n", 1)[0].decode(errors="surrogateescape").replace("\t", " ").split(" ")
     words = [word for word in words if word]
     if not words:
@@ -288,7 +288,7 @@ def _rights(path: Path) -> Iterator[PreloadObstacle]:
         and found.st_gid not in (os.getgid(), os.getegid())
     ):
         yield _obstacle(_SETID, "set-group-ID")
-    if os.getuid() != 0:  # to root, capabilities of a file give nothing new
+    if os.getuid() != 0:  # root gets nothing new by capabilities of a file
         try:
             os.getxattr(path, "security.capability")
         except OSError as error:
@@ -326,12 +326,12 @@ def _elf(file: BinaryIO) -> Iterator[PreloadObstacle]:
 
 def _loading(code: str, tool: Path, program: Path) -> Iterator[PreloadObstacle]:
     """Reason why our loader cannot start a program; it maps the file to find out, and runs nothing."""
-    import json  # not at the top: see `libraries`
+    import json  # a late import: see `libraries`
     import subprocess
 
     try:
-        said = subprocess.run([tool, "--check", program], capture_output=True, timeout=_LOADER_TIMEOUT_S, check=False)
-        refused = json.loads(said.stdout)["refused"]
+        answer = subprocess.run([tool, "--check", program], capture_output=True, timeout=_LOADER_TIMEOUT_S, check=False)
+        refused = json.loads(answer.stdout)["refused"]
     except (OSError, subprocess.TimeoutExpired, ValueError) as error:
         refused = f"{tool.name} cannot look at it: {error}"
     if refused:

@@ -31,7 +31,7 @@ from sidestep.switch.protocol import Endpoint
 
 _COMMAND_MAX: Final = 120  # characters of a command line shown in a hint; a longer one is cut to its program
 _LISTENS: Final = "0A"  # states of TCP as /proc/net/tcp has them
-_OURS: Final = "SIDESTEP_"  # how the names of all our variables begin
+_OURS: Final = "SIDESTEP_"  # beginning of the names of all our variables
 _AT_SECURE: Final = 23  # linux/auxvec.h
 _OVER: Final = frozenset({"06", "07"})  # TIME_WAIT, CLOSE
 
@@ -40,10 +40,10 @@ _OVER: Final = frozenset({"06", "07"})  # TIME_WAIT, CLOSE
 class HostSocket:
     """A TCP socket as the kernel lists it."""
 
-    pid: int | None  # None: of a process that this user cannot look into
+    pid: int | None  # environment; None: of a process that this user cannot look into
     fd: int
     local: Endpoint
-    remote: Endpoint | None  # None: it listens
+    remote: Endpoint | None  # the other end; None: it listens
 
 
 def endpoint(text: str) -> Endpoint:
@@ -236,7 +236,7 @@ class Process:
         """The command line, fit for a shell."""
         try:
             words = Path(f"/proc/{self.pid}/cmdline").read_text(errors="replace").removesuffix("\0").split("\0")
-        except OSError:  # it has gone
+        except OSError:  # the process has gone
             words = [""]
         # A program that writes its title into its arguments (nginx, PostgreSQL) has no command line any more.
         if words == [""] or (len(words) == 1 and " " in words[0]) or words[0].endswith(":"):

@@ -30,7 +30,7 @@ class Sample:
 
     at_s: float  # monotonic
     connections: Mapping[Key, Connection]
-    status: Mapping[str, Any]  # of the provider
+    status: Mapping[str, Any]  # start of the provider
     devices: Sequence[ProcessView] = ()  # RDMA devices of the provider and its workers
 
     @property
@@ -77,9 +77,9 @@ class Rate:
 
     messages: float  # both ways, both paths
     payload_len: float  # bytes
-    ring_share: float | None  # of the bytes, 0 to 1; None: there were none
+    ring_share: float | None  # part of the bytes, 0 to 1; None: there were none
     doorbells: float
-    sleeps_per_message: float | None  # of those by ring; None: there were none
+    sleeps_per_message: float | None  # number of those by ring; None: there were none
     spins_per_message: float | None
 
     @classmethod
@@ -128,7 +128,7 @@ def compare(before: Sample, after: Sample) -> View:
     rows = []
     for key, one in after.connections.items():
         first = before.connections.get(key)
-        if first is None and one.age_s > seconds:  # not new, but not seen before: its past is not of this time
+        if first is None and one.age_s > seconds:  # an old connection, not seen before: its past is not of this time
             first = one
         growth = grown(one, first)
         total.update(growth)
@@ -146,12 +146,12 @@ class Totals:
 
     def __init__(self) -> None:
         self.counts: Counter[str] = Counter()
-        self.connections = 0  # that were seen
-        self.promoted = 0  # of these, those that were seen promoted
-        self.ended: Counter[tuple[str, str]] = Counter()  # those that were seen to have ended, by state and reason
+        self.connections = 0  # connections that were seen
+        self.promoted = 0  # promoted ones of these
+        self.ended: Counter[tuple[str, str]] = Counter()  # ends that were seen, by state and reason
         self.links = LinkTotals()
         self._last: dict[Identity | None, Connection] = {}
-        self._over: set[Identity | None] = set()  # of the last look
+        self._over: set[Identity | None] = set()  # time of the last look
 
     def handle(self, live: Iterable[Connection], over: Iterable[Ended]) -> None:
         ended = {one.connection.key: one.connection for one in over}

@@ -22,7 +22,7 @@ from sidestep.observe import preload_check
 
 SUFFIX: Final = ".service"
 DROP_IN: Final = "sidestep.conf"
-_BOOTED: Final = Path("/run/systemd/system")  # as sd_booted(3)
+_BOOTED: Final = Path("/run/systemd/system")  # the test of sd_booted(3)
 _SYSTEM: Final = tuple(map(Path, (
     "/etc/systemd/system", "/run/systemd/system", "/run/systemd/generator", "/usr/local/lib/systemd/system",
     "/usr/lib/systemd/system", "/lib/systemd/system",
@@ -30,7 +30,7 @@ _SYSTEM: Final = tuple(map(Path, (
 _USER: Final = tuple(map(Path, ("/etc/systemd/user", "/run/systemd/user", "/usr/lib/systemd/user")))
 _HOMES: Final = (Path("/home"), Path("/root"), Path("/run/user"))  # the directories of ProtectHome=
 _TEMPORARY: Final = (Path("/tmp"), Path("/var/tmp"))  # noqa: S108 - what PrivateTmp= is about
-_PREFIXES: Final = "@-:+!|"  # of a command line in ExecStart=
+_PREFIXES: Final = "@-:+!|"  # prefixes of a command line in ExecStart=
 _YES: Final = frozenset({"1", "yes", "true", "on"})
 # Calls that the shim makes: a program may have been let do without them.
 _CALLS: Final = (
@@ -111,7 +111,7 @@ class Units(NamedTuple):
         full = name if kind == SUFFIX else name + SUFFIX
         if "/" in name or (kind != SUFFIX and kind in (".socket", ".timer", ".target", ".mount", ".path", ".slice")):
             raise Misuse(f"{name!r} is not a service", remedy="name the service, such as redis or redis.service")
-        files = (self._told(full) if self.running else []) or self._on_disk(full)
+        files = (self._by_systemctl(full) if self.running else []) or self._on_disk(full)
         if not files:
             if any((place / full).is_symlink() for place in self.places):
                 raise Unavailable(f"{full} is masked", remedy=f"systemctl unmask {full}")
@@ -120,11 +120,11 @@ class Units(NamedTuple):
             named = f"systemctl {'--user ' if self.user else ''}list-unit-files"
             close = did_you_mean(full.removesuffix(SUFFIX), known)
             raise Unavailable(looked, remedy=close or f"'{named}' shows all")
-        real = files[0][0].name  # of an alias; an instance's file is its template's
+        real = files[0][0].name  # name behind an alias; an instance's file is its template's
         name = full if real.endswith(f"@{SUFFIX}") else real
         return Unit(name, _settings([text for path, text in files if path != self.drop_in(name)]))
 
-    def _told(self, full: str) -> list[tuple[Path, str]]:
+    def _by_systemctl(self, full: str) -> list[tuple[Path, str]]:
         shown = self.systemctl("show", "--property=FragmentPath,DropInPaths", "--", full).stdout
         paths = dict(line.partition("=")[::2] for line in shown.splitlines())
         return _read([Path(paths.get("FragmentPath") or "/dev/null"), *map(Path, paths.get("DropInPaths", "").split())])
@@ -286,7 +286,7 @@ def _allowed(unit: Unit, library: Path, socket: Path) -> Iterator[tuple[str, str
     seen = [path for path in (library, socket.parent) if elsewhere or _holds(empty, path)]
     if seen:
         why = f"{elsewhere}=" if elsewhere else "directories of its own"
-        # Without the provider the service starts all the same.
+        # Services start without the provider all the same.
         paths = " ".join(_quoted(f"{'-' if path == socket.parent else ''}{path}") for path in seen)
         yield f"The unit has {why}, in which the library or the provider is not seen.", f"BindReadOnlyPaths={paths}"
 

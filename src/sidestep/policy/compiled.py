@@ -60,7 +60,7 @@ def rule_as_json(rule: Rule | Pair | None) -> dict[str, Any] | None:
 class _Owner(NamedTuple):
     """Owner of the programs that a rule is about."""
 
-    uid: int | None  # None: everybody's
+    uid: int | None  # user; None: everybody's
     gid: int | None
 
 
@@ -103,7 +103,7 @@ class _Table:
 
     least: int  # index of its first rule
     anywhere: _Ports | None = None  # rules for every address
-    lengths: dict[int, list[tuple[int, dict[int, _Ports]]]] = field(default_factory=dict)  # by version: shift, networks
+    lengths: dict[int, list[tuple[int, dict[int, _Ports]]]] = field(default_factory=dict)  # version -> shift, networks
 
     @classmethod
     def of(cls, rules: Sequence[tuple[int, Rule]]) -> _Table:
@@ -175,7 +175,7 @@ class _Classes:
             else:
                 tables = self._named.setdefault(program, {})
             tables[owner] = _Table.of(theirs)
-        self._globs: dict[str, list[_Glob]] = {}  # by what they begin with
+        self._globs: dict[str, list[_Glob]] = {}  # programs by what they begin with
         for glob in globs.values():
             self._globs.setdefault(glob.start, []).append(glob)
         self._start_len_max = max(map(len, self._globs), default=0)
@@ -305,7 +305,7 @@ class Policy:
 class _Party(NamedTuple):
     """A side of a `pair`, by number."""
 
-    number: int | None  # None: everybody
+    number: int | None  # number; None: everybody
     is_group: bool
 
 

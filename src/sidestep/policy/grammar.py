@@ -102,7 +102,7 @@ def parse(data: bytes, file: str = "policy") -> Document:
             shown = printable(text[: limits.POLICY_LINE_MAX])
             problems.append(Problem(file, number, bad.column, printable(bad.word), bad.message, bad.remedy, shown))
             if len(problems) >= limits.POLICY_PROBLEMS_MAX:
-                problems.append(Problem(file, number, 0, "", "too much is wrong here; the rest was not read"))
+                problems.append(Problem(file, number, 0, "", "too much is wrong here; later words were not read"))
                 break
     return Document(tuple(statements), tuple(problems))
 
@@ -348,8 +348,8 @@ class _Endpoint:
     """`ADDRESS[/PREFIX]:PORT[-PORT]`, put together from words that may stand apart at the joints."""
 
     text: str = ""
-    columns: list[int] = field(default_factory=list)  # of each character
-    gaps: set[int] = field(default_factory=set)  # before which characters a space stood
+    columns: list[int] = field(default_factory=list)  # column of each character
+    gaps: set[int] = field(default_factory=set)  # characters before which a space stood
 
     def append(self, word: _Word) -> None:
         if self.text:

@@ -32,9 +32,9 @@ class Loaded:
 
     statements: list[Statement] = field(default_factory=list)  # instead of includes stands what they bring
     problems: list[Problem] = field(default_factory=list)
-    uids: dict[str, int] = field(default_factory=dict)  # of the users that are named
+    uids: dict[str, int] = field(default_factory=dict)  # numbers of the users that are named
     gids: dict[str, int] = field(default_factory=dict)
-    files: list[Path] = field(default_factory=list)  # that were read, or should have been
+    files: list[Path] = field(default_factory=list)  # files that were read, or should have been
     globs: list[Glob] = field(default_factory=list)
 
 
@@ -93,7 +93,7 @@ class _Loading:
             elif len(self.loaded.statements) >= limits.POLICY_RULES_MAX:
                 self._full = True
                 self._complain(
-                    statement.origin, path, f"more than {limits.POLICY_RULES_MAX} statements; the rest was not read",
+                    statement.origin, path, f"more than {limits.POLICY_RULES_MAX} statements; later ones were not read",
                     "one rule can name a whole network, a range of ports, and programs by a glob",
                 )  # fmt: skip
             else:

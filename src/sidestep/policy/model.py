@@ -26,7 +26,7 @@ ID_MAX: Final = (1 << 32) - 2  # the largest uid or gid; the one above it means 
 _MAPPED: Final = IPv6Network("::ffff:0:0/96")  # RFC 4291 2.5.5.2
 _PLAIN: Final = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789*?[]!^@%+=,.:/_-~\\")
 
-Identity = int | str  # of a user or a group: its number, or its name
+Identity = int | str  # a user or a group: its number, or its name
 
 
 class Role(Enum):
@@ -67,9 +67,9 @@ class Rule:
     target: str  # `both`, `tcp`, or the name of an offload protocol
     role: Role
     program: str = ANY  # a glob
-    network: Network | None = None  # None: every address
+    network: Network | None = None  # network; None: every address
     ports: tuple[int, int] = ALL_PORTS  # first and last
-    user: Identity | None = None  # None: everybody
+    user: Identity | None = None  # user; None: everybody
     group: Identity | None = None
     origin: Origin = field(default=Origin(), compare=False)
     over: str = ""  # the transport beneath the protocol; empty: any
@@ -103,7 +103,7 @@ class Rule:
 class Side:
     """One side of a `pair` statement: a user, the members of a group, or everybody."""
 
-    identity: Identity | None = None  # None: everybody
+    identity: Identity | None = None  # user or group; None: everybody
     is_group: bool = False
 
     def __str__(self) -> str:
@@ -127,7 +127,7 @@ class Pair:
 class Rings:
     """`rings files|sockets PROGRAM`: whether io_urings of a program that no shim sees into have sockets."""
 
-    files: bool  # they move bytes of files alone
+    files: bool  # operations that move bytes of files alone
     program: str  # a glob
     origin: Origin = field(default=Origin(), compare=False)
 
@@ -182,7 +182,7 @@ class Problem:
 
     file: str
     line: int  # counted from 1; 0: the file as a whole
-    column: int  # of the word, counted from 1; 0: the line as a whole
+    column: int  # column of the word, counted from 1; 0: the line as a whole
     word: str
     message: str
     remedy: str = ""

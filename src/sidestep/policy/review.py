@@ -51,7 +51,7 @@ def _warning(origin: Origin, word: str, message: str, remedy: str) -> Problem:
     )
 
 
-_Whom = tuple[Role, str, Identity | None, Identity | None]
+_Party = tuple[Role, str, Identity | None, Identity | None]
 
 
 @dataclass(slots=True)
@@ -77,7 +77,7 @@ class _Before:
 
     def __init__(self) -> None:
         self._rules: list[Rule] = []
-        self._ranges: dict[tuple[_Whom, Network | None], _Ranges] = {}
+        self._ranges: dict[tuple[_Party, Network | None], _Ranges] = {}
         self._lengths: dict[int, set[int]] = {4: set(), 6: set()}  # prefix lengths that occur, by version
 
     def add(self, rule: Rule) -> None:
@@ -89,10 +89,10 @@ class _Before:
 
     def covering(self, rule: Rule) -> Rule | None:
         """The first rule by itself that leaves nothing to `rule`."""
-        whom = product([rule.role], {rule.program, ANY}, {rule.user, None}, {rule.group, None})
+        parties = product([rule.role], {rule.program, ANY}, {rule.user, None}, {rule.group, None})
         found = [
             index
-            for key in product(whom, self._networks(rule.network))
+            for key in product(parties, self._networks(rule.network))
             if (ranges := self._ranges.get(key)) is not None
             and (index := ranges.covering(*rule.ports)) is not None
         ]  # fmt: skip

@@ -20,7 +20,7 @@ from sidestep.native.layout import State
 from sidestep.provider import memory
 
 ARENA_NAME: Final = (
-    "/memfd:sidestep-arena"  # so begins the name of what each program under the shim has open (shim_arena.c)
+    "/memfd:sidestep-arena"  # beginning of the name of a file that each program under the shim has open (shim_arena.c)
 )
 _CHUNK_SLOTS: Final = 128
 _SLOT: Final = layout.offsets("conn_slot")

@@ -11,7 +11,7 @@ from sidestep import limits
 
 _FDS_PER_CLIENT: Final = 2  # the connection and the arena
 _FDS_PER_OFFER: Final = 4  # segment, doorbell, doorbell page, UDP socket
-_FDS_PER_CLAIM: Final = 3  # while its path is proven: doorbell, doorbell page, UDP socket
+_FDS_PER_CLAIM: Final = 3  # descriptors while its path is proven: doorbell, doorbell page, UDP socket
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +31,7 @@ def of_descriptors(*, remote: bool) -> Room:
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     free = max(0, (1 << 20 if soft == resource.RLIM_INFINITY else soft) - limits.DESCRIPTORS_SPARE)
     leases_max = min(limits.EXPLICIT_BINDS_TOTAL_MAX, free // 16)
-    for_relays = free // (2 if remote else 4)  # there all connections with other hosts are among them
+    for_relays = free // (2 if remote else 4)  # all connections with other hosts are among them there
     relays_max = min(limits.RELAYS_MAX, for_relays // limits.RELAY_DESCRIPTORS)
     free -= leases_max + relays_max * limits.RELAY_DESCRIPTORS
     clients_max = max(1, min(limits.CLIENTS_MAX, free // 4))

@@ -26,9 +26,9 @@ class ClientQuota:
         self._share = share
         self._clients_max = clients_max
         self._descriptors_max = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-        self._clients: Counter[int] = Counter()  # by user; those that left something unread among them
-        self._sent: dict[int, dict[socket.socket, int]] = {}  # by user: descriptors since all was read
-        self._left: set[socket.socket] = set()  # of dropped clients
+        self._clients: Counter[int] = Counter()  # clients by user; those that left something unread among them
+        self._sent: dict[int, dict[socket.socket, int]] = {}  # descriptors by user, since all was read
+        self._left: set[socket.socket] = set()  # sockets of dropped clients
 
     def full(self, uid: int) -> bool:
         """True if this user, or all together, can have no more clients."""

@@ -56,7 +56,7 @@ class ClientTable:
         self.quota = quota
         self._counters = counters
         self._tell = tell
-        self.numbers = count(1)  # of clients and arenas
+        self.numbers = count(1)  # numbers of clients and arenas
         self._silent: dict[ClientId, Client] = {}  # no message yet; in order of arrival
         self.clients: dict[ClientId, Client] = {}
         self.arenas: dict[bytes, Arena] = {}
@@ -82,7 +82,7 @@ class ClientTable:
             return "credentials"
         return "too_many" if self.quota.full(uid) else None
 
-    def heard(self, client: Client) -> None:
+    def received(self, client: Client) -> None:
         """Takes note of the client's first message."""
         self._silent.pop(client.client_id, None)
 
@@ -101,7 +101,7 @@ class ClientTable:
             except BlockingIOError:
                 return
             except ConnectionResetError:
-                continue  # it has closed without reading all; what it sent before follows, and then the end
+                continue  # the client has closed without reading all; its earlier messages follow, and then the end
             except PeerViolation as violation:
                 if violation.rule == "version":
                     self.send(client, Message(type=Rpc.LAYOUT))  # the program stays on TCP, and can give the reason

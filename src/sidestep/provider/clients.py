@@ -34,11 +34,11 @@ class Arena:
     arena_id: bytes
     sequence: int  # order of arrival; pages of the list of arenas are cut by it
     fd: int  # read-only
-    uid: int  # of the first client; a process that drops privileges afterwards stays in the family
-    pid: int  # of the first client
+    uid: int  # user of the first client; a process that drops privileges afterwards stays in the family
+    pid: int  # group of the first client
     from_root: bool = False  # the first client was root's, or a process that root's family became
     clients: set[ClientId] = field(default_factory=set)
-    family_id: bytes = bytes(16)  # by which its peers name it; zero: they do not
+    family_id: bytes = bytes(16)  # name for its peers; zero: they use none
 
     def is_of(self, fd: int) -> bool:
         """True if `fd` is this very arena. Its id is no secret: every process of the family knows it."""
@@ -55,17 +55,17 @@ class Client:
 
     client_id: ClientId
     sock: socket.socket
-    pid: int  # from the kernel, as of its connect()
+    pid: int  # credentials from the kernel, as of its connect()
     uid: int
     accepted_at: float  # monotonic seconds
     at_home: bool = (
         False  # the client is in no container: a socket of our network namespace, and its number, have shown it
     )
-    subject: Subject = NOBODY  # as policies see it; known from its HELLO on
+    subject: Subject = NOBODY  # program as policies see it; known from its HELLO on
     kind: Kind = Kind.NEW
-    version: int = LAYOUT_VERSION  # of its layout
+    version: int = LAYOUT_VERSION  # version of its layout
     arena: Arena | None = None
-    guests: dict[bytes, Arena] = field(default_factory=dict)  # of other families, whose connections it was given
+    guests: dict[bytes, Arena] = field(default_factory=dict)  # arenas of other families, whose connections it was given
     open: bool = True
     secret: bytes = field(default_factory=lambda: os.urandom(16))
 
@@ -87,9 +87,9 @@ class Brought:
     """Content of an offer, which must be closed or passed on."""
 
     descriptors: rpc.Descriptors  # segment, doorbell eventfd, doorbell page
-    bucket: int  # of the registry
+    bucket: int  # bucket of the registry
     evidence: Evidence
-    request: Request  # as its protocol has been asked
+    request: Request  # request as its protocol has been asked
 
     def close(self) -> None:
         self.descriptors.close()

@@ -39,10 +39,10 @@ OPERATIONS: Final = {"demote": Rpc.DEMOTE, "promote": Rpc.PROMOTE}  # name of th
 class Passed(StrEnum):
     """Result of passing an order to the processes of a family."""
 
-    SENT = "sent"  # to every one of them
-    BUSY = "busy"  # one of them has not read what was sent before; ask again
+    SENT = "sent"  # sent to every one of them
+    BUSY = "busy"  # one of them has not read earlier messages; ask again
     GONE = "gone"  # none is connected any more
-    FOREIGN = "foreign"  # they are another user's
+    FOREIGN = "foreign"  # the connections are another user's
 
 
 def parse(request: Mapping[str, Any]) -> tuple[bytes, list[tuple[int, int]]]:
@@ -83,19 +83,21 @@ def give(
     if caller.uid not in (ROOT, arena.uid) or not sees(caller, arena):
         return {"passed": Passed.FOREIGN, "told": 0}
     family = [clients[client_id] for client_id in arena.clients]
-    # Before: a shim that the message wakes finds the word changed. After: one that saw it too early sees it once more.
+    # Order before: a shim that the message wakes finds the word changed. After: one that saw it too early sees it once
+    # more.
     registry.bump_commands()
-    told = 0
+    sent = 0
     passed = Passed.SENT
     for slot, generation in slots:
         message = Message(type=kind, token=slot << 32 | generation, arena_id=arena_id)
-        # to every one, though one has no room: the order may be followed twice, and is then nothing the second time
+        # every one gets it, though one has no room: the order may be followed twice, and is then nothing the second
+        # time
         if not all([_send(client, message) for client in family]):  # noqa: C419 - a generator would stop early
             passed = Passed.BUSY
             break
-        told += 1
+        sent += 1
     registry.bump_commands()
-    return {"passed": passed, "told": told}
+    return {"passed": passed, "told": sent}
 
 
 def serve(
@@ -156,7 +158,7 @@ def pass_new_doorbell(
     if sender.arena is None or not members:
         return
     name = sender.doorbell_name(message.doorbell_page_id)
-    told = Message(
+    news = Message(
         type=Rpc.NEW_DOORBELL, token=message.token, cookie=message.cookie, doorbell_index=message.doorbell_index,
         doorbell_page_id=name,
     )  # fmt: skip
@@ -164,9 +166,9 @@ def pass_new_doorbell(
     for client, arena in members:
         with suppress(OSError):  # too many descriptors are on their way to it
             if _unread(client):
-                continue  # it is idle: what it does not take counts against its user, who could start nothing more
+                continue  # an idle client: messages that it leaves count against its user
             quota.count(client, len(packet.descriptors))
-            _send(client, replace(told, arena_id=arena.arena_id), packet.descriptors.numbers)
+            _send(client, replace(news, arena_id=arena.arena_id), packet.descriptors.numbers)
     registry.bump_commands()
 
 

@@ -24,7 +24,7 @@ from sidestep.provider.rpc import Descriptors, Message
 from sidestep.provider.rundir import BUSY, READY, AlreadyRunning, lock_path, log_path
 
 RESTART = "'sidestep provider stop', then 'sidestep provider start'; promoted connections go on meanwhile"
-_POLL_S = 0.01  # between two looks at a provider that another process is starting
+_POLL_S = 0.01  # pause between two looks at a provider that another process is starting
 
 
 class ControlConnection:

@@ -37,11 +37,11 @@ class Verdict:
     """Decision about one end of a connection."""
 
     ruling: Decision
-    protocol: OffloadProtocol | None  # None: it stays on TCP
+    protocol: OffloadProtocol | None  # protocol; None: it stays on TCP
     refusal: Refusal | None  # the reason in that case
-    route: Route | None  # as far as it was asked for
+    route: Route | None  # protocols as far as they were asked for
     why: str  # one sentence
-    request: Request | None = None  # as the protocol has been asked
+    request: Request | None = None  # request as the protocol has been asked
     leaves: bool = False  # the other end is on another host
     failed: bool = False  # the protocol has tried
 
@@ -155,11 +155,11 @@ class Decisions:
         for one in self._trace:
             if one.sequence <= after or not shown(one.subject.uid):
                 continue
-            told = one.as_json()
-            room -= len(json.dumps(told))
+            entry = one.as_json()
+            room -= len(json.dumps(entry))
             if found and (room < 0 or len(found) == limits.TRACE_DECISIONS_PER_REPLY):
                 break
-            found.append(told)
+            found.append(entry)
         return {"decisions": found, "next": found[-1]["sequence"] if found else self._sequence}
 
     # ---- choosing ----
@@ -213,7 +213,7 @@ class Decisions:
         named = ruling.target != BOTH
         for protocol in self._named(ruling.target) if named else self._protocols.each():
             if not (named or protocol.capabilities.local or self._remote):
-                continue  # for other hosts, of which there are none
+                continue  # a protocol for other hosts, of which there are none
             if 0 in numbers or protocol.ip_protocol in numbers:
                 yield protocol
 
@@ -228,7 +228,7 @@ class Decisions:
             return f"it does not carry the end that {role.value}s"
         if role is Role.CONNECT and (why := self._wrong_place(protocol, plain_address(request.remote.address))):
             return why
-        if (version := plain_address(request.remote.address).version) not in able.families:  # as it is on the wire
+        if (version := plain_address(request.remote.address).version) not in able.families:  # address as on the wire
             return f"it does not carry IPv{version}"
         try:
             return protocol.refusal(request)

@@ -26,9 +26,9 @@ class EndedRow:
     arena_id: bytes
     place: int  # number of its slot
     uid: int
-    pid: int  # of the family's first process, as the provider sees it
-    program: str  # of its last one
-    pid_namespace: int  # in which the numbers in the slot count
+    pid: int  # pid of the family's first process, as the provider sees it
+    program: str  # program of its last one
+    pid_namespace: int  # namespace in which the numbers in the slot count
     ended_at: float  # monotonic seconds
     slot: bytes
 

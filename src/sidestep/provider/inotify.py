@@ -35,9 +35,9 @@ class Mask(IntFlag):
 class Event(NamedTuple):
     """Event of a watched directory, or of an entry of it."""
 
-    number: int  # of the watch
+    number: int  # number of the watch
     mask: int
-    name: str  # of the entry; empty: the directory itself
+    name: str  # name of the entry; empty: the directory itself
 
 
 class Inotify(FileIO):

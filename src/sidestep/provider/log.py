@@ -47,7 +47,7 @@ class Log:
         self._prefix = prefix
         self._share = share
         self._write = write
-        self._minute_over: float | None = None  # None: nothing was written since the last one
+        self._minute_over: float | None = None  # time; None: nothing was written since the last one
         self._written: Counter[Writer] = Counter()
         self._clients_written = 0
         self._left_out: Counter[str] = Counter()

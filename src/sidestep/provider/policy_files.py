@@ -54,9 +54,9 @@ class PolicyFiles:
         self._followed = [place.path for place in self._places]
         self._globs: list[Glob] = []
         self.policy = Policy()
-        self.errors: tuple[Problem, ...] = ()  # of the files as they are now
+        self.errors: tuple[Problem, ...] = ()  # state of the files as they are now
         self.generation = 0  # number of times they were read
-        self.blind: str | None = None  # why a change might not be noticed
+        self.blind: str | None = None  # reason why a change might not be noticed
         try:
             self._watch = FileWatch()
         except OSError as error:

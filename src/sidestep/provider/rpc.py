@@ -161,7 +161,8 @@ def receive(sock: socket.socket, *, fds_max: int = limits.FDS_PER_MESSAGE) -> Pa
 
 def receive_bytes(sock: socket.socket, size_max: int, fds_max: int) -> tuple[bytes, Descriptors] | None:
     """The next packet, unchecked; None at the end of the connection. Raises as `receive`."""
-    # Not socket.recv_fds: it drops its flags argument in Python 3.11, so descriptors would leak into children.
+    # Python's socket.recv_fds will not do: it drops its flags argument in Python 3.11, so descriptors would leak into
+    # children.
     data, ancillary, flags, _ = sock.recvmsg(size_max, socket.CMSG_LEN(fds_max * _FD.itemsize), socket.MSG_CMSG_CLOEXEC)
     descriptors = Descriptors(_passed(ancillary))
     if not data and not len(descriptors):

@@ -39,7 +39,7 @@ class RunDir:
 
     path: Path
     listener: socket.socket
-    lock_fd: int | None  # None: the service manager made the socket, and keeps it
+    lock_fd: int | None  # socket; None: the service manager made it, and keeps it
     identity: tuple[int, int]  # device and inode of the socket's name
 
     @classmethod

@@ -146,7 +146,7 @@ class Provider:
         if client.kind is Kind.NEW:
             if packet.message.type not in (Rpc.HELLO, Rpc.CONTROL):
                 raise PeerViolation(f"it began with {packet.message.type.name}", rule="malformed")
-            self.parts.table.heard(client)
+            self.parts.table.received(client)
             client.kind, client.version = kind, packet.message.version
         elif client.kind is not kind:
             raise PeerViolation(

@@ -130,7 +130,7 @@ def in_container(client: Client) -> bool:
         facts = Path(f"/proc/self/fdinfo/{pidfd}").read_text(encoding="ascii").splitlines()
     finally:
         os.close(pidfd)
-    return not any(re.fullmatch(r"NSpid:\t[1-9]\d*", fact) for fact in facts)  # in each namespace, ours first
+    return not any(re.fullmatch(r"NSpid:\t[1-9]\d*", fact) for fact in facts)  # numbers in each namespace, ours first
 
 
 @cache

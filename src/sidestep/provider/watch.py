@@ -29,14 +29,14 @@ _OF_ITSELF: Final = Mask.DELETE_SELF | Mask.MOVE_SELF | Mask.ONLYDIR
 _OF_ENTRIES: Final = (
     _OF_ITSELF | Mask.CREATE | Mask.MOVED_TO | Mask.MOVED_FROM | Mask.DELETE | Mask.CLOSE_WRITE | Mask.ATTRIB
 )
-_LINKS_MAX: Final = 40  # on the way to a file, as in the kernel
+_LINKS_MAX: Final = 40  # links on the way to a file, as in the kernel
 
 
 @dataclass(slots=True)
 class _Interest:
     """Names that matter in a directory."""
 
-    names: set[str] = field(default_factory=set)  # of entries, as globs
+    names: set[str] = field(default_factory=set)  # names of entries, as globs
     number: int = -1  # the kernel's, of this watch
 
     @property
@@ -52,7 +52,7 @@ class FileWatch:
         self._inotify = Inotify()
         self._directories: dict[Path, _Interest] = {}
         self._by_number: dict[int, Path] = {}
-        self.blind: str | None = None  # why some change would not be noticed
+        self.blind: str | None = None  # reason why some change would not be noticed
 
     def fileno(self) -> int:
         """Readable when `handle_readable` has something to do."""
@@ -87,9 +87,9 @@ class FileWatch:
                 found = True
                 continue
             directory = self._by_number.get(event.number)
-            if directory is None:  # of a watch that was removed
+            if directory is None:  # an event of a watch that was removed
                 continue
-            if event.mask & (Mask.IGNORED | Mask.MOVE_SELF):  # another may have its name, and what is below it
+            if event.mask & (Mask.IGNORED | Mask.MOVE_SELF):  # another file may have its name, and the entries below it
                 for below in [known for known in self._directories if known.is_relative_to(directory)]:
                     self._forget(below)
                 found = True

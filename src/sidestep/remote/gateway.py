@@ -179,7 +179,7 @@ class Gateway:
         found = self._mapped.get(Endpoint(local, service))
         if found is None or self.draining or not found.rule.admits(host):
             return None
-        return found.rdma_port, limits.SERVICE_TOLD_S
+        return found.rdma_port, limits.SERVICE_PORT_S
 
 
 class _Served:

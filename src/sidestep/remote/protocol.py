@@ -377,7 +377,7 @@ class Sdp(OffloadProtocol):
             if service not in (PROVIDER_PORT, PROVIDER_ITSELF):
                 return at.serving.port_for(service)
             lasts = self._workers is None or service == PROVIDER_ITSELF
-            return at.port, limits.PEER_TOLD_S if lasts else 0.0
+            return at.port, limits.PEER_PORT_S if lasts else 0.0
         except SidestepError as why:
             self.services.log(f"{host} is not answered: {why}")
             return None

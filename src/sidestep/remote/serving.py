@@ -90,7 +90,7 @@ class Serving:
             self._services[service] = known = _Service(listener, 0.0)
             loop.call_later(limits.SERVICE_KEPT_S, partial(self._look_after, service))
         known.until = loop.now + limits.SERVICE_KEPT_S
-        return known.listener.service_id & 0xFFFF, limits.SERVICE_TOLD_S
+        return known.listener.service_id & 0xFFFF, limits.SERVICE_PORT_S
 
     def _look_after(self, service: int) -> None:
         """Gives the port of a service back that nobody has asked for in a while."""

@@ -20,17 +20,17 @@ class Control(IntEnum):
     """
 
     ATTACHED = 1  # our application holds its channel; count: bytes of its rings, sent << 32 | read
-    READY = 2  # it may be sent to by ring
-    SWITCHED = 3  # it sends by ring, from this offset of its stream on
-    DATA = 4  # as many bytes follow
-    READ = 5  # it has read as many bytes of its ring, in all
-    ASK = 6  # it asks the other back to TCP; count 1, behind ROUNDS: no more
-    RECALL = 7  # it reads no more by ring; its unread bytes, from this count on, come again by TCP
-    BACK = 8  # it sends by TCP again; count: of the bytes of its ring, all of which have gone before
-    SHUT = 9  # it has ended its direction, and is still there; count: as with BACK
+    READY = 2  # the application may be sent to by ring
+    SWITCHED = 3  # the application sends by ring, from this offset of its stream on
+    DATA = 4  # data: as many bytes follow
+    READ = 5  # the application has read as many bytes of its ring, in all
+    ASK = 6  # the application asks the other back to TCP; count 1, behind ROUNDS: no more
+    RECALL = 7  # the application reads no more by ring; its unread bytes, from this count on, come again by TCP
+    BACK = 8  # the application sends by TCP again; count: of the bytes of its ring, all of which have gone before
+    SHUT = 9  # the application has ended its direction, and is still there; count: as with BACK
     CLOSED = 10  # no process holds it; count: of the bytes that it has read
-    ENDED = 11  # behind CLOSED: all that it sent by ring has gone before; count: as with BACK
-    FIN_SEEN = 12  # its native socket has read the end of the stream
+    ENDED = 11  # a word behind CLOSED: all that it sent by ring has gone before; count: as with BACK
+    FIN_SEEN = 12  # the native socket has read the end of the stream
     ACKED = 13  # `Acked` bits, as count: the requests that these name are done
     RESET = 14  # bytes are lost: reset the connection
     LEAVE = 15  # each takes its incoming direction back to TCP, without its application's help; count 1: to make room

@@ -26,7 +26,7 @@ from sidestep.switch.protocol import (
     Services,
 )
 
-PROTOCOLS_GROUP: Final = "sidestep.protocols"  # of entry points
+PROTOCOLS_GROUP: Final = "sidestep.protocols"  # group of entry points
 FIRST: Final = "local"  # carries what it can before any other protocol is asked
 _NAME: Final = re.compile(r"[a-z][a-z0-9-]{0,31}")
 _RESERVED: Final = frozenset({"both", "tcp"})  # words of the policy
@@ -39,7 +39,7 @@ class Status:
     name: str
     state: str  # installed, started, broken, removed
     provided_by: str  # `module:object`
-    capabilities: Capabilities | None  # None: not loaded
+    capabilities: Capabilities | None  # abilities; None: not loaded
     why: str  # reason if it is broken; of a started one: what became of its earlier connections; else empty
 
     def as_json(self, kind: str) -> dict[str, object]:
@@ -58,7 +58,7 @@ class _Guarded:
         self._loop: Loop | None = None
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self._services, name)  # as of the switch
+        return getattr(self._services, name)  # the switch's own attribute
 
     @property
     def loop(self) -> Loop:
@@ -96,7 +96,7 @@ class Modules(Generic[ModuleT]):
         self._on_started = on_started
         self._installed: dict[str, EntryPoint] = dict(find())
         self._started: dict[str, ModuleT] = {}
-        self._guards: dict[str, _Guarded] = {}  # of the started ones
+        self._guards: dict[str, _Guarded] = {}  # guards of the started ones
         self._broken: dict[str, str] = {}
         self._removed: set[str] = set()
         self._returned: set[str] = set()  # names of modules that were added after their removal or failure

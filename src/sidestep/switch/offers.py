@@ -82,9 +82,9 @@ class OfferTable(Generic[BroughtT]):
         self._expiry_s = expiry_s
         self._pending_max = pending_max
         self._total_max = total_max
-        self._by_key: dict[ConnectionKey, tuple[float, Offer[BroughtT]]] = {}  # in order of their deadlines
-        self._by_client: dict[ClientId, dict[int, Offer[BroughtT]]] = {}  # by token
-        self._by_ends: dict[Ends, list[Offer[BroughtT]]] = {}  # one for each namespace, in order of their coming
+        self._by_key: dict[ConnectionKey, tuple[float, Offer[BroughtT]]] = {}  # offers in order of their deadlines
+        self._by_client: dict[ClientId, dict[int, Offer[BroughtT]]] = {}  # offers by token
+        self._by_ends: dict[Ends, list[Offer[BroughtT]]] = {}  # offers: one for each namespace, as they came
         self._owner_max = owner_max or (lambda _: total_max)
         self._of_owner: Counter[int] = Counter()
 

@@ -73,7 +73,7 @@ class Ends:
 class Request:
     """A connection that is to be carried, as the end that opened it sees it."""
 
-    local: Endpoint | None  # None: not bound yet
+    local: Endpoint | None  # address; None: not bound yet
     remote: Endpoint
     route: Route | None  # the kernel's, with first hop and interface; None for a protocol that is self-routing
     over: str = ""  # the transport that the policy wants for it; empty: any
@@ -180,7 +180,7 @@ class ListenerLease:
 
     uid: int  # user of the listening program
     named: bool  # the program asks the provider for the peer's true address
-    leave: Callable[[], None]  # to be called once it is over
+    leave: Callable[[], None]  # call for the end
 
 
 class EndFinder(Protocol):
@@ -245,7 +245,7 @@ class Services:
 
     loop: Loop  # calls the module when a descriptor is ready or a time has come; closed after the module's stop
     log: Callable[[str], None]  # takes a line for the provider's log
-    remote: RemoteSettings | None  # with which other hosts connections may be carried; None: with none
+    remote: RemoteSettings | None  # hosts with which connections may be carried; None: with none
     share: Callable[[int, int], int] = lambda whole, _uid: whole  # a user's share of a bounded thing
     port_mapper: PortMapper | None = None  # a worker's; None: this is no worker, and a protocol has its own
     start_workers: Callable[[OffloadProtocol, PortMapper], Workers | None] = lambda _carrier, _mapper: None
@@ -263,7 +263,7 @@ class Services:
 class OffloadModule(ABC):
     """Base of protocols and transports."""
 
-    name: ClassVar[str]  # for policies and commands: a word of lower-case letters, digits and hyphens
+    name: ClassVar[str]  # name for policies and commands: a word of lower-case letters, digits and hyphens
     capabilities: ClassVar[Capabilities]
 
     def start(self, services: Services) -> None:
@@ -304,7 +304,7 @@ class OffloadTransport(OffloadModule):
 class OffloadProtocol(OffloadModule):
     """Base of protocols that carry the bytes of a stream connection instead of TCP."""
 
-    ip_protocol: ClassVar[int] = 0  # by which an explicit socket names it, as IPPROTO_SDP; 0: it has no number
+    ip_protocol: ClassVar[int] = 0  # number by which an explicit socket names it, as IPPROTO_SDP; 0: it has no number
 
     def refusal(self, request: Request) -> str | None:
         """Reason, as a half sentence, why this connection cannot be carried; None: it can. Must not wait."""

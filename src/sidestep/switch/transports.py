@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from sidestep.rdma.verbs import Device
     from sidestep.routing import Address, Route
 
-TRANSPORTS_GROUP: Final = "sidestep.transports"  # of entry points
+TRANSPORTS_GROUP: Final = "sidestep.transports"  # group of entry points
 
 
 class Transports(Modules[OffloadTransport]):

@@ -25,8 +25,8 @@ StateT = TypeVar("StateT", bound=Enum)
 class Out(Enum):
     """The direction from our application."""
 
-    APART = 0  # not both applications have attached
-    TCP = 1  # its bytes go by TCP
+    APART = 0  # an application has not attached
+    TCP = 1  # bytes go by TCP
     INVITED = 2  # READY has come: it may go to its ring
     RING = 3  # SWITCHED is sent: the bytes of its ring go over the link
     BACK = 4  # BACK is sent: all of these have gone, and later bytes go by TCP, until READY comes again
@@ -38,8 +38,8 @@ class OutEvent(Enum):
 
     MET = 0  # both applications have attached
     INVITED = 1  # READY has come
-    SWITCHED = 2  # it has gone to its ring
-    BACK = 3  # it has gone back to TCP, and the link has all that its ring held
+    SWITCHED = 2  # the direction has gone to its ring
+    BACK = 3  # the direction has gone back to TCP, and the link has all that its ring held
     RECALLED = 4  # RECALL has come, or the link is broken; our application sends again
 
 
@@ -47,8 +47,8 @@ class In(Enum):
     """The direction to our application."""
 
     APART = 0  # our application has not attached
-    ATTACHED = 1  # it has, and ATTACHED is sent; the other one has not
-    TCP = 2  # both have; bytes come by TCP
+    ATTACHED = 1  # our application has, and ATTACHED is sent; the other one has not
+    TCP = 2  # both have attached; bytes come by TCP
     CONSENTED = 3  # READY is sent: bytes may come over the link
     RING = 4  # SWITCHED has come: so they do
     BACK = 5  # BACK has come: all of them are here, and later bytes come by TCP, until READY is sent again
@@ -57,8 +57,8 @@ class In(Enum):
 class InEvent(Enum):
     """Event that moves the direction to our application."""
 
-    ATTACHED = 0  # our application has
-    MET = 1  # both have
+    ATTACHED = 0  # our application has attached
+    MET = 1  # both have attached
     CONSENT = 2  # our application consents
     SWITCHED = 3  # SWITCHED has come
     BACK = 4  # BACK has come
@@ -69,7 +69,7 @@ class Recall(Enum):
 
     NOT = 0  # bytes of the link go to its ring
     OURS = 1  # RECALL is sent, as a provider goes: bytes are kept until it is known whether they come again
-    TAKEN = 2  # they come again: bytes of the link are discarded
+    TAKEN = 2  # recalled bytes come again: bytes of the link are discarded
     REQUESTED = 3  # RECALL is sent for our application, which reads its ring no further: link bytes are discarded
     GRANTED = 4  # and they come again
 
@@ -86,7 +86,7 @@ class RecallEvent(Enum):
 class Ending(Enum):
     """End of an application's direction, as far as the other end knows."""
 
-    OPEN = 0  # it has not
+    OPEN = 0  # no end yet
     SHUT = 1  # SHUT is sent: nothing follows; the application is still there
     CLOSED = 2  # CLOSED is sent: the application is gone, and its last bytes may still be under way
     SHUT_CLOSED = 3  # both
@@ -104,7 +104,7 @@ class EndEvent(Enum):
 class Leaving(Enum):
     """State of a connection that goes back to TCP because a provider goes."""
 
-    STAYS = 0  # it does not
+    STAYS = 0  # no leave
     LEADS = 1  # ours goes, and waits until the other has let go
     FOLLOWS = 2  # theirs goes, or both do: it is let go as soon as nothing depends on it
 
@@ -125,8 +125,8 @@ OUT_TRANSITIONS: Final[dict[tuple[Out, OutEvent], Out]] = {
     (Out.INVITED, OutEvent.RECALLED): Out.RECALLED,
     (Out.RING, OutEvent.BACK): Out.BACK,
     (Out.RING, OutEvent.RECALLED): Out.RECALLED,
-    (Out.BACK, OutEvent.INVITED): Out.INVITED,  # to the next round
-    (Out.BACK, OutEvent.RECALLED): Out.RECALLED,  # behind its last byte, else it cannot send again
+    (Out.BACK, OutEvent.INVITED): Out.INVITED,  # consent to the next round
+    (Out.BACK, OutEvent.RECALLED): Out.RECALLED,  # a recall behind its last byte, else it cannot send again
     (Out.RECALLED, OutEvent.INVITED): Out.RECALLED,  # too late
 }
 
@@ -135,9 +135,9 @@ IN_TRANSITIONS: Final[dict[tuple[In, InEvent], In]] = {
     (In.ATTACHED, InEvent.MET): In.TCP,
     (In.TCP, InEvent.CONSENT): In.CONSENTED,
     (In.CONSENTED, InEvent.SWITCHED): In.RING,
-    (In.CONSENTED, InEvent.BACK): In.BACK,  # without having come
+    (In.CONSENTED, InEvent.BACK): In.BACK,  # a return without a switch
     (In.RING, InEvent.BACK): In.BACK,
-    (In.BACK, InEvent.CONSENT): In.CONSENTED,  # to the next round
+    (In.BACK, InEvent.CONSENT): In.CONSENTED,  # consent to the next round
 }
 
 # RESENDS may come at any time, about bytes that have come already (`Recall.NOT`).
@@ -181,9 +181,9 @@ MACHINES: Final[dict[str, tuple[type[Enum], type[Enum], Mapping[tuple[Any, Any],
 BEFORE: Final = frozenset({Out.TCP, Out.INVITED})  # our application has not gone to its ring
 USED: Final = frozenset({Out.INVITED, Out.RING})  # the application may send by ring
 AWAITED: Final = frozenset({In.CONSENTED, In.RING})  # bytes may come over the link
-AGAIN: Final = frozenset({Recall.TAKEN, Recall.GRANTED})  # they come by TCP instead
-BY_APPLICATION: Final = frozenset({Recall.REQUESTED, Recall.GRANTED})  # because it has asked for that
-SILENT: Final = frozenset({Ending.SHUT, Ending.SHUT_CLOSED, Ending.ENDED})  # nothing follows
+AGAIN: Final = frozenset({Recall.TAKEN, Recall.GRANTED})  # recalled bytes come by TCP instead
+BY_APPLICATION: Final = frozenset({Recall.REQUESTED, Recall.GRANTED})  # recalls that the application has asked for
+SILENT: Final = frozenset({Ending.SHUT, Ending.SHUT_CLOSED, Ending.ENDED})  # states that nothing follows
 
 _NEXT: Final = {pair: to for _, _, transitions in MACHINES.values() for pair, to in transitions.items()}
 
@@ -202,11 +202,11 @@ class Directions:
 
     def __init__(self) -> None:
         self.out = Out.APART
-        self.ending = Ending.OPEN  # as the other provider knows
+        self.ending = Ending.OPEN  # state as the other provider knows it
         self.into = In.APART
         self.recall = Recall.NOT
-        self.peer_ending = Ending.OPEN  # as we know
-        self.shown = Ending.OPEN  # as our application knows: OPEN, SHUT or ENDED
+        self.peer_ending = Ending.OPEN  # state as we know it
+        self.shown = Ending.OPEN  # state as our application knows it: OPEN, SHUT or ENDED
         self.leaving = Leaving.STAYS
 
     @property

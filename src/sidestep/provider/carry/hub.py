@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from sidestep.provider.carry.remote_relay import RemoteRelay
 
 _SPARE: Final = 256  # bytes of a reply around its links
-_NUMBER_MAX: Final = HINT_RING_ALWAYS - 1  # of a side
+_NUMBER_MAX: Final = HINT_RING_ALWAYS - 1  # largest number of a side
 _CLOSED: Final = int(Notice.CLOSED)  # an operator of a flag costs 2 us
 
 
@@ -40,7 +40,7 @@ class End:
     """Descriptors and facts from which the provider makes its side of a channel with one application."""
 
     channel: _channel.Channel
-    doorbell_name: bytes  # of the application's doorbell, 16 bytes
+    doorbell_name: bytes  # name of the application's doorbell, 16 bytes
     doorbell_index: int
     doorbell_fd: int
     doorbell_page_fd: int
@@ -53,9 +53,9 @@ class End:
 class NewDoorbell:
     """Another doorbell of an application's end: a program has taken the connection up from the one before."""
 
-    number: int  # of the side
+    number: int  # number of the side
     word: int  # `doorbell_nonce` in the channel, when it was named
-    alone: bool  # its others are no more, unless another was named since
+    alone: bool  # true if its other doorbells are no more, unless another was named since
     doorbell_name: bytes
     doorbell_index: int
     fds: tuple[int, int]  # the doorbell and its page, which stay the caller's
@@ -68,7 +68,7 @@ class Side:
         self.relayed = relayed
         self.channel = end.channel
         self.end_of = end
-        self.feeds: list[_Feed] = []  # one for each program that has taken the connection up, and may hold it
+        self.feeds: list[_Feed] = []  # doorbells: one for each program that has taken it up, and may hold it
         self.number = number
         self.held = 0  # bytes of its ring that have been passed on, and that the other application has not read
         self.asking = False  # the application is to ring when it has read
@@ -117,8 +117,8 @@ def page(found: Iterable[Row]) -> tuple[list[Row], bool]:
     """Returns the first of these connections, as many as fit into one reply, and whether more follow."""
     rows: list[Row] = []
     left = limits.CONTROL_PIECE_MAX - _SPARE
-    for uid, told in found:
-        details = told | {"process": os.getpid()}
+    for uid, row in found:
+        details = row | {"process": os.getpid()}
         left -= len(json.dumps(details)) + 2  # a comma and a space
         if rows and (left < 0 or len(rows) == limits.LINKS_PER_REPLY):
             return rows, True
@@ -147,12 +147,12 @@ class Hub:
         self._leaving = False
         self.refused: set[str] = set()  # protocols that are about to go
         self._relayed: dict[int, RemoteRelay] = {}
-        self._sides: dict[int, Side] = {}  # by number
-        self.finishing: dict[RemoteRelay, None] = {}  # over, but for last words that are still on their way
+        self._sides: dict[int, Side] = {}  # sides by number
+        self.finishing: dict[RemoteRelay, None] = {}  # relays that are over, but for last words on their way
         self._feeds: dict[tuple[bytes, int], _Feed] = {}
-        self._news: dict[Side, None] = {}  # in order
+        self._news: dict[Side, None] = {}  # sides in order
         self._farewells: list[Callable[[], None]] = []  # calls to protocols that have lost a stream
-        self._young: deque[tuple[float, RemoteRelay]] = deque()  # in order of the time by which they must be attached
+        self._young: deque[tuple[float, RemoteRelay]] = deque()  # relays in order of the latest time of attachment
         self._numbers = 0
         self._tidy_due = False
         self._doorbell: _channel.Doorbell | None = None
@@ -260,7 +260,7 @@ class Hub:
             if len(side.feeds) >= limits.RELAY_DOORBELLS_MAX:
                 raise Unavailable("an end of a connection has too many doorbells")
             feed = self._feed((new_doorbell.doorbell_name, new_doorbell.doorbell_index), new_doorbell.fds)
-        except (OSError, Unavailable):  # what such a program does would not be noticed
+        except (OSError, Unavailable):  # the kernel would not report what such a program does
             side.relayed.reset("doorbell")
             return
         self._listen(side, feed)
@@ -413,7 +413,7 @@ class Hub:
         relayed.lost = True
         del self._relayed[id(relayed)]
         relayed.on_drop()
-        relayed.side.tell(notice=Notice.OVER)  # its shim may be waiting for an answer
+        relayed.side.tell(notice=Notice.OVER)  # the shim may be waiting for an answer
         self._forget(relayed.side)
         relayed.bid_farewell()
         if not self._tidy_due:

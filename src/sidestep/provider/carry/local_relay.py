@@ -64,19 +64,19 @@ class _Passage(Stream):
 
     other: _Passage
     relay: _End
-    rounds = False  # once the protocol has moved a direction to its end, it has
+    rounds = False  # true once the protocol has moved a direction to its end
 
     def __init__(self, hub: Hub) -> None:
         self._hub = hub
         self.on_change = nothing
-        self._views: tuple[memoryview, ...] = ()  # of our application's bytes, which stay there while we look at them,
-        self._views_from = 0  # from this count on
+        self._views: tuple[memoryview, ...] = ()  # views of our application's bytes, which stay there meanwhile,
+        self._views_from = 0  # position of their first byte
         self._way = _Way.PROTOCOL
         self._sent = 0  # bytes that our application has sent
-        self._passed = 0  # of them, those that the protocol has consumed, or that went straight
-        self._out: list[tuple[Control, int]] = []  # for the other end, in order; DATA: bytes that go straight
-        self._held: list[tuple[Control, int]] = []  # behind bytes that the protocol has
-        self._delivers = self._calls = False  # in the next turn
+        self._passed = 0  # number of them that the protocol has consumed, or that went straight
+        self._out: list[tuple[Control, int]] = []  # words for the other end, in order; DATA: bytes that go straight
+        self._held: list[tuple[Control, int]] = []  # a word behind bytes that the protocol has
+        self._delivers = self._calls = False  # calls of the next turn
         self._on_gone: Callable[[], object] = nothing
 
     # ---- the link ----
@@ -90,7 +90,7 @@ class _Passage(Stream):
         """Always empty, since no command asks for it."""
         return {}
 
-    plain = buffered = False  # nothing here is the engine's
+    plain = buffered = False  # no field here is the engine's
     under_way = 0
 
     def lend(self, record: dict[str, int]) -> Lent | None:
@@ -175,7 +175,7 @@ class _Passage(Stream):
                 else:
                     relay.handle_control(control, count)
                 if control is Control.SWITCHED:
-                    self.call_later()  # from now on there are bytes to read
+                    self.call_later()  # the hub finds bytes to read from now on
 
     def _pieces(self, count: int) -> tuple[memoryview, ...]:
         """The first of our application's bytes that have not passed."""

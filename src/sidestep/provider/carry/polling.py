@@ -27,7 +27,7 @@ class Waiting:
         self._loop = loop
         self._hub = hub
         self._load_fd = -1
-        self._looked_at = -1.0  # at the load
+        self._looked_at = -1.0  # time of the last look at the load
         self._crowded = False
         self._processors = len(os.sched_getaffinity(0))
         self.budget_s = limits.POLL_MIN_S

@@ -42,12 +42,12 @@ class Relayed(Directions):
         self.open = False  # both applications have attached
         self.lost = False  # reset, or over
         self.checking = False  # the kernel is to be asked about its end
-        self.segment_id = segment_id  # by which a shim's slot names it
+        self.segment_id = segment_id  # id by which a shim's slot names it
         self.uid = uid  # the application's user
         self.link = link
         self.on_over: Callable[[], None] = nothing  # called once it is lost: its link has no more to do with it
-        self.rounds = False  # our application may consent anew: the other provider has sent ROUNDS
-        self.rounds_reported = False  # so may the other one: we have
+        self.rounds = False  # true if our application may consent anew: the other provider has sent ROUNDS
+        self.rounds_reported = False  # true if the other one may: we have sent ROUNDS
         # The direction from our application:
         self.out_round = 0  # the last that it was invited to
         self.sent = 0  # bytes given to the link
@@ -58,20 +58,20 @@ class Relayed(Directions):
         self.in_round = 0  # the last that it has consented to
         self.recalled_at = 0  # the count from which all is wanted by TCP
         self.peer_switched_at = 0  # bytes that came by TCP before
-        self._switch_withheld = False  # our application does not know that
+        self._switch_withheld = False  # true if our application does not know that
         self.peer_read_at_close = 0  # bytes that the other application had read when it closed
         self.read_reported = 0
         self.read_step = 0  # bytes read that are worth a word
         self._kept = bytearray()  # bytes that come while it is not known whether they come again
-        self._keeping: bytearray | None = None  # where the next of it goes
+        self._keeping: bytearray | None = None  # buffer for the next of them
         # Both directions; none of these restricts later events, except as it says itself
         self.seen = 0  # `Seen` of our application's socket
         self.asking = False  # the wish of our application to receive by TCP is sent
-        self.unanswered = 0  # such words that no ACKED has answered yet
+        self.unanswered = 0  # words that no ACKED has answered yet
         self.asked = False  # the other application's wish stands, and is answered
         self.failed = False  # reset, for a reason that the other end may not know
         self.settled_at: int | None = None  # bytes that we reported as arrived, when the link was broken
-        self.calm = False  # nothing is passed on, so that it can be lent
+        self.calm = False  # true if no word is passed on, so that it can be lent
         self._reset_armed = False  # and the other end has ended: a clock runs
 
     @property
@@ -106,7 +106,7 @@ class Relayed(Directions):
             if PeerState(*side.channel.remote()).rx_frozen != side.channel.sent:
                 self.reset("recall")
             else:
-                side.channel.publish("acked", Acked.RECALL)  # nothing is missing
+                side.channel.publish("acked", Acked.RECALL)  # all bytes are there
         elif stands not in (how, Back.BACK):
             self.reset("violation")
         return Back.NOT if self.lost else stands
@@ -122,7 +122,7 @@ class Relayed(Directions):
     def _stop_at(self, side: Side, count: int, recalled: Out) -> bool:
         """Has our application send again by TCP from byte `count` of its ring on; False: it cannot."""
         channel = side.channel
-        side.gone |= not (side.end_of.client_open() or side.end_of.held())  # who was killed has decided nothing
+        side.gone |= not (side.end_of.client_open() or side.end_of.held())  # a killed process has decided nothing
         channel.publish("rx_frozen", count)
         stands = Back.ENDED if side.gone else channel.decide(False, Back.RECALLED, self.out_round or 1)
         if stands != Back.RECALLED and PeerState(*channel.remote()).tail != count:
@@ -136,7 +136,7 @@ class Relayed(Directions):
         side = self.side
         self.recall = moved(self.recall, RecallEvent.REFUSED)
         kept, self._kept = memoryview(bytes(self._kept)), bytearray()
-        for piece in side.channel.writable():  # there is room, as checked before
+        for piece in side.channel.writable():  # the ring has room, as checked before
             part = kept[: len(piece)]
             piece[: len(part)] = part
             kept = kept[len(part) :]

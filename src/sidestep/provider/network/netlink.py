@@ -76,9 +76,9 @@ _RTA: Final = {
     "RTA_DST": 1, "RTA_SRC": 2, "RTA_OIF": 4, "RTA_GATEWAY": 5, "RTA_PRIORITY": 6, "RTA_PREFSRC": 7, "RTA_MULTIPATH": 9,
     "RTA_TABLE": 15, "RTA_MARK": 16, "RTA_VIA": 18, "RTA_UID": 25, "RTA_IP_PROTO": 27,
 }  # fmt: skip
-_TYPE_MASK: Final = 0x3FFF  # without NLA_F_NESTED and NLA_F_NET_BYTEORDER
+_TYPE_MASK: Final = 0x3FFF  # type without NLA_F_NESTED and NLA_F_NET_BYTEORDER
 _INDEX_MAX: Final = 2**31 - 1
-_IFINDEX_LOOPBACK: Final = 1  # in every network namespace
+_IFINDEX_LOOPBACK: Final = 1  # the same in every network namespace
 _KINDS: Final = frozenset(RouteKind)
 _OBSTACLES: Final = {
     errno.ENETUNREACH: Obstacle.UNREACHABLE,
@@ -108,7 +108,7 @@ class Frame:
     kind: int
     flags: int
     sequence: int
-    data: bytes  # with its header
+    data: bytes  # length with its header
 
     @property
     def error(self) -> int | None:
@@ -156,7 +156,7 @@ def lookup_request(
     is_v4 = destination.version == 4
     attributes = [
         _attribute("RTA_DST", destination.packed),
-        _attribute("RTA_IP_PROTO", bytes((socket.IPPROTO_TCP,))),  # there are rules by it
+        _attribute("RTA_IP_PROTO", bytes((socket.IPPROTO_TCP,))),  # an attribute of rules
     ]
     if source is not None:
         attributes.append(_attribute("RTA_SRC", source.packed))
@@ -193,7 +193,7 @@ def record_of(frame: Frame) -> Record | None:
         return None
     try:
         return decode(frame)
-    except ValueError as error:  # of an address, or a network
+    except ValueError as error:  # an error of an address, or a network
         raise Malformed(f"a message of type {frame.kind}: {error!r}") from error
 
 
@@ -246,7 +246,7 @@ def _address(frame: Frame) -> Record | None:
     if family not in (socket.AF_INET, socket.AF_INET6):
         return None
     attributes = _attributes(frame.data, _ADDRESS_LEN)
-    # On a point-to-point link IFA_ADDRESS is the other end.
+    # IFA_ADDRESS is the other end on a point-to-point link.
     own = _address_of(family, attributes.get(_IFA_LOCAL) or attributes.get(_IFA_ADDRESS, b""))
     if prefix_len > own.max_prefixlen or not 0 < index <= _INDEX_MAX:
         raise Malformed(f"the address {own}/{prefix_len} of interface {index}")

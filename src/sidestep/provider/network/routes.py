@@ -57,7 +57,7 @@ class _Snapshot:
     state: NetworkState
     left: list[tuple[int, int]]  # dumps to come, the present one first
     cause: str
-    whole: bool  # not the routes alone
+    whole: bool  # true for more than the routes
     tries: int
     sequence: int = 0
     torn: bool = False  # the network changed under it, or not all of it could be read
@@ -94,8 +94,8 @@ class Network:
         self._events: deque[NetworkEvent] = deque()
         self._cache: dict[RouteQuestion, _Cached] = {}
         self._snapshot: _Snapshot | None = None
-        self._missed = ""  # why a snapshot of everything is due
-        self._quiet_from = -math.inf  # when what was announced has surely been done
+        self._missed = ""  # reason why a snapshot of everything is due
+        self._quiet_from = -math.inf  # time when announced changes have surely been done
         self._ready = select.epoll()
         try:
             self._requests = _open()
@@ -210,7 +210,7 @@ class Network:
         try:
             sock.setsockopt(_SOL_NETLINK, _NETLINK_ADD_MEMBERSHIP, netlink.RTNLGRP_NEXTHOP)
         except OSError as error:
-            if error.errno != errno.EINVAL:  # before Linux 5.3 there are no next hop objects
+            if error.errno != errno.EINVAL:  # kernels before Linux 5.3 have no next hop objects
                 raise
         self._ready.register(sock, select.EPOLLIN)
         self._unread_poll = select.poll()
@@ -402,5 +402,5 @@ def _on_the_wire(address: Address) -> Address:
     if isinstance(address, IPv4Address):
         return address
     if address.is_unspecified:
-        return _LOOPBACK_6  # as connect() does
+        return _LOOPBACK_6  # the choice of connect()
     return IPv6Address(int(address))  # the scope goes as the interface

@@ -49,7 +49,7 @@ class AddressMap:
         with as_socket(fd, "socket to be named") as sock:
             try:
                 ends = Ends(_endpoint(sock.getsockname()), _endpoint(sock.getpeername()))
-            except OSError:  # not connected, or not any more
+            except OSError:  # a socket that is not connected, or not any more
                 return None
             if proof.netns_cookie_of(sock) != self._netns_cookie:
                 return None  # another network has the same addresses

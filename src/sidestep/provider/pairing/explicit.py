@@ -65,7 +65,7 @@ class Lease:
     fd: int
     uid: int
     endpoint: Endpoint
-    protocols: tuple[OffloadProtocol, ...]  # in the order in which they were bound
+    protocols: tuple[OffloadProtocol, ...]  # sockets in the order in which they were bound
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
@@ -166,7 +166,7 @@ class ExplicitSockets:
         with possession.as_socket(packet.descriptors.take_first(), "native socket") as found:
             place = _bound_at(found, message)
             cookie = proof.socket_cookie(found)
-        if place != self.netns_cookie:  # on one interface only, or in another network, which does not lead here
+        if place != self.netns_cookie:  # an address on one interface, or in another network, which does not lead here
             refusal = Refusal.NO_PROTOCOL if place is None else Refusal.FOREIGN_NETNS
             return Answer(errno.EADDRNOTAVAIL) if message.protocol else Answer(refusal=refusal)
         try:
@@ -191,7 +191,7 @@ class ExplicitSockets:
         """The protocols that an explicit socket of this number and family is for."""
         for protocol in self.protocols.each():
             if not (protocol.capabilities.local or self.services.remote):
-                continue  # for other hosts, of which there are none
+                continue  # protocols for other hosts, of which there are none
             fits = endpoint.address.version in protocol.capabilities.families
             if fits and number in (IPPROTO_OFFLOAD_ANY, protocol.ip_protocol):
                 yield protocol
@@ -310,7 +310,7 @@ def _as_fields(names: Ends | None) -> dict[str, Any]:
 
 def _check_lease(fd: int) -> None:
     """Raises PeerViolation unless `fd` is the reading end of a pipe."""
-    # by its name, which the kernel makes: anything else may be a file whose file system never answers
+    # a look by its name, which the kernel makes: any other may be a file whose file system never answers
     name = os.readlink(f"/proc/self/fd/{fd}")  # noqa: PTH115
     if not name.startswith("pipe:[") or fcntl.fcntl(fd, fcntl.F_GETFL) & os.O_ACCMODE != os.O_RDONLY:
         raise PeerViolation("a lease is not the reading end of a pipe", rule="descriptor")

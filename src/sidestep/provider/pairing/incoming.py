@@ -89,7 +89,7 @@ class Sought:
     """An accepting end that is looked for."""
 
     incoming: Incoming
-    key: ConnectionKey  # as that end sees it
+    key: ConnectionKey  # addresses as that end sees them
     bucket: int
     carrier: OffloadProtocol
     transport: str
@@ -126,7 +126,7 @@ class RemoteClaim:
     claim: Packet
     carried: bool = False
     segment_id: bytes = field(default_factory=lambda: os.urandom(16))
-    lent: Descriptors = field(default_factory=Descriptors)  # to a worker: none once the claim needs no answer any more
+    lent: Descriptors = field(default_factory=Descriptors)  # lent to a worker: none once it needs no answer
 
     @property
     def uid(self) -> int:
@@ -167,9 +167,9 @@ class RemoteClaim:
         return self.claimer.client_id, self.claim.message.token
 
     def _taken(self, doorbell_id: bytes, doorbell: Sequence[int]) -> bool:
-        told = len(self.lent) > 0 and self._tell(self.lent[0], doorbell_id, doorbell)
+        sent = len(self.lent) > 0 and self._tell(self.lent[0], doorbell_id, doorbell)
         self.withdraw()
-        return told
+        return sent
 
     def _refuse(self) -> None:
         if len(self.lent):

@@ -35,7 +35,7 @@ _PROC: Final = Path("/proc")
 class _Listener:
     """Owner of a listening socket."""
 
-    pid: int  # of a process that holds it
+    pid: int  # pid of a process that holds it
     subject: Subject
 
 
@@ -47,7 +47,7 @@ class Listeners:
         self._counters = counters
         self._prover = prover
         self.leases = 0  # connections of other hosts that go to listeners of this one
-        self._known: OrderedDict[int, _Listener] = OrderedDict()  # by inode
+        self._known: OrderedDict[int, _Listener] = OrderedDict()  # listeners by inode
 
     def check(self, carrier: OffloadProtocol, transport: str, local: Endpoint) -> ListenerLease:
         """Returns if a program listens there and these may reach it; the decision is remembered.

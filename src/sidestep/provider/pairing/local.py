@@ -70,7 +70,7 @@ class LocalPair:
         )  # fmt: skip
         attach = Message(
             type=Rpc.ATTACH, token=message.token, flags=Attach.RELAYED, ring_size=offer.ring_size,
-            segment_id=second_id,  # so that an observer sees that the ends share no channel
+            segment_id=second_id,  # two names, so that an observer sees that the ends share no channel
             doorbell_page_id=shared.hub.doorbell_id,
         )  # fmt: skip
         if not shared.send(claimer, attach, (made, *doorbell)):

@@ -121,9 +121,9 @@ class _PendingConnect:
             self.ended = True
             self.pending_connects.ended(self)
 
-    def _answer(self, **told: Any) -> None:
+    def _answer(self, **fields: Any) -> None:
         if not self.answered:
             self.answered = True
             asked = self.message
-            answer = Message(type=Rpc.ANSWER, token=asked.token, flags=Ask.CONNECT, protocol=asked.protocol, **told)
+            answer = Message(type=Rpc.ANSWER, token=asked.token, flags=Ask.CONNECT, protocol=asked.protocol, **fields)
             self.pending_connects.send(self.client, answer)

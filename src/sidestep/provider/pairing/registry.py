@@ -29,7 +29,7 @@ class Registry:
         writable = memory.sealed_memfd("sidestep-registry", layout.REGISTRY_SIZE)
         try:
             self._map = mmap.mmap(writable, layout.REGISTRY_SIZE)  # shared, read and write
-            # After this our mapping is the only thing that can ever write the page.
+            # The seal leaves our mapping as the only thing that can ever write the page.
             fcntl.fcntl(writable, fcntl.F_ADD_SEALS, memory.F_SEAL_FUTURE_WRITE | fcntl.F_SEAL_SEAL)
             self.fd = memory.reopen_read_only(writable)
         finally:

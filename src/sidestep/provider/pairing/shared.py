@@ -42,7 +42,7 @@ class Shared:
     clients: Mapping[ClientId, Client]
     offers: OfferTable[Brought]
     segments: Segments
-    ring_size: tuple[int, int]  # of what it makes for programs that other hosts ask for
+    ring_size: tuple[int, int]  # sizes for programs that other hosts ask for
     netns_cookie: int
     services: Services
     send: Callable[..., bool]
@@ -53,7 +53,7 @@ class Shared:
     def need_home(self, *netns_cookies: int) -> None:
         """Raises Unavailable for a socket of another network namespace than the provider's."""
         if any(each != self.netns_cookie for each in netns_cookies):
-            raise Unavailable("who stands in between cannot tell who holds a socket of another network namespace")
+            raise Unavailable("a provider in between does not see the holders of a socket of another network namespace")
 
     def end(
         self,
@@ -89,12 +89,12 @@ class Shared:
             offer.doorbell_index, doorbell,
         )  # fmt: skip
 
-    def claimed(self, offer: Offer[Brought], doorbell: Sequence[int], counted: tuple[str, ...], **told: Any) -> bool:
+    def claimed(self, offer: Offer[Brought], doorbell: Sequence[int], counted: tuple[str, ...], **fields: Any) -> bool:
         """Answers an offer that has been served, and closes its descriptors. False: its maker is gone."""
         self.offers.handle_claimed(offer)
         self.registry.handle_removed(offer.brought.bucket)
         offer.brought.close()
-        if not self.send(self.clients[offer.client], Message(type=Rpc.CLAIMED, token=offer.token, **told), doorbell):
+        if not self.send(self.clients[offer.client], Message(type=Rpc.CLAIMED, token=offer.token, **fields), doorbell):
             return False
         self.counters.add(*counted)
         return True
@@ -108,8 +108,8 @@ class Shared:
     def refuse_offer(self, client: Client, token: int, refusal: Refusal, profile: Profile | None = None) -> None:
         """Refuses an offer; `profile`: figures by which it has to gain, sent if it does not."""
         self.counters.add("offer_refused", refusal.name)
-        told = fields_of(profile) if refusal is Refusal.LATENCY else {}
-        self.send(client, Message(type=Rpc.REFUSED, token=token, reason=refusal, **told))
+        fields = fields_of(profile) if refusal is Refusal.LATENCY else {}
+        self.send(client, Message(type=Rpc.REFUSED, token=token, reason=refusal, **fields))
 
     def refuse_claim(self, client: Client, token: int, refusal: Refusal) -> None:
         self.counters.add("claim_refused", refusal.name)

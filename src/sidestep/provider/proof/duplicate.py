@@ -22,7 +22,7 @@ from sidestep.provider.proof import lookup as proof
 from sidestep.switch.offers import ConnectionKey
 
 _INTERFACE_NAME_MAX: Final = 16
-_TCP_INFO_LEN: Final = 232  # up to and with tcpi_bytes_retrans, Linux 4.19
+_TCP_INFO_LEN: Final = 232  # length up to and with tcpi_bytes_retrans, Linux 4.19
 _OPTIONS_AGREED: Final = 1 | 2 | 4  # TCPI_OPT_TIMESTAMPS, _SACK, _WSCALE: both ends have them, or neither
 _SEQUENCE_SLACK: Final = 2  # SYN and FIN are counted as bytes by some fields and not by others
 

@@ -25,8 +25,8 @@ class Evidence:
 
     key: ConnectionKey
     cookie: int
-    refusal: Refusal | None = None  # why it is none
-    facts: TcpFacts | None = None  # None: by lookup
+    refusal: Refusal | None = None  # reason why it is none
+    facts: TcpFacts | None = None  # facts; None: by lookup
     way: Way | None = None
 
     def close(self) -> None:

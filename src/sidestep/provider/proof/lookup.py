@@ -33,10 +33,10 @@ _REQUEST_LEN: Final = _HEADER.size + _REQUEST.size + _SOCKET_ID.size + _SOCKET_I
 _MAPPED: Final = bytes(10) + b"\xff\xff"
 _LISTEN: Final = 10  # TCP_LISTEN
 _ANY_COOKIE: Final = (1 << 64) - 1  # INET_DIAG_NOCOOKIE, twice
-_RECORD_LEN: Final = _REPLY.size + _SOCKET_ID.size + _SOCKET_ID_REST.size + _REPLY_REST.size  # then attributes
+_RECORD_LEN: Final = _REPLY.size + _SOCKET_ID.size + _SOCKET_ID_REST.size + _REPLY_REST.size  # attributes follow
 _ATTRIBUTE: Final = struct.Struct("=HH")  # struct nlattr: len, type; then its value, padded to 4 bytes
 _DIAG_INFO: Final = 2  # INET_DIAG_INFO: struct tcp_info
-_BYTES_RECEIVED: Final = struct.Struct("=128xQ")  # of it
+_BYTES_RECEIVED: Final = struct.Struct("=128xQ")  # part of it
 
 # The states in which a process can hold a connection: not TIME_WAIT (6), CLOSE (7), LISTEN (10), NEW_SYN_RECV (12).
 HELD_STATES: Final = frozenset({1, 2, 3, 4, 5, 8, 9, 11})
@@ -120,9 +120,9 @@ class SocketProver:
     def _look_up_held(self, key: ConnectionKey, cookie: int, extensions: int = 0) -> bytes | None:
         found = self._look_up(key, cookie, extensions)
         if found is None:
-            return None  # no such socket, or another cookie
-        # The lookup falls back to a listener of the same port. It also finds sockets that no process holds: those
-        # have no inode, though the kernel may keep one in FIN-WAIT-2 for a minute, or until all that it has is sent.
+            return None  # errors: no such socket, or another cookie
+        # The lookup falls back to a listener of the same port. It also finds sockets that no process holds: those have
+        # no inode. The kernel may keep one in FIN-WAIT-2 for a minute, or until all its bytes are sent.
         _, state, _, _ = _REPLY.unpack_from(found)
         _, found_cookie = _SOCKET_ID_REST.unpack_from(found, _REPLY.size + _SOCKET_ID.size)
         _, inode = _REPLY_REST.unpack_from(found, _REPLY.size + _SOCKET_ID.size + _SOCKET_ID_REST.size)

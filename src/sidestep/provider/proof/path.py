@@ -110,7 +110,7 @@ class Way:
 class Proof:
     """Two nonces under way between two ends."""
 
-    uid: int  # of the client that asked for it
+    uid: int  # id of the client that asked for it
     on_done: Callable[[bool], None]
     missing: dict[bytes, tuple[Way, Way]]  # nonce -> from, to
     finish: Callable[[Proof], None]

@@ -48,7 +48,7 @@ class IpcChannel:
         self._on_record = on_record
         self._on_end = on_end
         self._queue: deque[tuple[bytes, Descriptors]] = deque()
-        self._waits = False  # for a timer, to go on with the queue
+        self._waits = False  # true while it waits for a timer, to go on with the queue
         self.open = True
         sock.setblocking(False)
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, limits.CLIENT_SEND_BUFFER)
@@ -130,4 +130,4 @@ class IpcChannel:
     def _end(self, why: str) -> None:
         if self.open:
             self.close()
-            self._loop.call_later(0, lambda: self._on_end(why))  # not from inside a caller's send
+            self._loop.call_later(0, lambda: self._on_end(why))  # a later turn, not inside a caller's send

@@ -69,7 +69,7 @@ def decode(packet: bytes, fds_count: int) -> Record:
 class Ways(Record):
     """Name of a connection: its two ends as this host sees them. Addresses as in `proof.mapped_address`."""
 
-    number: U64  # of this question, chosen by the worker
+    number: U64  # number of this question, chosen by the worker
     local_addr: Id
     local_port: U16
     remote_addr: Id
@@ -84,7 +84,7 @@ class Delegate(Record):
 
     FDS: ClassVar[int] = 3
 
-    number: U64  # of this end
+    number: U64  # number of this end
     search: U64  # the number of the worker's `Await`; 0: the end that opened the connection: reach out
     client: U64  # the client that attached it
     uid: U32
@@ -94,7 +94,7 @@ class Delegate(Record):
     remote_port: U16
     netns_cookie: U64
     cookie: U64
-    side: U8  # of the segment, ours
+    side: U8  # our side of the segment
     segment_id: Id
     doorbell_name: Id
     doorbell_index: U32
@@ -186,7 +186,7 @@ class Over(Record):
 class Await(Ways):
     """Looks for the end that accepted a connection of another host; `Delegate` or `Missing` answers."""
 
-    transport: Text  # that it comes over
+    transport: Text  # transport that it comes over
 
 
 class Forget(Record):
@@ -231,7 +231,7 @@ class Shown(Record):
     """The answer to `Show`: JSON, a list of pairs, each the user of a connection and how it is."""
 
     number: U64
-    more: Flag  # behind these
+    more: Flag  # true if more follow behind these
     text: Text
 
 

@@ -62,7 +62,7 @@ class Delegated:
 
     key: ConnectionKey
     cookie: int
-    side: int  # of the segment, the carrier's
+    side: int  # the carrier's side of the segment
     segment_id: bytes
     doorbell_name: bytes
     doorbell_index: int
@@ -89,12 +89,12 @@ class _Process:
     pidfd: int
     ipc: IpcChannel
     began_at: float
-    doorbell_id: bytes = b""  # of the doorbell that applications ring; empty: it is not ready
+    doorbell_id: bytes = b""  # id of the doorbell that applications ring; empty: it is not ready
     doorbell: Descriptors = field(default_factory=Descriptors)
     delegated: dict[int, Delegated] = field(default_factory=dict)
     sought: dict[int, Callable[[], object]] = field(default_factory=dict)  # the call that ends each, by its own numbers
-    ports: dict[bytes, int | None] = field(default_factory=dict)  # by address; None: asked for
-    tickets: deque[float] = field(default_factory=deque)  # until then a port that was given away counts as a connection
+    ports: dict[bytes, int | None] = field(default_factory=dict)  # ports by address; None: asked for
+    tickets: deque[float] = field(default_factory=deque)  # times until which a given port counts as used
     asked: dict[int, ShowAnswer] = field(default_factory=dict)
     leaving: bool = False
 
@@ -113,7 +113,7 @@ class WorkerSlot:
         self.index = index
         self.running: _Process | None = None
         self.chosen_at = 0  # the crew's count of choices at the last time
-        self._failures = 0  # in a row
+        self._failures = 0  # failures in a row
         self._numbers = itertools.count(1)
         self._ended: list[_Process] = []  # ordered to end, and not yet gone
 
@@ -386,7 +386,7 @@ class WorkerPool:
         self.slots = [WorkerSlot(self, index) for index in range(count)]
         self.questions = itertools.count(1)
         self._choices = itertools.count(1)
-        self._waiting: list[Callable[[], None]] = []  # for a port
+        self._waiting: list[Callable[[], None]] = []  # calls that wait for a port
         for slot in self.slots:
             slot.start()
 

@@ -381,7 +381,7 @@ def main() -> int:
     parser.add_argument("--remote-connections", type=int, default=limits.RELAYS_MAX)
     parser.add_argument("--engine-cpu", type=parse_cpus, default=())
     given = parser.parse_args()
-    for number in (signal.SIGTERM, signal.SIGINT):  # they are for the provider, which orders us to leave
+    for number in (signal.SIGTERM, signal.SIGINT):  # signals for the provider, which orders us to leave
         signal.signal(number, signal.SIG_IGN)
     os.set_inheritable(given.ipc_fd, False)
     try:
