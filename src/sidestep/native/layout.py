@@ -512,8 +512,8 @@ RECORDS: Final[dict[str, tuple[Field, ...]]] = {
         ("turn_mark", "Q", 1),  # messages sent, at the last of them
         ("rx_spare", "Q", 1),
         # lines 6-7
-        ("holder_pids", "I", 16),  # of `holders`, as many as there is room for; 0: free; see holder_estrange()
-        # more of the sending direction
+        ("holder_pids", "I", 16),  # pids of `holders`, as there is room; 0: free; see holder_estrange()
+        # further fields of the sending direction
         ("tx_ring_from", "Q", 1),
         ("tx_spill_base", "Q", 1),
         ("tx_limit", "Q", 1),  # with tx_ring_to: count up to which it may go on while the reader stands still

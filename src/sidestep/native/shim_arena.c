@@ -362,7 +362,7 @@ void holder_estrange(struct conn_slot *slot, bool stranger)
 		holder_put(slot, shim_pid | (stranger ? 0 : HOLDER_STRANGER), shim_pid | (stranger ? HOLDER_STRANGER : 0));
 }
 
-/* Whether all other processes that `holders` counts go on in such programs. False, too, if not all of them are known. */
+/* True if all other processes that `holders` counts go on in such programs. False, too, if not all of them are known. */
 bool holders_are_strangers(const struct conn_slot *slot)
 {
 	uint32_t strangers = 0;

@@ -33,7 +33,7 @@ static uint64_t tcp_info_u64(const uint8_t info[TCPI_SIZE], int offset)
 	return value;
 }
 
-/* How many bytes the kernel has given to readers. COUNT_DIFFERS: it does not say. */
+/* Number of bytes that the kernel has given to readers. COUNT_DIFFERS: it does not say. */
 static enum count rx_counted(int fd, uint64_t *bytes)
 {
 	uint8_t info[TCPI_SIZE];
@@ -55,7 +55,7 @@ enum count rx_count(struct conn *conn, int fd)
 	return count == COUNT_EQUAL && read != word_load(conn->slot->rx_tcp_bytes) ? COUNT_DIFFERS : count;
 }
 
-/* How many bytes the kernel has taken from senders. */
+/* Number of bytes that the kernel has taken from senders. */
 static enum count tx_counted(const struct conn *conn, int fd, uint64_t *bytes)
 {
 	uint8_t info[TCPI_SIZE];

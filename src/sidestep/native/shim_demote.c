@@ -491,7 +491,7 @@ void conn_abandon(struct conn *conn, int fd)
 	shim_log("fd %d: reset, nobody can read what its ring still holds", fd);
 }
 
-/* Whether no other process can read the ring. */
+/* True if no other process can read the ring. */
 static bool last_reader(struct conn *conn)
 {
 	return conn_alone(conn) || holders_are_strangers(conn->slot);
@@ -504,7 +504,7 @@ static bool last_reader(struct conn *conn)
  */
 void conn_bequeath(struct conn *conn, int fd)
 {
-	holder_estrange(conn->slot, true); /* before the look: of two at once the later one knows of both */
+	holder_estrange(conn->slot, true); /* the count before the look: of two at once the later one knows of both */
 	for (int turn = 0; turn < SUCCESSOR_TURNS && !last_reader(conn) && leaves_hole(conn); turn++)
 		raw_poll(NULL, 0, 1);
 	if (last_reader(conn) || fd <= STDERR_FILENO || conn->heritable)

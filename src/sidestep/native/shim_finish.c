@@ -23,7 +23,7 @@ static void flush_turns(struct conn *conn, int fd)
 	}
 }
 
-/* Nobody goes on with recalled bytes: the stream must not look whole. */
+/* No process goes on with recalled bytes: the stream must not look whole. */
 static void cut_off(struct conn *conn, int fd)
 {
 	struct conn_slot *slot = conn->slot;
@@ -40,14 +40,14 @@ static void cut_off(struct conn *conn, int fd)
 	}
 }
 
-/* Before somebody takes over who does not know of recalled bytes. */
+/* Called before a process takes over that does not know of recalled bytes. */
 void conn_flush(struct conn *conn, int fd)
 {
 	flush_turns(conn, fd);
 	cut_off(conn, fd);
 }
 
-/* Before the end of our direction is announced: recalled bytes go first, and the peer can recall nothing from then on. */
+/* Called before the end of our direction is announced: recalled bytes go first, and the peer can recall nothing from then on. */
 void conn_end_sending(struct conn *conn, int fd)
 {
 	struct conn_slot *slot = conn->slot;

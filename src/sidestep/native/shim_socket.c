@@ -218,14 +218,14 @@ EXPORT int shutdown(int fd, int how)
 	slot_set(slot, bits);
 	bool managed = atomic_load(&conn->managed);
 	if (managed && (before | bits) & SLOT_WR_SHUT && (before | bits) & SLOT_RD_SHUT)
-		conn_refuse(conn); /* before the FIN, which the peer may answer with more */
+		conn_refuse(conn); /* the refusal before the FIN, which the peer may answer with more */
 	bool owed = false;
 	if (managed && wr) {
 		slot_lock(&slot->tx_lock);
 		owed = conn->managed && tx_is(slot, TX_RESEND);
 		if (owed)
 			slot_set(slot, SLOT_FIN_OWED);
-		else if (conn->managed) /* before the kernel's FIN, so that the peer does not take it for a close */
+		else if (conn->managed) /* the word before the kernel's FIN, so that the peer does not take it for a close */
 			atomic_store(&conn->channel.local->shut_wr, 1);
 	}
 	int result = owed ? shutdown_later(fd, how) : real.shutdown(fd, how);

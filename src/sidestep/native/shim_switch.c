@@ -324,7 +324,7 @@ void tx_back(struct conn *conn, int fd)
 		word_store(slot->state, STATE_PINNED);
 }
 
-/* tx_lock held. The end that stood behind recalled bytes; shutdown() has told the program of it. */
+/* tx_lock held. The end that stood behind recalled bytes; shutdown() has returned to the program. */
 static void tx_end_owed(struct conn *conn, int fd)
 {
 	atomic_store(&conn->channel.local->shut_wr, 1); /* before the FIN, as there */
