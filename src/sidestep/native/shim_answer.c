@@ -10,7 +10,8 @@ _Atomic int commands_len;
 struct ask asks[ASKS_MAX];
 bool asks_stalled;
 
-#define LATE_LOOK_NS 10000000ll /* between two looks whether another process has a connection whose answer is kept */
+#define LATE_LOOK_NS \
+	10000000ll /* Time between two looks whether another process has a connection whose answer is kept */
 
 /* The provider closes its duplicate before it answers. */
 static struct conn *answered(uint64_t token)
@@ -116,7 +117,7 @@ static int attach(struct conn *conn, const struct rpc_msg *record, int *fds, int
 	return fds_len;
 }
 
-/* Whether a provider that stands between has gone since. */
+/* True if a provider that stands between has gone since. */
 static bool late_void(const struct late *mine)
 {
 	struct pollfd life = {.fd = mine->record.flags & ATTACH_RELAYED ? mine->fds[mine->fds_len - 1] : -1};

@@ -13,7 +13,7 @@ static struct conn *free_conns;
 static _Atomic uint64_t conn_serials;
 static _Atomic uint32_t segments_kept;
 _Atomic bool announce_due;
-bool arena_shared; /* true with a parent or children, which may have changed their user since */
+bool arena_shared; /* True with a parent or children, which may have changed their user since */
 
 bool peer_attached(const struct conn *conn)
 {

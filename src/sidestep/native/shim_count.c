@@ -9,7 +9,7 @@
 /* linux/tcp.h: libc's struct tcp_info ends before the byte counts, so they are read by the kernel ABI's offsets. */
 enum { TCPI_STATE = 0, TCPI_BYTES_ACKED = 120, TCPI_BYTES_RECEIVED = 128, TCPI_SIZE = 136 };
 
-#define RECOUNT_TURNS 100 /* in which bytes arrive between two questions */
+#define RECOUNT_TURNS 100 /* Turns in which bytes arrive between two questions */
 
 static bool tcp_info_get(int fd, uint8_t info[TCPI_SIZE])
 {
@@ -81,8 +81,8 @@ enum count tx_count(struct conn *conn, int fd)
 }
 
 /*
- * rx_lock held, of a process that died with it. What it had read by TCP and not counted is gone with it, as in the kernel; else
- * nobody would ever reach the offset at which the ring goes on. An urgent mark hides from FIONREAD what is behind it.
+ * rx_lock held, of a process that died with it. Bytes that it had read by TCP and not counted are gone with it, as in the kernel.
+ * Uncounted, nobody would ever reach the offset at which the ring goes on. An urgent mark hides from FIONREAD what is behind it.
  */
 void rx_recount(struct conn *conn, int fd)
 {

@@ -4,13 +4,13 @@
 #include <fcntl.h>
 #include <signal.h>
 
-/* How many milliseconds a call waits: */
-#define ACK_TURNS 10000    /* that has to go by TCP, until the provider between has told the peer our offset */
+/* Milliseconds that a call waits: */
+#define ACK_TURNS 10000    /* for an answer by TCP, until the provider between has reported our offset to the peer */
 #define SUCCESSOR_TURNS 200   /* milliseconds that exec waits for who else holds an inherited connection */
-#define REQUEST_TURNS 1000 /* until the peer has been asked back to TCP, which it will be in any case */
-#define ANSWER_TURNS 3     /* for a peer that was asleep on its doorbell to answer a recall */
-#define READ_TURNS 200     /* until the peer has read its ring, of which nobody can send anything again */
-#define COUNT_LOOKS 8 /* at counts that change meanwhile */
+#define REQUEST_TURNS 1000 /* for the request that the peer returns to TCP, which is made in any case */
+#define ANSWER_TURNS 3     /* for the answer of a peer to a recall, if it was asleep on its doorbell */
+#define READ_TURNS 200     /* for the peer to read its ring, whose bytes no process can send again */
+#define COUNT_LOOKS 8 /* Looks at counts that change meanwhile */
 #define SETTLE_TURNS 11000 /* that reads what a ring held last, until a provider between has brought what it has */
 
 /* All calls still come here, so one of the next can go back; and the connection may be promoted again. */
@@ -19,9 +19,9 @@ static bool gentle(enum reason_code reason)
 	return reason == REASON_DEMOTED || reason == REASON_LATENCY;
 }
 
-bool process_confined; /* it can neither hand a socket on nor change it, as shim_sandbox.c says */
+bool process_confined; /* This process can neither hand a socket on nor change it; see shim_sandbox.c */
 
-/* Whether no byte has passed us by until now. The other end may just be reading or sending. */
+/* True if no byte has passed us by until now. The other end may just be reading or sending. */
 static bool all_counted(struct conn *conn, int fd)
 {
 	enum count rx = COUNT_UNSTABLE, tx = COUNT_UNSTABLE;

@@ -17,7 +17,7 @@
 #define LOOK_FIRST_NS 100000000ll   /* least time after the inheritance, and between two looks; */
 #define LOOK_LAST_NS 8000000000ll   /* greatest time between them, else a quarter of the time that has passed */
 #define ANCESTORS_MAX 32
-#define CONFINED_LOOK_NS 10000000ll /* between two looks whether confined processes have ended */
+#define CONFINED_LOOK_NS 10000000ll /* Time between two looks whether confined processes have ended */
 
 struct inherited {
 	struct conn *conn; /* the connection, with a reference */

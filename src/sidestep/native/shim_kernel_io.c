@@ -25,7 +25,7 @@ bool kernel_tx_begin(struct conn *conn)
 	return waiter_enter(conn, &conn->slot->tx_kernel_waiters);
 }
 
-/* It has been offered, or stays on TCP for a while. */
+/* The connection has been offered, or stays on TCP for a while. */
 static void consider_again(struct conn *conn, int fd)
 {
 	if (unlikely(slot_has(conn->slot, SLOT_DEMOTED))) {

@@ -1,12 +1,12 @@
 /*
- * shim_late.c - answers of the provider that came while another process had the connection: a child, which leaves it to us when
- * it is confined or ends. The peer has its side of the channel and can have no second one, so the answer is kept until then.
+ * shim_late.c - answers of the provider that came while another process had the connection. A child leaves it to us when it is
+ * confined or ends. The peer has its side of the channel and can have no second one, so the answer is kept until then.
  *
  * All this is guarded by shim_lock. An entry holds no reference: its connection takes it with it; see conn_free().
  */
 #include "shim_provider.h"
 
-#define LATE_MAX 16 /* at a time; one more stays on TCP */
+#define LATE_MAX 16 /* Answers at a time; one more stays on TCP */
 
 static struct late late[LATE_MAX];
 _Atomic int late_len;
@@ -81,7 +81,7 @@ bool late_drop(const struct conn *conn)
 	return true;
 }
 
-/* In a child: they are the parent's. */
+/* The answers of a child are its parent's. */
 void late_after_fork(void)
 {
 	for (int i = 0; i < late_len; i++)

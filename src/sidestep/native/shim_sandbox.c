@@ -21,7 +21,7 @@
 
 #if defined(__x86_64__)
 #define OWN_ARCH AUDIT_ARCH_X86_64
-#define OTHER_ARCH AUDIT_ARCH_I386 /* of calls that the same process can make, by other numbers */
+#define OTHER_ARCH AUDIT_ARCH_I386 /* Bit of calls that the same process can make, by other numbers */
 #define OTHER_NUMBERS 0x40000000u /* __X32_SYSCALL_BIT */
 #else
 #define OWN_ARCH AUDIT_ARCH_AARCH64
@@ -30,7 +30,7 @@
 #endif
 #define CALLS_MAX 1024u /* Linux has no numbers beyond it */
 
-/* What a filter has looked at. */
+/* Fields that a filter has looked at. */
 enum { READS_NUMBER = 1, READS_MORE = 2 };
 
 /*
@@ -153,7 +153,7 @@ static bool is_harmless(uint32_t number)
 	return false;
 }
 
-/* Whether the kernel never makes that call for the process. The filter may look only at what is in `may_read`. */
+/* True if the kernel never makes that call for the process. The filter may look only at what is in `may_read`. */
 static bool filter_denies(const struct sock_fprog *filter, uint32_t arch, uint32_t number, uint32_t may_read)
 {
 	const struct seccomp_data call = {.arch = arch, .nr = (int)number};
@@ -164,7 +164,7 @@ static bool filter_denies(const struct sock_fprog *filter, uint32_t arch, uint32
 	                                action == SECCOMP_RET_TRAP || action == SECCOMP_RET_ERRNO);
 }
 
-/* Whether harmless calls are all that it allows. */
+/* True if it allows harmless calls alone. */
 static bool filter_confines(const struct sock_fprog *filter)
 {
 	bool confines = filter->filter && filter_denies(filter, OTHER_ARCH, 0, 0);
@@ -198,7 +198,7 @@ static long confine_settled(long result)
  */
 static void filtered(const struct sock_fprog *filter)
 {
-	if (!filter_bears_us(filter)) { /* it would end the process for what a connection with a channel calls */
+	if (!filter_bears_us(filter)) { /* The filter would end the process for calls of a connection with a channel */
 		confine(filter && filter_confines(filter));
 		return;
 	}

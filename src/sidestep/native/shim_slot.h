@@ -59,10 +59,11 @@ enum {
 	SLOT_LEAVES =
 		1u << 15, /* waiting threads ignore the ring, and with its last byte all goes by TCP; see conn_leave() */
 	SLOT_RESERVED = 1u << 16, /* the room behind the tail is being filled in place; nobody else sends by ring */
-	SLOT_CONFINED = 1u << 17, /* as SLOT_PIN, until who uses the socket uncounted has ended; see shim_sandbox.c */
-	SLOT_FIN_OWED = 1u << 18, /* shut here, and recalled bytes go out before the kernel is told; see tx_resend() */
+	SLOT_CONFINED =
+		1u << 17, /* Like SLOT_PIN, until the process that uses the socket uncounted has ended; see shim_sandbox.c */
+	SLOT_FIN_OWED = 1u << 18, /* Shut here; recalled bytes go out before the kernel's own end; see tx_resend() */
 	SLOT_RELAYED = 1u << 20, /* the channel's other end is a provider; see shim_relayed.c */
-	SLOT_TCP_FIN = 1u << 21, /* with RELAYED: the native socket is at its end, but bytes may still be on their way */
+	SLOT_TCP_FIN = 1u << 21, /* End of the native socket, with RELAYED; bytes may still be on their way */
 	SLOT_TCP_RESET = 1u << 23, /* and the end was a reset, which stays in the kernel until the bytes have arrived */
 };
 /* SLOT_RELAY_OVER, of layout.py, replaces RELAYED: the provider has left without bytes. The segment's words stand still. */

@@ -178,7 +178,7 @@ bool tx_switch(struct conn *conn, int fd)
 	word_store(conn->channel.local->tx_switch_offset, word_load(slot->tx_tcp_bytes));
 	atomic_store_explicit(&conn->channel.local->tx_switched, round, memory_order_release);
 	tx_move(slot, TX_ON_SETTLED); /* full fence */
-	if (unlikely(slot_has(slot, SLOT_RELAY_OVER))) { /* over since the question above; see relay_lost() */
+	if (unlikely(slot_has(slot, SLOT_RELAY_OVER))) { /* Its end came since the question above; see relay_lost() */
 		tx_move(slot, TX_ON_UNSETTLED);
 		return false;
 	}

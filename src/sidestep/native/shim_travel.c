@@ -151,7 +151,7 @@ bool traveller_can(struct conn *conn, int *line)
 	struct conn_slot *slot = conn->slot;
 
 	return !asks_for_hints(conn) && !conn->explicit &&
-	       !tx_is(slot, TX_RESEND) && /* this process alone knows to whom it owes */
+	       !tx_is(slot, TX_RESEND) && /* this process alone knows what it has to send again */
 	       !slot_has(slot, SLOT_RESET | SLOT_PIN | SLOT_INHERITED | SLOT_CONFINED) && word_load(slot->cookie) &&
 	       all_kept(conn) && finds_next(conn, line);
 }
