@@ -229,7 +229,12 @@ def test_it_is_taken_up_between_hosts(tmp_path: Path, how: str) -> None:
         for _ in range(ROUNDS):
             _talk(a, b)
         assert b.ask("__import__('sandbox').end()") == 0
-        there.sidestep.wait_for(lambda found: _talk(a, b) or any(c.promoted for c in found))
+
+        def promoted(found: list[Connection]) -> bool:
+            _talk(a, b)
+            return any(c.promoted for c in found)
+
+        there.sidestep.wait_for(promoted)
         _exchange(a, b)
         b.ask("s.close()")
         assert a.ask("s.recv(1)") == b""
