@@ -125,7 +125,8 @@ UNDER_A_FILTER = """
 import os, sys
 sys.path.insert(0, sys.argv[1])
 import sandbox
-assert sandbox.forbid([{"x86_64": 203, "aarch64": 122}[os.uname().machine]]) == 0  # sched_setaffinity
+sched_setaffinity = {"x86_64": 203, "aarch64": 122}[os.uname().machine]
+assert sandbox.put_under(sandbox.forbidding([sched_setaffinity])) == 0
 os.execv(sys.executable, [sys.executable, "-m", "sidestep", "run", "--", "env"])
 """
 
@@ -392,7 +393,7 @@ def test_ss_prints_one_json_document(listed: Callable[..., Any]) -> None:
     assert set(found[0]) == {
         "pid", "program", "fd", "local", "remote", "role", "state", "reason", "why", "segment", "tx", "rx", "doorbells",
         "sleeps", "calls", "spins_won", "spins_lost", "age_s", "promoted_s", "born_ns",
-        "promotions", "link", "container", "ended_s",
+        "promotions", "link", "container", "ended_s", "relay_over",
     }  # fmt: skip
     assert set(found[0]["tx"]) == {"tcp_bytes", "tcp_msgs", "ring_bytes", "ring_msgs", "ring_from"}
 

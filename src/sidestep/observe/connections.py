@@ -101,7 +101,7 @@ class Connection:
         return _ARROWS[self.role]
 
     def as_json(self) -> dict[str, Any]:
-        return {name: value for name, value in asdict(self).items() if name not in ("key", "relay_over")}
+        return {name: value for name, value in asdict(self).items() if name != "key"}
 
 
 @dataclass(frozen=True, slots=True)
