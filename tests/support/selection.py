@@ -196,7 +196,7 @@ class Selecting:
         lines = list(dict.fromkeys(f"again: .venv/bin/pytest '{report.nodeid}'" for report in failed))
         for line in lines:
             terminalreporter.write_line(line)
-        if not self._is_ours:
+        if not self._is_ours or hasattr(config, "workerinput"):  # a worker's failures are the controller's, too
             return
         for report in failed:
             crash = getattr(report.longrepr, "reprcrash", None)
