@@ -112,7 +112,7 @@ def test_an_early_end_is_kept_with_the_test_that_ran(tmp_path: Path, options: tu
     tests.mkdir()
     (tmp_path / "pytest.ini").write_text("[pytest]\n")
     (tests / "sets.toml").write_text("check = []\ntest = []\nci = []\nfull = []\nalone = []\n")
-    (tests / "test_these.py").write_text(
+    (tests / "test_these.py").write_text(  # its sleep is what the signal ends, and nobody waits for it
         "import os, signal, time\ndef test_ends():\n    os.kill(os.getpid(), signal.SIGINT)\n    time.sleep(60)\n"
     )
     (tests / "conftest.py").write_text(
