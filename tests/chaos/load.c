@@ -168,11 +168,17 @@ static void run_poll(struct stream *stream)
 	}
 }
 
+/* A direction that has ended stays ready, and a set by levels would report it again and again. */
+static uint32_t wanted(bool in, bool out)
+{
+	return (in ? EPOLLIN : 0u) | (out ? EPOLLOUT : 0u);
+}
+
 static void run_epoll(struct stream *stream, bool edge)
 {
 	bool out = stream->out_left > 0, in = true;
 	int set = epoll_create1(EPOLL_CLOEXEC);
-	struct epoll_event event = {.events = EPOLLIN | EPOLLOUT | (edge ? (uint32_t)EPOLLET : 0u), .data.ptr = stream};
+	struct epoll_event event = {.events = wanted(in, out) | (edge ? (uint32_t)EPOLLET : 0u), .data.ptr = stream};
 	NEED(set >= 0 && epoll_ctl(set, EPOLL_CTL_ADD, stream->fd, &event) == 0);
 	while (out || in) {
 		int ready = epoll_wait(set, &event, 1, PATIENCE_MS);
@@ -180,7 +186,7 @@ static void run_epoll(struct stream *stream, bool edge)
 		if (ready < 0)
 			continue;
 		NEED(event.data.ptr == stream);
-		bool was_out = out;
+		uint32_t before = wanted(in, out);
 		if (event.events & (EPOLLIN | EPOLLHUP | EPOLLERR))
 			do
 				in = in && recv_piece(stream, MSG_DONTWAIT);
@@ -189,8 +195,8 @@ static void run_epoll(struct stream *stream, bool edge)
 			do
 				out = out && send_piece(stream, MSG_DONTWAIT);
 			while (edge && out && errno != EAGAIN);
-		if (!edge && was_out && !out) {
-			event.events = EPOLLIN;
+		if (!edge && wanted(in, out) != before) {
+			event.events = wanted(in, out);
 			NEED(epoll_ctl(set, EPOLL_CTL_MOD, stream->fd, &event) == 0);
 		}
 	}

@@ -57,9 +57,13 @@ def test_killed_while_it_stands_still(load_program: Path, tmp_path: Path, victim
         dies, survives = (driver, load.server) if victim == "driver" else (load.server, driver)
         dies.send_signal(signal.SIGSTOP)
         before = -1
-        while (now := _sent(sidestep, survives.pid)) != before or not _asleep(survives.pid):
-            before = now
-            time.sleep(0.05)  # between two looks: who goes on has sent what there was room for once nothing has moved
+
+        def waits() -> bool:
+            nonlocal before
+            last, before = before, _sent(sidestep, survives.pid)
+            return before == last and _asleep(survives.pid)
+
+        assert reached(waits, PATIENCE_S), "the end that goes on finds no rest"
         dies.kill()
         dies.wait()
         if victim == "driver":
