@@ -38,8 +38,8 @@ sys.path.append(str(HERE.parent / "tests/support"))
 from harness.machine import cpu_time_ns  # noqa: E402 - the path has to be there first
 from hosts import NETWORK, NETWORK6, Host, hosts  # noqa: E402
 
-from sidestep.config import RemoteSettings  # noqa: E402
 from sidestep.demo.machine import Machine  # noqa: E402
+from sidestep.settings import RemoteSettings  # noqa: E402
 
 CONNECT_S: Final = 10.0
 WARM_UP_S: Final = 0.5  # in which it is promoted, too

@@ -30,8 +30,8 @@ from harness.rows import ROWS
 from harness.world import Program, World
 
 from remote import spread  # which shows where `hosts` is
-from sidestep.config import RemoteSettings
 from sidestep.demo.machine import Machine
+from sidestep.settings import RemoteSettings
 
 # isort: split
 from hosts import NETWORK, NETWORK6, Host, hosts

@@ -11,20 +11,20 @@ TCP socket that the process makes. These names are imported when they are first 
 
 from __future__ import annotations
 
-from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final
-
-from sidestep.installation import include_dir, native_library
 
 if TYPE_CHECKING:
     from sidestep import aio, socket
     from sidestep.aio import EventLoop, open_connection, start_server
     from sidestep.embed import install, installed, uninstall
+    from sidestep.installation import include_dir, native_library
     from sidestep.socket import create_connection, create_server
 else:  # a type checker would take any name for one of these
 
     def __getattr__(name: str) -> Any:
         """Imports what the commands do not need when it is asked for: `sidestep run` starts quickly."""
+        from importlib import import_module
+
         if name in ("aio", "socket"):
             return import_module(f"sidestep.{name}")
         if name in _PLACES:
@@ -55,8 +55,10 @@ _PLACES: Final = {  # name -> module that has it
     "EventLoop": "sidestep.aio",
     "create_connection": "sidestep.socket",
     "create_server": "sidestep.socket",
+    "include_dir": "sidestep.installation",
     "install": "sidestep.embed",
     "installed": "sidestep.embed",
+    "native_library": "sidestep.installation",
     "open_connection": "sidestep.aio",
     "start_server": "sidestep.aio",
     "uninstall": "sidestep.embed",

@@ -19,10 +19,11 @@ import warnings
 from typing import Final
 
 from sidestep import config
-from sidestep.config import PromoteAfter, ProviderSettings, ShimSettings, parse_ring_size
+from sidestep.config import ShimSettings
 from sidestep.errors import Misuse, Unavailable
 from sidestep.installation import native_library
-from sidestep.native import layout
+from sidestep.native import defaults
+from sidestep.settings import PromoteAfter, ProviderSettings, parse_ring_size, policy_places
 
 __all__ = ["install", "installed", "uninstall"]
 
@@ -171,8 +172,8 @@ def _settings(
     spin_us: int | None,
 ) -> ShimSettings:
     after = PromoteAfter.parse(str(promote_after)) if isinstance(promote_after, str | int) else promote_after
-    if spin_us is not None and not 0 <= spin_us <= layout.SPIN_US_MAX:
-        raise Misuse(f"{spin_us} is no time to spin", remedy=f"give microseconds from 0 to {layout.SPIN_US_MAX}")
+    if spin_us is not None and not 0 <= spin_us <= defaults.SPIN_US_MAX:
+        raise Misuse(f"{spin_us} is no time to spin", remedy=f"give microseconds from 0 to {defaults.SPIN_US_MAX}")
     size = None if ring_size is None else parse_ring_size(str(ring_size))
     return ShimSettings(config.socket_path(socket), after, size, spin_us)
 
@@ -210,7 +211,7 @@ def _load(settings: ShimSettings) -> ctypes.CDLL | None:
         return None
     from sidestep.provider import control  # only here: what merely imports sidestep has no use for it
 
-    control.start(ProviderSettings(settings.socket, policy=config.policy_places(os.environ)))
+    control.start(ProviderSettings(settings.socket, policy=policy_places(os.environ)))
     try:
         shim = ctypes.CDLL(str(native_library()), mode=os.RTLD_NOW | os.RTLD_LOCAL | os.RTLD_NODELETE)
     except OSError as error:

@@ -25,13 +25,14 @@ from types import TracebackType
 from typing import Any, Final, Self
 
 from sidestep import limits
-from sidestep.config import PolicyPlace, PromoteAfter, Proof, ProviderSettings, RemoteSettings, ShimSettings
+from sidestep.config import ShimSettings
 from sidestep.errors import Misuse, Unavailable
 from sidestep.observe import connections as observed
 from sidestep.observe import demotion, preload_check
 from sidestep.observe.connections import Connection
 from sidestep.observe.demotion import Outcome
 from sidestep.provider import control
+from sidestep.settings import PolicyPlace, PromoteAfter, Proof, ProviderSettings, RemoteSettings
 
 __all__ = ["Connection", "Outcome", "Sidestep", "free_port"]
 

@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sidestep import limits
-from sidestep.native import layout
+from sidestep.native import defaults, layout
 from sidestep.native.header import c_header
 from sidestep.native.layout import (
     REASON_TEXT,
@@ -68,7 +68,7 @@ def test_fields_that_do_not_exist_are_refused() -> None:
 
 
 def test_the_generated_header_satisfies_its_own_assertions(tmp_path: Path) -> None:
-    (tmp_path / "layout.h").write_text(c_header(layout))
+    (tmp_path / "layout.h").write_text(c_header(layout, defaults))
     (tmp_path / "check.c").write_text('#include "layout.h"\n')
     subprocess.run(["cc", "-std=gnu11", "-Wall", "-Werror", "-fsyntax-only", "check.c"], cwd=tmp_path, check=True)
 
@@ -129,7 +129,7 @@ def test_the_shim_has_the_table_of_the_switch_over_pair_by_pair(tmp_path: Path, 
             lines.append(
                 f"if (next[{way}_{state.name}][{way}_ON_{event.name}] != {to}) return {way}_ON_{event.name} + 1;"
             )
-    (tmp_path / "layout.h").write_text(c_header(layout))
+    (tmp_path / "layout.h").write_text(c_header(layout, defaults))
     (tmp_path / "check.c").write_text("\n".join([*lines, "return 0;", "}", ""]))
     subprocess.run(["cc", "-std=gnu11", "-Wall", "-Werror", "-o", "check", "check.c"], cwd=tmp_path, check=True)
     subprocess.run(["./check"], cwd=tmp_path, check=True)

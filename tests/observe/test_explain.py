@@ -24,12 +24,12 @@ from foreign_programs import put_out_of_reach
 from relay_example import installed as relay_installed
 from shim_client import ShimClient
 
-from sidestep.config import Proof
 from sidestep.errors import Misuse
 from sidestep.native.layout import REASON_TEXT, Reason, State
 from sidestep.native.reasons import REMEDY, remedy
 from sidestep.observe.explain import Explainer, Query, Verdict
 from sidestep.observe.sockets import HostSocket
+from sidestep.settings import Proof
 from sidestep.switch.protocol import Endpoint
 from sidestep.testing import Sidestep, free_port
 

@@ -13,10 +13,10 @@ from pathlib import Path
 import pytest
 
 from sidestep import limits
-from sidestep.config import PolicyPlace, policy_places
 from sidestep.policy import Role, Subject
 from sidestep.policy.disk import DiskNames
 from sidestep.provider.policy_files import PolicyFiles
+from sidestep.settings import PolicyPlace, policy_places
 
 WHO = Subject(("x",), 1000, frozenset())
 TCP, SDP = "use tcp connect * *:*\n", "use sdp connect * *:*\n"

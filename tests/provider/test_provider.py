@@ -20,7 +20,6 @@ from common import PATIENCE_S, TcpPair, eventually, slot
 from shim_client import Channel, ShimClient
 
 from sidestep import config, limits
-from sidestep.config import ProviderSettings
 from sidestep.errors import Unavailable
 from sidestep.native import _channel, layout
 from sidestep.native.layout import IPPROTO_SDP, Ask, Refusal, Rpc, State, Welcome
@@ -28,6 +27,7 @@ from sidestep.provider import arena, control, memory, rpc
 from sidestep.provider.clients import Client
 from sidestep.provider.rpc import Message
 from sidestep.provider.server import Provider, Watchdog
+from sidestep.settings import ProviderSettings
 from sidestep.switch.budget import SWEEP_INTERVAL_S
 from sidestep.switch.offers import ClientId
 from sidestep.testing import WAIT_TIMEOUT_S, Sidestep

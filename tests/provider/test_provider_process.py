@@ -18,11 +18,11 @@ import pytest
 from common import PATIENCE_S, eventually, forked
 
 from sidestep import config, limits
-from sidestep.config import PromoteAfter, ProviderSettings
 from sidestep.errors import Misuse, Unavailable
 from sidestep.provider import control
 from sidestep.provider.rundir import AlreadyRunning, RunDir, lock_path, log_path
 from sidestep.provider.server import Watchdog
+from sidestep.settings import PromoteAfter, ProviderSettings, parse_ring_size
 from sidestep.testing import Sidestep
 
 LINGER_S = 100  # of which a busy machine uses up no half
@@ -295,13 +295,13 @@ def test_a_wrong_promote_after_is_refused(text: str) -> None:
 
 @pytest.mark.parametrize(("text", "size"), [("4096", 4096), ("256K", 262144), ("64m", 64 << 20)])
 def test_a_ring_size_is_read(text: str, size: int) -> None:
-    assert config.parse_ring_size(text) == size
+    assert parse_ring_size(text) == size
 
 
 @pytest.mark.parametrize("text", ["", "K", "2048", "5000", "128M", "-4096", "4096.0", "0x1000"])
 def test_a_wrong_ring_size_is_refused(text: str) -> None:
     with pytest.raises(Misuse):
-        config.parse_ring_size(text)
+        parse_ring_size(text)
 
 
 def test_a_socket_path_too_long_is_refused() -> None:

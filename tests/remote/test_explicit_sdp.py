@@ -18,7 +18,7 @@ from hosts import NETWORK, Host, Make
 from sdp_connects import IPPROTO_SDP
 from talking import PORT, TALKERS, ends_well, line, listening, talking
 
-from sidestep.config import RemoteSettings
+from sidestep.settings import RemoteSettings
 
 pytestmark = pytest.mark.slow
 

@@ -15,12 +15,12 @@ from hosts import NETWORK, Host, Make, command
 from talking import PORT, line, promoted
 
 from sidestep import gain
-from sidestep.config import RemoteSettings
 from sidestep.demo import profile
 from sidestep.errors import Misuse
 from sidestep.gain import Profile, Traffic
 from sidestep.native.layout import Reason
 from sidestep.remote.transports import Iwarp, Roce, Verbs
+from sidestep.settings import RemoteSettings
 from sidestep.switch.protocol import OffloadTransport
 
 TURNING: Final = [sys.executable, str(Path(__file__).with_name("turning.py"))]

@@ -24,10 +24,10 @@ from talking import PORT, TALKERS, ends_well, line
 from sidestep import limits
 from sidestep.api.sockets import MSG_WAITALL, SHUT_WR
 from sidestep.cli.gateway import gateway as command
-from sidestep.config import RemoteSettings
 from sidestep.errors import Misuse
 from sidestep.provider import control
 from sidestep.remote.gateway_rules import Rule, check_rules, read_rules
+from sidestep.settings import RemoteSettings
 
 SIDESTEP = Path(sys.executable).with_name("sidestep")
 

@@ -16,9 +16,9 @@ from standard_peer import StandardPeer
 from talking import PORT, TALKERS, ends_well, line, promoted, serving, talking
 
 from sidestep.api.sockets import MSG_WAITALL, SHUT_WR
-from sidestep.config import RemoteSettings
 from sidestep.sdp.portmapper import PortMapKind
 from sidestep.sdp.settings import Carrier
+from sidestep.settings import RemoteSettings
 
 pytestmark = pytest.mark.slow
 

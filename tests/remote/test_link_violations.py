@@ -31,10 +31,10 @@ from talking import PORT, ends_well, line, promoted, serving, talking
 from ways import WAIT_S, World
 
 from sidestep import limits
-from sidestep.config import RemoteSettings
 from sidestep.native import layout
 from sidestep.provider.carry import remote_relay as far
 from sidestep.remote import link, promotion
+from sidestep.settings import RemoteSettings
 from sidestep.switch.link import Control
 
 pytestmark = pytest.mark.slow

@@ -12,11 +12,11 @@ from hosts import NETWORK, Host, Make, command
 from talking import PORT, TALKERS, ends_well, line, serving, talking
 
 from sidestep import limits
-from sidestep.config import RemoteSettings
 from sidestep.errors import LimitReached
 from sidestep.loop import Loop
 from sidestep.native.layout import Reason
 from sidestep.remote.places import Places
+from sidestep.settings import RemoteSettings
 from sidestep.testing import Connection
 
 SIZE: Final = 3000

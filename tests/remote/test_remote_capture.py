@@ -17,11 +17,11 @@ from dissector import messages_seen, shown
 from hosts import NETWORK, Host, Make
 from talking import PYTHON_SDP, TALKERS, line, promoted, running, talks
 
-from sidestep.config import RemoteSettings
 from sidestep.observe.capture.decode import Decoder
 from sidestep.observe.capture.events import What
 from sidestep.remote.link import CONTROL
 from sidestep.sdp.wire import BSDH_LEN, Mid
+from sidestep.settings import RemoteSettings
 from sidestep.switch.link import Control
 
 pytestmark = [pytest.mark.slow, pytest.mark.app]

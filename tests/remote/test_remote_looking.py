@@ -14,11 +14,11 @@ from prometheus_client.parser import text_string_to_metric_families
 from talking import PORT, TALKERS, line, promoted, serving
 
 from sidestep import limits
-from sidestep.config import RemoteSettings
 from sidestep.observe.device_totals import DeviceTotals, activities
 from sidestep.observe.links import OTHERS, LinkRoute, LinkTotals, sums
 from sidestep.observe.metrics import Exporter
 from sidestep.observe.rdma import DeviceView, ProcessView
+from sidestep.settings import RemoteSettings
 
 SIZE = 300_000
 NUMBERS = {

@@ -14,9 +14,9 @@ from common import PATIENCE_S
 from hosts import NETWORK, Host, Make, command
 from talking import PORT, TALKERS, line
 
-from sidestep.config import RemoteSettings
 from sidestep.remote.promotion import why_not, why_not_in
 from sidestep.sdp.portmapper import UDP_PORT
+from sidestep.settings import RemoteSettings
 
 pytestmark = pytest.mark.slow
 

@@ -11,8 +11,8 @@ from common import PATIENCE_S
 from hosts import NETWORK, NETWORK6, Host, Make
 from talking import PORT, TALKERS, ends_well, promoted, serving
 
-from sidestep.config import RemoteSettings
 from sidestep.observe.demotion import Result
+from sidestep.settings import RemoteSettings
 from sidestep.testing import Connection
 
 pytestmark = pytest.mark.slow

@@ -14,10 +14,10 @@ from installed_examples import on_the_path
 from talking import PORT, ends_well, on_tcp, promoted, serving, talking
 
 from sidestep import gain
-from sidestep.config import RemoteSettings
 from sidestep.native.layout import Reason
 from sidestep.observe.demotion import Result
 from sidestep.provider.control import ControlConnection
+from sidestep.settings import RemoteSettings
 
 pytestmark = pytest.mark.slow
 

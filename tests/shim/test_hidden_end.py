@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 from common import PATIENCE_S, standing_still
 
-from sidestep.config import Proof
+from sidestep.settings import Proof
 from sidestep.testing import Sidestep
 
 PROGRAM = Path(__file__).parent / "programs" / "ends.py"

@@ -10,9 +10,10 @@ from pathlib import Path
 import pytest
 from told_ends import End, join, promote
 
-from sidestep.config import ENV_PROMOTE_AFTER, ENV_RING_SIZE, ENV_SPIN_US, PromoteAfter
+from sidestep.config import ENV_PROMOTE_AFTER, ENV_RING_SIZE, ENV_SPIN_US
 from sidestep.errors import Misuse
-from sidestep.native import layout
+from sidestep.native import defaults
+from sidestep.settings import PromoteAfter
 from sidestep.testing import Connection, Sidestep
 
 THRESHOLDS = (
@@ -59,10 +60,10 @@ def test_a_number_has_nothing_behind_it(sidestep: Sidestep) -> None:
     assert "is not a number" in _said(sidestep, ENV_RING_SIZE, "4096:x")
 
 
-@pytest.mark.parametrize("spin_us", [layout.SPIN_US_MAX, layout.SPIN_US_MAX + 1])
+@pytest.mark.parametrize("spin_us", [defaults.SPIN_US_MAX, defaults.SPIN_US_MAX + 1])
 def test_the_shim_spins_as_long_as_the_commands_allow(sidestep: Sidestep, spin_us: int) -> None:
     told = "is not a number" in _said(sidestep, ENV_SPIN_US, str(spin_us))
-    assert told is (spin_us > layout.SPIN_US_MAX)
+    assert told is (spin_us > defaults.SPIN_US_MAX)
 
 
 @pytest.mark.slow

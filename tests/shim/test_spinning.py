@@ -10,11 +10,11 @@ import pytest
 from busy import busy
 from told_ends import End, join, promote
 
-from sidestep.native import layout
+from sidestep.native import defaults
 from sidestep.testing import Sidestep
 
 ROUNDS = 60
-LATE_S = 1.2e-6 * layout.SPIN_US_MAX  # an answer that spinning a little longer seems to catch, and never does
+LATE_S = 1.2e-6 * defaults.SPIN_US_MAX  # an answer that spinning a little longer seems to catch, and never does
 LOST_MAX = ROUNDS // 4  # four, then one for each rest, which lasts as long as 64 spins
 WAITS = {
     "recv": "s.recv(1)",
@@ -40,7 +40,7 @@ def on_cpus(cpus: set[int]) -> Iterator[None]:
 @pytest.mark.slow
 @pytest.mark.parametrize("wait", WAITS)
 def test_spins_that_are_always_lost_are_given_up(wait: str) -> None:
-    longest = str(layout.SPIN_US_MAX)
+    longest = str(defaults.SPIN_US_MAX)
     cpus = os.sched_getaffinity(0)
     ours = {min(cpus)}  # whoever is busy elsewhere is counted among those who want it, and takes none of it
     with Sidestep() as sidestep, ExitStack() as stack:

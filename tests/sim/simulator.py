@@ -80,7 +80,7 @@ def _shim_sources(native: Path) -> list[Path]:
 
 def _compile(name: str, out: Path, native: Path) -> None:
     cc = os.environ.get("CC", "gcc")
-    _run(sys.executable, native / "header.py", native / "layout.py", out / "layout.h")
+    _run(sys.executable, native / "header.py", native / "layout.py", native / "defaults.py", out / "layout.h")
 
     def compiled(source: Path, flags: Iterable[str]) -> Path:
         made = out / f"{source.parent.name}-{source.stem}.o"

@@ -13,9 +13,9 @@ from typing import Any, Final, Self
 import needed
 import pytest
 
-from sidestep.config import RemoteSettings
 from sidestep.errors import Unavailable
 from sidestep.observe.namespaces import Namespace, NetworkBridge, ip, thread_in_netns
+from sidestep.settings import RemoteSettings
 from sidestep.testing import Sidestep
 
 NETWORK: Final = "198.18.7.0/24"

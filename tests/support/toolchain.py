@@ -37,7 +37,9 @@ TESTS: Final = SUPPORT.parent
 ROOT: Final = TESTS.parent
 NATIVE_TESTS: Final = TESTS / "native"
 NATIVE: Final = ROOT / "src" / "sidestep" / "native"
-LAYOUT: Final = (NATIVE / "header.py", NATIVE / "layout.py")  # what writes layout.h, and of what
+LAYOUT: Final = tuple(
+    NATIVE / name for name in ("header.py", "layout.py", "defaults.py")
+)  # what writes layout.h, and of what
 HEADERS: Final = ROOT / "include" / "sidestep"  # what C programs include
 OUTPUT: Final = ROOT / "build" / "native-tests"
 OBJECTS: Final = OUTPUT / "objects"

@@ -18,12 +18,13 @@ from typing import Any, Final, TypeVar
 
 from shim_client import ShimClient
 
-from sidestep.config import PolicyPlace, ProviderSettings, ShimSettings
+from sidestep.config import ShimSettings
 from sidestep.native.layout import Refusal, Rpc
 from sidestep.observe import connections as observed
 from sidestep.observe.connections import Connection
 from sidestep.provider import control
 from sidestep.provider.proof import lookup as proof
+from sidestep.settings import PolicyPlace, ProviderSettings
 from sidestep.testing import Sidestep
 
 SERVICE: Final = 64_100  # the uids need no names

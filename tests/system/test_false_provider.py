@@ -15,6 +15,7 @@ from common import PATIENCE_S
 from tenants import ALICE, BOB, PROGRAMS, SERVICE
 
 from sidestep import config
+from sidestep.settings import PromoteAfter
 
 ROOT = 0
 Serve = Callable[..., subprocess.Popen[str]]
@@ -39,7 +40,7 @@ def serve(closing: ExitStack) -> Serve:
 
 def talk(path: Path, wrap: Sequence[str] = ()) -> str:
     """A program of ALICE's says a secret under the shim; whether its Python believes the provider, and why not."""
-    env = config.ShimSettings(path, config.PromoteAfter(0)).environment(os.environ)
+    env = config.ShimSettings(path, PromoteAfter(0)).environment(os.environ)
     found = subprocess.run(
         [*wrap, sys.executable, str(PROGRAMS / "secret.py"), str(ALICE)], env=env,
         capture_output=True, text=True, timeout=60, check=True, cwd="/",

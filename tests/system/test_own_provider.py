@@ -14,8 +14,8 @@ import pytest
 from shim_client import Channel, ShimClient
 from tenants import End, Namespace, answer
 
-from sidestep.config import RemoteSettings
 from sidestep.native.layout import Refusal, Rpc, Welcome
+from sidestep.settings import RemoteSettings
 from sidestep.testing import Sidestep
 
 MakeChannel = Callable[..., Channel]

@@ -15,7 +15,8 @@ from common import PATIENCE_S
 from tenants import ALICE, PROGRAMS, as_user
 
 from sidestep import native_library
-from sidestep.config import PromoteAfter, ShimSettings
+from sidestep.config import ShimSettings
+from sidestep.settings import PromoteAfter
 
 
 @pytest.fixture

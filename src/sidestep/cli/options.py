@@ -38,16 +38,20 @@ def together(*options: Callable[[CommandT], CommandT]) -> Callable[[CommandT], C
 
 def promote_after_option(default: str | None, text: str) -> Callable[[CommandT], CommandT]:
     """`--promote-after`: how much life a connection must show."""
+    from sidestep.settings import PromoteAfter  # here and below, as most commands have no such option
+
     return click.option(
-        "--promote-after", metavar="CALLS[:BYTES]", callback=parsed(config.PromoteAfter.parse),
+        "--promote-after", metavar="CALLS[:BYTES]", callback=parsed(PromoteAfter.parse),
         default=default, show_default=default is not None, help=text,
     )  # fmt: skip
 
 
 def ring_size_option(default: str | None, text: str) -> Callable[[CommandT], CommandT]:
     """`--ring-size`: bytes of a channel in each direction."""
+    from sidestep.settings import parse_ring_size
+
     return click.option(
-        "--ring-size", metavar="BYTES", callback=parsed(config.parse_ring_size),
+        "--ring-size", metavar="BYTES", callback=parsed(parse_ring_size),
         default=default, show_default=default is not None, help=text,
     )  # fmt: skip
 

@@ -20,7 +20,6 @@ from sidestep import config, limits
 from sidestep.cli.group import Group
 from sidestep.cli.options import json_option, socket_option
 from sidestep.cli.shown import show
-from sidestep.config import PolicyPlace
 from sidestep.devices import device_of
 from sidestep.errors import Misuse, Unavailable, counted
 from sidestep.loop import Loop
@@ -34,6 +33,7 @@ from sidestep.provider.decisions import Decisions
 from sidestep.provider.network.routes import Network
 from sidestep.provider.policy_files import read_places
 from sidestep.routing import Route
+from sidestep.settings import PolicyPlace, policy_places
 from sidestep.switch.modules import FIRST, PROTOCOLS_GROUP, Modules, Protocols, installed
 from sidestep.switch.protocol import Endpoint, OffloadProtocol, Request, Services
 from sidestep.switch.transports import TRANSPORTS_GROUP, Transports
@@ -46,7 +46,7 @@ _NO_DEVICE: Final = "none: no RDMA device sends there"
 
 def _places(files: Sequence[Path]) -> Places:
     """The files that were named, else those that a provider started now would read."""
-    return [PolicyPlace(file.absolute(), required=True) for file in files] or config.policy_places(os.environ)
+    return [PolicyPlace(file.absolute(), required=True) for file in files] or policy_places(os.environ)
 
 
 def _installed() -> list[str]:

@@ -14,9 +14,19 @@ from sidestep import config, gain, limits
 from sidestep.cli.group import Group
 from sidestep.cli.options import json_option, parsed, promote_after_option, ring_size_option, socket_option, together
 from sidestep.cli.shown import show
-from sidestep.config import PromoteAfter, Proof, ProviderSettings, RemoteSettings, parse_cpus
 from sidestep.errors import Misuse
 from sidestep.provider import control, daemon
+from sidestep.settings import (
+    TRANSPORTS,
+    PolicyPlace,
+    PromoteAfter,
+    Proof,
+    ProviderSettings,
+    RemoteSettings,
+    parse_cpus,
+    parse_workers,
+    policy_places,
+)
 
 
 @click.group(cls=Group)
@@ -93,7 +103,7 @@ def provider() -> None:
 )
 @click.option(
     "--remote-transports",
-    default=",".join(config.TRANSPORTS),
+    default=",".join(TRANSPORTS),
     metavar="NAME[,NAME...]",
     show_default=True,
     help="The kinds of device that connections with other hosts go over, the first one that is there for both ends; "
@@ -130,15 +140,15 @@ def start(
 
     With --foreground, return once it has ended, and fail if one runs already.
     """
-    policy = config.policy_places(os.environ)
+    policy = policy_places(os.environ)
     if system:
         source = click.get_current_context().get_parameter_source
         socket = config.SYSTEM_SOCKET if source("socket") is ParameterSource.DEFAULT else socket
         idle_exit = 0 if source("idle_exit") is ParameterSource.DEFAULT else idle_exit
-        policy = (config.PolicyPlace(config.SYSTEM_POLICY),)
+        policy = (PolicyPlace(config.SYSTEM_POLICY),)
     if remote_key and not remote:
         raise Misuse("--remote-key without --remote", remedy="name the hosts: --remote NETWORKS")
-    workers_count = config.parse_workers(workers)
+    workers_count = parse_workers(workers)
     if workers_count and not remote:
         raise Misuse("--workers without --remote", remedy="name the hosts: --remote NETWORKS")
     settings = ProviderSettings(

@@ -9,8 +9,9 @@ import click
 from sidestep import config
 from sidestep.cli.options import promote_after_option, ring_size_option, socket_option
 from sidestep.cli.start import start
-from sidestep.config import PromoteAfter, ShimSettings
-from sidestep.native import layout
+from sidestep.config import ShimSettings
+from sidestep.native import defaults
+from sidestep.settings import PromoteAfter
 
 
 @click.command(context_settings={"allow_interspersed_args": False})
@@ -18,7 +19,7 @@ from sidestep.native import layout
 @ring_size_option(None, "Size of a channel in each direction, such as 256K.")
 @click.option(
     "--spin-us",
-    type=click.IntRange(0, layout.SPIN_US_MAX),
+    type=click.IntRange(0, defaults.SPIN_US_MAX),
     help="Microseconds that a wait may spin before it sleeps; 0: never.",
 )
 @click.option(

@@ -6,14 +6,12 @@ import os
 import signal
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
 
+from sidestep import config
+from sidestep.config import ShimSettings
 from sidestep.errors import Unavailable
 from sidestep.installation import native_library
 from sidestep.observe import preload_check as reach
-
-if TYPE_CHECKING:
-    from sidestep.config import ShimSettings
 
 EXIT_UNSUITED = 125  # an exit code of our own, as env and timeout have it
 EXIT_NOT_EXECUTABLE = 126  # the exit code of env and the shell
@@ -35,9 +33,7 @@ def start(
     env = dict(os.environ)
     log = None
     if settings is not None or not _is_under_shim():
-        from sidestep import config
-
-        settings = settings or config.ShimSettings(config.socket_path())
+        settings = settings or ShimSettings(config.socket_path())
         log = _log_file()
         try:
             env = settings.environment(env)
@@ -56,8 +52,6 @@ def start(
     if require and any(not obstacle.stops_it for obstacle in obstacles):
         sys.exit(EXIT_UNSUITED)
     if _move_is_fatal():
-        from sidestep import config
-
         env[config.ENV_STAY] = "1"
     if program and os.access(program, os.R_OK) and reach.is_address_sanitized(program):
         env["ASAN_OPTIONS"] = ":".join(filter(None, [_ASAN_OPTION, env.get("ASAN_OPTIONS", "")]))
@@ -110,45 +104,31 @@ def _move_is_fatal() -> bool:
 
 
 def _is_under_shim() -> bool:
-    """True if this process has the shim of this installation, and its provider answers: an exec is all that CMD needs.
-
-    The names of the environment are those of config.py, which is most of the cost of a start.
-    """
-    if "SIDESTEP_LOG" in os.environ:  # run checks that the log can be written
+    """True if this process has the shim of this installation, and its provider answers: CMD needs an exec only."""
+    if config.ENV_LOG in os.environ:  # run checks that the log can be written
         return False
-    path = os.environ.get("SIDESTEP_SOCKET", "")
-    as_root = os.environ.get("SIDESTEP_FROM_ROOT") == "1"
+    path = os.environ.get(config.ENV_SOCKET, "")
+    as_root = os.environ.get(config.ENV_FROM_ROOT) == "1"
     preloaded = os.environ.get("LD_PRELOAD", "").replace(":", " ").split()
     if not path.startswith("/") or as_root != (os.geteuid() == 0) or str(native_library()) not in preloaded:
         return False
-    import _socket
-
-    probe = _socket.socket(_socket.AF_UNIX, _socket.SOCK_SEQPACKET | _socket.SOCK_CLOEXEC)
     try:
-        probe.connect(path)
-        _, listener, _ = memoryview(probe.getsockopt(_socket.SOL_SOCKET, _socket.SO_PEERCRED, 12)).cast("i")
-        # Only root makes directories in /run. As config.check_listener has it, which explains what is not believed.
-        believed = Path(path).parent.stat().st_uid if path.startswith("/run/sidestep/") else os.geteuid()
-    except OSError:
+        return config.answers(Path(path))
+    except config.NotBelieved:  # the way of all others explains that
         return False
-    finally:
-        probe.close()
-    return listener in (0, believed)
 
 
 def _start_provider(path: Path, log: Path | None) -> None:
-    from sidestep import config
     from sidestep.observe import other_users
     from sidestep.provider import control
+    from sidestep.settings import ProviderSettings, policy_places
 
-    started = control.start(config.ProviderSettings(path, policy=config.policy_places(os.environ)))
+    started = control.start(ProviderSettings(path, policy=policy_places(os.environ)))
     if started and (left_out := other_users.warning(path)):  # a warning once, and not with every program
         _note(left_out, log)
 
 
 def _log_file() -> Path | None:
-    from sidestep import config
-
     try:
         return config.log_file(os.environ)
     except Unavailable as error:

@@ -30,12 +30,12 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import IO, Any, Final, Self
 
-from sidestep.config import RemoteSettings
 from sidestep.demo.machine import CpuTime, Machine, Others, others_now
 from sidestep.demo.picture import slower
 from sidestep.errors import Unavailable
 from sidestep.installation import native_library
 from sidestep.observe.namespaces import Namespace, NetworkBridge
+from sidestep.settings import RemoteSettings
 from sidestep.testing import Sidestep, free_port
 
 ROUNDS: Final = 3

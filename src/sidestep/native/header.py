@@ -1,4 +1,4 @@
-"""`layout.h`, out of the tables of `layout.py`: the build runs ``python header.py LAYOUT.PY OUT``."""
+"""`layout.h`, out of `layout.py` and `defaults.py`: the build runs ``python header.py LAYOUT.PY DEFAULTS.PY OUT``."""
 
 from __future__ import annotations
 
@@ -26,22 +26,22 @@ def _table(
     ]
 
 
-def c_header(layout: ModuleType) -> str:
-    """The header, of a module that has what `layout` has."""
-    lines = ["/* Made from layout.py by the build; change it there. */"]
+def c_header(layout: ModuleType, defaults: ModuleType) -> str:
+    """The header, of modules that have what these two have."""
+    lines = ["/* Made from layout.py and defaults.py by the build; change it there. */"]
     lines += ["#ifndef SIDESTEP_LAYOUT_H", "#define SIDESTEP_LAYOUT_H"]
     lines += [f"#include <{name}.h>" for name in ("assert", "stdatomic", "stddef", "stdint")]
     lines += [""]
     for name in (
         "LAYOUT_VERSION", "RPC_MAGIC", "REGISTRY_BUCKETS", "REGISTRY_BUCKETS_OFFSET", "REGISTRY_SIZE",
         "ARENA_SLOTS_OFFSET", "ARENA_SLOTS_MAX", "ARENA_MAGIC", "CHANNEL_ROUNDS", "SLOT_RELAY_OVER",
-        "DOORBELLS_PER_PAGE", "TRANSLATED_ADDRESS", "TRANSLATED_MASK", "SPIN_US_MAX", "GAIN_MIN_NS", "SDP_DATA",
-        "HINT_RING_ALWAYS", "NONCE_COUNT", "NONCE_TAKEN",
-        "LINK_DATA", "LINK_READ",
-        *(name for name in vars(layout) if name.startswith("PROMOTE_AFTER_")),
+        "DOORBELLS_PER_PAGE", "TRANSLATED_ADDRESS", "TRANSLATED_MASK", "GAIN_MIN_NS", "SDP_DATA", "HINT_RING_ALWAYS",
+        "NONCE_COUNT", "NONCE_TAKEN", "LINK_DATA", "LINK_READ",
     ):  # fmt: skip
         lines.append(f"#define {name} {getattr(layout, name):#x}u")
-    lines.append(f'#define SYSTEM_SOCKET "{layout.SYSTEM_SOCKET}"')
+    numbers = {name: value for name, value in vars(defaults).items() if isinstance(value, int)}
+    lines += [f"#define {name} {value:#x}u" for name, value in numbers.items()]
+    lines.append(f'#define SYSTEM_SOCKET "{defaults.SYSTEM_SOCKET}"')
     lines += [
         "#ifndef CHANNEL_SPILL /* a test has less */",
         f"#define CHANNEL_SPILL {layout.CHANNEL_SPILL:#x}u",
@@ -86,6 +86,6 @@ def c_header(layout: ModuleType) -> str:
 
 
 if __name__ == "__main__":
-    tables = SimpleNamespace(**runpy.run_path(sys.argv[1]))
-    with open(sys.argv[2], "w", encoding="ascii") as out:
-        out.write(c_header(cast(ModuleType, tables)))
+    layout, defaults = (cast(ModuleType, SimpleNamespace(**runpy.run_path(path))) for path in sys.argv[1:3])
+    with open(sys.argv[3], "w", encoding="ascii") as out:
+        out.write(c_header(layout, defaults))

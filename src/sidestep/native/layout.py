@@ -14,7 +14,6 @@ LAYOUT_VERSION: Final = 9
 # Versions that a provider serves, so that it can be replaced while programs run. Since the oldest, only words and bits
 # have been added that were zero before. A program that does not know them works without.
 LAYOUTS: Final = range(7, LAYOUT_VERSION + 1)
-SYSTEM_SOCKET: Final = "/run/sidestep/provider"  # the system-wide provider
 RPC_MAGIC: Final = 0x53445331  # "SDS1"
 REGISTRY_BUCKETS: Final = 4096  # power of two; one word per hash of a four-tuple
 REGISTRY_BUCKETS_OFFSET: Final = 4096
@@ -29,13 +28,6 @@ DOORBELLS_PER_PAGE: Final = 64  # one 64-byte line each
 # of tcp_rmem). Sparse: untouched pages cost no memory.
 CHANNEL_SPILL: Final = 16 << 20
 GAIN_MIN_NS: Final = 1_000_000  # less is not worth the way to another host
-
-# Bounds for promotion, of which a connection reaches one: reads and writes, so that short ones cost nothing; bytes.
-PROMOTE_AFTER_CALLS: Final = 8
-PROMOTE_AFTER_BYTES: Final = 64 << 10
-PROMOTE_AFTER_CALLS_MAX: Final = (1 << 22) - 1  # 32 bits hold 2^BACKOFF_MAX times as many
-PROMOTE_AFTER_BYTES_MAX: Final = (1 << 63) - 1
-SPIN_US_MAX: Final = 10_000  # that a wait may spin: longer than any wake-up; more would only burn a core
 
 # Explicit sockets: arguments of socket(). The families are numbers that no kernel will ever assign (Linux stops at
 # AF_MAX, below 64) and that fit the 16 bits of sa_family. The protocol is one that no IP header can hold.

@@ -71,7 +71,7 @@ void shim_log(const char *format, ...)
 
 /*
  * The digits of `text` up to `end`, which is a character or the end of the text. The last parameter gets the place behind
- * them. As int() in config.py.
+ * them. As int() in settings.py.
  */
 static bool digits(const char *text, char end, uint64_t *value, const char **rest)
 {
@@ -100,7 +100,7 @@ static uint64_t env_number(const char *name, uint64_t low, uint64_t high, uint64
 	return value;
 }
 
-/* CALLS or CALLS:BYTES, as PromoteAfter.parse() in config.py has it. */
+/* CALLS or CALLS:BYTES, as PromoteAfter.parse() in settings.py has it. */
 static void promote_after_read(void)
 {
 	const char *text = getenv("SIDESTEP_PROMOTE_AFTER"), *rest;

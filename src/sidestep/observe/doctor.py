@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Final, NoReturn
 
 from sidestep import config
-from sidestep.config import ENV_LOG, ShimSettings, log_file, make_private_dir, policy_places
+from sidestep.config import ENV_LOG, ShimSettings, log_file, make_private_dir
 from sidestep.errors import SidestepError, Unavailable, counted
 from sidestep.installation import native_library
 from sidestep.native import _channel
@@ -27,6 +27,7 @@ from sidestep.observe import other_users
 from sidestep.provider import control, memory
 from sidestep.provider.policy_files import read_places
 from sidestep.provider.proof import lookup as proof
+from sidestep.settings import policy_places
 
 _NOFILE_COMFORTABLE: Final = 4096  # descriptors; the shim takes one or two a thread and one a promoted peer thread
 _MEMBARRIER: Final = {"x86_64": 324, "aarch64": 283}  # system call numbers

@@ -7,9 +7,9 @@ import sys
 from pathlib import Path
 
 from sidestep import gain, limits
-from sidestep.config import PolicyPlace, PromoteAfter, Proof, ProviderSettings, RemoteSettings, parse_cpus
 from sidestep.errors import SidestepError
 from sidestep.provider.daemon import serve
+from sidestep.settings import PolicyPlace, PromoteAfter, Proof, ProviderSettings, RemoteSettings, parse_cpus
 
 
 def main() -> int:

@@ -7,21 +7,25 @@ import json
 import os
 import select
 import socket
-import subprocess
 import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import IO, Any, Self
+from typing import IO, TYPE_CHECKING, Any, Self
 
 from sidestep import limits
-from sidestep.config import ENV_DISABLE, ENV_LOG, ProviderSettings, answers, connect
+from sidestep.config import ENV_DISABLE, ENV_LOG, answers, connect
 from sidestep.errors import PeerViolation, Unavailable
 from sidestep.native import layout
 from sidestep.native.layout import Rpc
 from sidestep.provider import rpc
 from sidestep.provider.rpc import Descriptors, Message
 from sidestep.provider.rundir import BUSY, READY, AlreadyRunning, lock_path, log_path
+
+if TYPE_CHECKING:
+    import subprocess
+
+    from sidestep.settings import ProviderSettings
 
 RESTART = "'sidestep provider stop', then 'sidestep provider start'; promoted connections go on meanwhile"
 _POLL_S = 0.01  # pause between two looks at a provider that another process is starting
@@ -135,6 +139,8 @@ def spawn(settings: ProviderSettings, *, background: bool, log: IO[bytes] | None
         AlreadyRunning: Another provider was first.
         Unavailable: It did not come up.
     """
+    import subprocess  # here, as most commands only ask
+
     deadline = time.monotonic() + limits.START_TIMEOUT_S
     reader, writer = os.pipe2(os.O_CLOEXEC)
     argv = [sys.executable, "-P", "-m", "sidestep.provider", *settings.arguments(), f"--ready-fd={writer}"]

@@ -8,12 +8,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
-from sidestep.config import ProviderSettings
 from sidestep.errors import Unavailable
 from sidestep.provider import activation
 from sidestep.provider.log import to_file, to_stderr
 from sidestep.provider.rundir import BUSY, READY, AlreadyRunning, RunDir, log_path
 from sidestep.provider.server import Provider
+from sidestep.settings import ProviderSettings
 
 _LOG_MODE: Final = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC
 

@@ -18,13 +18,13 @@ from pathlib import Path
 from typing import Any, Final
 
 from sidestep import limits
-from sidestep.config import RemoteSettings
 from sidestep.errors import Unavailable
 from sidestep.gain import Profile
 from sidestep.native.layout import Refusal
 from sidestep.native.reasons import REFUSAL_TEXT
 from sidestep.policy import BOTH, TCP, Decision, Policy, Role, Subject
 from sidestep.routing import Address, Route, plain_address
+from sidestep.settings import RemoteSettings
 from sidestep.switch.modules import Protocols
 from sidestep.switch.protocol import Endpoint, OffloadProtocol, Request
 

@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any, Final, TypeAlias
 
 from sidestep import __version__, limits
-from sidestep.config import Proof
 from sidestep.errors import Misuse, PeerViolation, SidestepError, Unavailable
 from sidestep.native import layout
 from sidestep.native.layout import Rpc
@@ -28,6 +27,7 @@ from sidestep.provider.parts import Parts
 from sidestep.provider.proof import duplicate
 from sidestep.provider.rpc import Message, Packet, expect
 from sidestep.provider.users import in_container
+from sidestep.settings import Proof
 from sidestep.switch.modules import Protocols
 from sidestep.switch.protocol import Endpoint, Request, Row
 from sidestep.switch.transports import Transports

@@ -10,7 +10,6 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING
 
-from sidestep.config import ProviderSettings
 from sidestep.counters import Counters
 from sidestep.loop import Loop
 from sidestep.policy import Role, Subject
@@ -37,6 +36,7 @@ from sidestep.provider.proof.path import PathProofs
 from sidestep.provider.users import Lineage, Users
 from sidestep.provider.workers.pool import WorkerPools
 from sidestep.routing import NetworkEvent
+from sidestep.settings import ProviderSettings
 from sidestep.switch.modules import PROTOCOLS_GROUP, Modules, Protocols, installed
 from sidestep.switch.offers import OfferTable
 from sidestep.switch.protocol import OffloadModule, OffloadProtocol, Services

@@ -10,11 +10,11 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final
 
 from sidestep import limits
-from sidestep.config import PolicyPlace
 from sidestep.policy import Policy, Problem
 from sidestep.policy.disk import DiskFiles, DiskNames
 from sidestep.policy.load import Glob, Loaded, compile_all, load
 from sidestep.provider.watch import FileWatch
+from sidestep.settings import PolicyPlace
 
 _LOGGED_MAX: Final = 5  # problems that go to the log; `sidestep policy check` shows all
 

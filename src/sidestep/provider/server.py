@@ -16,7 +16,6 @@ from collections.abc import Callable
 from typing import Final
 
 from sidestep import limits
-from sidestep.config import ProviderSettings
 from sidestep.errors import PeerViolation
 from sidestep.loop import READ
 from sidestep.native.layout import Rpc, Welcome
@@ -30,6 +29,7 @@ from sidestep.provider.parts import Parts
 from sidestep.provider.proof.lookup import netns_cookie_of
 from sidestep.provider.rpc import Message, Packet, expect
 from sidestep.provider.users import ROOT
+from sidestep.settings import ProviderSettings
 
 _UNDERSTOOD: Final = Welcome.SERVES | Welcome.NEW_DOORBELLS | Welcome.JOINS
 _TIMER_ONLY: Final = {int(signal.SIGALRM)}

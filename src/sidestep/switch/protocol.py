@@ -22,8 +22,8 @@ from sidestep.loop import Loop
 from sidestep.routing import Address, NetworkEvent, Route
 
 if TYPE_CHECKING:
-    from sidestep.config import RemoteSettings
     from sidestep.rdma.verbs import Device
+    from sidestep.settings import RemoteSettings
     from sidestep.switch.link import Carried, Link
     from sidestep.switch.stream import Stream
     from sidestep.switch.transports import Transports

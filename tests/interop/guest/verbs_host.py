@@ -16,10 +16,10 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from sidestep.config import RemoteSettings
 from sidestep.errors import SidestepError
 from sidestep.observe.rdma import processes
 from sidestep.provider.control import ControlConnection
+from sidestep.settings import RemoteSettings
 from sidestep.testing import Sidestep
 
 PLACES = [Path(__file__).with_name("talkers.py"), Path(__file__).parents[2] / "remote" / "talkers.py"]

@@ -14,11 +14,11 @@ import threading
 from pathlib import Path
 
 from provider import prepare
-from sidestep.config import ProviderSettings
 from sidestep.provider import client_table, server, users
 from sidestep.provider.clients import Client
 from sidestep.provider.pairing import pairing
 from sidestep.provider.rpc import Packet
+from sidestep.settings import ProviderSettings
 
 path, listener, uid = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
 taken = [0]

@@ -22,12 +22,12 @@ from sidestep.native.layout import Back
 from sidestep.provider.carry.direction import Ending, In, Leaving, Out, Recall
 
 if TYPE_CHECKING:
-    from sidestep.config import RemoteSettings
     from sidestep.counters import Counters
     from sidestep.loop import Loop, Timer
     from sidestep.native._engine import Engine, Loan
     from sidestep.provider.carry.hub import Side
     from sidestep.provider.carry.remote_relay import RemoteRelay
+    from sidestep.settings import RemoteSettings
 
 _RECORD: Final = "engine_record"
 _STAND: Final = (Ending.OPEN, Ending.SHUT)  # ends that leave the other direction as it is

@@ -31,7 +31,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Protocol, TypeAlias
 
 from sidestep import limits
-from sidestep.config import ENV_DISABLE, ENV_LOG, RemoteSettings
+from sidestep.config import ENV_DISABLE, ENV_LOG
 from sidestep.counters import Counters
 from sidestep.errors import PeerViolation, Unavailable
 from sidestep.provider import memory
@@ -42,6 +42,7 @@ from sidestep.provider.workers import messages
 from sidestep.provider.workers.ipc import IpcChannel
 from sidestep.provider.workers.messages import Record
 from sidestep.routing import Address
+from sidestep.settings import RemoteSettings
 from sidestep.switch.protocol import Incoming, NotYet, OffloadProtocol, Outgoing, PortMapper, Row, Services
 
 if TYPE_CHECKING:

@@ -21,7 +21,6 @@ from itertools import count
 from typing import Any, Final
 
 from sidestep import gain, limits
-from sidestep.config import RemoteSettings, parse_cpus
 from sidestep.counters import Counters
 from sidestep.errors import PeerViolation, SidestepError, Unavailable
 from sidestep.gain import Profile
@@ -39,6 +38,7 @@ from sidestep.provider.workers import messages
 from sidestep.provider.workers.ipc import IpcChannel
 from sidestep.provider.workers.messages import Record
 from sidestep.routing import Route, plain_address
+from sidestep.settings import RemoteSettings, parse_cpus
 from sidestep.switch.link import Link
 from sidestep.switch.modules import PROTOCOLS_GROUP, Modules, installed
 from sidestep.switch.offers import ConnectionKey
