@@ -15,7 +15,7 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 from harness.machine import cpu_time_ns
@@ -91,10 +91,10 @@ def run(path: Path, pid: int, *, seconds: float, rate: float, connections: int, 
                 time.sleep(0.0005)
                 continue
             index = done % len(pairs)
-            offer = replace(offers[index], token=done + 1, segment_id=secrets.token_bytes(16))
+            offer = offers[index]._replace(token=done + 1, segment_id=secrets.token_bytes(16))
             rpc.send(offerer.sock, offer, offer_fds)
             claimer.wait_offer(pairs[index][1])
-            rpc.send(claimer.sock, replace(claims[index], token=done + 1), [doorbell.doorbell, doorbell.doorbell_page])
+            rpc.send(claimer.sock, claims[index]._replace(token=done + 1), [doorbell.doorbell, doorbell.doorbell_page])
             for client, wanted in ((claimer, Rpc.ATTACH), (offerer, Rpc.CLAIMED)):
                 packet = client.receive()
                 packet.descriptors.close()

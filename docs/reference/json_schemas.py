@@ -202,7 +202,7 @@ def _schema_of_type(what: Any) -> dict[str, Any]:
         return schema_of([arguments[0]])
     if get_origin(what) is dict:
         return {"type": "object", "additionalProperties": schema_of(arguments[1])}
-    if isinstance(what, type) and is_dataclass(what):
+    if isinstance(what, type) and (is_dataclass(what) or issubclass(what, tuple)):
         return schema_of(_fields(what))
     if issubclass(what, Enum):
         return schema_of({one.value for one in what})

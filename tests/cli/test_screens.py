@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from dataclasses import replace
 
 import pytest
 from click.testing import CliRunner
@@ -38,7 +37,7 @@ def shown(sidestep: Sidestep) -> Iterator[list[Connection]]:
             slot(45678, **BUSY, **IPV6),
         ])  # fmt: skip
         found = list(connections(sidestep.socket))
-        yield [*found, replace(found[0], program="a-program-of-15", container="0123456789ab")]
+        yield [*found, found[0]._replace(program="a-program-of-15", container="0123456789ab")]
 
 
 @pytest.mark.parametrize("width", [80, 100, 200])
@@ -164,6 +163,6 @@ redis-server  [2001:db8:1234:1234:1234:1234:1234:1234]:45678  promoted
 
 
 def test_the_screen_of_a_terminal_is_as_kept(shown: list[Connection]) -> None:
-    kept = [replace(one, program="redis-server", pid=4711, container=None) for one in shown[:4]]
+    kept = [one._replace(program="redis-server", pid=4711, container=None) for one in shown[:4]]
     lines = _Screen(80, coloured=False).lines(kept, with_head=True)
     assert [line.rstrip() for line in lines] == SCREEN_80.strip("\n").splitlines()

@@ -12,7 +12,6 @@ import struct
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, suppress
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -337,7 +336,7 @@ def test_what_is_spilled_takes_from_the_budget(
 
 
 def _replaced(message: Message, **changes: object) -> Message:
-    fields = {name: getattr(message, name) for name in Message.__dataclass_fields__}
+    fields = {name: getattr(message, name) for name in Message._fields}
     return Message(**(fields | changes))
 
 
@@ -695,8 +694,8 @@ def test_the_family_of_the_other_end_is_told_of_a_doorbell(sidestep: Sidestep, c
     with ShimClient(sidestep.socket) as one, ShimClient(sidestep.socket) as other:
         for client in (one, other):
             assert client.hello().flags & Welcome.NEW_DOORBELLS
-        rpc.send(one.sock, replace(bell, arena_id=bytes(16)), bells)  # there is no such family
-        rpc.send(one.sock, replace(bell, arena_id=other.family_id), bells)
+        rpc.send(one.sock, bell._replace(arena_id=bytes(16)), bells)  # there is no such family
+        rpc.send(one.sock, bell._replace(arena_id=other.family_id), bells)
         packet = other.receive()
         with packet.descriptors:
             told = packet.message

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
-import sys
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import islice
@@ -17,7 +15,7 @@ import click
 from sidestep import config
 from sidestep.cli.options import json_option, matching, selection_options, socket_option
 from sidestep.cli.shown import cut, printable, schema, short
-from sidestep.cli.table import GAP, table, width_of
+from sidestep.cli.table import GAP, table, terminal_width, width_of
 from sidestep.native.layout import State
 from sidestep.observe.connections import Connection, Traffic, connections, ended
 
@@ -92,8 +90,7 @@ def _print_summary(found: Iterable[Connection]) -> None:
     click.echo(f"{_ends(groups.total())}{': ' if by_state else ''}{by_state}")
     rows = [[f"{count:,}", *group] for group, count in groups.most_common()]
     if rows:
-        width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
-        for line in table([["ENDS", "PROGRAM", "STATE", "WHY"], *rows], right=[0], width=width):
+        for line in table([["ENDS", "PROGRAM", "STATE", "WHY"], *rows], right=[0], width=terminal_width()):
             click.echo(line)
 
 
@@ -102,10 +99,8 @@ def _ends(count: int) -> str:
 
 
 def _print_table(found: Iterator[Connection]) -> None:
-    if sys.stdout.isatty():
-        show = _Screen(shutil.get_terminal_size().columns, coloured=not os.environ.get("NO_COLOR")).lines
-    else:
-        show = _plain
+    width = terminal_width()
+    show = _plain if width is None else _Screen(width, coloured=not os.environ.get("NO_COLOR")).lines
     count = 0
     while piece := list(islice(found, _PIECE)):
         for line in show(piece, with_head=count == 0):

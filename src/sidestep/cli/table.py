@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import textwrap
+import sys
 from collections.abc import Collection, Iterator, Sequence
 from itertools import zip_longest
 from typing import Final
@@ -30,7 +30,7 @@ def table(
     if width is not None and not notes:
         widths[-1] = max(width - sum(widths[:-1]) - len(GAP) * (len(widths) - 1), 1)
         for row in cells:
-            row[-1] = [piece for line in row[-1] for piece in textwrap.wrap(line, widths[-1])]
+            row[-1] = [piece for line in row[-1] for piece in _folded(line, widths[-1])]
     for row, note in zip(cells, notes or [""] * len(cells), strict=True):
         for parts in zip_longest(*row, fillvalue=""):
             spaces = [" " * (room - len(unstyle(part))) for part, room in zip(parts, widths, strict=True)]
@@ -39,7 +39,22 @@ def table(
                 for number, (part, space) in enumerate(zip(parts, spaces, strict=True))
             ).rstrip()
         room = None if width is None else max(width - len(_INDENT), 1)
-        yield from (_INDENT + piece for piece in (textwrap.wrap(note, room) if room else [note] if note else []))
+        yield from (_INDENT + piece for piece in (_folded(note, room) if room else [note] if note else []))
+
+
+def _folded(text: str, room: int) -> list[str]:
+    import textwrap  # here, as a table in a pipe needs none
+
+    return textwrap.wrap(text, room)
+
+
+def terminal_width() -> int | None:
+    """Columns of the terminal that stdout is; None: it is another file."""
+    if not sys.stdout.isatty():
+        return None
+    import shutil
+
+    return shutil.get_terminal_size().columns
 
 
 def width_of(column: Sequence[str]) -> int:

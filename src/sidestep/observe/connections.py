@@ -9,10 +9,9 @@ from __future__ import annotations
 import base64
 import time
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from socket import AF_INET, AF_INET6, inet_ntop
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from sidestep.native import layout
 from sidestep.native.layout import Reason, Role, Rx, State, Tx
@@ -28,8 +27,7 @@ _RELAY_OVER: Final = "a provider, here or at the other host, has ended the link 
 _ARROWS: Final = {"active": "->", "passive": "<-", "unknown": "--"}
 
 
-@dataclass(frozen=True, slots=True)
-class Traffic:
+class Traffic(NamedTuple):
     """Traffic of one direction, by path."""
 
     tcp_bytes: int
@@ -44,8 +42,7 @@ class Traffic:
         return "tcp" if self.ring_from is None else "ring"
 
 
-@dataclass(frozen=True, slots=True)
-class Key:
+class Key(NamedTuple):
     """Names one end while it lives; the next user of the slot has another generation."""
 
     arena: str  # id of its process family
@@ -53,8 +50,7 @@ class Key:
     generation: int
 
 
-@dataclass(frozen=True, slots=True)
-class Connection:
+class Connection(NamedTuple):
     """One end of a TCP connection."""
 
     pid: int  # number as it is seen from here; 0: it is hidden
@@ -101,11 +97,12 @@ class Connection:
         return _ARROWS[self.role]
 
     def as_json(self) -> dict[str, Any]:
-        return {name: value for name, value in asdict(self).items() if name != "key"}
+        document = self._asdict() | {"tx": self.tx._asdict(), "rx": self.rx._asdict()}
+        del document["key"]
+        return document
 
 
-@dataclass(frozen=True, slots=True)
-class Ended:
+class Ended(NamedTuple):
     """A connection that is over."""
 
     connection: Connection
@@ -134,7 +131,7 @@ def ended(socket_path: Path) -> list[Ended]:
             over = _over(slot, now_ns, processes, row["arena"], row["place"])
             seconds = round(max(0.0, now_ns / 1e9 - row["ended_at"]), 3)
             if over is not None:
-                _add(found, replace(over, program=row["program"], container=None, ended_s=seconds), row["pid"])
+                _add(found, over._replace(program=row["program"], container=None, ended_s=seconds), row["pid"])
     return sorted(found.values(), key=lambda one: one.connection.born_ns)
 
 
@@ -162,7 +159,7 @@ def connections(socket_path: Path) -> Iterator[Connection]:
                 slot["pid"] = processes.here(namespace, slot["pid"], first)
                 if (found := _decode(slot, now_ns, processes, Key(arena, number, slot["generation"]))) is not None:
                     link = links.get(found.segment or f"{found.local} {found.remote}")
-                    yield found if link is None else replace(found, link=link)
+                    yield found if link is None else found._replace(link=link)
 
 
 def _decode(slot: dict[str, Any], now_ns: int, processes: Processes, key: Key) -> Connection | None:

@@ -201,7 +201,7 @@ class Explainer:
             ends = (held.local, held.remote)
             if (one := self._by_ends.get(ends)) is not None and in_one_network(one.pid, held.pid):
                 program = self._process(held.pid).name
-                return self._tracked_connection(replace(one, pid=held.pid, fd=held.fd, program=program), ends)
+                return self._tracked_connection(one._replace(pid=held.pid, fd=held.fd, program=program), ends)
         return self._untracked(held)
 
     def _look_again(self, wanted: Query, doubtful: dict[_Ends, int]) -> Iterator[Explanation]:

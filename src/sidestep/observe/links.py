@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, fields
 from typing import Any, Final, NamedTuple, TypeAlias
 
 from sidestep import limits
@@ -47,8 +46,7 @@ class LinkRoute(NamedTuple):
         return cls(str(link.get("protocol", "")), str(link.get("device", "")), str(link.get("peer", "")))
 
 
-@dataclass(frozen=True, slots=True)
-class Sum:
+class Sum(NamedTuple):
     """All links of a way, at a moment."""
 
     links: int = 0
@@ -62,7 +60,7 @@ class Sum:
 
     def plus(self, link: Link) -> Sum:
         """The sum with one link more; the other fields are numbers of links."""
-        added = {each.name: getattr(self, each.name) + number(link, each.name) for each in fields(self)[1:]}
+        added = {name: getattr(self, name) + number(link, name) for name in self._fields[1:]}
         return Sum(self.links + 1, **added)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from enum import Enum
 from hashlib import blake2b
 from typing import Final
@@ -71,7 +71,7 @@ class Client:
 
     def worded(self, message: rpc.Message) -> rpc.Message:
         """A message as this client reads it."""
-        return message if self.version == message.version else replace(message, version=self.version)
+        return message if self.version == message.version else message._replace(version=self.version)
 
     def doorbell_name(self, doorbell_page_id: bytes) -> bytes:
         """The name, 16 bytes, that others know a doorbell of this client by: no other client's has it.

@@ -14,7 +14,6 @@ import struct
 import termios
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import replace
 from enum import StrEnum
 from typing import Any, Final
 
@@ -168,7 +167,7 @@ def pass_new_doorbell(
             if _unread(client):
                 continue  # an idle client: messages that it leaves count against its user
             quota.count(client, len(packet.descriptors))
-            _send(client, replace(news, arena_id=arena.arena_id), packet.descriptors.numbers)
+            _send(client, news._replace(arena_id=arena.arena_id), packet.descriptors.numbers)
     registry.bump_commands()
 
 

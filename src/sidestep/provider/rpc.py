@@ -10,8 +10,7 @@ import os
 import socket
 from array import array
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any, Final, Self
+from typing import Any, Final, NamedTuple, Self
 
 from sidestep import limits
 from sidestep.errors import PeerViolation
@@ -21,8 +20,7 @@ from sidestep.native.layout import Rpc
 _NO_ID: Final = bytes(16)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Message:
+class Message(NamedTuple):
     """One `rpc_msg`; the fields are explained in layout.py."""
 
     type: Rpc
@@ -66,12 +64,10 @@ class Message:
         return cls(**fields)
 
     def encode(self) -> bytes:
-        fields = {name: getattr(self, name) for name in _FIELDS}
-        return layout.pack("rpc_msg", magic=layout.RPC_MAGIC, **fields)
+        return layout.pack("rpc_msg", magic=layout.RPC_MAGIC, **self._asdict())
 
 
 _FD: Final = array("i")  # form in which the kernel lists descriptors
-_FIELDS: Final = tuple(Message.__dataclass_fields__)
 
 
 class Descriptors:
@@ -115,8 +111,7 @@ class Descriptors:
             os.close(number)
 
 
-@dataclass(frozen=True, slots=True)
-class Packet:
+class Packet(NamedTuple):
     """Content of one read."""
 
     message: Message

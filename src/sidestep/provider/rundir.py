@@ -9,9 +9,8 @@ from __future__ import annotations
 import fcntl
 import os
 import socket
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 from sidestep.config import check_public_dir, make_private_dir
 from sidestep.errors import Unavailable
@@ -33,8 +32,7 @@ class AlreadyRunning(Unavailable):
     """Another provider serves this socket, or is about to."""
 
 
-@dataclass(frozen=True, slots=True)
-class RunDir:
+class RunDir(NamedTuple):
     """A socket that this process serves, and the lock that makes it the only one."""
 
     path: Path
