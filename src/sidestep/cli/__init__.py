@@ -10,6 +10,7 @@ Python itself.
 from __future__ import annotations
 
 import errno
+import gc
 import sys
 
 from sidestep.errors import SidestepError
@@ -53,6 +54,7 @@ DEBIAN_MODULES = "/usr/lib/python3/"  # the place of Debian's packages, where pi
 
 def main() -> None:
     """The entry point: errors of ours become two lines on stderr and exit code 1, a missing extra the same and 2."""
+    gc.disable()  # until a command is loaded: modules leave nothing to collect, and are many
     try:
         if command := plain_run(sys.argv[1:]):
             from sidestep.cli.start import start
@@ -61,6 +63,7 @@ def main() -> None:
         else:
             from sidestep.cli.group import cli
 
+            gc.freeze()  # neither a collection nor the exit looks at click again
             cli(prog_name="sidestep")
     except SidestepError as error:
         _fail(error.message, error.remedy)

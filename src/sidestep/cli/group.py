@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import importlib
 from collections.abc import Mapping
 from typing import Any
@@ -71,3 +72,5 @@ def cli() -> None:
 
     Exit codes: 0 done, 1 could not be done, 2 wrong usage; `run` ends as its program does.
     """
+    gc.freeze()  # click has loaded the command, and starts it next
+    gc.enable()
