@@ -78,6 +78,12 @@ int conn_attach(struct conn *conn, int fd, int segment_fd, int side, struct remo
 
 	if (failed)
 		return failed;
+	/* The provider between has left already. No byte has gone this way, so the connection may be offered another channel. */
+	if (conn_relayed(conn) && (conn_notice(conn) & (CHANNEL_RESET | CHANNEL_OVER)) == CHANNEL_OVER) {
+		channel_unmap(&conn->channel);
+		conn->channel = (struct channel_end){0};
+		return -ENOTCONN;
+	}
 	conn_keep_segment(conn, segment_fd);
 	word_store(conn->channel.local->slot, slot_index(slot));
 	word_store(conn->channel.local->generation, conn->generation);
