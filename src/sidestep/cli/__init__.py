@@ -54,7 +54,7 @@ DEBIAN_MODULES = "/usr/lib/python3/"  # the place of Debian's packages, where pi
 
 def main() -> None:
     """The entry point: errors of ours become two lines on stderr and exit code 1, a missing extra the same and 2."""
-    gc.disable()  # until a command is loaded: modules leave nothing to collect, and are many
+    gc.disable()  # loading modules makes nothing to collect; the group enables it again
     try:
         if command := plain_run(sys.argv[1:]):
             from sidestep.cli.start import start
@@ -63,7 +63,7 @@ def main() -> None:
         else:
             from sidestep.cli.group import cli
 
-            gc.freeze()  # neither a collection nor the exit looks at click again
+            gc.freeze()  # collections, and the one at the exit, leave out click
             cli(prog_name="sidestep")
     except SidestepError as error:
         _fail(error.message, error.remedy)

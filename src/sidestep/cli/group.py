@@ -72,5 +72,5 @@ def cli() -> None:
 
     Exit codes: 0 done, 1 could not be done, 2 wrong usage; `run` ends as its program does.
     """
-    gc.freeze()  # click has loaded the command, and starts it next
+    gc.freeze()  # modules of the command are loaded: it starts next
     gc.enable()

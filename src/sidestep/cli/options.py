@@ -38,7 +38,7 @@ def together(*options: Callable[[CommandT], CommandT]) -> Callable[[CommandT], C
 
 def promote_after_option(default: str | None, text: str) -> Callable[[CommandT], CommandT]:
     """`--promote-after`: how much life a connection must show."""
-    from sidestep.settings import PromoteAfter  # here and below, as most commands have no such option
+    from sidestep.settings import PromoteAfter  # most commands have no such option
 
     return click.option(
         "--promote-after", metavar="CALLS[:BYTES]", callback=parsed(PromoteAfter.parse),

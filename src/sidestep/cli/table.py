@@ -43,7 +43,7 @@ def table(
 
 
 def _folded(text: str, room: int) -> list[str]:
-    import textwrap  # here, as a table in a pipe needs none
+    import textwrap  # tables in a pipe need none
 
     return textwrap.wrap(text, room)
 

@@ -139,7 +139,7 @@ def spawn(settings: ProviderSettings, *, background: bool, log: IO[bytes] | None
         AlreadyRunning: Another provider was first.
         Unavailable: It did not come up.
     """
-    import subprocess  # here, as most commands only ask
+    import subprocess  # most commands only ask
 
     deadline = time.monotonic() + limits.START_TIMEOUT_S
     reader, writer = os.pipe2(os.O_CLOEXEC)
