@@ -8,6 +8,7 @@ import random
 import struct
 import zlib
 from collections.abc import Callable
+from dataclasses import replace
 from itertools import pairwise
 from typing import BinaryIO, cast
 
@@ -412,6 +413,55 @@ def test_a_read_takes_as_many_numbers_as_its_answer() -> None:
         "RDMA Read Response: 0 bytes in 1 packet",
         "RDMA Write of 0 bytes: is the other end alive?",
     ]
+
+
+LARGE = 60_000  # bytes of a packet, as in captures of iWARP's conversations: no code of a path MTU states it
+READ = RoceRecord(0, CONNECTING, RecordKind.READ_REQUEST, length=4 * LARGE + 1, rkey=1, va=2)
+ANSWER = RoceRecord(0, ACCEPTING, RecordKind.READ_RESPONSE, bytes(READ.length))
+AFTER = sends([CONVERSATION[0], CONVERSATION[0]])
+
+
+@pytest.mark.spec("InfiniBand 9.7.2")
+@pytest.mark.parametrize("order", [[READ, ANSWER, *AFTER], [READ, *AFTER, ANSWER]], ids=["answered", "not yet"])
+@pytest.mark.parametrize("packet_max", [256, 1024, 4096, LARGE])
+@pytest.mark.parametrize("mtu_code", [1, 5])
+def test_the_packets_tell_how_many_numbers_a_read_takes(
+    order: list[RoceRecord], packet_max: int, mtu_code: int
+) -> None:
+    """Not the path MTU of the REQ: packets are larger or smaller, and before the answer nobody can know."""
+    ends = RoceEnds(mtu_code=mtu_code, packet_max=packet_max)
+    frames = frames_of(written([*SETUP, *order, READ, *AFTER], ends))
+    for begin in (0, 3):  # with REQ and REP, and without
+        events = decoded(pcap(frames[begin:]))
+        assert texts(events, What.TRANSPORT) == []
+        assert messages(events)[-4:] == [CONVERSATION[0].message] * 4
+
+
+@pytest.mark.parametrize("answered", [False, True])
+def test_what_is_sent_again_behind_a_read_is_told(answered: bool) -> None:
+    ends = RoceEnds(mtu_code=5, packet_max=LARGE)
+    frames = frames_of(written([*SETUP, READ, *([ANSWER] if answered else []), *AFTER], ends))
+    read, first, last = frames[3], *frames[-2:]
+    events = decoded(pcap([*frames[:4], read, *frames[4:], read, first, last]))
+    assert messages(events)[2:] == [CONVERSATION[0].message] * 2
+    assert texts(events, What.TRANSPORT) == [
+        "sent again: Read request, PSN 0x000200",
+        "sent again: Read request, PSN 0x000200",
+        "sent again: Send only, PSN 0x000205",
+        "sent again: Send only, PSN 0x000206",
+    ]
+
+
+def test_what_is_missing_behind_a_read_is_told() -> None:
+    """As soon as packets show how large they are."""
+    ends = RoceEnds(mtu_code=5, packet_max=LARGE)
+    frames = frames_of(written([*SETUP, READ, ANSWER, *AFTER], ends))
+    events = decoded(pcap([*frames[:-2], frames[-1]]))
+    assert texts(events, What.TRANSPORT) == ["one packet before it is not in the capture: Send only, PSN 0x000206"]
+    small = [replace(READ, length=1000), replace(ANSWER, data=bytes(1000))]
+    frames = frames_of(written([*SETUP, *small, *AFTER], ends))
+    events = decoded(pcap([*frames[:-2], frames[-1]]))  # an answer in one packet shows enough
+    assert texts(events, What.TRANSPORT) == ["one packet before it is not in the capture: Send only, PSN 0x000202"]
 
 
 def test_refusals_are_told() -> None:

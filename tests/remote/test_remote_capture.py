@@ -199,3 +199,6 @@ def test_zero_copy_of_python_programs(make_hosts: Make, tmp_path: Path) -> None:
         int(count) for (count,) in shown(data, tmp_path, ["infiniband.reth.dmalen"], "infiniband.bth.opcode == 0x0c")
     )
     assert asked >= placed
+    frames = [int(number) for (number,) in shown(data, tmp_path, ["frame.number"], f"infiniband_sdp && {at_once}")]
+    ours = [event.frame for event in Decoder(io.BytesIO(data), "x").events() if event.what is What.SDP]
+    assert ours[2:] == frames, "behind the Hellos each message is shown, also that behind a Read"

@@ -11,7 +11,8 @@ begins in the middle.
 
 Made up are the numbers of queue pairs, packets and transactions, UDP's ports, and that there is no TCP beneath. A Hello
 of iWARP's short form becomes one of InfiniBand's. Messages lie in one packet each unless a path MTU is asked for:
-dissectors do not put them together. Acknowledgements are not written. What is missing is told in comments.
+dissectors do not put them together. Such packets exceed the path MTU of the REQ, which cannot state more than 4096.
+Acknowledgements are not written. What is missing is told in comments.
 
 Other connections than SDP's are left out, and those that nobody has asked for.
 """

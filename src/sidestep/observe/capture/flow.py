@@ -2,6 +2,10 @@
 
 Packets are taken in the order of their sequence numbers: what is sent again is told and left out, what is missing is
 told. Acknowledgements are not told, refusals are.
+
+The responses to an RDMA Read take numbers of the requester, as many as the path MTU that packets show asks for. The one
+in a REQ is only stated: `conversation` writes packets that are larger than any code. Until packets show it, no request
+behind a Read counts as sent again.
 """
 
 from __future__ import annotations
@@ -13,9 +17,10 @@ from typing import Final
 from sidestep import limits
 from sidestep.observe.capture.events import Event, What, header_of
 from sidestep.rdma.frames import Side
+from sidestep.rdma.roce.numbers import after, ahead, packets_of
 from sidestep.rdma.roce.packet import (
     ENDS,
-    PSN_MASK,
+    MTU_CODES,
     READ_RESPONSES,
     SENDS,
     STARTS,
@@ -29,7 +34,28 @@ from sidestep.rdma.roce.packet import (
 )
 
 _ASSUMED_NOTE: Final = "taken for SDP by its form: no CM REQ was seen"
+_FULL: Final = (SENDS | WRITES | READ_RESPONSES) - ENDS
 _FORM_TRIES: Final = 8  # Sends of an unknown queue pair that are looked at before it counts as not SDP's
+
+
+@dataclass
+class PathMtu:
+    """The path MTU, as far as packets of a connection show it."""
+
+    exact: int = 0  # bytes of a first or middle packet, which is full (IBTA 9.7.4.1.6); 0: none was seen
+    least: int = min(MTU_CODES.values())  # bytes that have fit into one packet
+
+    def show(self, op: Op, payload_len: int) -> None:
+        """Takes in a packet."""
+        self.least = max(self.least, payload_len)
+        if op in _FULL:
+            self.exact = payload_len
+
+    def numbers(self, length: int) -> tuple[int, int]:
+        """The fewest and the most sequence numbers that the responses to an RDMA Read of so many bytes take."""
+        if self.exact:
+            return (count := packets_of(length, self.exact)), count
+        return 1, packets_of(length, self.least)
 
 
 @dataclass
@@ -39,7 +65,7 @@ class PacketConnection:
     number: int
     sdp: bool
     names: dict[Side, str]
-    mtu: int = 0  # 0: not known
+    mtu: PathMtu = field(default_factory=PathMtu)
 
 
 @dataclass
@@ -72,7 +98,9 @@ class PacketFlow:
     connection: PacketConnection | None
     sender: Side | None
     sdp: bool | None  # None: not known yet
-    next_psn: int | None = None
+    mtu: PathMtu = field(default_factory=PathMtu)  # the connection's, if that is known
+    next_psn: int | None = None  # behind the last request packet
+    read_len: int = 0  # of the RDMA Read that this packet asked for: its responses take the numbers that follow
     request: Assembly | None = None
     response: Assembly | None = None
     tries: int = 0
@@ -86,6 +114,7 @@ class PacketReader:
         self._op = packet.bth.opcode
 
     def events(self) -> Iterator[Event]:
+        self._flow.mtu.show(self._op, len(self._packet.payload) + self._missing)
         if self._op in READ_RESPONSES:
             yield from self._read_response()
         elif self._op in (Op.ACK, Op.ATOMIC_ACK, Op.CNP):
@@ -107,15 +136,17 @@ class PacketReader:
     def _in_order(self) -> Generator[Event, None, bool]:
         """Whether the packet is the next one of its flow; tells of others."""
         flow, psn = self._flow, self._packet.bth.psn
-        ahead = 0 if flow.next_psn is None else (psn - flow.next_psn) & PSN_MASK
-        if ahead > PSN_MASK >> 1:
+        steps = 0 if flow.next_psn is None else ahead(psn, flow.next_psn)
+        fewest, most = flow.mtu.numbers(flow.read_len)
+        if flow.next_psn is not None and steps < fewest - 1:
             yield from self._tell(What.TRANSPORT, f"sent again: {_op_text(self._op)}, PSN {psn:#08x}")
             return False
-        if ahead:
+        missing = steps - (most - 1)
+        if missing > 0:
             flow.request = None
-            count = "one packet before it is" if ahead == 1 else f"{ahead} packets before it are"
+            count = "one packet before it is" if missing == 1 else f"{missing} packets before it are"
             yield from self._tell(What.TRANSPORT, f"{count} not in the capture: {_op_text(self._op)}, PSN {psn:#08x}")
-        flow.next_psn = psn + 1 & PSN_MASK
+        flow.next_psn, flow.read_len = after(psn, 1), 0
         return True
 
     def _joined(self, assembly: Assembly | None) -> Assembly | None:
@@ -170,11 +201,7 @@ class PacketReader:
         where = self._packet.find(Reth)
         if where is None:
             return
-        mtu = self._flow.connection.mtu if self._flow.connection is not None else 0
-        if where.length and not mtu:
-            self._flow.next_psn = None  # its responses take as many numbers as they have packets
-        elif where.length:
-            self._flow.next_psn = self._packet.bth.psn + -(-where.length // mtu) & PSN_MASK
+        self._flow.read_len = where.length
         yield from self._tell(What.RDMA, f"RDMA Read Request: {where.length} bytes from {where_text(where)}")
 
     def _read_response(self) -> Iterator[Event]:

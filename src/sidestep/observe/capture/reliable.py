@@ -62,6 +62,12 @@ class ReliableConnections:
             self._flows.popitem(last=False)
         return flow
 
+    def _add_connected(
+        self, receiver: Address, qpn: int, connection: PacketConnection, sender: Side, starting_psn: int
+    ) -> None:
+        flow = PacketFlow(connection, sender, connection.sdp, connection.mtu, next_psn=starting_psn)
+        self._add_flow(receiver, qpn, flow)
+
     # ---- the connection manager ----
 
     def _datagram(self, template: Event, transport: Transport, packet: Packet) -> Iterator[Event]:
@@ -88,12 +94,9 @@ class ReliableConnections:
                 yield replace(_named(template, *known), what=What.TRANSPORT, text=f"again: {template.text}")
             return
         connection = self._connection(port is not None)
-        connection.mtu = MTU_CODES.get(req.mtu_code, 0)
         connection.names = _names(req, transport, port)
         self._remember(transport.source, req.local_comm_id, connection, Side.CONNECTING)
-        self._add_flow(
-            transport.source, req.qpn, PacketFlow(connection, Side.ACCEPTING, connection.sdp, next_psn=req.starting_psn)
-        )
+        self._add_connected(transport.source, req.qpn, connection, Side.ACCEPTING, req.starting_psn)
         if connection.sdp:
             template = _named(template, connection, Side.CONNECTING)
             yield template
@@ -111,11 +114,7 @@ class ReliableConnections:
         again = known is not None and known.connection is connection
         if not again:
             self._remember(transport.source, rep.local_comm_id, connection, Side.ACCEPTING)
-            self._add_flow(
-                transport.source,
-                rep.qpn,
-                PacketFlow(connection, Side.CONNECTING, connection.sdp, next_psn=rep.starting_psn),
-            )
+            self._add_connected(transport.source, rep.qpn, connection, Side.CONNECTING, rep.starting_psn)
         if connection.sdp:
             template = _named(template, connection, Side.ACCEPTING)
             if again:

@@ -20,6 +20,7 @@ from typing import Final
 from sidestep.errors import Misuse
 from sidestep.rdma.frames import IpAddress, Side, ethernet_header, network_header
 from sidestep.rdma.roce.mad import CmMad, Drep, Dreq, Mad, Rej, Rep, Req, Rtu, gid
+from sidestep.rdma.roce.numbers import packets_of
 from sidestep.rdma.roce.packet import (
     ACK_NO_CREDITS,
     ICRC_LEN,
@@ -190,8 +191,7 @@ class RoceConnection:
         self._completed[side] += 1
 
     def _read_request(self, record: RoceRecord) -> Iterator[Packet]:
-        count = max(1, -(-record.length // self._mtu))  # its responses carry so many numbers
-        psn = self._next_psn(record.side, count)
+        psn = self._next_psn(record.side, packets_of(record.length, self._mtu))  # of its responses
         self._reads[record.side].append((psn, record.length))
         where = Reth(record.va, record.rkey, record.length)
         yield self._packet(record.side, Op.READ_REQUEST, psn, (where,), ack_req=True)
