@@ -64,7 +64,7 @@ def live_slots(count: int) -> list[dict[str, object]]:
     return [
         {
             "generation": 1, "state": State.PROMOTED, "role": 1, "family": socket.AF_INET, "pid": os.getpid(),
-            "local_port": 1 + index % 65535, "segment_id": secrets.token_bytes(16),
+            "holders": 1, "local_port": 1 + index % 65535, "segment_id": secrets.token_bytes(16),
         }
         for index in range(count)
     ]  # fmt: skip

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import subprocess
 import sys
+from collections.abc import Callable
 from contextlib import ExitStack
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -47,6 +51,46 @@ for end in kept[:4]:
     end.close()
 print("closed", flush=True)
 os.read(0, 1)
+"""
+
+# A process with a socket, which only its child keeps: the child returns bytes, and ends at another one without a close.
+FORKS = """
+import os, socket, sys
+if sys.argv[1] == "accepts":
+    listener = socket.create_server(("127.0.0.1", 0))
+    print(listener.getsockname()[1], flush=True)
+    one = listener.accept()[0]
+else:
+    one = socket.create_connection(("127.0.0.1", int(sys.argv[2])))
+one.sendall(one.recv(1))
+child = os.fork()
+if child == 0 and sys.argv[2:] == ["strange"]:  # a program without the shim, and one that outlives it
+    os.set_inheritable(one.fileno(), True)
+    os.execve("/bin/sh", ["sh", "-c", "sleep 1000 & echo $!; read line"], {"SIDESTEP_DISABLE": "1"})
+while child == 0:
+    if (byte := one.recv(1)) != b"x":
+        os._exit(0)
+    one.sendall(byte)
+one.close()
+if sys.argv[2:] != ["strange"]:
+    print(child, flush=True)
+    os.read(0, 1)
+os.waitpid(child, 0)
+print("reaped", flush=True)
+os.read(0, 1)
+"""
+TALKS = """
+import socket, sys
+if sys.argv[1] == "accepts":
+    listener = socket.create_server(("127.0.0.1", 0))
+    print(listener.getsockname()[1], flush=True)
+    one, peer = listener.accept()
+    print(peer[1], flush=True)
+else:
+    one = socket.create_connection(("127.0.0.1", int(sys.argv[2])))
+for line in sys.stdin:
+    one.sendall(line[:1].encode())
+    print(one.recv(1).decode(), flush=True)
 """
 
 
@@ -161,6 +205,95 @@ def test_a_program_that_comes_back_has_not_ended(sidestep: Sidestep) -> None:
         client.hello()
         assert look(sidestep.socket) == []
         assert len(sidestep.connections()) == 1
+
+
+@pytest.fixture
+def python(closing: ExitStack) -> Callable[..., Started]:
+    """Starts a program, by a given way, with pipes."""
+
+    def start(popen: Callable[..., Started], code: str, *args: object) -> Started:
+        argv = [sys.executable, "-c", code, *map(str, args)]
+        return closing.enter_context(ended(popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)))
+
+    return start
+
+
+def number(program: Started) -> int:
+    """The number that a program prints."""
+    assert program.stdout is not None
+    return int(program.stdout.readline())
+
+
+def tell(program: Started, word: str) -> None:
+    assert program.stdin is not None
+    program.stdin.write(f"{word}\n")
+    program.stdin.flush()
+
+
+def is_zombie(pid: int) -> bool:
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
+
+
+def states(sidestep: Sidestep, port: int) -> tuple[list[str], list[str]]:
+    """States of the ends that have this port as their own: of the live ones, and of those that are over."""
+    over = (one.connection for one in look(sidestep.socket))
+    live, past = (
+        [one.state for one in found if one.local.endswith(f":{port}")] for found in (sidestep.connections(), over)
+    )
+    return live, past
+
+
+@pytest.mark.parametrize("way", ["exits", "is_killed"])
+@pytest.mark.parametrize("state", ["native", "offered", "promoted"])
+def test_those_of_a_child_that_ends_without_a_close(
+    sidestep: Sidestep, python: Callable[..., Started], state: str, way: str
+) -> None:
+    """Its family lives, and frees the place only when it needs one."""
+    popen: Callable[..., Started] = sidestep.popen if state == "promoted" else subprocess.Popen
+    if state == "offered":  # to an end that will never answer
+        talks = python(popen, TALKS, "accepts")
+        forks = python(sidestep.popen, FORKS, "connects", number(talks))
+        port = number(talks)
+    else:
+        forks = python(sidestep.popen, FORKS, "accepts")
+        port = number(forks)
+        talks = python(popen, TALKS, "connects", port)
+
+    def reached() -> bool:
+        tell(talks, "x")
+        expect(talks, "x")
+        return states(sidestep, port) == ([state], [])
+
+    tell(talks, "x")
+    expect(talks, "x")
+    child = number(forks)
+    eventually(reached)
+    if way == "is_killed":
+        os.kill(child, signal.SIGKILL)
+    else:
+        tell(talks, "q")
+    eventually(partial(is_zombie, child))
+    assert states(sidestep, port) == ([], [state])
+    tell(forks, "")
+    expect(forks, "reaped")
+    assert states(sidestep, port) == ([], [state])
+    if state == "offered":  # nobody could take it up
+        eventually(lambda: sidestep.status()["offers_pending"] == 0)
+
+
+def test_a_program_without_the_shim_may_hold_one_for_longer(sidestep: Sidestep, python: Callable[..., Started]) -> None:
+    forks = python(sidestep.popen, FORKS, "accepts", "strange")
+    port = number(forks)
+    talks = python(subprocess.Popen, TALKS, "connects", port)
+    tell(talks, "x")
+    sleeper = number(forks)
+    with ExitStack() as sleeping:
+        sleeping.callback(os.kill, sleeper, signal.SIGKILL)
+        assert len(states(sidestep, port)[0]) == 1
+        tell(forks, "")
+        expect(forks, "reaped")
+        assert len(states(sidestep, port)[0]) == 1
+    eventually(lambda: [len(found) for found in states(sidestep, port)] == [0, 1])
 
 
 def test_what_makes_no_sense_is_passed_over(sidestep: Sidestep) -> None:

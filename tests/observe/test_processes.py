@@ -97,5 +97,57 @@ def test_who_may_not_look_at_namespaces_finds_a_family_by_its_first_process() ->
     assert [int(number) for number in found.split()] == wanted
 
 
+NUMBERS_GONE = """
+import sys
+from sidestep.observe.processes import Processes
+print(*(Processes().gone(int(sys.argv[1]), pid) for pid in (1, 2, 3, 99)))
+"""
+FIRST_THREAD_ENDS = """
+import ctypes, platform, threading, time
+threading.Thread(target=time.sleep, args=(1000,)).start()
+ctypes.CDLL(None).syscall({"x86_64": 60, "aarch64": 93}[platform.machine()], 0)
+"""
+
+
+def test_which_processes_have_ended() -> None:
+    assert not Processes().gone(0, os.getpid())
+    assert not Processes().gone(0, 1)  # another user's, unless root looks
+    assert not Processes().gone(1, 1)  # in a namespace that nobody is in
+    with subprocess.Popen(["true"]) as program:
+        eventually(lambda: _state(program.pid) == "Z")
+        assert Processes().gone(0, program.pid)
+        program.wait()
+        assert Processes().gone(0, program.pid)
+
+
+def test_a_process_lives_on_without_its_first_thread() -> None:
+    with subprocess.Popen([sys.executable, "-c", FIRST_THREAD_ENDS]) as program:
+        eventually(lambda: _state(program.pid) == "Z")
+        assert not Processes().gone(0, program.pid)
+        program.kill()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root sees into all namespaces, and can lose its capabilities")
+def test_which_processes_of_a_container_have_ended() -> None:
+    contained = ["unshare", "--pid", "--fork", "--kill-child", "sh", "-c", "sleep 60 & sleep 60 & echo; wait"]
+    with subprocess.Popen(contained, stdout=subprocess.PIPE) as started:
+        assert started.stdout is not None
+        started.stdout.readline()
+        (first,) = _children(started.pid)
+        namespace = Path(f"/proc/{first}/ns/pid").stat().st_ino
+        asked = [sys.executable, "-c", NUMBERS_GONE, str(namespace)]
+        by_root, powerless = (
+            subprocess.run([*before, *asked], capture_output=True, text=True, check=True, timeout=60).stdout.split()
+            for before in ([], POWERLESS)
+        )
+        started.kill()
+    assert by_root == ["False", "False", "False", "True"]
+    assert powerless == ["False"] * 4
+
+
+def _state(pid: int) -> str:
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+
+
 def _children(pid: int) -> list[int]:
     return [int(one) for one in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]

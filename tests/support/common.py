@@ -121,6 +121,7 @@ def slot(port: int, **changes: object) -> dict[str, object]:
         "remote_port": 80,
         "fd": 5,
         "pid": os.getpid(),
+        "holders": 1,
         "born_ns": time.monotonic_ns() - 10**9,
         "promoted_ns": time.monotonic_ns(),
         "segment_id": b"s" * 16,

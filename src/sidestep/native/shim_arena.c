@@ -342,9 +342,6 @@ int arena_path_fd(void)
 	return reopen(arena_fd, O_PATH);
 }
 
-/* A process stands there with this bit that holds the socket, and whose program reads no ring. Numbers of processes end below it. */
-#define HOLDER_STRANGER (1u << 31)
-
 bool holder_put(struct conn_slot *slot, uint32_t before, uint32_t after)
 {
 	for (size_t i = 0; i < sizeof(slot->holder_pids) / sizeof(*slot->holder_pids) && !foreign_pids; i++) {

@@ -9,6 +9,7 @@ from __future__ import annotations
 import base64
 import time
 from collections.abc import Iterator
+from functools import cached_property
 from pathlib import Path
 from socket import AF_INET, AF_INET6, inet_ntop
 from typing import Any, Final, NamedTuple
@@ -17,9 +18,12 @@ from sidestep.native import layout
 from sidestep.native.layout import Reason, Role, Rx, State, Tx
 from sidestep.native.reasons import why
 from sidestep.observe.links import link_name
+from sidestep.observe.other_users import sockets
 from sidestep.observe.processes import Processes
 from sidestep.provider.arena import numbered_slots, pid_namespace, used_slots
 from sidestep.provider.control import ControlConnection
+from sidestep.provider.proof.lookup import endpoint_of
+from sidestep.switch.protocol import Endpoint
 
 _ROLES: Final = {Role.ACTIVE: "active", Role.PASSIVE: "passive"}
 _BY_RING: Final[dict[str, set[int]]] = {"tx": {Tx.RING, Tx.ENDED}, "rx": {Rx.RING}}
@@ -116,13 +120,14 @@ def ended(socket_path: Path) -> list[Ended]:
     programs that have ended (`limits.ENDED_MAX`). Of these, too, each place has its last one.
     """
     processes, now_ns = Processes(), time.monotonic_ns()
+    leftover = _Leftovers(processes)
     found: dict[Key, Ended] = {}
     with ControlConnection(socket_path) as control:
         for arena, fd, first in control.arenas():
             namespace = pid_namespace(fd)
             for number, raw in used_slots(fd):
                 slot = layout.unpack("conn_slot", raw)
-                if not slot["generation"] & 1:
+                if not slot["generation"] & 1 or leftover(slot, namespace):
                     slot["pid"] = processes.here(namespace, slot["pid"], first)
                     _add(found, _over(slot, now_ns, processes, arena, number), None)
         for row in control.ended():  # second: a program that ends in between comes twice, and is not left out
@@ -151,15 +156,46 @@ def _over(slot: dict[str, Any], now_ns: int, processes: Processes, arena: str, n
 def connections(socket_path: Path) -> Iterator[Connection]:
     """All connections of all programs at this provider; raises Unavailable if none answers."""
     processes = Processes()
+    leftover = _Leftovers(processes)
     with ControlConnection(socket_path) as control:
         links = {link_name(link): link for link in control.links()}
         for arena, fd, first in control.arenas():
             now_ns, namespace = time.monotonic_ns(), pid_namespace(fd)
             for number, slot in numbered_slots(fd):
+                if leftover(slot, namespace):
+                    continue
                 slot["pid"] = processes.here(namespace, slot["pid"], first)
                 if (found := _decode(slot, now_ns, processes, Key(arena, number, slot["generation"]))) is not None:
                     link = links.get(found.segment or f"{found.local} {found.remote}")
                     yield found if link is None else found._replace(link=link)
+
+
+class _Leftovers:
+    """Slots in use whose connections have ended with a process that exited or was killed.
+
+    Another process of the family frees them, but only when it needs a place.
+    """
+
+    def __init__(self, processes: Processes) -> None:
+        self._processes = processes
+
+    def __call__(self, slot: dict[str, Any], namespace: int) -> bool:
+        """True if no process holds the connection any more; False, too, if that is not known here."""
+        pids = [pid & ~layout.HOLDER_STRANGER for pid in slot["holder_pids"] if pid]
+        return (
+            slot["holders"] <= len(pids)
+            and all(self._processes.gone(namespace, pid) for pid in pids)
+            and _ends(slot) not in self._held
+        )
+
+    @cached_property
+    def _held(self) -> set[tuple[Endpoint, Endpoint]]:
+        """Sockets of this network namespace; a program without the shim may have inherited one, and hold it alone."""
+        return {(one.local, one.remote) for one in sockets()}
+
+
+def _ends(slot: dict[str, Any]) -> tuple[Endpoint, Endpoint]:
+    return endpoint_of(slot["local_addr"], slot["local_port"]), endpoint_of(slot["remote_addr"], slot["remote_port"])
 
 
 def _decode(slot: dict[str, Any], now_ns: int, processes: Processes, key: Key) -> Connection | None:

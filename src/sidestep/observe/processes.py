@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterator
 from functools import cached_property
@@ -18,6 +19,8 @@ _CONTAINER: Final = re.compile(
     re.ASCII,
 )
 _NESTED: Final = 2  # numbers that a process has at least if its pid namespace is not ours
+_OVER: Final = frozenset("ZX")  # states of a process that has ended: zombie, dead
+_THREADS_AT: Final = 17  # place of num_threads behind the name, in proc_pid_stat(5)
 _HELD: Final = frozenset("RTt")  # states of a thread that runs or could: runnable, stopped, traced
 _CALL_NS: Final = 1_000_000  # a thread that has run for so long has left a call of the shim's that only keeps books
 _ID_SHOWN: Final = 12  # digits of a container's id, as `docker ps` shows it
@@ -29,6 +32,7 @@ class Processes:
     def __init__(self) -> None:
         self._containers: dict[int, str | None] = {}
         self._names: dict[int, str | None] = {}
+        self._gone: dict[tuple[int, int], bool] = {}
 
     def here(self, namespace: int, pid: int, first: tuple[int, int] = (0, 0)) -> int:
         """The number here of process `pid` of a pid namespace, named by its inode (0: not known); 0: not seen here.
@@ -42,6 +46,20 @@ class Processes:
     def counts_here(self, namespace: int) -> bool:
         """True if the numbers of that namespace are those of this process."""
         return namespace in (0, pid_namespace_of(_PROC / "self"))
+
+    def gone(self, namespace: int, pid: int) -> bool:
+        """True if process `pid` of a pid namespace has ended; False, too, if that is not known here.
+
+        A zombie has ended: the kernel has closed what it held.
+        """
+        if (namespace, pid) not in self._gone:
+            here = pid if self.counts_here(namespace) else self._elsewhere.get((namespace, pid))
+            self._gone[namespace, pid] = _ended(here) if here is not None else self._is_nobody(namespace, pid)
+        return self._gone[namespace, pid]
+
+    def _is_nobody(self, namespace: int, pid: int) -> bool:
+        """True if we see into that namespace, and no process can be the one of that number there."""
+        return any(seen == namespace for seen, _ in self._elsewhere) and pid not in self._unplaced
 
     def name(self, pid: int) -> str | None:
         """Name of a program; None: the process has gone, or is not seen from here."""
@@ -63,6 +81,12 @@ class Processes:
             if (namespace := pid_namespace_of(process)) not in (0, mine) and (numbers := _numbers(process)):
                 found[namespace, numbers[-1]] = int(process.name)
         return found
+
+    @cached_property
+    def _unplaced(self) -> set[int]:
+        """Numbers of the processes in other pid namespaces that this user cannot name."""
+        unknown = (_numbers(process) for process in _processes() if not pid_namespace_of(process))
+        return {numbers[-1] for numbers in unknown if len(numbers) >= _NESTED}
 
     def _beside(self, pid: int, namespace: int, first: int) -> int:
         """The number here of process `pid` of the pid namespace that another process is in; 0: that is not certain.
@@ -121,6 +145,18 @@ def container_of(cgroups: str) -> str | None:
     if found := _CONTAINER.search(cgroups.replace("\n", "/\n")):
         return found[1][:_ID_SHOWN] if found[1] else found[2] or found[3]
     return None
+
+
+def _ended(pid: int) -> bool:
+    """True if a process of this pid namespace has ended. The first thread of one may end before the others."""
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return True
+    except OSError:  # another user's
+        pass
+    stat = _read(_PROC / str(pid) / "stat").rpartition(")")[2].split()
+    return len(stat) > _THREADS_AT and stat[0] in _OVER and int(stat[_THREADS_AT]) <= 1
 
 
 def _processes() -> Iterator[Path]:
