@@ -298,6 +298,19 @@ def test_an_unseen_peer_is_explained_by_the_end_that_is_seen(sidestep: Sidestep)
         assert (found.verdict, found.reason, found.carrier) == (Verdict.UNSEEN, "UNSEEN", "")
 
 
+def test_root_is_not_sent_to_root(sidestep: Sidestep, monkeypatch: pytest.MonkeyPatch) -> None:
+    with ShimClient(sidestep.socket) as client:
+        client.hello()
+        client.write_arena([slot(1000, state=State.NATIVE, reason=Reason.YOUNG)])
+        hints = []
+        for uid in (0, 1):
+            monkeypatch.setattr(os, "geteuid", lambda uid=uid: uid)
+            (found,) = Explainer(sidestep.socket).explain(Query(port=1000))
+            hints.append(found.hint)
+            assert found.reason == "UNSEEN"
+    assert ["as root" in hint for hint in hints] == [False, True]
+
+
 @pytest.mark.skipif(os.getuid() != 0, reason="the provider shows all to root of its network namespace")
 def test_root_of_another_network_namespace_claims_nothing_of_what_it_is_not_shown(
     sidestep: Sidestep, closing: ExitStack, monkeypatch: pytest.MonkeyPatch

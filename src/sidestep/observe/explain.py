@@ -439,7 +439,7 @@ class Explainer:
             (uid for *ends, _, uid in other_users.sockets() if ends[0] == local and remote in (None, ends[1])), None
         )
         left_out = Judgement.of_user(uid, self._socket_path) if uid is not None else None
-        return left_out or Judgement.of(Outside.UNSEEN)
+        return left_out or Judgement.of_unseen()
 
     # ---- sources ----
 

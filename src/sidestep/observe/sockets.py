@@ -210,6 +210,14 @@ class Judgement:
         return cls(code, code.text.format(text), code.remedy.format(remedy))
 
     @classmethod
+    def of_unseen(cls) -> Judgement:
+        """That a process is not seen, where root has seen those of all users."""
+        if os.geteuid():
+            return cls.of(Outside.UNSEEN)
+        text = "is not seen: it is in another network namespace, or gone"
+        return cls(Outside.UNSEEN, text, "if it is not gone, name it by its number: sidestep explain PID")
+
+    @classmethod
     def of_user(cls, uid: int, socket_path: Path) -> Judgement | None:
         """That the provider there does not serve this user; None: it does."""
         if not other_users.left_out(uid, socket_path):
