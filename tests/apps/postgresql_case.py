@@ -132,11 +132,12 @@ def dump_and_restore(db: Postgres) -> None:
 
 
 def books(db: Postgres) -> None:
-    """Load, interactive session, pgbench, dump and restore."""
+    """Load, interactive session, pgbench, dump and restore; the backends end without a close."""
     load(db)
     interactive(db)
     bench(db)
     dump_and_restore(db)
+    db.stage.check_ended(db.port)
 
 
 def copy_in(db: Postgres) -> None:

@@ -338,6 +338,10 @@ class Stage:
     def _of(self, port: int) -> list[Connection]:
         return [c for c in self.connections() if port in (port_of(c.local), port_of(c.remote))]
 
+    def check_ended(self, port: int) -> None:
+        """Waits until no connection to `port` is shown as live."""
+        wait_until(lambda: not self._of(port), f"connections to {port} to end")
+
     def check_path(
         self, port: int, count: int = 1, *, nudge: Callable[[], object] | None = None, ring_bytes_min: int = 1
     ) -> None:
