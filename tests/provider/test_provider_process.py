@@ -97,7 +97,7 @@ def test_one_that_does_not_come_up_is_told_apart_from_one_that_ended(
 
 
 def test_of_many_started_at_once_one_serves(settings: ProviderSettings) -> None:
-    code = "import sys; from sidestep.provider.control import start; from sidestep.config import ProviderSettings\n"
+    code = "import sys; from sidestep.provider.control import start; from sidestep.settings import ProviderSettings\n"
     code += "from pathlib import Path; print(start(ProviderSettings(Path(sys.argv[1]))))"
     starters = [
         subprocess.Popen([sys.executable, "-c", code, settings.socket], stdout=subprocess.PIPE, text=True)
