@@ -99,8 +99,8 @@ class PacketFlow:
     sender: Side | None
     sdp: bool | None  # None: not known yet
     mtu: PathMtu = field(default_factory=PathMtu)  # the connection's, if that is known
-    next_psn: int | None = None  # behind the last request packet
-    read_len: int = 0  # of the RDMA Read that this packet asked for: its responses take the numbers that follow
+    next_psn: int | None = None  # number that follows the last request packet
+    read_len: int = 0  # bytes that this packet asked to read: the responses take the numbers that follow
     request: Assembly | None = None
     response: Assembly | None = None
     tries: int = 0
