@@ -84,6 +84,7 @@ def run(sidestep: Sidestep) -> Callable[..., str]:
         env = os.environ | {config.ENV_SOCKET: str(sidestep.socket)}
         found = subprocess.run(argv, env=env, input=stdin, capture_output=True, text=True, timeout=60, check=False)
         assert "Traceback" not in found.stderr
+        assert found.stdout or not found.returncode, found.stderr
         return found.stdout
 
     return made
