@@ -17,13 +17,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 from common import PATIENCE_S, run_command, slot
 from foreign_programs import put_out_of_reach
 from shim_client import ShimClient
 
 import sidestep as package
-from sidestep import config
+from sidestep import config, limits
 from sidestep.cli import COMMANDS
+from sidestep.cli.group import cli
+from sidestep.errors import Unavailable
 from sidestep.native.layout import REASON_TEXT, Reason
 from sidestep.provider import control
 from sidestep.testing import Sidestep
@@ -318,6 +321,38 @@ def test_provider_start_status_stop(command: Run) -> None:
     gone = command("provider", "stop")
     assert gone.returncode == 1
     assert "hint: start one" in gone.stderr
+
+
+def test_start_with_settings_that_the_provider_that_runs_does_not_have_fails(command: Run) -> None:
+    remote = "--remote=198.51.100.1"
+    started = json.loads(command("provider", "start", "--promote-after=0", remote, "--json").stdout)
+    for same in ((remote,), ("--promote-after=0", "--engine=on", remote), ("--proof=lookup",)):
+        again = command("provider", "start", *same, "--json")
+        assert (again.returncode, json.loads(again.stdout)) == (0, started | {"started": False})
+    for changed, told in (
+        (("--remote=198.51.100.2",), "--remote"),
+        (("--promote-after=1", "--ring-size=64K", remote), "--promote-after and --ring-size"),
+        ((remote, "--engine=off"), "--engine"),
+        (("--system", f"--socket={started['socket']}"), "--system"),
+    ):
+        refused = command("provider", "start", *changed)
+        assert (refused.returncode, refused.stdout) == (1, "")
+        assert f"provider {started['pid']} runs already at {started['socket']}, with another {told}\n" in refused.stderr
+        assert "hint: 'sidestep provider stop' first" in refused.stderr
+
+
+def test_a_provider_that_has_no_cpu_yet_is_waited_for_and_then_told_as_such(
+    command: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started = json.loads(command("provider", "start", "--json").stdout)
+    monkeypatch.setattr(limits, "START_TIMEOUT_S", 0.2)
+    os.kill(started["pid"], signal.SIGSTOP)
+    try:
+        found = CliRunner().invoke(cli, ["provider", "start", f"--socket={started['socket']}"])
+    finally:
+        os.kill(started["pid"], signal.SIGCONT)
+    assert isinstance(found.exception, Unavailable)
+    assert "it may still be starting" in str(found.exception.remedy)
 
 
 def test_other_hosts_may_be_named_one_by_one(command: Run) -> None:

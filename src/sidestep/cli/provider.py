@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import click
 from click.core import ParameterSource
@@ -14,7 +14,7 @@ from sidestep import config, gain, limits
 from sidestep.cli.group import Group
 from sidestep.cli.options import json_option, parsed, promote_after_option, ring_size_option, socket_option, together
 from sidestep.cli.shown import show
-from sidestep.errors import Misuse
+from sidestep.errors import Misuse, Unavailable
 from sidestep.provider import control, daemon
 from sidestep.settings import (
     TRANSPORTS,
@@ -27,6 +27,8 @@ from sidestep.settings import (
     parse_workers,
     policy_places,
 )
+
+_STOP_FIRST: Final = "'sidestep provider stop' first (promoted connections go on), or give another --socket"
 
 
 @click.group(cls=Group)
@@ -136,7 +138,9 @@ def start(
     engine_cpu: tuple[int, ...] | None, remote_promote: str, remote_transports: str, remote_pinned: int,
     remote_connections: int, foreground: bool, socket: Path, as_json: bool,
 ) -> None:  # fmt: skip
-    """Start a provider, and return once it listens. Exit code 0 also if one runs already.
+    """Start a provider, and return once it listens.
+
+    Exit code 0 also if one runs already, and 1 if that has other settings than the options given.
 
     With --foreground, return once it has ended, and fail if one runs already.
     """
@@ -168,9 +172,31 @@ def start(
         daemon.serve(settings, on_ready=lambda: tell(os.getpid(), True, "serves"))
         return
     started = control.start(settings)
-    with control.ControlConnection(socket) as connection:
+    with control.ControlConnection(socket, timeout_s=limits.START_TIMEOUT_S) as connection:
         pid = connection.status()["pid"]
+        if not started and (options := _given()):
+            _refuse_others(connection, settings, options, pid)
     tell(pid, started, "started at" if started else "runs already at")
+
+
+def _given() -> list[str]:
+    """The options of the command line that are settings of a provider."""
+    context = click.get_current_context()
+    given = (one for one in context.command.params if one.name and one.name not in ("socket", "as_json", "foreground"))
+    return [one.opts[0] for one in given if context.get_parameter_source(str(one.name)) is ParameterSource.COMMANDLINE]
+
+
+def _refuse_others(
+    connection: control.ControlConnection, settings: ProviderSettings, options: list[str], pid: int
+) -> None:
+    """Raises Unavailable if the provider that runs has not the settings that are given."""
+    what = f"provider {pid} runs already at {settings.socket}"
+    try:
+        others = control.told_otherwise(connection, settings, options)
+    except Unavailable as error:
+        raise Unavailable(f"{what}, and does not tell its settings", remedy=_STOP_FIRST) from error
+    if others:
+        raise Unavailable(f"{what}, with another {' and '.join(others)}", remedy=_STOP_FIRST)
 
 
 @provider.command()

@@ -9,7 +9,7 @@ import select
 import socket
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Self
 
@@ -56,6 +56,11 @@ class ControlConnection:
         try:
             self._send(json.dumps({"op": op, **arguments}).encode())
             packet = rpc.receive(self._sock, fds_max=limits.CONTROL_FDS_PER_PIECE)
+        except TimeoutError as error:
+            raise Unavailable(
+                f"the provider at {self._path} does not answer: {error}",
+                remedy="it may still be starting, or have no CPU: ask again, by 'sidestep provider status'",
+            ) from error
         except (OSError, PeerViolation) as error:
             raise Unavailable(f"the provider at {self._path} does not answer: {error}") from error
         if packet is None:
@@ -200,6 +205,21 @@ def start(settings: ProviderSettings) -> bool:
             time.sleep(_POLL_S)
         return False
     return True
+
+
+def told_otherwise(control: ControlConnection, settings: ProviderSettings, options: Sequence[str]) -> list[str]:
+    """Those of these options for which the provider that answers has other settings.
+
+    Raises:
+        Unavailable: It does not answer, or is of a version that does not tell.
+    """
+    running = control.document("settings")["arguments"]
+    wanted = settings.arguments()
+    return [option for option in options if _values(option, running) != _values(option, wanted)]
+
+
+def _values(option: str, arguments: Sequence[str]) -> list[str]:
+    return [one for one in arguments if one.partition("=")[0] == option]
 
 
 def stop(path: Path) -> int:

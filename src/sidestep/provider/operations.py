@@ -113,6 +113,10 @@ class Operations:
         }
         reply(document)
 
+    def _settings(self, _client: Client, _request: dict[str, Any], reply: Reply) -> None:
+        """Its settings as on its command line, which the kernel shows to everybody."""
+        reply({"arguments": self._parts.settings.arguments()})
+
     def _stop(self, client: Client, _request: dict[str, Any], reply: Reply) -> None:
         self._parts.registry.set_closing()
         self._parts.pairing.shared.closing = True
@@ -235,6 +239,7 @@ class Operations:
 
     _KNOWN: Final[dict[str, Callable[[Operations, Client, dict[str, Any], Reply], None]]] = {
         "status": _status,
+        "settings": _settings,
         "stop": _stop,
         "arenas": _list_arenas,
         "ended": _list_ended,
