@@ -17,6 +17,7 @@ import needed
 import pytest
 from foreign_programs import put_out_of_reach
 
+from sidestep.observe import other_users
 from sidestep.observe.check import memory_limit
 from sidestep.testing import Sidestep
 
@@ -235,7 +236,7 @@ def test_a_provider_in_another_network_namespace_is_noted(check: Check, sidestep
     (there,) = by_subject(check("sh", before=("unshare", "--net"), socket=sidestep.socket), "namespace")
     assert there["level"] == "note"
     assert "serves both; connections between the two stay on TCP" in there["text"]
-    assert "sidestep provider start --socket PATH" in there["remedy"]
+    assert other_users.remedy() in there["remedy"]  # as explain says
 
 
 @needs_root

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import re
 import signal
 import socket
 import subprocess
@@ -27,6 +28,7 @@ from shim_client import ShimClient
 from sidestep.errors import Misuse
 from sidestep.native.layout import REASON_TEXT, Reason, State
 from sidestep.native.reasons import REMEDY, remedy
+from sidestep.observe import other_users
 from sidestep.observe.explain import Explainer, Query, Verdict
 from sidestep.observe.sockets import HostSocket
 from sidestep.settings import Proof
@@ -187,6 +189,53 @@ def test_a_program_of_another_provider_is_told_with_its_place(sidestep: Sidestep
     assert all(str(other.socket) in one["cause"] for one in found)
 
 
+# As PostgreSQL does: its title lies where its arguments and environment were.
+TITLED = """
+import ctypes, os, socket, sys
+with socket.create_server(("127.0.0.1", int(sys.argv[1]))) as server:
+    print("listening", flush=True)
+    connection, _ = server.accept()
+    if child := os.fork():
+        connection.close()
+        sys.exit(os.waitpid(child, 0)[1])
+    with open("/proc/self/stat") as stat:
+        begin, end = map(int, stat.read().rpartition(")")[2].split()[47:49])
+    ctypes.memset(begin, 0, end - begin)
+    print(os.getpid(), flush=True)
+    while data := connection.recv(100):
+        connection.sendall(data)
+"""
+
+
+def test_a_connection_of_another_provider_is_told_as_its_listener_is(
+    sidestep: Sidestep, explain: Explain, closing: ExitStack
+) -> None:
+    other, port = closing.enter_context(Sidestep()), free_port()
+    server = other.popen([sys.executable, "-c", TITLED, str(port)], stdout=subprocess.PIPE, text=True)
+    assert server.stdout is not None
+    assert server.stdout.readline() == "listening\n"
+    argv = [sys.executable, str(PROGRAM), "client", str(port)]
+    client = closing.enter_context(
+        ended(sidestep.popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True))
+    )
+    child = int(server.stdout.readline())
+    expect(client, "talked")
+    assert b"SIDESTEP_SOCKET" not in Path(f"/proc/{child}/environ").read_bytes()
+    found = explain(child) + explain(server.pid) + explain(client.pid)
+    assert {one["reason"] for one in found} == {"OTHER_PROVIDER"}
+    assert all(str(other.socket) in one["cause"] for one in found)
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can start a program of another user")
+def test_the_hint_to_start_a_program_names_its_user(explain: Explain, chat: Chat) -> None:
+    code = "import os, sys; sys.path[0] = sys.argv.pop(1); import chat, encodings.idna; os.setuid(12345); "
+    code += "chat.talk(int(sys.argv[2]), urgent=False)"
+    client = chat.client(subprocess.Popen, argv=[sys.executable, "-c", code, str(PROGRAM.parent)])
+    (found,) = explain(client.pid)
+    assert found["reason"] == "NOT_STARTED"
+    assert re.fullmatch(r"as uid 12345: sidestep run -- .*|sidestep service enable \S+ --restart", found["hint"])
+
+
 @pytest.mark.parametrize(
     ("words", "changes", "cause"),
     [
@@ -332,18 +381,28 @@ def test_a_remote_peer_is_told(sidestep: Sidestep, explain: Explain) -> None:
     assert (found["reason"], found["hint"]) == ("REMOTE", REMEDY[Reason.REMOTE])
 
 
-@pytest.mark.parametrize(("prove_by", "reason"), [(Proof.LOOKUP, "REMOTE"), (Proof.PATH, "YOUNG")])
-def test_a_peer_in_another_network_namespace_is_told_though_it_is_known(prove_by: Proof, reason: str) -> None:
+@pytest.mark.parametrize(
+    ("prove_by", "has", "reason"),
+    [
+        (Proof.LOOKUP, {"state": State.NATIVE, "reason": Reason.YOUNG}, "OTHER_NETNS"),
+        (Proof.LOOKUP, {"state": State.PINNED, "reason": Reason.REMOTE}, "OTHER_NETNS"),
+        (Proof.PATH, {"state": State.NATIVE, "reason": Reason.YOUNG}, "YOUNG"),
+    ],
+)
+def test_a_peer_in_another_network_namespace_is_told_though_it_is_known(
+    prove_by: Proof, has: dict[str, Any], reason: str
+) -> None:
     """Both ends may have the same provider; only one that proves paths pairs them."""
     one, other = (bytes(10) + b"\xff\xff" + socket.inet_aton(f"198.51.100.{last}") for last in (6, 7))
     with Sidestep(prove_by=prove_by) as sidestep, ShimClient(sidestep.socket) as client:
         client.hello()
-        young = {"state": State.NATIVE, "reason": Reason.YOUNG}
-        here = slot(1000, local_addr=one, remote_addr=other, **young)
-        there = slot(80, local_addr=other, remote_addr=one, remote_port=1000, role=2, **young)
+        here = slot(1000, local_addr=one, remote_addr=other, **has)
+        there = slot(80, local_addr=other, remote_addr=one, remote_port=1000, role=2, **has)
         client.write_arena([here, there])
-        found = Explainer(sidestep.socket).explain(Query(port=1000))
-        assert [one.reason for one in found] == [reason] * 2
+        found = list(Explainer(sidestep.socket).explain(Query(port=1000)))
+    assert [one.reason for one in found] == [reason] * 2
+    if reason == "OTHER_NETNS":
+        assert all(one.hint == f"{other_users.remedy()}; then start both programs again" for one in found)
 
 
 def test_a_channel_that_ends_in_the_provider_is_not_called_local(sidestep: Sidestep, explain: Explain) -> None:

@@ -12,7 +12,7 @@ import pytest
 from chatting import PROGRAM, Chat, talk_on
 from common import eventually
 
-from sidestep.observe.processes import Processes, container_of, program_name
+from sidestep.observe.processes import Processes, container_of, program_name, service_of
 from sidestep.testing import Sidestep
 
 ID = "4fa6e0f0c6786287e131c3852c58a2e01cc697a68231826813597e4994f1d6e2"
@@ -72,6 +72,22 @@ def test_a_namespace_that_nobody_is_in() -> None:
 )
 def test_the_container_by_its_cgroup(cgroup: str, container: str | None) -> None:
     assert container_of(cgroup) == container
+
+
+@pytest.mark.parametrize(
+    ("cgroup", "service"),
+    [
+        ("0::/system.slice/redis-server.service\n", "redis-server"),
+        ("0::/system.slice/system-postgresql.slice/postgresql@15-main.service\n", "postgresql@15-main"),
+        ("1:name=systemd:/system.slice/nginx.service\n0::/\n", "nginx"),
+        (f"0::/system.slice/docker.service/docker/{ID}\n", None),
+        (f"0::/system.slice/docker-{ID}.scope\n", None),
+        ("0::/user.slice/user-1000.slice/user@1000.service/app.slice/it.service\n", None),
+        ("0::/\n", None),
+    ],
+)
+def test_the_service_by_its_cgroup(cgroup: str, service: str | None) -> None:
+    assert service_of(cgroup) == service
 
 
 NUMBERS_HERE = """

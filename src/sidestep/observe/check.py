@@ -14,7 +14,7 @@ from typing import Final
 
 from sidestep import config, limits
 from sidestep.errors import SidestepError
-from sidestep.observe import doctor, preload_check
+from sidestep.observe import doctor, other_users, preload_check
 from sidestep.observe.doctor import Finding, Level
 from sidestep.provider import control
 from sidestep.provider.proof import lookup as proof
@@ -111,7 +111,7 @@ def _namespace(socket_path: Path) -> Finding:
         return Finding("namespace", Level.OK, text)
     return Finding(
         "namespace", Level.NOTE, f"{text}; connections between the two stay on TCP",
-        "these need a provider for all users, or one with --remote in each: sidestep provider start --socket PATH",
+        f"{other_users.remedy()}; or one with --remote and a --socket of its own in each",
     )  # fmt: skip
 
 

@@ -258,6 +258,8 @@ class Explainer:
             figures = f": {str(decision['why']).rpartition(': ')[2]}" if decision else ""
             return one.reason, cause + figures, hint
         about_the_peer = one.reason in _ABOUT_THE_PEER
+        if one.reason == Reason.REMOTE.name and (found := self._of_another_namespace(peer)):
+            return found
         if not about_the_peer and one.reason not in _DECIDED:
             return one.reason, cause, hint
         # A shim pins connections to other hosts once the provider has answered; the addresses are known at once.
@@ -266,7 +268,11 @@ class Explainer:
                 return one.reason, *self._sent_back(one, ends)
             if any(decision["protocol"] not in (None, _LOCAL) for decision in self._decisions_of(one, ends)):
                 return one.reason, cause, hint  # the connection is on its way to that host
-            return Reason.REMOTE.name, REASON_TEXT[Reason.REMOTE], REMEDY[Reason.REMOTE]
+            return self._of_another_namespace(peer) or (
+                Reason.REMOTE.name,
+                REASON_TEXT[Reason.REMOTE],
+                REMEDY[Reason.REMOTE],
+            )
         # Both ends wait for one another while they are young; any other reason of the other end is news.
         if peer is not None and peer.reason is not None and peer.reason not in _ABOUT_THE_PEER | _DECIDED:
             return peer.reason, f"at the other end, {peer.why}", self._remedy(peer)
@@ -297,6 +303,13 @@ class Explainer:
                 if judgement is not None and judgement.code is Outside.OTHER_USER:
                     return judgement.code.name, f"{name} {process}, {judgement.text}", judgement.remedy
         return None
+
+    def _of_another_namespace(self, peer: Connection | None) -> tuple[str, str, str] | None:
+        """A peer that is on this host, as its shim is seen, though its address is not one of this namespace."""
+        if peer is None or self._pairs_namespaces:
+            return None
+        judgement = Judgement.of(Outside.OTHER_NETNS, remedy=other_users.remedy())
+        return judgement.code.name, f"the other end, {peer.who}[{peer.pid}], {judgement.text}", judgement.remedy
 
     def _sent_back(self, one: Connection, ends: tuple[Endpoint, Endpoint]) -> tuple[str, str]:
         """Cause why a connection that was carried to another host is on TCP again, and what would change it.

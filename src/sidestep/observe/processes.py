@@ -18,6 +18,7 @@ _CONTAINER: Final = re.compile(
     r"(?:^|[/:-])(?<!/libpod_parent/)([0-9a-f]{64})(?:\.scope)?(?:/|$)|/lxc(?:\.payload\.|/)([\w.-]+)|/machine-([\w.-]+)\.scope(?:/|$)",
     re.ASCII,
 )
+_SERVICE: Final = re.compile(r":/system\.slice/(?:[^/\n]+\.slice/)*([^/\n]+)\.service$", re.MULTILINE)
 _NESTED: Final = 2  # numbers that a process has at least if its pid namespace is not ours
 _OVER: Final = frozenset("ZX")  # states of a process that has ended: zombie, dead
 _THREADS_AT: Final = 17  # place of num_threads behind the name, in proc_pid_stat(5)
@@ -157,6 +158,12 @@ def _ended(pid: int) -> bool:
         pass
     stat = _read(_PROC / str(pid) / "stat").rpartition(")")[2].split()
     return len(stat) > _THREADS_AT and stat[0] in _OVER and int(stat[_THREADS_AT]) <= 1
+
+
+def service_of(cgroups: str) -> str | None:
+    """The system's service that /proc/PID/cgroup names, without its suffix; None: it is a container's, or a user's."""
+    found = _SERVICE.search(cgroups)
+    return found[1] if found else None
 
 
 def _processes() -> Iterator[Path]:

@@ -25,7 +25,7 @@ from sidestep import config
 from sidestep.errors import Misuse
 from sidestep.installation import native_library
 from sidestep.observe import other_users, preload_check
-from sidestep.observe.processes import program_name
+from sidestep.observe.processes import program_name, service_of
 from sidestep.routing import Address, plain_address
 from sidestep.switch.protocol import Endpoint
 
@@ -156,7 +156,7 @@ class Outside(Enum):
     In both sentences `{}` stands for a fact of the process: its obstacle, its command, its other provider.
     """
 
-    NOT_STARTED = "was started without 'sidestep run'", "sidestep run -- {}"
+    NOT_STARTED = "was started without 'sidestep run'", "{}"
     UNREACHABLE = "is out of the shim's reach: {}", "{}"
     DISABLED = "was started with SIDESTEP_DISABLE=1, with which the shim does nothing", "start it without: {}"
     NOT_LOADED = (
@@ -182,6 +182,10 @@ class Outside(Enum):
         "ask as its user, or as root of the host",
     )
     OTHER_LAYOUT = "is under sidestep of layout {}", "{}"
+    OTHER_NETNS = (
+        "is in another network namespace, and this provider does not prove paths between namespaces",
+        "{}; then start both programs again",
+    )
     NO_PROVIDER = (
         "is under sidestep; the connection stays as it is, and its carrier is not known without a provider",
         "sidestep provider start",
@@ -274,7 +278,7 @@ class Process:
         if mapped and environ.get(config.ENV_DISABLE) == "1":
             return Judgement.of(Outside.DISABLED, remedy=self.command)
         if mapped:
-            other = environ.get(config.ENV_SOCKET)
+            other = self._provider_of(environ)
             if other and Path(other) != socket_path:
                 return Judgement.of(Outside.OTHER_PROVIDER, other)
             return Judgement.of_user(uid, socket_path)
@@ -284,7 +288,33 @@ class Process:
             return Judgement.of(Outside.NOT_LOADED)
         if left_out := self._left_out(environ):
             return Judgement.of(Outside.LEFT_OUT, *left_out)
-        return Judgement.of(Outside.NOT_STARTED, remedy=self.command)
+        return Judgement.of(Outside.NOT_STARTED, remedy=self._start_anew(uid))
+
+    def _provider_of(self, environ: Mapping[str, str]) -> str | None:
+        """The provider's socket that it was started with; None: the usual one.
+
+        A program that writes its title into its environment, as PostgreSQL does, has the socket of its starter.
+        """
+        process: Process | None = self
+        while config.ENV_SOCKET not in environ and process is not None:
+            found = process._under_sidestep()
+            process, environ = found or (None, {})
+        return environ.get(config.ENV_SOCKET)
+
+    def _start_anew(self, uid: int) -> str:
+        """The command that starts it under sidestep as the user that it runs as."""
+        command = f"sidestep run -- {self.command}"
+        if uid == os.geteuid():
+            return command
+        if unit := self._service():
+            return f"sidestep service enable {unit} --restart"
+        return f"as {other_users.name(uid)}: {command}"
+
+    def _service(self) -> str | None:
+        """The system's service that it belongs to, without its suffix; None: none."""
+        with suppress(OSError):
+            return service_of(Path(f"/proc/{self.pid}/cgroup").read_text(errors="replace"))
+        return None
 
     def _left_out(self, environ: Mapping[str, str]) -> tuple[str, str] | None:
         """The reason why its starter left it out, and the remedy; None: its starter is not under sidestep.
