@@ -192,7 +192,7 @@ def _refuse_others(
     """Raises Unavailable if the provider that runs has not the settings that are given."""
     what = f"provider {pid} runs already at {settings.socket}"
     try:
-        others = control.told_otherwise(connection, settings, options)
+        others = control.differing(connection, settings, options)
     except Unavailable as error:
         raise Unavailable(f"{what}, and does not tell its settings", remedy=_STOP_FIRST) from error
     if others:

@@ -13,7 +13,7 @@ import struct
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from functools import cached_property
 from ipaddress import IPv4Address, ip_address
@@ -156,7 +156,7 @@ class Outside(Enum):
     In both sentences `{}` stands for a fact of the process: its obstacle, its command, its other provider.
     """
 
-    NOT_STARTED = "was started without 'sidestep run'", "{}"
+    NOT_STARTED = "was started without 'sidestep run'", "sidestep run -- {}"
     UNREACHABLE = "is out of the shim's reach: {}", "{}"
     DISABLED = "was started with SIDESTEP_DISABLE=1, with which the shim does nothing", "start it without: {}"
     NOT_LOADED = (
@@ -288,7 +288,8 @@ class Process:
             return Judgement.of(Outside.NOT_LOADED)
         if left_out := self._left_out(environ):
             return Judgement.of(Outside.LEFT_OUT, *left_out)
-        return Judgement.of(Outside.NOT_STARTED, remedy=self._start_anew(uid))
+        judgement = Judgement.of(Outside.NOT_STARTED, remedy=self.command)
+        return judgement if uid == os.geteuid() else replace(judgement, remedy=self._start_as(uid, judgement.remedy))
 
     def _provider_of(self, environ: Mapping[str, str]) -> str | None:
         """The provider's socket that it was started with; None: the usual one.
@@ -301,11 +302,8 @@ class Process:
             process, environ = found or (None, {})
         return environ.get(config.ENV_SOCKET)
 
-    def _start_anew(self, uid: int) -> str:
-        """The command that starts it under sidestep as the user that it runs as."""
-        command = f"sidestep run -- {self.command}"
-        if uid == os.geteuid():
-            return command
+    def _start_as(self, uid: int, command: str) -> str:
+        """The command that starts it under sidestep as that user; `command`: by which the user would."""
         if unit := self._service():
             return f"sidestep service enable {unit} --restart"
         return f"as {other_users.name(uid)}: {command}"

@@ -207,8 +207,8 @@ def start(settings: ProviderSettings) -> bool:
     return True
 
 
-def told_otherwise(control: ControlConnection, settings: ProviderSettings, options: Sequence[str]) -> list[str]:
-    """Those of these options for which the provider that answers has other settings.
+def differing(control: ControlConnection, settings: ProviderSettings, options: Sequence[str]) -> list[str]:
+    """Options, of these, for which the provider that answers has other settings.
 
     Raises:
         Unavailable: It does not answer, or is of a version that does not tell.

@@ -114,7 +114,7 @@ class Operations:
         reply(document)
 
     def _settings(self, _client: Client, _request: dict[str, Any], reply: Reply) -> None:
-        """Its settings as on its command line, which the kernel shows to everybody."""
+        """Gives the settings as on its command line, which the kernel shows to everybody."""
         reply({"arguments": self._parts.settings.arguments()})
 
     def _stop(self, client: Client, _request: dict[str, Any], reply: Reply) -> None:
