@@ -22,7 +22,7 @@ ARENA_SLOTS_OFFSET: Final = 4096
 ARENA_SLOTS_MAX: Final = 65536  # per process family; a connection beyond it stays on TCP, uncounted
 ARENA_MAGIC: Final = 0x53444131  # "SDA1"
 CHANNEL_ROUNDS: Final = (1 << 30) - 1  # a direction stays on TCP after so many
-HOLDER_STRANGER: Final = 1 << 31  # in holder_pids: a process that holds the socket, and whose program reads no ring
+HOLDER_STRANGER: Final = 1 << 31  # bit in holder_pids: the process holds the socket, and its program reads no ring
 SLOT_RELAY_OVER: Final = 1 << 22  # flag of a slot: the provider between has left, no further round is possible
 DOORBELLS_PER_PAGE: Final = 64  # one 64-byte line each
 # Bytes behind each ring of a segment, for unread data: more than kernel TCP would hold (tcp_wmem, and the opened part
