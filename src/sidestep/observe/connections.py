@@ -12,18 +12,18 @@ from collections.abc import Iterator
 from functools import cached_property
 from pathlib import Path
 from socket import AF_INET, AF_INET6, inet_ntop
-from typing import Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from sidestep.native import layout
 from sidestep.native.layout import Reason, Role, Rx, State, Tx
 from sidestep.native.reasons import why
 from sidestep.observe.links import link_name
-from sidestep.observe.other_users import sockets
 from sidestep.observe.processes import Processes
 from sidestep.provider.arena import numbered_slots, pid_namespace, used_slots
 from sidestep.provider.control import ControlConnection
-from sidestep.provider.proof.lookup import endpoint_of
-from sidestep.switch.protocol import Endpoint
+
+if TYPE_CHECKING:
+    from sidestep.switch.protocol import Endpoint
 
 _ROLES: Final = {Role.ACTIVE: "active", Role.PASSIVE: "passive"}
 _BY_RING: Final[dict[str, set[int]]] = {"tx": {Tx.RING, Tx.ENDED}, "rx": {Rx.RING}}
@@ -185,17 +185,22 @@ class _Leftovers:
         return (
             slot["holders"] <= len(pids)
             and all(self._processes.gone(namespace, pid) for pid in pids)
-            and _ends(slot) not in self._held
+            and not self._held(slot)
         )
 
+    def _held(self, slot: dict[str, Any]) -> bool:
+        """True if a program without the shim has inherited the socket of such a process."""
+        from sidestep.provider.proof.lookup import endpoint_of  # few looks come to a slot without a holder
+
+        local, remote = ((slot[f"{end}_addr"], slot[f"{end}_port"]) for end in ("local", "remote"))
+        return (endpoint_of(*local), endpoint_of(*remote)) in self._sockets
+
     @cached_property
-    def _held(self) -> set[tuple[Endpoint, Endpoint]]:
-        """Sockets of this network namespace; a program without the shim may have inherited one, and hold it alone."""
+    def _sockets(self) -> set[tuple[Endpoint, Endpoint]]:
+        """Sockets of this network namespace."""
+        from sidestep.observe.other_users import sockets
+
         return {(one.local, one.remote) for one in sockets()}
-
-
-def _ends(slot: dict[str, Any]) -> tuple[Endpoint, Endpoint]:
-    return endpoint_of(slot["local_addr"], slot["local_port"]), endpoint_of(slot["remote_addr"], slot["remote_port"])
 
 
 def _decode(slot: dict[str, Any], now_ns: int, processes: Processes, key: Key) -> Connection | None:
