@@ -401,7 +401,7 @@ EXPORT ssize_t sendfile64(int out, int in, off_t *offset, size_t count)
 
 ALIAS(sendfile, sendfile64);
 
-/* A pipe that polls writable takes PIPE_BUF bytes without waiting: pipe(7). Only the first of them may wait for room, if not `quiet`. */
+/* Writes PIPE_BUF bytes at a time: a pipe that polls writable takes so many without waiting (pipe(7)). Only the first may wait. */
 static ssize_t pipe_fill(int out, const uint8_t *bytes, size_t len, bool quiet)
 {
 	struct pollfd room = {.fd = out, .events = POLLOUT};
