@@ -469,7 +469,7 @@ static ssize_t pipe_part_to_conn(struct conn *conn, int fd, int in, size_t count
 	return n;
 }
 
-/* All that the pipe holds, as there is room; only the first of it is waited for. */
+/* Sends all that the pipe holds, as there is room. Only the first of it is waited for. */
 static ssize_t pipe_to_conn(struct conn *conn, int fd, int in, size_t count, unsigned flags)
 {
 	struct pollfd there = {.fd = in, .events = POLLIN};

@@ -56,8 +56,8 @@ static int right_at(struct cmsghdr *header, size_t i)
 /* ---- the giver ---- */
 
 /*
- * Flags that keep it from going with its ring. One that is back on TCP, or has ended, goes as well: its ring may hold bytes that
- * come no second time, and its slot an error. But not beside a stranger, who may have the socket already.
+ * Flags that keep it from going with its ring. One that is back on TCP, or has ended, goes as well. Its ring may hold bytes that
+ * come no second time, and its slot an error. But a stranger who may have the socket already keeps it here.
  */
 static uint32_t stays_here(const struct conn *conn)
 {
