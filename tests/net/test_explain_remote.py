@@ -1,11 +1,11 @@
-"""`sidestep explain` of a connection to another host: two network namespaces, joined by a cable."""
+"""`sidestep explain` of a connection to another host: two network namespaces, each with a provider, and a cable."""
 
 from __future__ import annotations
 
 import json
 import subprocess
 import sys
-from contextlib import ExitStack, nullcontext
+from contextlib import ExitStack
 from typing import Any
 
 import pytest
@@ -52,8 +52,8 @@ def test_the_other_host_is_told_from_both_ends(answers: bool) -> None:
     """A shim that has not heard the provider yet cannot pin its connection; the addresses tell all the same."""
     pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
     with ExitStack() as stack:
-        here = stack.enter_context(Sidestep())
-        server: Any = here.popen(["unshare", "--net", sys.executable, "-c", SERVER], **pipes)
+        here, there = (stack.enter_context(Sidestep()) for _ in range(2))
+        server: Any = there.popen(["unshare", "--net", sys.executable, "-c", SERVER], **pipes)
         assert server.stdout.readline() == "here\n"
         veth("here", "there")
         ip("address add 10.78.0.1/24 dev here")
@@ -64,11 +64,13 @@ def test_the_other_host_is_told_from_both_ends(answers: bool) -> None:
         server.stdin.write("\n")
         server.stdin.flush()
         assert server.stdout.readline() == "listening\n"
-        with nullcontext() if answers else standing_still(here.provider_pid):
+        with ExitStack() as still:
+            for one in () if answers else (here, there):
+                still.enter_context(standing_still(one.provider_pid))
             client: Any = here.popen([sys.executable, "-c", CLIENT], **pipes)
             assert client.stdout.readline() == "talked\n"
         (mine,) = explain(here, client.pid)
-        others = [one for one in explain(here, server.pid) if one["verdict"] == "tcp"]
+        others = [one for one in explain(there, server.pid) if one["verdict"] == "tcp"]
     for found in (mine, *others):
         assert (found["reason"], found["cause"], found["hint"]) == (
             "REMOTE", REASON_TEXT[Reason.REMOTE], REMEDY[Reason.REMOTE]

@@ -113,13 +113,19 @@ def begin(
 
 
 def idle() -> None:
-    """Makes a child that has all that its parent has, and does nothing until `end()`."""
+    """Makes a child that has all that its parent has, and does nothing until `end()`. It has returned from fork."""
     waits, ends = os.pipe()
+    ready, started = os.pipe()
     if pid := os.fork():
         _children.append((pid, ends))
         os.close(waits)
+        os.close(started)
+        os.read(ready, 1)
+        os.close(ready)
         return
     os.close(ends)
+    os.close(ready)
+    os.close(started)
     os.read(waits, 1)
     os._exit(0)
 
