@@ -3,6 +3,7 @@
 #include "shim_set.h"
 
 #define REPORT_MAX 128 /* events taken from the kernel at a time */
+#define QUIET_MAX 8 /* managed members that are looked at twice for the sake of a system call */
 #define DOORBELLS_MAX 64 /* doorbells of one set that a thread can sleep on; with more it naps */
 
 EXPORT int epoll_create(int size)
@@ -239,7 +240,9 @@ static int set_look(struct set_wait *wait)
 	word_store(wait->set->looked_at, wait->now);
 	wait->manages = word_load(wait->set->manages);
 	self.calls += wait->looks++ != 0;
-	return raw_epoll_look(wait->epfd, wait->reported, max);
+	int k = raw_epoll_look(wait->epfd, wait->reported, max);
+	wait->set->quiet = k == 0;
+	return k;
 }
 
 /* set lock held. Turns `reported` events of the kernel's, and the rings' state, into the program's; returns their number. */
@@ -248,6 +251,8 @@ static int set_report(struct set_wait *wait, int reported)
 	struct set *set = wait->set;
 	int n = reported > 0 ? translate(set, wait->reported, reported, wait->manages, wait->events) : 0;
 
+	if (reported > 0)
+		set->quiet = n == 0;
 	/* the rings come first the next time, if the kernel's events alone have filled the room */
 	set->kernel_filled |= reported > 0 && n == wait->max;
 	return n < wait->max ? n + collect(set, wait->events + n, wait->max - n) : n;
@@ -319,6 +324,18 @@ static int set_first_asked(struct set_wait *wait, bool once)
 	return set_pass_end(wait, n);
 }
 
+/*
+ * set lock held. True if the sleep that follows may ask the kernel: it had nothing to report the last time, and the rings have
+ * nothing now. What is reported together is asked for together, as the kernel reports an edge once.
+ */
+static bool set_sleeps(const struct set_wait *wait)
+{
+	struct set *set = wait->set;
+
+	return set->quiet && set->managed_len <= QUIET_MAX && !set->by_tcp && !set->nest && self.signals == wait->signals &&
+	       !set_tells(set);
+}
+
 /* The first look of a wait. It reports all that is ready at once. -1: the kernel has failed. */
 static int set_first(struct set_wait *wait, bool once)
 {
@@ -327,6 +344,8 @@ static int set_first(struct set_wait *wait, bool once)
 	set_pass_begin(set, SPENT_NOTHING);
 	bool look = (set->by_tcp || look_is_due(wait)) && !set->kernel_filled;
 	set->kernel_filled = false;
+	if (look && !once && set_sleeps(wait))
+		return set_pass_end(wait, 0);
 	if (look)
 		return set_first_asked(wait, once);
 	int n = set_report(wait, 0);
@@ -451,6 +470,7 @@ static int set_sleep(struct set_wait *wait)
 	set_sleep_begin(&sleep, set);
 	int n = set_report(wait, 0);
 	bool others = concerns_others(set, n, wait->max);
+	set->quiet &= n == 0; /* the kernel has not been asked */
 	wait->manages = word_load(set->manages);
 	set_unlock(set);
 	if (!n) {
