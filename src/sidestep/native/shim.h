@@ -58,6 +58,7 @@ struct conn {
 	/* Only a holder of a reference may look at the fields below. */
 	_Atomic uint8_t managed; /* holds a segment */
 	_Atomic bool nonblock; /* the value as far as we have seen it set; decides about spinning only */
+	_Atomic int brief_fd[2]; /* + 1: receives and sends by it waited briefly, without a limit; see call_blocks() */
 	_Atomic bool waited; /* seen in a hooked poll, select or epoll set */
 	_Atomic int stale_fd; /* + 1: a number in the table that the kernel has given to another file; 0: none is known */
 	_Atomic bool heritable; /* the program has taken FD_CLOEXEC from a number of it */
@@ -479,16 +480,18 @@ static inline bool conn_is_loose(const struct conn *conn)
 }
 
 struct wait_clock {
-	int64_t deadline; /* ns; INT64_MAX: none */
+	int64_t began, deadline; /* ns; INT64_MAX: none */
 	uint64_t signals;
 	uint64_t signals_interrupting;
+	bool timed; /* by SO_RCVTIMEO or SO_SNDTIMEO */
+	bool brief; /* the number is not asked whose it is */
 };
-void wait_clock_start(struct wait_clock *clock, int64_t timeout_ns);
+void wait_clock_start(struct wait_clock *clock);
 /*
  * Waits until the ring may serve `want`, or something else asks for a look. 0, -EINTR or -ETIMEDOUT. The caller is counted
  * among conn->waiters from its first wait until it returns: such a call outlives close(). Cancelled, it is taken out here.
  */
-int conn_wait(struct conn *conn, int fd, int want, size_t space, const struct wait_clock *clock, bool timed);
+int conn_wait(struct conn *conn, int fd, int want, size_t space, const struct wait_clock *clock);
 /* True if bytes have come to a call that would not wait for them, if a short look for them is likely to pay. */
 bool conn_lingers(struct conn *conn);
 /* ---- provider (shim_provider.c to shim_rpc.c; between them: shim_provider.h) ---- */

@@ -384,7 +384,7 @@ static enum turn recv_short(struct call *call, size_t target, size_t seen)
 	if (unlikely((conn_notice(call->conn) & CHANNEL_CLOSED) || word_load(call->conn->channel.remote->shut_wr)) &&
 	    !slot_has(call->conn->slot, SLOT_FIN))
 		conn_probe(call->conn, call->fd);
-	if (would_not_block(call->fd, call->flags)) {
+	if (!call_blocks(call, WAIT_RX)) {
 		call->look = call->flags || !rx_by_ring(call->conn->slot) || !conn_lingers(call->conn);
 		return TURN_AGAIN;
 	}

@@ -8,11 +8,13 @@
 #define LINGER_PAUSE_MAX 1024 /* answers without such a look after one in vain, at most */
 
 /* ---- the clock of one call ---- */
-void wait_clock_start(struct wait_clock *clock, int64_t timeout_ns)
+void wait_clock_start(struct wait_clock *clock)
 {
-	clock->deadline = deadline_after(timeout_ns);
+	clock->began = now_ns();
+	clock->deadline = INT64_MAX;
 	clock->signals = self.signals;
 	clock->signals_interrupting = self.signals_interrupting;
+	clock->timed = clock->brief = false;
 }
 
 static bool ready_now(const struct conn *conn, int want, size_t space)
@@ -333,7 +335,7 @@ static int64_t look_again_at(const struct conn *conn, int64_t deadline)
 	return sleep_deadline(deadline, now);
 }
 
-int conn_wait(struct conn *conn, int fd, int want, size_t space, const struct wait_clock *clock, bool timed)
+int conn_wait(struct conn *conn, int fd, int want, size_t space, const struct wait_clock *clock)
 {
 	struct conn_slot *slot = conn->slot;
 	struct doorbell *doorbell = conn->doorbell;
@@ -346,7 +348,7 @@ int conn_wait(struct conn *conn, int fd, int want, size_t space, const struct wa
 			conn_probe(conn, fd);
 		return 0;
 	}
-	if (self.signals_interrupting != clock->signals_interrupting || (timed && self.signals != clock->signals))
+	if (self.signals_interrupting != clock->signals_interrupting || (clock->timed && self.signals != clock->signals))
 		return -EINTR;
 	bool on_ring = want == WAIT_TX || rx_by_ring(slot);
 	int64_t start = config.spin_ns ? now_ns() : 0;
@@ -357,7 +359,7 @@ int conn_wait(struct conn *conn, int fd, int want, size_t space, const struct wa
 		return 0;
 	}
 	rpc_listen();
-	if (unlikely(conn_fd_stale(conn, fd)))
+	if (!clock->brief && unlikely(conn_fd_stale(conn, fd)))
 		return 0;
 	self.full_until = 0;
 	if (want == WAIT_TX && conn_make_room(conn))
@@ -379,7 +381,7 @@ int conn_wait(struct conn *conn, int fd, int want, size_t space, const struct wa
 		if (error && error != EINTR)
 			result = -error;
 		else if ((self.signals_interrupting != clock->signals_interrupting ||
-		          (timed &&
+		          (clock->timed &&
 		           self.signals != clock->signals)) && /* signal(7): with a timeout, SA_RESTART does not restart */
 		         !ready_now(conn, want, space))
 			result = -EINTR;
