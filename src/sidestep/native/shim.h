@@ -78,6 +78,7 @@ struct conn {
 	uint32_t probe_countdown;
 	struct spin_budget budget; /* budget of blocking waits */
 	_Atomic uint32_t linger_skips, linger_pause; /* see conn_lingers() */
+	_Atomic uint64_t refusing; /* a number that does not block, + 1, and how often that is not asked: refuses() */
 	struct channel_end channel;
 	struct doorbell *doorbell;               /* ours: the peer rings it */
 	struct remote_doorbell *remote_doorbell; /* the peer's: we ring it */

@@ -39,7 +39,31 @@ static void call_start(struct call *call)
 	call->started = true;
 }
 
-/* Whether the call, which cannot go on, is to wait. */
+#define UNASKED_MAX 63 /* answers in a row */
+
+/*
+ * True if a call that cannot go on does not wait either. A program that reads until nothing is left gets that answer once a
+ * message. The kernel is asked with one answer in 64, as long as no other process has the socket. In between, only a system call
+ * that no hook sees makes the socket block, or gives the number to another file.
+ */
+static bool refuses(struct call *call)
+{
+	struct conn *conn = call->conn;
+	uint64_t refusing = word_load(conn->refusing);
+
+	if (call->flags & MSG_DONTWAIT)
+		return true;
+	call->unasked =
+		refusing >> 32 == (uint32_t)call->fd + 1 && (uint32_t)refusing && word_load(conn->slot->holders) == 1;
+	if (!call->unasked && !would_not_block(call->fd, call->flags))
+		return false;
+	if (word_load(conn->slot->holders) != 1)
+		return true;
+	word_store(conn->refusing, call->unasked ? refusing - 1 : ((uint64_t)call->fd + 1) << 32 | UNASKED_MAX);
+	return true;
+}
+
+/* True if a call that cannot go on waits. */
 bool call_blocks(struct call *call, int way)
 {
 	if (call->blocks)
@@ -51,7 +75,7 @@ bool call_blocks(struct call *call, int way)
 		call->clock.brief = true;
 		return call->blocks = true;
 	}
-	return call->blocks = !would_not_block(call->fd, call->flags);
+	return call->blocks = !refuses(call);
 }
 
 static void limit_ask(struct call *call, int way)

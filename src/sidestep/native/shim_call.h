@@ -28,6 +28,7 @@ struct call {
 	bool look; /* the native socket is asked before a receive says that there is nothing */
 	bool broken; /* a send has nobody to send to: SIGPIPE */
 	bool blocks; /* the socket does */
+	bool unasked; /* answer of a socket that does not block, known from before */
 	bool started; /* true if it has waited: `clock` runs, and it is counted among conn->waiters */
 	struct wait_clock clock;
 };
@@ -55,7 +56,7 @@ static inline struct call call_of(struct conn *conn, int fd, const struct iovec 
 	call.total = iov_total(iov, iov_len);
 	call.done = 0;
 	call.beside = NULL;
-	call.look = call.broken = call.blocks = call.started = false;
+	call.look = call.broken = call.blocks = call.unasked = call.started = false;
 	return call;
 }
 static inline enum turn call_over(struct call *call, ssize_t result, int error)

@@ -303,7 +303,9 @@ static enum step ring_step(const struct call *call, size_t at, bool look, size_t
 			return STEP_END;
 		if (turn >= 2 || (!look && !slot_has(slot, SLOT_FIN | SLOT_RESET)))
 			return STEP_EMPTY;
-		if (look)
+		if (look && call->unasked)
+			conn_probe_known(conn, fd);
+		else if (look)
 			conn_probe(conn, fd); /* a probe, then a second look at the ring: bytes sent before the FIN are there now */
 		look = false;
 	}
