@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from pathlib import Path
 
 import pytest
 from busy import busy
@@ -58,6 +59,30 @@ def test_spins_that_are_always_lost_are_given_up(wait: str) -> None:
         b.ask(f"Later.of(lambda: [s.recv(1) and time.sleep({LATE_S}) or s.sendall(b'x') for _ in range({ROUNDS})])")
         a.ask(f"[s.sendall(b'x') or {WAITS[wait]} for _ in range({ROUNDS})]")
         assert lost(sidestep, a) - before <= LOST_MAX
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="one CPU: each pair is on it")
+def test_a_pair_in_turns_comes_onto_one_cpu(tmp_path: Path) -> None:
+    """On two CPUs that others want, each message would interrupt one of them."""
+    cpus, log, rounds = os.sched_getaffinity(0), tmp_path / "log", 500
+    one, other = sorted(cpus)[:2]
+    with Sidestep() as sidestep, busy(2 * len(cpus)):
+        a, b = End(sidestep, log, SIDESTEP_SPIN_US="0"), End(sidestep, SIDESTEP_SPIN_US="0")
+        join(a, b)
+        promote(sidestep, a, b)
+        os.sched_setaffinity(b.pid, {other})
+
+        def came(_: object) -> bool:
+            os.sched_setaffinity(a.pid, {one})
+            b.ask(f"Later.of(lambda: [s.recv(1) and s.sendall(b'x') for _ in range({2 * rounds})])")
+            a.ask(f"[s.sendall(b'x') or s.recv(1) for _ in range({rounds})]")
+            os.sched_setaffinity(a.pid, cpus)
+            a.ask(f"[s.sendall(b'x') or s.recv(1) for _ in range({rounds})]")
+            b.ask("Later.last.result()")
+            return f"goes to CPU {other}" in log.read_text()
+
+        sidestep.wait_for(came)  # the kernel may be first
 
 
 def lost(sidestep: Sidestep, end: End) -> int:

@@ -78,6 +78,9 @@ struct conn {
 	uint32_t probe_countdown;
 	struct spin_budget budget; /* budget of blocking waits */
 	_Atomic uint32_t linger_skips, linger_pause; /* see conn_lingers() */
+	_Atomic uint64_t turn_msgs,
+		turn_sleeps; /* received and slept at `turns_at`, when it was last looked at: spin_stack() */
+	_Atomic int64_t turns_at;
 	_Atomic uint64_t refusing; /* a number that does not block, + 1, and how often that is not asked: refuses() */
 	struct channel_end channel;
 	struct doorbell *doorbell;               /* ours: the peer rings it */
@@ -480,21 +483,6 @@ static inline bool conn_is_loose(const struct conn *conn)
 	return __atomic_load_n(&conn->loose_at, __ATOMIC_RELAXED) != NULL;
 }
 
-struct wait_clock {
-	int64_t began, deadline; /* ns; INT64_MAX: none */
-	uint64_t signals;
-	uint64_t signals_interrupting;
-	bool timed; /* by SO_RCVTIMEO or SO_SNDTIMEO */
-	bool brief; /* the number is not asked whose it is */
-};
-void wait_clock_start(struct wait_clock *clock);
-/*
- * Waits until the ring may serve `want`, or something else asks for a look. 0, -EINTR or -ETIMEDOUT. The caller is counted
- * among conn->waiters from its first wait until it returns: such a call outlives close(). Cancelled, it is taken out here.
- */
-int conn_wait(struct conn *conn, int fd, int want, size_t space, const struct wait_clock *clock);
-/* True if bytes have come to a call that would not wait for them, if a short look for them is likely to pay. */
-bool conn_lingers(struct conn *conn);
 /* ---- provider (shim_provider.c to shim_rpc.c; between them: shim_provider.h) ---- */
 extern _Atomic uint32_t rpc_pending;
 void rpc_poll(void);

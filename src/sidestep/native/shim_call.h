@@ -2,6 +2,7 @@
 #ifndef SIDESTEP_SHIM_CALL_H
 #define SIDESTEP_SHIM_CALL_H
 
+#include "shim_spin.h"
 #include "shim_switch.h"
 
 /* results of rx_step and tx_step */

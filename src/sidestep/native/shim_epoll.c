@@ -467,6 +467,8 @@ static int set_sleep(struct set_wait *wait)
 	conns_trim(wait->now);
 	set_sweep(set);
 	set_pass_begin(set, SPENT_NOTHING);
+	if (word_load(set->managed_len) == 1)
+		spin_stack(set->managed[0]->conn, wait->now);
 	set_sleep_begin(&sleep, set);
 	int n = set_report(wait, 0);
 	bool others = concerns_others(set, n, wait->max);

@@ -10,6 +10,8 @@
 #define NOBODY_NS 1000 /* a CPU that is back so soon was wanted by nobody ... */
 #define ALONE_NS 10000 /* ... and is not offered for a while */
 #define SPREAD_EVERY_NS 100000000 /* a thread moves away from its peer's CPU at most this often */
+#define STACK_EVERY_NS 20000000   /* and to it */
+#define TURNS_MIN 16 /* messages from which it shows how two work */
 
 static uint32_t runnable_threads(void)
 {
@@ -44,6 +46,13 @@ static uint32_t runnable_threads(void)
 	return count;
 }
 
+/* Moves this thread to one of these CPUs, and lets it go where it may from there. */
+static void move(const cpu_set_t *to, const cpu_set_t *all)
+{
+	if (sched_setaffinity(0, sizeof(*to), to) == 0)
+		sched_setaffinity(0, sizeof(*all), all);
+}
+
 /* Moves this thread off the CPU it shares with its peer: the kernel puts a sleeping pair on one, for good. */
 static void spread(uint32_t cpu)
 {
@@ -58,8 +67,37 @@ static void spread(uint32_t cpu)
 		return;
 	others = all;
 	CPU_CLR((int)cpu - 1, &others);
-	if (sched_setaffinity(0, sizeof(others), &others) == 0)
-		sched_setaffinity(0, sizeof(all), &all);
+	move(&others, &all);
+}
+
+/*
+ * A pair that sleeps for each message runs in turns. On two CPUs that others want as well, each wake-up interrupts a CPU, which
+ * costs several times the message. On one CPU it is a switch. The kernel brings a pair together if the waker is about to sleep, as
+ * TCP's is by its call. A doorbell's call does not say so. This thread therefore goes to the CPU of its peer.
+ */
+void spin_stack(struct conn *conn, int64_t now)
+{
+	uint32_t peer_cpu = word_load(conn->channel.rx_peer_line->cpu);
+	cpu_set_t all, one;
+
+	/* one end alone moves, or the two would change places */
+	if (likely(peer_cpu == cpu_now()) || !peer_cpu || conn->channel.local != &conn->channel.seg->side[0] ||
+	    now - word_load(conn->turns_at) < STACK_EVERY_NS)
+		return;
+	uint64_t msgs = word_load(conn->slot->rx_ring_msgs), sleeps = word_load(conn->slot->sleeps);
+	uint64_t turns = msgs - word_load(conn->turn_msgs), slept = sleeps - word_load(conn->turn_sleeps);
+	word_store(conn->turns_at, now);
+	word_store(conn->turn_msgs, msgs);
+	word_store(conn->turn_sleeps, sleeps);
+	if (config.stay || peer_cpu > CPU_SETSIZE || turns < TURNS_MIN || slept < turns - turns / 8 ||
+	    runnable_threads() <= (uint32_t)config.ncpus)
+		return;
+	CPU_ZERO(&one);
+	CPU_SET((int)peer_cpu - 1, &one);
+	if (sched_getaffinity(0, sizeof(all), &all) < 0 || !CPU_ISSET((int)peer_cpu - 1, &all))
+		return;
+	shim_log("goes to CPU %u, where its peer is", peer_cpu - 1);
+	move(&one, &all);
 }
 
 /*

@@ -325,13 +325,15 @@ static int sleep_sending(struct conn *conn, int fd, int64_t deadline, uint64_t s
 	return n > 0 && fds[0].revents;
 }
 
-static int64_t look_again_at(const struct conn *conn, int64_t deadline)
+static int64_t look_again_at(struct conn *conn, int want, int64_t deadline)
 {
 	int64_t now = now_ns();
 
 	if (unlikely(tx_is(conn->slot, TX_RESEND)) && deadline - RESEND_EVERY_NS > now)
 		deadline = now + RESEND_EVERY_NS;
 	conns_trim(now);
+	if (want == WAIT_RX)
+		spin_stack(conn, now);
 	return sleep_deadline(deadline, now);
 }
 
@@ -364,7 +366,7 @@ int conn_wait(struct conn *conn, int fd, int want, size_t space, const struct wa
 	self.full_until = 0;
 	if (want == WAIT_TX && conn_make_room(conn))
 		return 0;
-	int64_t deadline = look_again_at(conn, clock->deadline);
+	int64_t deadline = look_again_at(conn, want, clock->deadline);
 	if (want == WAIT_TX)
 		atomic_fetch_add(&conn->channel.tx_line->want_space, 1);
 	doorbell_word_sleep(doorbell->word); /* full fence */
