@@ -308,6 +308,10 @@ static int sleep_sending(struct conn *conn, int fd, int64_t deadline, uint64_t s
 {
 	struct pollfd fds[3] = {{.fd = fd}, {.events = POLLIN}, {.fd = -1}};
 
+	/* News by TCP concerns this wait as well: one call reports socket and doorbell. An end that stays true would keep it awake. */
+	if (rx_by_ring(conn->slot) && !conn_relayed(conn) && !conn_peer_back(conn) &&
+	    !slot_has(conn->slot, SLOT_FIN | SLOT_RD_SHUT | SLOT_TCP_FIN | SLOT_RESET | SLOT_PEER_GONE))
+		return sleep_receiving(conn, fd, deadline, signals, error);
 	if (conn_relayed(conn)) {
 		fds[2].fd = conn->remote_doorbell->liveness_fd;
 		if (slot_has(conn->slot, SLOT_TCP_RESET))
