@@ -318,6 +318,7 @@ bool conn_promote(struct conn *conn, int fd, uint32_t kept);
 struct conn *conn_find(const struct conn_slot *slot, uint32_t generation, int *fd);
 void conn_violation(struct conn *conn, int fd);
 uint32_t conn_ready(struct conn *conn, int fd, uint32_t kernel_bits, uint32_t interest);
+uint32_t conn_watched(struct conn *conn, int fd, uint32_t events, bool withheld);
 ssize_t conn_send(struct conn *conn, int fd, const struct iovec *iov, int iov_len, int flags);
 size_t send_put_off(struct conn *conn);
 struct beside; /* shim_call.h */
