@@ -99,3 +99,32 @@ def test_a_wait_goes_on_when_the_socket_stops_blocking() -> None:
         assert a.ask("Later.last.waits(0.1)")
         b.ask("s.sendall(b'y')")
         assert a.ask("Later.last.result()") == "b'y'"
+
+
+def test_who_waited_as_the_socket_stopped_blocking_does_not_wait_again() -> None:
+    """The wait began before, and was brief; the next begins behind it."""
+    with Sidestep() as stage:
+        a, b = End(stage), End(stage)
+        join(a, b)
+        promote(stage, a, b)
+        for _ in range(10):  # on a machine that is busy a wait may last longer, which tries nothing
+            a.ask("s.setblocking(True)")
+            a.ask("Later.of(lambda: s.recv(1))")
+            a.ask("Later.last.waits(0.002)")
+            a.ask("os.set_blocking(s.fileno(), False)")
+            b.ask("s.sendall(b'y')")
+            assert a.ask("Later.last.result()") == "b'y'"
+            assert a.ask("tried(lambda: s.recv(1))") == "'EAGAIN'"
+
+
+def test_what_a_child_made_block_and_another_did_not() -> None:
+    """This process has last said that it does not block."""
+    with Sidestep() as stage:
+        a, b = End(stage), End(stage)
+        join(a, b)
+        promote(stage, a, b)
+        a.ask("os.set_blocking(s.fileno(), False)")
+        assert a.ask(BY_A_CHILD.format("os.set_blocking(s.fileno(), True)")) == 1
+        brief(a, b)
+        assert a.ask(BY_A_CHILD.format("os.set_blocking(s.fileno(), False)")) == 1
+        assert a.ask("tried(lambda: s.recv(1))") == "'EAGAIN'"

@@ -68,8 +68,9 @@ bool call_blocks(struct call *call, int way)
 {
 	if (call->blocks)
 		return true;
+	/* not if it is taken for one that does not block: call_wait() is to know what has changed since */
 	if (!call->started && !(call->flags & MSG_DONTWAIT) &&
-	    word_load(call->conn->brief_fd[way - WAIT_RX]) == call->fd + 1) {
+	    word_load(call->conn->brief_fd[way - WAIT_RX]) == call->fd + 1 && !word_load(call->conn->nonblock)) {
 		call_start(call);
 		call->clock.deadline = call->clock.began + BRIEF_NS;
 		call->clock.brief = true;
@@ -104,7 +105,7 @@ enum turn call_wait(struct call *call, int way, size_t space)
 		word_store(conn->brief_fd[way - WAIT_RX], 0);
 		clock->brief = false;
 		limit_ask(call, way);
-		call->blocks = word_load(conn->nonblock); /* asked to be so since the call began, it does not concern it */
+		call->blocks = word_load(conn->nonblock); /* since the call began: it does not concern that */
 		waited = 0;
 	} else if (!clock->brief && waited == 0) {
 		word_store(conn->brief_fd[way - WAIT_RX],
