@@ -81,7 +81,7 @@ struct conn {
 	_Atomic uint64_t turn_msgs,
 		turn_sleeps; /* received and slept at `turns_at`, when it was last looked at: spin_stack() */
 	_Atomic int64_t turns_at;
-	_Atomic uint64_t refusing; /* a number that does not block, + 1, and how often that is not asked: refuses() */
+	_Atomic uint64_t refusing; /* a number that does not block + 1; age of that; how often to trust it: refuses() */
 	struct channel_end channel;
 	struct doorbell *doorbell;               /* ours: the peer rings it */
 	struct remote_doorbell *remote_doorbell; /* the peer's: we ring it */
@@ -248,6 +248,14 @@ void conn_set_addresses(struct conn *conn, int fd);
 int conn_attach(struct conn *conn, int fd, int segment_fd, int side, struct remote_doorbell *remote,
                 struct doorbell *local);
 int conn_fd(const struct conn *conn);
+#define REFUSING_AGE 64u /* unit of conn->refusing's age, below which it counts */
+static inline void refusing_ends(struct conn *conn)
+{
+	uint64_t old = atomic_load(&conn->refusing);
+
+	while (!atomic_compare_exchange_weak(&conn->refusing, &old, ((uint32_t)old / REFUSING_AGE + 1) * REFUSING_AGE))
+		;
+}
 bool conn_stays(struct conn *conn, int *fd);
 bool conn_progress(struct conn *conn, int fd);
 void conn_probe(struct conn *conn, int fd);

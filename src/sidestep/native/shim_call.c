@@ -39,7 +39,7 @@ static void call_start(struct call *call)
 	call->started = true;
 }
 
-#define UNASKED_MAX 63 /* answers in a row */
+#define UNASKED_MAX (REFUSING_AGE - 1) /* answers in a row */
 
 /*
  * True if a call that cannot go on does not wait either. A program that reads until nothing is left gets that answer once a
@@ -49,17 +49,21 @@ static void call_start(struct call *call)
 static bool refuses(struct call *call)
 {
 	struct conn *conn = call->conn;
-	uint64_t refusing = word_load(conn->refusing);
+	uint64_t refusing = atomic_load(&conn->refusing);
+	/* before the question: a holder that has ended since may have changed the answer */
+	const bool alone = atomic_load(&conn->slot->holders) == 1 && !slot_has(conn->slot, SLOT_PASSED);
 
 	if (call->flags & MSG_DONTWAIT)
 		return true;
-	call->unasked =
-		refusing >> 32 == (uint32_t)call->fd + 1 && (uint32_t)refusing && word_load(conn->slot->holders) == 1;
+	call->unasked = alone && refusing >> 32 == (uint32_t)call->fd + 1 && refusing % REFUSING_AGE;
 	if (!call->unasked && !would_not_block(call->fd, call->flags))
 		return false;
-	if (word_load(conn->slot->holders) != 1)
+	if (!alone)
 		return true;
-	word_store(conn->refusing, call->unasked ? refusing - 1 : ((uint64_t)call->fd + 1) << 32 | UNASKED_MAX);
+	const uint64_t age = (uint32_t)refusing / REFUSING_AGE * REFUSING_AGE;
+	/* of another age by now, it is what another thread has said of the socket since */
+	atomic_compare_exchange_strong(&conn->refusing, &refusing,
+	                               call->unasked ? refusing - 1 : ((uint64_t)call->fd + 1) << 32 | age | UNASKED_MAX);
 	return true;
 }
 

@@ -213,7 +213,7 @@ void conns_before_fork(void)
 		/* one event for each connection, however many numbers it has */
 		if (conn && (int)fd == conn_fd(conn)) {
 			atomic_fetch_add(&conn->slot->holders, 1);
-			word_store(conn->refusing, 0); /* a child may change it unseen, and end */
+			refusing_ends(conn); /* a child may change it unseen, and end */
 		}
 		if (conn && conn->managed)
 			word_store(announce_due, true); /* the child may execute a program, which has it rung always */

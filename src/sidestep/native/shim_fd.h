@@ -16,7 +16,7 @@ static inline void briefs_end(struct conn *conn)
 {
 	word_store(conn->brief_fd[0], 0);
 	word_store(conn->brief_fd[1], 0);
-	word_store(conn->refusing, 0);
+	refusing_ends(conn);
 }
 
 /* The program's setting of O_NONBLOCK. */
