@@ -227,6 +227,7 @@ struct set_wait {
 	int64_t start, deadline, now;
 	uint64_t signals;
 	bool spun, wasted;
+	bool unasked; /* the first look has left the kernel to the sleep */
 	uint32_t looks; /* questions to the kernel: one is the program's own */
 	uint32_t manages; /* the set's, from before the last of them */
 	struct epoll_event reported[REPORT_MAX];
@@ -326,14 +327,15 @@ static int set_first_asked(struct set_wait *wait, bool once)
 
 /*
  * set lock held. True if the sleep that follows may ask the kernel: it had nothing to report the last time, and the rings have
- * nothing now. What is reported together is asked for together, as the kernel reports an edge once.
+ * nothing now. What is reported together is asked for together, as the kernel reports an edge once. A wait whose time is over
+ * does not sleep.
  */
 static bool set_sleeps(const struct set_wait *wait)
 {
 	struct set *set = wait->set;
 
-	return set->quiet && set->managed_len <= QUIET_MAX && !set->by_tcp && !set->nest && self.signals == wait->signals &&
-	       !set_tells(set);
+	return set->quiet && set->managed_len <= QUIET_MAX && !set->by_tcp && !set->nest && wait->now < wait->deadline &&
+	       self.signals == wait->signals && !set_tells(set);
 }
 
 /* The first look of a wait. It reports all that is ready at once. -1: the kernel has failed. */
@@ -344,7 +346,8 @@ static int set_first(struct set_wait *wait, bool once)
 	set_pass_begin(set, SPENT_NOTHING);
 	bool look = (set->by_tcp || look_is_due(wait)) && !set->kernel_filled;
 	set->kernel_filled = false;
-	if (look && !once && set_sleeps(wait))
+	wait->unasked = look && !once && set_sleeps(wait);
+	if (wait->unasked)
 		return set_pass_end(wait, 0);
 	if (look)
 		return set_first_asked(wait, once);
@@ -545,7 +548,7 @@ static int set_wait(struct set *set, int epfd, struct epoll_event *events, int m
 		if (first && (n = set_spin(&wait)))
 			return n;
 		first = false;
-		if (self.signals != signals)
+		if (self.signals != signals && !wait.unasked) /* else the kernel is asked, and does not sleep */
 			break;
 		n = set_sleep(&wait);
 		if (n)
