@@ -6,7 +6,7 @@ import ctypes
 import os
 import signal
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Final
 
 _CONT, _DETACH, _SYSCALL, _SEIZE, _INTERRUPT, _GET_SYSCALL_INFO = 7, 17, 24, 0x4206, 0x4207, 0x420E
@@ -23,8 +23,13 @@ def _ptrace(request: int, pid: int, address: int = 0, data: object = None) -> No
         raise OSError(ctypes.get_errno(), "ptrace")
 
 
-def calls_until_output(pid: int, begin: Callable[[], None]) -> Counter[int]:
-    """Numbers of the system calls that a program of one thread makes after `begin`, until it writes to its output."""
+def calls_until_output(
+    pid: int, begin: Callable[[], None], seen: Callable[[int, Sequence[int]], None] | None = None
+) -> Counter[int]:
+    """Numbers of the system calls that a program of one thread makes after `begin`, until it writes to its output.
+
+    `seen` gets number and arguments of each while the program stands before it.
+    """
     calls: Counter[int] = Counter()
     info = (ctypes.c_uint64 * 10)()  # op, arch; instruction and stack pointer; number and arguments
     _ptrace(_SEIZE, pid, 0, _TRACESYSGOOD)
@@ -41,4 +46,6 @@ def calls_until_output(pid: int, begin: Callable[[], None]) -> Counter[int]:
                     _ptrace(_DETACH, pid)
                     return calls
                 calls[info[3]] += 1
+                if seen:
+                    seen(info[3], info[4:10])
         _ptrace(_SYSCALL, pid, 0, None if status >> 16 or stop == signal.SIGTRAP | _STOP else stop)

@@ -46,11 +46,27 @@ static uint32_t runnable_threads(void)
 	return count;
 }
 
-/* Moves this thread to one of these CPUs, and lets it go where it may from there. */
-static void move(const cpu_set_t *to, const cpu_set_t *all)
+/*
+ * Moves this thread to one of these CPUs, and lets it go where it might before. A thread with all CPUs of its cpuset gets the widest
+ * mask there is: a narrower one would keep it from CPUs that the cpuset gets later. No handler of the program runs in between: it
+ * might see the mask, or not return. A mask that another process sets meanwhile stays.
+ */
+static void move(const cpu_set_t *to, const cpu_set_t *before)
 {
-	if (sched_setaffinity(0, sizeof(*to), to) == 0)
-		sched_setaffinity(0, sizeof(*all), all);
+	static __thread bool masked; /* it has a mask of its own */
+	cpu_set_t all, now, common;
+
+	critical_enter();
+	if (sched_setaffinity(0, sizeof(*to), to) == 0 && sched_getaffinity(0, sizeof(now), &now) == 0) {
+		CPU_AND(&common, &now, to);
+		bool ours = CPU_EQUAL(&common, &now);
+		memset(&all, 0xff, sizeof(all));
+		if (ours && !masked && sched_setaffinity(0, sizeof(all), &all) == 0)
+			masked = sched_getaffinity(0, sizeof(now), &now) < 0 || !CPU_EQUAL(&now, before);
+		if (ours && masked && sched_setaffinity(0, sizeof(*before), before) < 0)
+			sched_setaffinity(0, sizeof(all), &all); /* its cpuset has none of them any more */
+	}
+	critical_leave();
 }
 
 /* Moves this thread off the CPU it shares with its peer: the kernel puts a sleeping pair on one, for good. */
