@@ -470,8 +470,15 @@ static int set_sleep(struct set_wait *wait)
 	conns_trim(wait->now);
 	set_sweep(set);
 	set_pass_begin(set, SPENT_NOTHING);
-	if (word_load(set->managed_len) == 1)
-		spin_stack(set->managed[0]->conn, wait->now);
+	struct conn *apart =
+		word_load(set->managed_len) == 1 && spin_apart(set->managed[0]->conn, wait->now) ? set->managed[0]->conn : NULL;
+	if (unlikely(apart)) { /* the lock is not for a thread that waits for another CPU */
+		conn_ref(apart);
+		set_unlock(set);
+		spin_stack(apart, wait->now);
+		conn_unref(apart);
+		set_pass_begin(set, SPENT_NOTHING);
+	}
 	set_sleep_begin(&sleep, set);
 	int n = set_report(wait, 0);
 	bool others = concerns_others(set, n, wait->max);

@@ -86,26 +86,40 @@ static void spread(uint32_t cpu)
 	move(&others, &all);
 }
 
+static __thread int64_t stacked_at; /* this thread has moved to a peer's CPU */
+
 /*
- * A pair that sleeps for each message runs in turns. On two CPUs that others want as well, each wake-up interrupts a CPU, which
- * costs several times the message. On one CPU it is a switch. The kernel brings a pair together if the waker is about to sleep, as
- * TCP's is by its call. A doorbell's call does not say so. This thread therefore goes to the CPU of its peer.
+ * A pair of which one end answers each message, and sleeps for each, runs in turns. On two CPUs that others want as well, each
+ * wake-up interrupts a CPU, which costs several times the message. On one CPU it is a switch. The kernel brings a pair together if
+ * the waker is about to sleep, as TCP's is by its call. A doorbell's call does not say so. This thread therefore goes to the CPU of
+ * its peer.
  */
+bool spin_apart(const struct conn *conn, int64_t now)
+{
+	uint32_t peer_cpu = word_load(conn->channel.rx_peer_line->cpu);
+
+	/* one end alone moves, or the two would change places */
+	return unlikely(peer_cpu != cpu_now()) && peer_cpu && conn->channel.local == &conn->channel.seg->side[0] &&
+	       now - word_load(conn->turns_at) >= STACK_EVERY_NS && now - stacked_at >= STACK_EVERY_NS;
+}
+
 void spin_stack(struct conn *conn, int64_t now)
 {
+	const struct conn_slot *slot = conn->slot;
 	uint32_t peer_cpu = word_load(conn->channel.rx_peer_line->cpu);
 	cpu_set_t all, one;
 
-	/* one end alone moves, or the two would change places */
-	if (likely(peer_cpu == cpu_now()) || !peer_cpu || conn->channel.local != &conn->channel.seg->side[0] ||
-	    now - word_load(conn->turns_at) < STACK_EVERY_NS)
+	if (likely(!spin_apart(conn, now)))
 		return;
-	uint64_t msgs = word_load(conn->slot->rx_ring_msgs), sleeps = word_load(conn->slot->sleeps);
+	uint64_t msgs = word_load(slot->rx_ring_msgs), sent = word_load(slot->tx_ring_msgs);
+	uint64_t sleeps = word_load(slot->sleeps);
 	uint64_t turns = msgs - word_load(conn->turn_msgs), slept = sleeps - word_load(conn->turn_sleeps);
+	uint64_t answered = sent - word_load(conn->turn_sent), most = turns - turns / 8;
 	word_store(conn->turns_at, now);
 	word_store(conn->turn_msgs, msgs);
 	word_store(conn->turn_sleeps, sleeps);
-	if (config.stay || peer_cpu > CPU_SETSIZE || turns < TURNS_MIN || slept < turns - turns / 8 ||
+	word_store(conn->turn_sent, sent);
+	if (config.stay || !peer_cpu || peer_cpu > CPU_SETSIZE || turns < TURNS_MIN || slept < most || answered < most ||
 	    runnable_threads() <= (uint32_t)config.ncpus)
 		return;
 	CPU_ZERO(&one);
@@ -113,6 +127,7 @@ void spin_stack(struct conn *conn, int64_t now)
 	if (sched_getaffinity(0, sizeof(all), &all) < 0 || !CPU_ISSET((int)peer_cpu - 1, &all))
 		return;
 	shim_log("goes to CPU %u, where its peer is", peer_cpu - 1);
+	stacked_at = now;
 	move(&one, &all);
 }
 

@@ -17,7 +17,9 @@ struct spin {
 };
 bool spin_begin(struct spin *spin, uint32_t budget, uint32_t peer_cpu); /* false: this wait had better sleep */
 bool spin_on(struct spin *spin, uint32_t peer_cpu, bool may_move); /* one step; false: it is time to sleep */
-void spin_stack(struct conn *conn, int64_t now); /* the thread is about to sleep */
+/* The thread is about to sleep. No lock is held. */
+bool spin_apart(const struct conn *conn, int64_t now); /* true if spin_stack() is to be asked */
+void spin_stack(struct conn *conn, int64_t now);
 
 /*
  * State after a loss: others want a CPU, and none has taken this one while it was offered, or hardly. With a CPU for each
