@@ -50,7 +50,7 @@ static bool refuses(struct call *call)
 {
 	struct conn *conn = call->conn;
 	uint64_t refusing = atomic_load(&conn->refusing);
-	/* before the question: a holder that has ended since may have changed the answer */
+	/* The count is from before the question: a holder that has ended since may have changed the answer. */
 	const bool alone = atomic_load(&conn->slot->holders) == 1 && !slot_has(conn->slot, SLOT_PASSED);
 
 	if (call->flags & MSG_DONTWAIT)
@@ -61,7 +61,7 @@ static bool refuses(struct call *call)
 	if (!alone)
 		return true;
 	const uint64_t age = (uint32_t)refusing / REFUSING_AGE * REFUSING_AGE;
-	/* of another age by now, it is what another thread has said of the socket since */
+	/* The word of another thread stays: the age has changed. */
 	atomic_compare_exchange_strong(&conn->refusing, &refusing,
 	                               call->unasked ? refusing - 1 : ((uint64_t)call->fd + 1) << 32 | age | UNASKED_MAX);
 	return true;
@@ -72,7 +72,7 @@ bool call_blocks(struct call *call, int way)
 {
 	if (call->blocks)
 		return true;
-	/* not if it is taken for one that does not block: call_wait() is to know what has changed since */
+	/* A socket that was last made not to block is asked, so that call_wait() knows of a change since. */
 	if (!call->started && !(call->flags & MSG_DONTWAIT) &&
 	    word_load(call->conn->brief_fd[way - WAIT_RX]) == call->fd + 1 && !word_load(call->conn->nonblock)) {
 		call_start(call);
@@ -109,7 +109,7 @@ enum turn call_wait(struct call *call, int way, size_t space)
 		word_store(conn->brief_fd[way - WAIT_RX], 0);
 		clock->brief = false;
 		limit_ask(call, way);
-		call->blocks = word_load(conn->nonblock); /* since the call began: it does not concern that */
+		call->blocks = word_load(conn->nonblock); /* A change since the call began does not concern it. */
 		waited = 0;
 	} else if (!clock->brief && waited == 0) {
 		word_store(conn->brief_fd[way - WAIT_RX],

@@ -455,6 +455,21 @@ static int sleep_beside(struct set_wait *wait, const struct set_sleep *sleep, in
 	return ready > 0 ? raw_epoll_look(wait->epfd, wait->reported, max) : ready;
 }
 
+/* set lock held, and dropped while the thread may wait for another CPU. */
+static void set_stack(const struct set_wait *wait)
+{
+	struct set *set = wait->set;
+	struct conn *conn = word_load(set->managed_len) == 1 ? set->managed[0]->conn : NULL;
+
+	if (likely(!conn || !spin_apart(conn, wait->now)))
+		return;
+	conn_ref(conn);
+	set_unlock(set);
+	spin_stack(conn, wait->now);
+	conn_unref(conn);
+	set_pass_begin(set, SPENT_NOTHING);
+}
+
 /* Sleeps in the kernel. How many events there are to tell; -1: it was for nothing, with errno. */
 static int set_sleep(struct set_wait *wait)
 {
@@ -470,15 +485,7 @@ static int set_sleep(struct set_wait *wait)
 	conns_trim(wait->now);
 	set_sweep(set);
 	set_pass_begin(set, SPENT_NOTHING);
-	struct conn *apart =
-		word_load(set->managed_len) == 1 && spin_apart(set->managed[0]->conn, wait->now) ? set->managed[0]->conn : NULL;
-	if (unlikely(apart)) { /* the lock is not for a thread that waits for another CPU */
-		conn_ref(apart);
-		set_unlock(set);
-		spin_stack(apart, wait->now);
-		conn_unref(apart);
-		set_pass_begin(set, SPENT_NOTHING);
-	}
+	set_stack(wait);
 	set_sleep_begin(&sleep, set);
 	int n = set_report(wait, 0);
 	bool others = concerns_others(set, n, wait->max);

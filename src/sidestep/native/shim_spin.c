@@ -48,12 +48,12 @@ static uint32_t runnable_threads(void)
 
 /*
  * Moves this thread to one of these CPUs, and lets it go where it might before. A thread with all CPUs of its cpuset gets the widest
- * mask there is: a narrower one would keep it from CPUs that the cpuset gets later. No handler of the program runs in between: it
+ * mask. A narrower one would keep it from CPUs that the cpuset gets later. No handler of the program runs in between: it
  * might see the mask, or not return. A mask that another process sets meanwhile stays.
  */
 static void move(const cpu_set_t *to, const cpu_set_t *before)
 {
-	static __thread bool masked; /* it has a mask of its own */
+	static __thread bool masked; /* True if it has a mask of its own */
 	cpu_set_t all, now, common;
 
 	critical_enter();
@@ -64,7 +64,7 @@ static void move(const cpu_set_t *to, const cpu_set_t *before)
 		if (ours && !masked && sched_setaffinity(0, sizeof(all), &all) == 0)
 			masked = sched_getaffinity(0, sizeof(now), &now) < 0 || !CPU_EQUAL(&now, before);
 		if (ours && masked && sched_setaffinity(0, sizeof(*before), before) < 0)
-			sched_setaffinity(0, sizeof(all), &all); /* its cpuset has none of them any more */
+			sched_setaffinity(0, sizeof(all), &all); /* The cpuset has none of them any more. */
 	}
 	critical_leave();
 }
