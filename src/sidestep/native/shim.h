@@ -252,7 +252,7 @@ static inline void refusing_ends(struct conn *conn)
 {
 	uint64_t old = atomic_load(&conn->refusing);
 
-	while (!atomic_compare_exchange_weak(&conn->refusing, &old, ((uint32_t)old / REFUSING_AGE + 1) * REFUSING_AGE))
+	while (!atomic_compare_exchange_weak(&conn->refusing, &old, (uint32_t)((old | (REFUSING_AGE - 1)) + 1)))
 		;
 }
 bool conn_stays(struct conn *conn, int *fd);

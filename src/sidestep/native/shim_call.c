@@ -60,7 +60,7 @@ static bool refuses(struct call *call)
 		return false;
 	if (!alone)
 		return true;
-	const uint64_t age = (uint32_t)refusing / REFUSING_AGE * REFUSING_AGE;
+	const uint64_t age = (uint32_t)refusing & ~(REFUSING_AGE - 1);
 	/* The word of another thread stays: the age has changed. */
 	atomic_compare_exchange_strong(&conn->refusing, &refusing,
 	                               call->unasked ? refusing - 1 : ((uint64_t)call->fd + 1) << 32 | age | UNASKED_MAX);
