@@ -380,7 +380,7 @@ static void child_run(struct program *mine)
 	if (mine->line && !do_await(mine))
 		return;
 	if (!scenario && may_confine(mine) && choose(2)) {
-		mine->way = choose(2) ? BY_RECV : BY_POLL;
+		mine->way = choose(2) && !mine->nonblock ? BY_RECV : BY_POLL; /* Reads without a wait would let no time pass. */
 		mine->operations = choose(6);
 		do_confine(mine);
 	}
