@@ -55,11 +55,22 @@ static int right_at(struct cmsghdr *header, size_t i)
 
 /* ---- the giver ---- */
 
+/*
+ * Flags that keep it from going with its ring. One that has gone back to TCP, or has ended, goes as well: nobody sends again what
+ * its ring holds, and an error waits in its slot. But not beside a stranger, who may have the socket already.
+ */
+static uint32_t stays_here(const struct conn *conn)
+{
+	const uint32_t strange = SLOT_INHERITED | SLOT_CONFINED;
+
+	return slot_has(conn->slot, SLOT_PASSED) || word_load(tcp_only_reason) ? strange | SLOT_PIN | SLOT_RESET : strange;
+}
+
 static bool give(struct given *given, struct conn *conn, int fd, int *line)
 {
 	uint64_t cookie;
 
-	if (conn->managed ? !traveller_can(conn, line) : !traveller_waits(conn, fd, &cookie))
+	if (conn->managed ? !traveller_can(conn, stays_here(conn), line) : !traveller_waits(conn, fd, &cookie))
 		return false;
 	const struct traveller of = conn->managed ? traveller_of(conn) : traveller_by_tcp(conn, cookie);
 	int file = channel_memory("sidestep-pass", sizeof(struct pass));

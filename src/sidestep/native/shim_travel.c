@@ -143,17 +143,16 @@ static bool finds_next(const struct conn *conn, int *line)
 }
 
 /*
- * True if another program can go on with it that gets the files of the connection. Where a provider stands between, that
- * needs a connection to it as well: *line, if it is -1, becomes one.
+ * True if another program can go on with it that gets the files of the connection. It has none of the flags `stays`. Where a
+ * provider stands between, that needs a connection to it as well: *line, if it is -1, becomes one.
  */
-bool traveller_can(struct conn *conn, int *line)
+bool traveller_can(struct conn *conn, uint32_t stays, int *line)
 {
 	struct conn_slot *slot = conn->slot;
 
 	return !asks_for_hints(conn) && !conn->explicit &&
 	       !tx_is(slot, TX_RESEND) && /* this process alone knows what it has to send again */
-	       !slot_has(slot, SLOT_RESET | SLOT_PIN | SLOT_INHERITED | SLOT_CONFINED) && word_load(slot->cookie) &&
-	       all_kept(conn) && finds_next(conn, line);
+	       !slot_has(slot, stays) && word_load(slot->cookie) && all_kept(conn) && finds_next(conn, line);
 }
 
 static bool can_travel(struct travel *travel, struct conn *conn, struct traveller *of)
@@ -161,7 +160,8 @@ static bool can_travel(struct travel *travel, struct conn *conn, struct travelle
 	uint64_t cookie;
 
 	if (slot_is_guest(conn->slot) || (!stdio_seen && is_standard(conn)) || !waiters_known(conn) ||
-	    !(conn->managed ? traveller_can(conn, &travel->line_fd) : traveller_waits(conn, conn_fd(conn), &cookie)))
+	    !(conn->managed ? traveller_can(conn, SLOT_RESET | SLOT_PIN | SLOT_INHERITED | SLOT_CONFINED, &travel->line_fd)
+	                    : traveller_waits(conn, conn_fd(conn), &cookie)))
 		return false;
 	*of = conn->managed ? traveller_of(conn) : traveller_by_tcp(conn, cookie);
 	shim_lock_take();

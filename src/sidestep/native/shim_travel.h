@@ -20,7 +20,7 @@ static inline bool has_ring(const struct traveller *of)
 {
 	return of->segment_fd >= 0;
 }
-bool traveller_can(struct conn *conn, int *line);
+bool traveller_can(struct conn *conn, uint32_t stays, int *line);
 struct traveller traveller_of(const struct conn *conn);
 void traveller_settle(struct traveller *of, struct conn *conn); /* no lock held */
 bool traveller_take(struct traveller *of, struct conn_slot *slot, int fd, int line);
