@@ -3,7 +3,7 @@
  * returned, and what it read or told. All is in one process, so that no byte can wait for a call of the peer unnoticed. Kernel TCP
  * prints the same each time, and the shim is to print the same as it.
  *
- * player SEED STEPS
+ * player SEED STEPS [passing]: `passing` adds sockets that the process passes to itself, and splice(2).
  */
 #include <arpa/inet.h>
 #include <errno.h>
@@ -36,8 +36,10 @@ static struct end {
 	uint64_t sent;  /* bytes, by the pattern of this end */
 	bool urgent;    /* it has sent an urgent byte: of a second one the kernel may drop the first */
 	bool edges[SETS]; /* its registration tells edges, which may come twice */
+	bool registered;  /* a set has had it */
 } ends[ENDS];
-static int sets[SETS], listener, step;
+static int sets[SETS], listener, step, channel[2];
+static bool passing;
 static uint8_t bytes[ROOM];
 static volatile sig_atomic_t alarms, asked;
 
@@ -149,6 +151,20 @@ static struct end *peer_of(struct end *end)
 }
 
 /* ---- calls that move bytes ---- */
+static ssize_t put_by_pipe(int fd, size_t len)
+{
+	int pipes[2];
+
+	if (pipe(pipes) < 0 || (len && write(pipes[1], bytes, len) != (ssize_t)len))
+		abort();
+	ssize_t n = splice(pipes[0], NULL, fd, NULL, len, SPLICE_F_NONBLOCK);
+	const int saved = errno;
+	close(pipes[0]);
+	close(pipes[1]);
+	errno = saved;
+	return n;
+}
+
 static ssize_t put(struct end *end, size_t len, unsigned how)
 {
 	struct iovec pieces[3];
@@ -156,7 +172,7 @@ static ssize_t put(struct end *end, size_t len, unsigned how)
 	ssize_t n;
 	int file, saved;
 
-	if (how == 4 && len > SENT_AT_ONCE)
+	if ((how == 4 || how == 7) && len > SENT_AT_ONCE)
 		len = SENT_AT_ONCE; /* a file goes out as there is room for it */
 	pattern(end, end->sent, bytes, len);
 	split(pieces, len);
@@ -175,6 +191,7 @@ static ssize_t put(struct end *end, size_t len, unsigned how)
 		errno = saved;
 		break;
 	case 5: n = pwritev2(end->fd, pieces, 3, -1, 0); break;
+	case 7: n = put_by_pipe(end->fd, len); break;
 	default: n = sendto(end->fd, bytes, len, MSG_DONTWAIT | MSG_NOSIGNAL, NULL, 0);
 	}
 	if (n > 0)
@@ -187,7 +204,7 @@ static void op_send(struct end *end)
 {
 	static const unsigned most[] = {2000, 2000, 2000, 30000};
 	size_t len = below(30) ? 1 + below(most[below(4)]) : 0;
-	unsigned how = below(7);
+	unsigned how = below(passing ? 8 : 7);
 	ssize_t n = put(end, len, how);
 
 	printf("send %td how %u, %zu: %zd %s\n", end - ends, how, len, n, error_of(n));
@@ -367,8 +384,10 @@ static void op_control(struct end *end)
 	struct epoll_event event = {.events = wishes[below(11)], .data.u64 = (uint64_t)(end - ends)};
 	int result = epoll_ctl(sets[set], op, end->fd, &event);
 
-	if (result == 0 && op != EPOLL_CTL_DEL)
+	if (result == 0 && op != EPOLL_CTL_DEL) {
 		end->edges[set] |= (event.events & EPOLLET) != 0;
+		end->registered = true;
+	}
 	printf("epoll_ctl %d op %d, %td for %x: %d %s\n", set, op, end - ends, event.events, result, error_of(result));
 }
 
@@ -474,6 +493,30 @@ static void op_dup(struct end *end)
 	settle();
 }
 
+/* The socket goes through a channel, and has no number meanwhile. */
+static void op_pass(struct end *end)
+{
+	char byte = 'p';
+	_Alignas(struct cmsghdr) char control[CMSG_SPACE(sizeof(int))] = {0};
+	struct iovec iov = {&byte, 1};
+	struct msghdr message = {
+		.msg_iov = &iov, .msg_iovlen = 1, .msg_control = control, .msg_controllen = sizeof(control)};
+	struct cmsghdr *header = CMSG_FIRSTHDR(&message);
+
+	if (end->fd < 0 || end->registered)
+		return;
+	*header = (struct cmsghdr){.cmsg_level = SOL_SOCKET, .cmsg_type = SCM_RIGHTS, .cmsg_len = CMSG_LEN(sizeof(int))};
+	memcpy(CMSG_DATA(header), &end->fd, sizeof(int));
+	if (sendmsg(channel[0], &message, 0) != 1)
+		abort();
+	close(end->fd);
+	if (recvmsg(channel[1], &message, 0) != 1)
+		abort();
+	memcpy(&end->fd, CMSG_DATA(header), sizeof(int));
+	printf("pass %td\n", end - ends);
+	settle();
+}
+
 static void op_close(struct end *end)
 {
 	struct end *peer = peer_of(end);
@@ -513,10 +556,12 @@ static void op_again(struct end *end)
 static void play(void)
 {
 	struct end *end = &ends[below(ENDS)];
-	unsigned op = below(100);
+	unsigned op = below(passing ? 108 : 100);
 
 	printf("%d ", step);
-	if (op < 22)
+	if (op >= 100)
+		op_pass(end);
+	else if (op < 22)
 		op_send(end);
 	else if (op < 45)
 		op_recv(end);
@@ -554,8 +599,9 @@ int main(int argc, char **argv)
 	struct sockaddr_in address = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
 	struct sigaction act = {.sa_handler = on_signal};
 
-	if (argc != 3)
+	if (argc < 3 || socketpair(AF_UNIX, SOCK_STREAM, 0, channel) < 0)
 		return 2;
+	passing = argc > 3;
 	state = strtoull(argv[1], NULL, 0) * 0x9e3779b97f4a7c15ull + 1;
 	for (int i = 0; i < 5; i++)
 		below(1);

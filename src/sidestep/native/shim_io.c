@@ -10,6 +10,7 @@
 
 #include <fcntl.h>
 #include <limits.h>
+#include <sys/ioctl.h>
 #include <sys/sendfile.h>
 #include <sys/stat.h>
 
@@ -400,40 +401,50 @@ EXPORT ssize_t sendfile64(int out, int in, off_t *offset, size_t count)
 
 ALIAS(sendfile, sendfile64);
 
-/* Bytes leave the ring only after the pipe has taken them. */
+/* A pipe that polls writable takes PIPE_BUF bytes without waiting: pipe(7). Only the first of them may wait for room, if not `quiet`. */
+static ssize_t pipe_fill(int out, const uint8_t *bytes, size_t len, bool quiet)
+{
+	struct pollfd room = {.fd = out, .events = POLLOUT};
+	size_t put = 0;
+
+	while (put < len) {
+		if ((quiet || put) && real.poll(&room, 1, 0) != 1)
+			return put ? (ssize_t)put : fail_with(EAGAIN);
+		ssize_t n = real.write(out, bytes + put, len - put < PIPE_BUF ? len - put : PIPE_BUF);
+		if (n <= 0)
+			return put ? (ssize_t)put : n;
+		put += (size_t)n;
+	}
+	return (ssize_t)put;
+}
+
+/* Bytes leave the ring only after the pipe has taken them. An error behind the first of them is for the next call. */
 static ssize_t conn_to_pipe(struct conn *conn, int fd, int out, size_t count, unsigned flags)
 {
 	uint8_t buf[PASS_CHUNK];
-	int quiet = flags & SPLICE_F_NONBLOCK ? MSG_DONTWAIT : 0;
-	int space = (int)real.fcntl64(out, F_GETPIPE_SZ, 0), used = 0;
+	int quiet = flags & SPLICE_F_NONBLOCK ? MSG_DONTWAIT : 0, left = 1;
+	size_t done = 0;
 
-	if (space > 0 && real.ioctl(out, 0x541B /* FIONREAD */, &used) == 0 && space > used &&
-	    (size_t)(space - used) < count)
-		count = (size_t)(space - used);
-	size_t part = count < sizeof(buf) ? count : sizeof(buf);
-	ssize_t there = conn_recv(conn, fd, &(struct iovec){buf, part}, 1, quiet | MSG_PEEK);
-	if (there <= 0)
-		return there;
-	if (flags & SPLICE_F_NONBLOCK) {
-		struct pollfd room = {.fd = out, .events = POLLOUT};
-		if (real.poll(&room, 1, 0) != 1)
-			return fail_with(EAGAIN);
-		if (there > PIPE_BUF)
-			there = PIPE_BUF; /* a pipe that polls writable takes so much without waiting: pipe(7) */
-	}
-	ssize_t put = real.write(out, buf, (size_t)there);
-	if (put > 0)
+	while (done < count && left > 0) {
+		size_t part = count - done < sizeof(buf) ? count - done : sizeof(buf);
+		ssize_t there = conn_recv(conn, fd, &(struct iovec){buf, part}, 1, quiet | MSG_PEEK);
+		ssize_t put = there <= 0 ? there : pipe_fill(out, buf, (size_t)there, quiet || done);
+		if (put <= 0)
+			return done ? (ssize_t)done : put;
 		conn_recv(conn, fd, &(struct iovec){buf, (size_t)put}, 1, MSG_WAITALL);
-	return put;
+		done += (size_t)put;
+		if (put < there || ioctl(fd, FIONREAD, &left) < 0)
+			break;
+	}
+	return (ssize_t)done;
 }
 
 /* Bytes taken from the pipe must go out, so a call that is not to wait takes no more than has room. */
-static ssize_t pipe_to_conn(struct conn *conn, int fd, int in, size_t count, unsigned flags)
+static ssize_t pipe_part_to_conn(struct conn *conn, int fd, int in, size_t count, bool quiet)
 {
-	uint8_t buf[4096];
+	uint8_t buf[PASS_CHUNK];
 	size_t part = count < sizeof(buf) ? count : sizeof(buf);
-	struct pollfd room = {.fd = fd, .events = POLLOUT}, there = {.fd = in, .events = POLLIN};
-	bool quiet = (flags & SPLICE_F_NONBLOCK) || (real.fcntl64(fd, F_GETFL, 0) & O_NONBLOCK);
+	struct pollfd room = {.fd = fd, .events = POLLOUT};
 	int ready = poll(&room, 1, quiet ? 0 : -1);
 
 	if (ready < 0)
@@ -447,8 +458,6 @@ static ssize_t pipe_to_conn(struct conn *conn, int fd, int in, size_t count, uns
 	} else if (!ready) {
 		return fail_with(EAGAIN);
 	}
-	if ((flags & SPLICE_F_NONBLOCK) && real.poll(&there, 1, 0) == 0)
-		return fail_with(EAGAIN);
 	ssize_t n = real.read(in, buf, part);
 	for (ssize_t sent = 0, put; n > 0 && sent < n; sent += put) {
 		put = conn_send(conn, fd, &(struct iovec){buf + sent, (size_t)(n - sent)}, 1, 0);
@@ -458,6 +467,26 @@ static ssize_t pipe_to_conn(struct conn *conn, int fd, int in, size_t count, uns
 			return sent ? sent : -1;
 	}
 	return n;
+}
+
+/* All that the pipe holds, as there is room; only the first of it is waited for. */
+static ssize_t pipe_to_conn(struct conn *conn, int fd, int in, size_t count, unsigned flags)
+{
+	struct pollfd there = {.fd = in, .events = POLLIN};
+	bool quiet = (flags & SPLICE_F_NONBLOCK) || (real.fcntl64(fd, F_GETFL, 0) & O_NONBLOCK);
+	size_t done = 0;
+
+	while (done < count) {
+		if (((flags & SPLICE_F_NONBLOCK) || done) && real.poll(&there, 1, 0) == 0) {
+			errno = EAGAIN;
+			break;
+		}
+		ssize_t n = pipe_part_to_conn(conn, fd, in, count - done, quiet);
+		if (n <= 0)
+			return done ? (ssize_t)done : n;
+		done += (size_t)n;
+	}
+	return done ? (ssize_t)done : -1;
 }
 
 EXPORT ssize_t splice(int in, off_t *in_offset, int out, off_t *out_offset, size_t count, unsigned flags)
