@@ -28,7 +28,15 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-enum { CONNECTIONS = 2, ENDS = 2 * CONNECTIONS, SETS = 2, ROOM = 200000, SETTLE_US = 2500, SENT_AT_ONCE = 16384 };
+enum {
+	CONNECTIONS = 2,
+	ENDS = 2 * CONNECTIONS,
+	SETS = 2,
+	ROOM = 200000,
+	SETTLE_US = 2500,
+	SENT_AT_ONCE = 16384,
+	NUMBERS = 64
+};
 
 /* Ends 0 and 1 are of one connection, 2 and 3 of the other. */
 static struct end {
@@ -36,7 +44,6 @@ static struct end {
 	uint64_t sent;  /* bytes, by the pattern of this end */
 	bool urgent;    /* it has sent an urgent byte: of a second one the kernel may drop the first */
 	bool edges[SETS]; /* its registration tells edges, which may come twice */
-	bool registered;  /* a set has had it */
 } ends[ENDS];
 static int sets[SETS], listener, step, channel[2];
 static bool passing;
@@ -384,10 +391,8 @@ static void op_control(struct end *end)
 	struct epoll_event event = {.events = wishes[below(11)], .data.u64 = (uint64_t)(end - ends)};
 	int result = epoll_ctl(sets[set], op, end->fd, &event);
 
-	if (result == 0 && op != EPOLL_CTL_DEL) {
+	if (result == 0 && op != EPOLL_CTL_DEL)
 		end->edges[set] |= (event.events & EPOLLET) != 0;
-		end->registered = true;
-	}
 	printf("epoll_ctl %d op %d, %td for %x: %d %s\n", set, op, end - ends, event.events, result, error_of(result));
 }
 
@@ -493,7 +498,7 @@ static void op_dup(struct end *end)
 	settle();
 }
 
-/* The socket goes through a channel, and has no number meanwhile. */
+/* The socket goes through a channel, and has no number meanwhile. It gets the same again, by which its registrations go. */
 static void op_pass(struct end *end)
 {
 	char byte = 'p';
@@ -502,9 +507,13 @@ static void op_pass(struct end *end)
 	struct msghdr message = {
 		.msg_iov = &iov, .msg_iovlen = 1, .msg_control = control, .msg_controllen = sizeof(control)};
 	struct cmsghdr *header = CMSG_FIRSTHDR(&message);
+	int lower[NUMBERS], lower_len = 0;
 
-	if (end->fd < 0 || end->registered)
+	if (end->fd < 0)
 		return;
+	while (lower_len < NUMBERS - 1 && (lower[lower_len] = dup(listener)) < end->fd)
+		lower_len++;
+	close(lower[lower_len]);
 	*header = (struct cmsghdr){.cmsg_level = SOL_SOCKET, .cmsg_type = SCM_RIGHTS, .cmsg_len = CMSG_LEN(sizeof(int))};
 	memcpy(CMSG_DATA(header), &end->fd, sizeof(int));
 	if (sendmsg(channel[0], &message, 0) != 1)
@@ -513,6 +522,8 @@ static void op_pass(struct end *end)
 	if (recvmsg(channel[1], &message, 0) != 1)
 		abort();
 	memcpy(&end->fd, CMSG_DATA(header), sizeof(int));
+	while (lower_len)
+		close(lower[--lower_len]);
 	printf("pass %td\n", end - ends);
 	settle();
 }

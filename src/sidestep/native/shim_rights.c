@@ -153,10 +153,12 @@ static void given_end(struct given *given)
 static void given_sent(struct given *given, enum receiver receiver, unsigned long other_end)
 {
 	shim_log("fd %d is given away by ring", given->fd);
-	if (receiver == RECEIVER_SELF)
+	if (receiver == RECEIVER_SELF) {
+		word_store(passes_to_self, true);
 		pass_close(given->pass);
-	else
+	} else {
 		pass_watch(given->conn, given->pass, other_end);
+	}
 	given_end(given);
 }
 
@@ -352,6 +354,9 @@ static void take(struct pass *pass, int *files, uint32_t count, int fd)
 		of.segment_fd = -1;
 		bool taken = by_ring ? take_ring(&of, files, count == FILES_FAR, slot, fd) : traveller_take(&of, slot, fd, -1);
 		if (taken) {
+			HELD its = conn_hold(fd);
+			if (its)
+				set_conn_returned(its, fd);
 			rpc_given();
 			return;
 		}
