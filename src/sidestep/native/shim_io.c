@@ -418,7 +418,7 @@ static ssize_t pipe_fill(int out, const uint8_t *bytes, size_t len, bool quiet)
 	return (ssize_t)put;
 }
 
-/* Bytes leave the ring only after the pipe has taken them. An error behind the first of them is for the next call. */
+/* Bytes leave the ring only after the pipe has taken them. Errors behind the first of them are for the next call. */
 static ssize_t conn_to_pipe(struct conn *conn, int fd, int out, size_t count, unsigned flags)
 {
 	uint8_t buf[PASS_CHUNK];
@@ -469,7 +469,7 @@ static ssize_t pipe_part_to_conn(struct conn *conn, int fd, int in, size_t count
 	return n;
 }
 
-/* All that the pipe holds, as there is room; only the first of it is waited for. */
+/* Bytes that the pipe holds go out as there is room; only the first of them are waited for. */
 static ssize_t pipe_to_conn(struct conn *conn, int fd, int in, size_t count, unsigned flags)
 {
 	struct pollfd there = {.fd = in, .events = POLLIN};

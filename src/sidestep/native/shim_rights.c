@@ -56,8 +56,8 @@ static int right_at(struct cmsghdr *header, size_t i)
 /* ---- the giver ---- */
 
 /*
- * Flags that keep it from going with its ring. One that has gone back to TCP, or has ended, goes as well: nobody sends again what
- * its ring holds, and an error waits in its slot. But not beside a stranger, who may have the socket already.
+ * Flags that keep it from going with its ring. Connections that are back on TCP or have ended go as well. The ring's bytes come
+ * from nowhere else, and an error waits in the slot. Not so where a program without the shim may have the socket already.
  */
 static uint32_t stays_here(const struct conn *conn)
 {

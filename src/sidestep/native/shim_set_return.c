@@ -1,13 +1,13 @@
 /*
  * shim_set_return.c - epoll registrations of a connection that the process passes to itself, and closes before it receives it.
  *
- * The kernel keeps a registration while the socket is on its way, as the message holds the file. Ours goes with the last number.
- * So what it was is kept here, and comes back with the socket.
+ * The kernel keeps a registration while the socket is on its way, as the message holds the file. Members of our sets end with the
+ * last number. So a copy is kept here, and comes back with the socket.
  */
 #include "shim_set.h"
 #include "shim_travel.h"
 
-#define KEPT_REGISTRATIONS 16 /* of more, the oldest is forgotten */
+#define KEPT_REGISTRATIONS 16 /* of more, the oldest goes */
 
 _Atomic bool passes_to_self;
 
@@ -21,7 +21,7 @@ static struct {
 } kept[KEPT_REGISTRATIONS];
 static uint32_t next;
 
-/* No lock is held. The last number of the connection is being closed. */
+/* The last number of the connection is being closed; no lock is held. */
 void set_conn_goes(struct conn *conn, int fd)
 {
 	shim_lock_take();
@@ -38,7 +38,7 @@ void set_conn_goes(struct conn *conn, int fd)
 	shim_lock_drop();
 }
 
-/* What was told already is not told again; the kernel's edges are of the file. */
+/* Events reported already are not reported again: the kernel's edges belong to the file. */
 static void member_restore(struct set *set, struct conn *conn, int fd, const struct member *was)
 {
 	shim_lock_take();
@@ -56,7 +56,7 @@ static void member_restore(struct set *set, struct conn *conn, int fd, const str
 	shim_lock_drop();
 }
 
-/* No lock is held. The connection has come back under the number `fd`. */
+/* The connection has come back under the number `fd`; no lock is held. */
 void set_conn_returned(struct conn *conn, int fd)
 {
 	KEEP_ERRNO;
