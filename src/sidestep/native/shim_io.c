@@ -60,9 +60,15 @@ HOOK_CHECKED(read, (int fd, void *buf, size_t n, size_t room), (fd, buf, n))
 /* The kernel does not ask the socket then: sock_read_iter(), do_iter_write(). */
 static bool moves_nothing(const struct iovec *iov, int len)
 {
-	if (likely(len > 0 && iov->iov_len))
+	if (likely(len > 0 && (uintptr_t)iov >= 4096 && iov->iov_len))
 		return false;
-	return len >= 0 && len <= IOV_MAX && iov_total(iov, len) == 0;
+	return len >= 0 && len <= IOV_MAX && (!len || (uintptr_t)iov >= 4096) && iov_total(iov, len) == 0;
+}
+
+/* Flags of a receive for TCP_WAIT: the kernel's own call of nothing ends otherwise than a wait in front of it. */
+static int wait_flags(const struct iovec *iov, int len, int flags)
+{
+	return unlikely(moves_nothing(iov, len)) ? MSG_DONTWAIT : flags;
 }
 
 static TRACKED ssize_t tracked_readv(int fd, const struct iovec *iov, int len)
@@ -72,7 +78,7 @@ static TRACKED ssize_t tracked_readv(int fd, const struct iovec *iov, int len)
 	if (likely(!conn))
 		return real.readv(fd, iov, len);
 	if (kernel_rx_begin(conn))
-		return KERNEL_RX(conn, fd, TCP_WAIT(fd, 0, real.readv(fd, iov, len)), 0);
+		return KERNEL_RX(conn, fd, TCP_WAIT(fd, wait_flags(iov, len, 0), real.readv(fd, iov, len)), 0);
 	if (unlikely(moves_nothing(iov, len)))
 		return 0;
 	return conn_recv(conn, fd, iov, len, 0);
@@ -88,7 +94,8 @@ EXPORT ssize_t preadv2(int fd, const struct iovec *iov, int len, off_t offset, i
 		return real.preadv2(fd, iov, len, offset, flags);
 	if (kernel_rx_begin(conn))
 		return KERNEL_RX(conn, fd,
-		                 TCP_WAIT(fd, flags & RWF_NOWAIT ? MSG_DONTWAIT : 0, real.preadv2(fd, iov, len, offset, flags)),
+		                 TCP_WAIT(fd, wait_flags(iov, len, flags & RWF_NOWAIT ? MSG_DONTWAIT : 0),
+		                          real.preadv2(fd, iov, len, offset, flags)),
 		                 0);
 	if (unlikely(moves_nothing(iov, len)))
 		return 0;
@@ -105,7 +112,8 @@ static TRACKED ssize_t tracked_recv(int fd, void *buf, size_t n, int flags)
 		return real.recv(fd, buf, n, flags);
 	if (kernel_rx_begin(conn))
 		return KERNEL_RX(conn, fd,
-		                 flags ? TCP_WAIT(fd, flags, real.recv(fd, buf, n, flags)) : tcp_wait_receive(conn, fd, buf, n),
+		                 flags ? TCP_WAIT(fd, n ? flags : MSG_DONTWAIT, real.recv(fd, buf, n, flags))
+		                       : tcp_wait_receive(conn, fd, buf, n),
 		                 flags);
 	return conn_recv(conn, fd, &(struct iovec){buf, n}, 1, flags);
 }
@@ -121,7 +129,8 @@ static TRACKED ssize_t tracked_recvfrom(int fd, void *buf, size_t n, int flags, 
 	if (likely(!conn))
 		return real.recvfrom(fd, buf, n, flags, address, len);
 	if (kernel_rx_begin(conn))
-		return KERNEL_RX(conn, fd, TCP_WAIT(fd, flags, real.recvfrom(fd, buf, n, flags, address, len)), flags);
+		return KERNEL_RX(conn, fd,
+		                 TCP_WAIT(fd, n ? flags : MSG_DONTWAIT, real.recvfrom(fd, buf, n, flags, address, len)), flags);
 	ssize_t got = conn_recv(conn, fd, &(struct iovec){buf, n}, 1, flags);
 	if (got >= 0 && address && len)
 		*len = 0; /* a stream tells no address, as the kernel's TCP does */
@@ -143,7 +152,10 @@ static TRACKED ssize_t tracked_recvmsg(int fd, struct msghdr *message, int flags
 	if (unlikely(flags & MSG_ERRQUEUE))
 		return message_errors(conn, fd, message, flags);
 	if (kernel_rx_begin(conn))
-		return KERNEL_RX(conn, fd, TCP_WAIT(fd, flags, real.recvmsg(fd, message, flags)), flags);
+		return KERNEL_RX(conn, fd,
+		                 TCP_WAIT(fd, wait_flags(message->msg_iov, (int)message->msg_iovlen, flags),
+		                          real.recvmsg(fd, message, flags)),
+		                 flags);
 	if (flags & MSG_OOB)
 		return real.recvmsg(fd, message, flags);
 	if (message->msg_iovlen > IOV_MAX)

@@ -90,6 +90,32 @@ static void eintr_reads(void)
 	stays(pair);
 }
 
+static void eintr_nothing(void)
+{
+	/* A wait for nothing ends with a signal, and not in EINTR. The second connection is on TCP, beside a ring. */
+	struct pair *pairs[] = {open_pair(), open_pair_raw()};
+	struct iovec empty = {.iov_base = data};
+	struct msghdr header = {.msg_iov = &empty, .msg_iovlen = 1};
+	handle(SIGUSR1, count_signal, 0);
+	for (int i = 0; i < 2; i++) {
+		int fd = pairs[i]->fd;
+		strike_when_asleep(1);
+		say_ret("recv WAITALL", recv(fd, data, 0, MSG_WAITALL));
+		struck("recv WAITALL");
+		strike_when_asleep(1);
+		say_ret("recvfrom PEEK", recvfrom(fd, data, 0, MSG_PEEK, NULL, NULL));
+		struck("recvfrom PEEK");
+		strike_when_asleep(1);
+		say_ret("recvmsg", recvmsg(fd, &header, 0));
+		struck("recvmsg");
+		say_ret("readv", readv(fd, &empty, 1));
+		say_ret("preadv2", preadv2(fd, &empty, 1, -1, 0));
+		peer_put(pairs[i], 10);
+		get(pairs[i], 10);
+	}
+	stays(pairs[0]);
+}
+
 static void eintr_restart(void)
 {
 	struct pair *pair = open_pair();
@@ -519,7 +545,7 @@ static void stopped(void)
 }
 
 const struct scene scenes_signal[] = {
-	SCENE(eintr_reads),  SCENE(eintr_restart), SCENE(eintr_waits), SCENE(eintr_sends),
-	SCENE(mask_in_wait), SCENE(storm_restart), SCENE(storm_eintr), SCENE(handler_writes),
-	SCENE(jump_out),     SCENE(cancelled),     SCENE(stopped),     {NULL, NULL},
+	SCENE(eintr_reads),  SCENE(eintr_nothing), SCENE(eintr_restart), SCENE(eintr_waits),    SCENE(eintr_sends),
+	SCENE(mask_in_wait), SCENE(storm_restart), SCENE(storm_eintr),   SCENE(handler_writes), SCENE(jump_out),
+	SCENE(cancelled),    SCENE(stopped),       {NULL, NULL},
 };
