@@ -226,6 +226,7 @@ struct set_wait {
 	int64_t start, deadline, now;
 	uint64_t signals;
 	bool spun, wasted;
+	bool asked; /* the kernel was */
 	uint32_t looks; /* questions to the kernel: one is the program's own */
 	uint32_t manages; /* the set's, from before the last of them */
 	struct epoll_event reported[REPORT_MAX];
@@ -239,6 +240,7 @@ static int set_look(struct set_wait *wait)
 	word_store(wait->set->looked_at, wait->now);
 	wait->manages = word_load(wait->set->manages);
 	self.calls += wait->looks++ != 0;
+	wait->asked = true;
 	return raw_epoll_look(wait->epfd, wait->reported, max);
 }
 
@@ -465,6 +467,7 @@ static int set_sleep(struct set_wait *wait)
 		k = likely(within && !sleep.aware) ? sleep_epoll(wait->epfd, wait->reported, max, until, wait->signals)
 		                                   : sleep_beside(wait, &sleep, max, until);
 		failed = errno;
+		wait->asked = true;
 		pthread_cleanup_pop(0);
 		conns_serve(sleep.doorbells, sleep.len, 0, INT64_MAX);
 	}
@@ -507,7 +510,7 @@ static int set_wait(struct set *set, int epfd, struct epoll_event *events, int m
 	wait.events = events;
 	wait.max = max;
 	wait.looks = 0;
-	wait.spun = wait.wasted = false;
+	wait.spun = wait.wasted = wait.asked = false;
 	wait.now = wait.start = now_ns();
 	wait.deadline = deadline_after(timeout_ns);
 	wait.signals = signals;
@@ -518,17 +521,18 @@ static int set_wait(struct set *set, int epfd, struct epoll_event *events, int m
 		int n = set_first(&wait, timeout_ns == 0);
 		if (!n && timeout_ns == 0)
 			rpc_listen_passing();
-		if (n || timeout_ns == 0 || (wait.deadline != INT64_MAX && wait.now >= wait.deadline))
+		/* what the kernel has comes before the end of the time, and before EINTR: the sleep asks, and is none then */
+		if (n || timeout_ns == 0 || (wait.deadline != INT64_MAX && wait.now >= wait.deadline && wait.asked))
 			return n;
 		if (first && (n = set_spin(&wait)))
 			return n;
 		first = false;
-		if (self.signals != signals)
+		if (self.signals != signals && wait.asked)
 			break;
 		n = set_sleep(&wait);
 		if (n)
 			return n;
-		if (self.signals != signals)
+		if (self.signals != signals && wait.asked)
 			break;
 	}
 	return fail_with(EINTR);

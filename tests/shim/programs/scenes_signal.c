@@ -544,8 +544,31 @@ static void stopped(void)
 	stays(pair);
 }
 
+static void ready_before_a_signal(void)
+{
+	/* What is ready as a wait begins is told, whatever signals come. */
+	struct pair *pair = open_pair();
+	struct epoll_event event = {.events = EPOLLIN}, told[2];
+	int beside[2], set = epoll_create1(0), interrupted = 0, late = 0;
+	uint8_t byte = 1;
+	NEED(set >= 0 && pipe(beside) == 0);
+	NEED(epoll_ctl(set, EPOLL_CTL_ADD, pair->fd, &event) == 0 && epoll_ctl(set, EPOLL_CTL_ADD, beside[0], &event) == 0);
+	storm_start(100, 0);
+	for (int i = 0; i < 3000; i++) {
+		NEED(epoll_wait(set, told, 2, 0) == 0);
+		NEED(write(beside[1], &byte, 1) == 1);
+		int n = epoll_wait(set, told, 2, i % 2 ? -1 : 60000);
+		interrupted += n < 0 && errno == EINTR;
+		late += n == 0;
+		NEED(read(beside[0], &byte, 1) == 1);
+	}
+	storm_end();
+	say("interrupted %d, late %d", interrupted, late);
+	stays(pair);
+}
+
 const struct scene scenes_signal[] = {
-	SCENE(eintr_reads),  SCENE(eintr_nothing), SCENE(eintr_restart), SCENE(eintr_waits),    SCENE(eintr_sends),
-	SCENE(mask_in_wait), SCENE(storm_restart), SCENE(storm_eintr),   SCENE(handler_writes), SCENE(jump_out),
-	SCENE(cancelled),    SCENE(stopped),       {NULL, NULL},
+	SCENE(eintr_reads),  SCENE(eintr_nothing), SCENE(eintr_restart),         SCENE(eintr_waits),    SCENE(eintr_sends),
+	SCENE(mask_in_wait), SCENE(storm_restart), SCENE(storm_eintr),           SCENE(handler_writes), SCENE(jump_out),
+	SCENE(cancelled),    SCENE(stopped),       SCENE(ready_before_a_signal), {NULL, NULL},
 };
