@@ -13,6 +13,8 @@
 #include "shim_call.h"
 #include "shim_spin.h"
 
+#include <sys/ioctl.h>
+
 #define TCP_SPIN_NS 30000
 
 struct tcp_spin {
@@ -79,6 +81,18 @@ int tcp_wait_poll(struct pollfd *fds, nfds_t len, int64_t deadline, uint64_t sig
 	}
 }
 
+/*
+ * A read goes over an urgent byte before it waits, and a close after it is no reset. The kernel cannot write to this buffer, so it
+ * takes no byte that has come since.
+ */
+static void pass_mark(int fd)
+{
+	int marked = 0;
+
+	if (real.ioctl(fd, SIOCATMARK, &marked) == 0 && marked)
+		raw_recv(fd, NULL, 1, MSG_DONTWAIT);
+}
+
 bool tcp_wait_fails(int fd, int flags)
 {
 	const uint64_t interrupting = self.signals_interrupting;
@@ -105,6 +119,8 @@ bool tcp_wait_fails(int fd, int flags)
 		}
 		/* signal(7): with a timeout set, SA_RESTART does not restart */
 		if (ready == 0 || timed || self.signals_interrupting != interrupting) {
+			if (!(flags & MSG_PEEK))
+				pass_mark(fd);
 			errno = ready ? EINTR : EAGAIN;
 			return true;
 		}
