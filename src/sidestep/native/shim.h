@@ -667,6 +667,7 @@ long execute_bare(int directory, const char *path, char *const argv[], char *con
 struct set;
 void set_conn_attached(struct conn *conn);
 void set_conn_closed(struct conn *conn, int fd, bool last);
+bool set_conn_dissolved(struct conn *conn);
 void set_conn_arm(struct conn *conn, bool all);
 struct doorbell *set_doorbell_for(struct conn *conn); /* the doorbell of the one set the conn is in, or NULL */
 void set_forget(int fd);

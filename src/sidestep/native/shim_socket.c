@@ -100,12 +100,14 @@ EXPORT int accept(int fd, struct sockaddr *address, socklen_t *len)
 }
 
 /*
- * The kernel's socket has forgotten its peer, whose channel must not carry the next peer's bytes: the numbers start over. In a
- * set the connection has a registration, and stays as it is.
+ * The kernel's socket has forgotten its peer, whose channel must not carry the next peer's bytes: the numbers start over, and
+ * registrations in sets are the kernel's.
  */
 static void start_over(struct conn *conn, struct explicit *explicit)
 {
-	for (uint32_t fd = 0; !has_members(conn) && fd < atomic_load(&fd_end); fd++) {
+	if (has_members(conn) && !set_conn_dissolved(conn))
+		return;
+	for (uint32_t fd = 0; fd < atomic_load(&fd_end); fd++) {
 		if (conn_get((int)fd) != conn)
 			continue;
 		fd_forget((int)fd, false);
