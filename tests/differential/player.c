@@ -37,6 +37,8 @@ static struct end {
 	bool urgent;    /* it has sent an urgent byte: of a second one the kernel may drop the first */
 	bool edges[SETS]; /* its registration tells edges, which may come twice */
 	bool registered;  /* a set has had it */
+	bool renumbered;  /* the number with which that was done may be closed */
+	bool dissolved;   /* by connect() to AF_UNSPEC */
 } ends[ENDS];
 static int sets[SETS], listener, step, channel[2];
 static bool passing;
@@ -485,6 +487,7 @@ static void op_dup(struct end *end)
 	if (below(2)) {
 		close(end->fd);
 		end->fd = copy;
+		end->renumbered = true;
 	} else if (copy >= 0) {
 		if (end->copy >= 0)
 			close(end->copy);
@@ -539,7 +542,7 @@ static void op_again(struct end *end)
 	socklen_t len = sizeof(address);
 
 	getsockname(listener, (struct sockaddr *)&address, &len);
-	if (below(3)) {
+	if (below(3) && !end->dissolved) {
 		int result = connect(end->fd, (struct sockaddr *)&address, len);
 		printf("connect again %td: %d %s\n", end - ends, result, error_of(result));
 		result = listen(end->fd, 4);
@@ -549,7 +552,9 @@ static void op_again(struct end *end)
 	address = (struct sockaddr_in){.sin_family = AF_UNSPEC};
 	int result = connect(end->fd, (struct sockaddr *)&address, sizeof(address));
 	printf("disconnect %td: %d %s\n", end - ends, result, error_of(result));
-	forget(end);
+	if (end->registered && end->renumbered) /* nobody can change that registration */
+		forget(end);
+	end->dissolved = true;
 	settle();
 }
 

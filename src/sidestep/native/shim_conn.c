@@ -255,7 +255,13 @@ void mark_promoted(struct conn *conn)
 
 int take_error(struct conn *conn)
 {
-	return (int)atomic_exchange(&conn->slot->error, 0);
+	uint32_t error = atomic_exchange(&conn->slot->error, 0);
+	int taken = 0;
+
+	if (likely(!(error & ERROR_IN_KERNEL)))
+		return (int)error;
+	return option_get(conn_fd(conn), SOL_SOCKET, SO_ERROR, &taken, sizeof(taken)) ? taken
+	                                                                              : (int)(error & ~ERROR_IN_KERNEL);
 }
 
 /* The kernel reports a reset once. If we see it in passing, it is kept for the next call to report; ENOTCONN comes behind it. */
@@ -271,6 +277,10 @@ void keep_error(struct conn *conn, ssize_t result)
  */
 void error_delivered(struct conn *conn, int error)
 {
+	uint32_t kept = word_load(conn->slot->error);
+
+	if (unlikely(kept & ERROR_IN_KERNEL) && error && error != EAGAIN && error != EINTR)
+		atomic_compare_exchange_strong(&conn->slot->error, &kept, 0); /* the kernel has just reported it */
 	if (error == ECONNRESET || error == ETIMEDOUT)
 		slot_set(conn->slot, SLOT_RESET | SLOT_FIN | SLOT_PEER_GONE);
 }

@@ -172,7 +172,7 @@ static void leave_nothing_owed(struct conn *conn, int fd)
 	if (tx_is(conn->slot, TX_RESEND))
 		conn_flush(conn, fd);
 	uint32_t unreported = word_load(conn->slot->error);
-	if (unreported && unreported != EPIPE)
+	if (unreported && unreported != EPIPE && !(unreported & ERROR_IN_KERNEL))
 		tcp_reset(fd); /* a reset lets its reads fail, instead of ending as if nothing were missing */
 }
 

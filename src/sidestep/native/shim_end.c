@@ -38,6 +38,18 @@ static bool rx_astray(struct conn *conn, uint32_t round)
 	return astray;
 }
 
+/*
+ * The kernel's error as far as it shows from outside; 0: it does not. The kernel keeps it for the call that takes it, as the program
+ * may ask in ways that go past us, or dissolve the connection.
+ */
+static uint32_t error_seen(const struct conn *conn, int fd)
+{
+	if (slot_has(conn->slot, SLOT_FIN))
+		return EPIPE;
+	/* a byte of the kernel's count that we do not know may be a FIN */
+	return kernel_lost(fd, word_load(conn->slot->rx_tcp_bytes) + 1) ? ECONNRESET : 0;
+}
+
 /* The native socket has an error. `reset`: the connection was dead before it was asked. */
 static void error_received(struct conn *conn, int fd, bool on_ring, bool reset)
 {
@@ -48,11 +60,13 @@ static void error_received(struct conn *conn, int fd, bool on_ring, bool reset)
 		slot_set(slot, SLOT_PEER_GONE); /* bytes may be left on TCP: the kernel tells data and error in order */
 		return;
 	}
-	option_get(fd, SOL_SOCKET, SO_ERROR, &error, sizeof(error));
+	uint32_t seen = reset ? 0 : error_seen(conn, fd);
+	if (!seen)
+		option_get(fd, SOL_SOCKET, SO_ERROR, &error, sizeof(error));
 	if (reset && error == EPIPE)
 		error = 0; /* a reset behind a FIN, which came without the lost bytes */
 	if (error || !slot_has(slot, SLOT_RESET)) /* else another thread has asked just now */
-		word_store(slot->error, error ? (uint32_t)error : ECONNRESET);
+		word_store(slot->error, seen ? seen | ERROR_IN_KERNEL : error ? (uint32_t)error : ECONNRESET);
 	slot_set(slot, SLOT_RESET | SLOT_FIN | SLOT_PEER_GONE);
 }
 
@@ -162,7 +176,7 @@ void conn_probe(struct conn *conn, int fd)
 bool conn_tcp_ended(struct conn *conn, int fd)
 {
 	conn_probe(conn, fd);
-	if (!word_load(conn->slot->error) || word_load(conn->slot->error) == EPIPE)
+	if (!slot_error(conn->slot) || slot_error(conn->slot) == EPIPE)
 		return false;
 	errno = take_error(conn);
 	return errno != 0;

@@ -75,7 +75,7 @@ EXPORT int getsockopt(int fd, int level, int name, void *value, socklen_t *len)
 	if (unlikely(conn && conn->managed && level == SOL_SOCKET && name == SO_ERROR && value && len &&
 	             *len >= sizeof(int))) {
 		conn_probe(conn, fd);
-		int error = (int)atomic_exchange(&conn->slot->error, 0);
+		int error = take_error(conn);
 		if (error) {
 			memcpy(value, &error, sizeof(error));
 			*len = sizeof(error);

@@ -284,7 +284,7 @@ static enum step ring_step(const struct call *call, size_t at, bool look, size_t
 		if (unlikely(conn_peer_back(conn)) && rx_back(conn, fd))
 			return STEP_AGAIN;
 		/* EPIPE (reset after FIN) is for senders; a reader has had its end of file */
-		int error = failed && word_load(slot->error) != EPIPE ? take_error(conn) : 0;
+		int error = failed && slot_error(slot) != EPIPE ? take_error(conn) : 0;
 		if (error) {
 			errno = error;
 			return STEP_ERROR;

@@ -69,6 +69,14 @@ enum {
 /* SLOT_RELAY_OVER, of layout.py, replaces RELAYED: the provider has left without bytes. The segment's words stand still. */
 #define SLOT_STAYS (SLOT_PIN | SLOT_DEMOTED | SLOT_INHERITED | SLOT_CONFINED)
 
+/* slot->error: the kernel has this error still, and its word counts when a call takes it. */
+#define ERROR_IN_KERNEL (1u << 16)
+
+static inline uint32_t slot_error(const struct conn_slot *slot)
+{
+	return word_load(slot->error) & ~ERROR_IN_KERNEL;
+}
+
 static inline bool slot_has(const struct conn_slot *slot, uint32_t bits)
 {
 	return (word_load(slot->flags) & bits) != 0;

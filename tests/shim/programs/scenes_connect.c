@@ -287,8 +287,92 @@ static void calls_by_syscall(void)
 	say_reply("the end", peer_done());
 }
 
+/* What a dissolved socket, and its sets if it is in any, say of it. */
+static void say_state(const char *name, int fd, const int sets[2], int sets_len)
+{
+	struct pollfd item = {.fd = fd, .events = POLLIN | POLLOUT | POLLRDHUP};
+	int ready = poll(&item, 1, 0);
+	say_poll(name, ready, item.revents);
+	for (int i = 0; i < sets_len; i++) {
+		struct epoll_event event = {0};
+		int count = epoll_wait(sets[i], &event, 1, 0);
+		say("set %d: %d %s %d", i, count, count > 0 ? poll_names(event.events) : "", (int)event.data.u32);
+	}
+}
+
+/* The peer resets; the socket is dissolved with that error unreported, and connects to another peer. */
+static void dissolved(bool looks, int sets_len)
+{
+	static const uint32_t wishes[2] = {EPOLLIN | EPOLLRDHUP, EPOLLIN | EPOLLOUT | EPOLLET};
+	int sets[2], other, error = -1;
+	struct pair *pair = open_pair();
+	struct sockaddr nobody = {.sa_family = AF_UNSPEC};
+	struct sockaddr_storage address;
+	socklen_t len, error_len = sizeof error;
+	if (!choice.active)
+		return; /* an accepted socket keeps the port of its listener */
+	for (int i = 0; i < sets_len; i++) {
+		struct epoll_event event = {.events = wishes[i], .data.u32 = 70 + (uint32_t)i};
+		NEED((sets[i] = epoll_create1(EPOLL_CLOEXEC)) >= 0);
+		NEED(epoll_ctl(sets[i], EPOLL_CTL_ADD, pair->fd, &event) == 0);
+	}
+	peer_put(pair, 10);
+	arrived(pair, 10);
+	peer(pair, ACT_ABORT, 0, 0);
+	await_reset(pair);
+	if (looks)
+		say_state("reset", pair->fd, sets, sets_len);
+	say_ret("connect to AF_UNSPEC", connect(pair->fd, &nobody, sizeof nobody));
+	say_state("dissolved", pair->fd, sets, sets_len);
+	say_ret("recv", recv(pair->fd, data, 10, MSG_DONTWAIT));
+	say_ret("recv", recv(pair->fd, data, 10, MSG_DONTWAIT));
+	NEED(getsockopt(pair->fd, SOL_SOCKET, SO_ERROR, &error, &error_len) == 0);
+	say("SO_ERROR %d", error);
+	int listener = listener_here(&address, &len);
+	say_ret("connect elsewhere", connect(pair->fd, (struct sockaddr *)&address, len));
+	NEED((other = accept(listener, NULL, NULL)) >= 0);
+	say_state("connected", pair->fd, sets, sets_len);
+	say_ret("recv", recv(pair->fd, data, 10, MSG_DONTWAIT));
+	for (int i = 0; i < 100; i++) {
+		NEED(send(pair->fd, "abcd", 4, 0) == 4 && recv(other, data, 4, MSG_WAITALL) == 4);
+		NEED(send(other, "efgh", 4, 0) == 4 && arrived_at(pair->fd, 4));
+		if (i % 50 == 0)
+			say_state("asked", pair->fd, sets, sets_len);
+		NEED(recv(pair->fd, data, 4, MSG_WAITALL) == 4 && memcmp(data, "efgh", 4) == 0);
+	}
+	NEED(close(other) == 0);
+	say_ret("the end", recv(pair->fd, data, 4, 0));
+	say_state("ended", pair->fd, sets, sets_len);
+}
+
+static void dissolved_alone(void)
+{
+	dissolved(true, 0);
+}
+
+static void dissolved_in_sets(void)
+{
+	dissolved(true, 2);
+}
+
+static void dissolved_unseen(void)
+{
+	dissolved(false, 2);
+}
+
 const struct scene scenes_connect[] = {
-	SCENE(connect_nonblocking),    SCENE(connect_in_epoll),    SCENE(connect_refused), SCENE(accept_kinds),
-	SCENE(speak_before_accept),    SCENE(server_speaks_first), SCENE(fast_open),       SCENE(simultaneous),
-	SCENE(calls_past_the_library), SCENE(calls_by_syscall),    {NULL, NULL},
+	SCENE(connect_nonblocking),
+	SCENE(connect_in_epoll),
+	SCENE(connect_refused),
+	SCENE(accept_kinds),
+	SCENE(speak_before_accept),
+	SCENE(server_speaks_first),
+	SCENE(fast_open),
+	SCENE(simultaneous),
+	SCENE(calls_past_the_library),
+	SCENE(calls_by_syscall),
+	SCENE(dissolved_alone),
+	SCENE(dissolved_in_sets),
+	SCENE(dissolved_unseen),
+	{NULL, NULL},
 };
