@@ -365,17 +365,32 @@ static int set_first_asked(struct set_wait *wait, bool once)
 	return set_pass_end(wait, n);
 }
 
+/* set lock held. `n` events of the rings are reported. Those of the kernel's go behind them; how many there are then. */
+static int set_add_asked(struct set_wait *wait, int n)
+{
+	const int room = wait->max - n;
+
+	if (!room)
+		return n;
+	wait->max = room;
+	int k = set_look(wait);
+	wait->max = n + room;
+	return k > 0 ? n + translate(wait->set, wait->reported, k, wait->manages, wait->events + n) : n;
+}
+
 /* The first look of a wait. It reports all that is ready at once. -1: the kernel has failed. */
 static int set_first(struct set_wait *wait, bool once)
 {
 	struct set *set = wait->set;
 
 	set_pass_begin(set, SPENT_NOTHING);
-	bool look = (set->by_tcp || look_is_due(wait)) && !set->kernel_filled;
+	const bool filled = set->kernel_filled;
 	set->kernel_filled = false;
-	if (look)
+	if ((set->by_tcp || look_is_due(wait)) && !filled)
 		return set_first_asked(wait, once);
 	int n = set_report(wait, 0);
+	if (unlikely(filled && n))
+		n = set_add_asked(wait, n); /* the kernel may have more than the last wait had room for */
 	if (unlikely(!n && once))
 		n = set_look_more(wait);
 	return set_pass_end(wait, n);

@@ -186,7 +186,46 @@ static void interest_of_a_sleeper(void)
 	stays(pair);
 }
 
+static void interest_behind_a_full_wait(void)
+{
+	/* A wait for one event gets the kernel's. The next one has room for all, and gets all. */
+	int set, pipes[2];
+	struct pair *pair = member(&set, EPOLLIN);
+	struct epoll_event events[8];
+	NEED(pipe(pipes) == 0 && set_ctl(set, EPOLL_CTL_ADD, pipes[0], EPOLLIN, 2) == 0);
+	NEED(write(pipes[1], "x", 1) == 1);
+	for (int turn = 0; turn < 3; turn++) {
+		say_told("the pipe", set, 5000);
+		peer_put(pair, 5);
+		arrived(pair, 5);
+		say_ret("both", epoll_wait(set, events, 8, 5000));
+		get(pair, 5);
+	}
+	stays(pair);
+}
+
+/* connect(2) with AF_UNSPEC: the socket has no peer any more. It has ended, and can be neither read nor written. */
+static void interest_of_nobody(void)
+{
+	int set;
+	struct pair *pair = member(&set, EPOLLIN | EPOLLOUT | EPOLLRDHUP);
+	struct sockaddr nobody = {.sa_family = AF_UNSPEC};
+	struct pollfd look = {.fd = pair->fd, .events = POLLIN | POLLOUT | POLLRDHUP};
+	say_told("room", set, 5000);
+	say_ret("it has no peer", connect(pair->fd, &nobody, sizeof nobody));
+	say_told("the set", set, 0);
+	NEED(poll(&look, 1, 0) == 1);
+	say("poll: %s", poll_names((uint32_t)look.revents));
+	say_ret("changed", set_ctl(set, EPOLL_CTL_MOD, pair->fd, EPOLLIN | EPOLLONESHOT, 3));
+	say_told("once", set, 0);
+	say_told("and no more", set, 0);
+	say_ret("out", set_ctl(set, EPOLL_CTL_DEL, pair->fd, 0, 0));
+}
+
 const struct scene scenes_interest[] = {
-	SCENE(interest_out_and_in), SCENE(interest_while_out), SCENE(interest_end_while_out), SCENE(interest_number_closed),
-	SCENE(interest_over_fork),  SCENE(interest_less),      SCENE(interest_of_a_sleeper),  {NULL, NULL},
+	SCENE(interest_out_and_in),    SCENE(interest_while_out),
+	SCENE(interest_end_while_out), SCENE(interest_number_closed),
+	SCENE(interest_over_fork),     SCENE(interest_less),
+	SCENE(interest_of_a_sleeper),  SCENE(interest_behind_a_full_wait),
+	SCENE(interest_of_nobody),     {NULL, NULL},
 };
