@@ -100,7 +100,7 @@ EXPORT int accept(int fd, struct sockaddr *address, socklen_t *len)
 }
 
 /*
- * The kernel's socket has forgotten its peer, whose channel must not carry the next peer's bytes: the numbers start over, and
+ * The kernel's socket has forgotten its peer, whose channel must not carry the next peer's bytes. So the numbers start over, and
  * registrations in sets are the kernel's.
  */
 static void start_over(struct conn *conn, struct explicit *explicit)
