@@ -484,10 +484,12 @@ static ssize_t recv_nothing(struct conn *conn, int fd, int flags)
 	const int saved = errno;
 	int marked = 0;
 	char byte;
-	ssize_t n = conn_recv(conn, fd, &(struct iovec){&byte, 1}, 1, (flags & MSG_DONTWAIT) | MSG_PEEK);
 
-	if (n < 0 && errno == EAGAIN && would_not_block(fd, flags) &&
-	    (real.ioctl(fd, SIOCATMARK, &marked) < 0 || !marked)) /* an urgent byte is something */
+	if (real.ioctl(fd, SIOCATMARK, &marked) == 0 && marked)
+		return 0; /* an urgent byte is something */
+	errno = saved;
+	ssize_t n = conn_recv(conn, fd, &(struct iovec){&byte, 1}, 1, (flags & MSG_DONTWAIT) | MSG_PEEK);
+	if (n < 0 && errno == EAGAIN && would_not_block(fd, flags))
 		return fail_with(EAGAIN);
 	if (n < 0 && errno != EINTR && errno != EAGAIN)
 		return n;
