@@ -105,6 +105,8 @@ static void option_set(struct conn *conn, int fd, int level, int name, const voi
 			low_water_left(conn, fd);
 			set_conn_leaves(conn, false);
 		}
+		if (conn->managed && conn_ready(conn, fd, 0, EPOLLIN) & EPOLLIN)
+			set_conn_arm(conn, true); /* enough is there now: tcp_set_rcvlowat() in Linux */
 	} else if (level == SOL_SOCKET &&
 	           (name == SO_SNDBUF || name == SO_SNDBUFFORCE || name == SO_RCVBUF || name == SO_RCVBUFFORCE)) {
 		if (conn->managed)

@@ -197,6 +197,43 @@ static void shutdown_wakes_poll(void)
 	say("poll = %ld %s", waiter.result, poll_names((uint32_t)waiter.error));
 }
 
+static void *blocked_set(void *argument)
+{
+	struct worker *self = argument;
+	struct epoll_event told;
+	self->tid = gettid();
+	self->result = epoll_wait((int)self->rounds, &told, 1, 10000);
+	self->error = (int)told.events;
+	return NULL;
+}
+
+static void low_water_wakes(void)
+{
+	/* Bytes below the mark are no news until the mark falls: then they wake, as tcp_set_rcvlowat() does. */
+	if (choice.shaken)
+		return;
+	struct pair *pair = open_pair();
+	int set = epoll_create1(0), marks[] = {10, 5, 10, 1};
+	struct epoll_event event = {.events = EPOLLIN | EPOLLET};
+	struct worker polls = {.fd = pair->fd}, waits = {.fd = pair->fd, .rounds = (uint32_t)set};
+	NEED(epoll_ctl(set, EPOLL_CTL_ADD, pair->fd, &event) == 0);
+	NEED(setsockopt(pair->fd, SOL_SOCKET, SO_RCVLOWAT, &marks[0], sizeof marks[0]) == 0);
+	peer_put(pair, 5);
+	arrived(pair, 5);
+	begin_asleep(&polls, blocked_poll);
+	NEED(setsockopt(pair->fd, SOL_SOCKET, SO_RCVLOWAT, &marks[1], sizeof marks[1]) == 0);
+	NEED(pthread_join(polls.thread, NULL) == 0);
+	say("poll = %ld %s", polls.result, poll_names((uint32_t)polls.error));
+	say_ret("the set was told as well", epoll_wait(set, &event, 1, 0));
+	NEED(setsockopt(pair->fd, SOL_SOCKET, SO_RCVLOWAT, &marks[2], sizeof marks[2]) == 0);
+	begin_asleep(&waits, blocked_set);
+	NEED(setsockopt(pair->fd, SOL_SOCKET, SO_RCVLOWAT, &marks[3], sizeof marks[3]) == 0);
+	NEED(pthread_join(waits.thread, NULL) == 0);
+	say("epoll_wait = %ld %s", waits.result, poll_names((uint32_t)waits.error));
+	get(pair, 5);
+	stays(pair);
+}
+
 static void shutdown_wakes_writer(void)
 {
 	struct pair *pair = open_pair();
@@ -310,15 +347,7 @@ static void reader_and_writer(void)
 }
 
 const struct scene scenes_thread[] = {
-	SCENE(many_senders),
-	SCENE(many_receivers),
-	SCENE(many_both_ways),
-	SCENE(shutdown_wakes_reader),
-	SCENE(shutdown_wakes_poll),
-	SCENE(shutdown_wakes_writer),
-	SCENE(close_under_reader),
-	SCENE(data_wakes_one_of_two),
-	SCENE(many_connections),
-	SCENE(reader_and_writer),
-	{NULL, NULL},
+	SCENE(many_senders),          SCENE(many_receivers),   SCENE(many_both_ways),        SCENE(shutdown_wakes_reader),
+	SCENE(shutdown_wakes_poll),   SCENE(low_water_wakes),  SCENE(shutdown_wakes_writer), SCENE(close_under_reader),
+	SCENE(data_wakes_one_of_two), SCENE(many_connections), SCENE(reader_and_writer),     {NULL, NULL},
 };
