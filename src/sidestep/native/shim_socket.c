@@ -2,6 +2,7 @@
 #include "shim_fd.h"
 #include "shim_switch.h"
 #include "shim_tcp_wait.h"
+#include "shim_travel.h"
 
 #include <netinet/in.h>
 
