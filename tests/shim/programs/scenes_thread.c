@@ -200,8 +200,8 @@ static void shutdown_wakes_poll(void)
 static void *blocked_set(void *argument)
 {
 	struct worker *self = argument;
-	struct epoll_event told;
-	self->tid = gettid();
+	struct epoll_event told = {0};
+	__atomic_store_n(&self->tid, gettid(), __ATOMIC_RELEASE);
 	self->result = epoll_wait((int)self->rounds, &told, 1, 10000);
 	self->error = (int)told.events;
 	return NULL;
