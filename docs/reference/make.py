@@ -21,7 +21,7 @@ from typing import Any
 import click
 import json_schemas
 
-from sidestep import config, limits
+from sidestep import limits, places
 from sidestep.api import sockets, streams
 from sidestep.cli.group import cli
 from sidestep.counters import NAMES
@@ -93,7 +93,7 @@ def in_words(bound: float | tuple[float, ...]) -> str:
 def limits_page() -> str:
     """Every bound of the Python side, and the environment of the shim."""
     bounds = [(f"`{name}`", in_words(getattr(limits, name)), text) for name, text in comments_of(Path(limits.__file__))]
-    variables = [(f"`{getattr(config, name)}`", text) for name, text in comments_of(Path(config.__file__), "ENV_")]
+    variables = [(f"`{getattr(places, name)}`", text) for name, text in comments_of(Path(places.__file__), "ENV_")]
     return f"""{NOTICE}
 
 # Limits

@@ -17,7 +17,7 @@ from typing import Final
 import click
 from make import comments_of, walk
 
-from sidestep import __version__, config
+from sidestep import __version__, config, places
 from sidestep.cli.group import LazyGroup, cli
 
 ESCAPES: Final = str.maketrans({
@@ -43,7 +43,7 @@ def page(path: str, command: click.Command) -> str:
         *commands(command, context),
     ]
     if command is cli:
-        variables = [(getattr(config, each), text) for each, text in comments_of(Path(config.__file__), "ENV_")]
+        variables = [(getattr(places, each), text) for each, text in comments_of(Path(places.__file__), "ENV_")]
         lines += [".SH ENVIRONMENT", *listed(iter(variables))]
         lines += [".SH FILES", *listed(iter([(str(config.SYSTEM_POLICY), "The system's policy, read by providers.")]))]
     related = [path.rpartition(" ")[0], *(f"{path} {each}" for each in names(command, context))]

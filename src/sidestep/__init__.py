@@ -11,9 +11,10 @@ TCP socket that the process makes. These names are imported when they are first 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final
-
+TYPE_CHECKING = False  # see places.py
 if TYPE_CHECKING:
+    from typing import Any, Final
+
     from sidestep import aio, socket
     from sidestep.aio import EventLoop, open_connection, start_server
     from sidestep.embed import install, installed, uninstall
@@ -23,13 +24,12 @@ else:  # a type checker would take any name for one of these
 
     def __getattr__(name: str) -> Any:
         """Imports what the commands do not need when it is asked for: `sidestep run` starts quickly."""
+        if name not in _PLACES:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
         from importlib import import_module
 
-        if name in ("aio", "socket"):
-            return import_module(f"sidestep.{name}")
-        if name in _PLACES:
-            return getattr(import_module(_PLACES[name]), name)
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        module = import_module(_PLACES[name])
+        return module if name in ("aio", "socket") else getattr(module, name)
 
 
 # The one place of the version: meson.build reads this line.
@@ -53,6 +53,7 @@ __all__ = [
 
 _PLACES: Final = {  # name -> module that has it
     "EventLoop": "sidestep.aio",
+    "aio": "sidestep.aio",
     "create_connection": "sidestep.socket",
     "create_server": "sidestep.socket",
     "include_dir": "sidestep.installation",
@@ -60,6 +61,7 @@ _PLACES: Final = {  # name -> module that has it
     "installed": "sidestep.embed",
     "native_library": "sidestep.installation",
     "open_connection": "sidestep.aio",
+    "socket": "sidestep.socket",
     "start_server": "sidestep.aio",
     "uninstall": "sidestep.embed",
 }

@@ -16,6 +16,7 @@ import os
 import sys
 import threading
 import warnings
+from pathlib import Path
 from typing import Final
 
 from sidestep import config
@@ -211,7 +212,7 @@ def _load(settings: ShimSettings) -> ctypes.CDLL | None:
         return None
     from sidestep.provider import control  # only here: what merely imports sidestep has no use for it
 
-    control.start(ProviderSettings(settings.socket, policy=policy_places(os.environ)))
+    control.start(ProviderSettings(Path(settings.socket), policy=policy_places(os.environ)))
     try:
         shim = ctypes.CDLL(str(native_library()), mode=os.RTLD_NOW | os.RTLD_LOCAL | os.RTLD_NODELETE)
     except OSError as error:

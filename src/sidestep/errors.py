@@ -5,7 +5,9 @@ Words that messages share are here, too.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+TYPE_CHECKING = False  # see places.py
+if TYPE_CHECKING:
+    from collections.abc import Iterable
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:

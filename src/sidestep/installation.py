@@ -6,6 +6,7 @@ import os
 from pathlib import Path
 from typing import Final
 
+from sidestep import places
 from sidestep.errors import Unavailable
 
 LOADER_MACHINES: Final = ("x86_64", "aarch64")  # the names in meson.build
@@ -30,16 +31,12 @@ def native_library() -> Path:
     Raises:
         Unavailable: The library was not built for this installation.
     """
-    path = Path(__file__).with_name("native") / "libsidestep.so"
-    if not path.is_file():
-        raise Unavailable(f"{path} is missing", remedy="install sidestep with pip, or run 'make build' in a checkout")
-    return path
+    return Path(places.native_library())
 
 
 def loader() -> Path | None:
     """Path of the program that starts static programs, and those of another C library; None where there is none."""
-    path = Path(__file__).with_name("native") / "sidestep-loader"
-    return path if path.is_file() else None
+    return Path(found) if (found := places.loader()) else None
 
 
 def loader_needed() -> Path:
@@ -55,5 +52,5 @@ def loader_needed() -> Path:
             f"sidestep-loader is for {' and '.join(LOADER_MACHINES)}, and this is {machine}",
             remedy="do this on such a machine",
         )
-    path = Path(__file__).with_name("native") / "sidestep-loader"
+    path = Path(places.NATIVE, "sidestep-loader")
     raise Unavailable(f"{path} is missing", remedy="install sidestep with pip, or run 'make build' in a checkout")

@@ -12,7 +12,7 @@ from shim_client import ShimClient
 
 from sidestep.cli.explain import _grouped
 from sidestep.cli.group import cli
-from sidestep.cli.ss import COLUMNS, _Screen
+from sidestep.cli.ss_table import COLUMNS, _Screen
 from sidestep.native.layout import REASON_TEXT, Reason, State
 from sidestep.observe.connections import Connection, connections
 from sidestep.observe.explain import Explanation, Verdict

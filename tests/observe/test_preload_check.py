@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from foreign_programs import put_out_of_reach
 
-from sidestep import installation
+from sidestep import places
 from sidestep.errors import Unavailable
 from sidestep.observe import preload_check as reach
 
@@ -39,7 +39,7 @@ def no_loader(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(reach, "loader", lambda: None)
 
 
-def codes(path: Path) -> list[str]:
+def codes(path: str | Path) -> list[str]:
     return [obstacle.code for obstacle in reach.obstacles(path)]
 
 
@@ -51,7 +51,7 @@ def test_dynamic_programs_are_reached(build: Build, options: tuple[str, ...]) ->
 @pytest.mark.parametrize("options", [("-static",), ("-static-pie",)])
 def test_static_programs_are_by_our_loader(build: Build, options: tuple[str, ...]) -> None:
     found = reach.inspect(build(*options))
-    assert (found.obstacles, found.loader) == ((), installation.loader())
+    assert (found.obstacles, found.loader) == ((), places.loader())
 
 
 @pytest.mark.usefixtures("no_loader")
@@ -89,7 +89,7 @@ def test_a_go_program_is_told_by_its_sections(build: Build, monkeypatch: pytest.
     section = program.with_suffix(".section")
     section.write_bytes(b"x")
     subprocess.run(["objcopy", "--add-section", f".go.buildinfo={section}", program], check=True)
-    assert reach.inspect(program).loader == installation.loader()
+    assert reach.inspect(program).loader == places.loader()
     monkeypatch.setattr(reach, "loader", lambda: None)
     assert codes(program) == ["go"]
 
@@ -101,10 +101,10 @@ def test_a_script_is_judged_by_its_interpreter(build: Build, tmp_path: Path, mon
     wrapper = tmp_path / "wrapper"
     wrapper.write_text(f"#!{script}\n")
     script.chmod(0o755)
-    assert reach.inspect(script).loader == reach.inspect(wrapper).loader == installation.loader()
+    assert reach.inspect(script).loader == reach.inspect(wrapper).loader == places.loader()
     monkeypatch.setattr(reach, "loader", lambda: None)
     assert codes(script) == codes(wrapper) == ["static"]
-    assert reach.inspect(wrapper).chain == (wrapper, script, static)
+    assert reach.inspect(wrapper).chain == (str(wrapper), str(script), str(static))
 
 
 def test_env_in_a_script_is_looked_through(build: Build, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -112,7 +112,7 @@ def test_env_in_a_script_is_looked_through(build: Build, tmp_path: Path, monkeyp
     monkeypatch.setenv("PATH", f"{static.parent}:{os.environ['PATH']}")
     script = tmp_path / "script"
     script.write_text("#!/usr/bin/env -S A=b program -u\n")
-    assert reach.inspect(script).chain[-1] == static
+    assert reach.inspect(script).chain[-1] == str(static)
 
 
 def test_scripts_in_a_circle_come_to_an_end(tmp_path: Path) -> None:

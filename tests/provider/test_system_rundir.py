@@ -17,6 +17,7 @@ from common import forked
 
 from sidestep import config
 from sidestep.errors import Unavailable
+from sidestep.native import defaults
 from sidestep.provider import activation
 from sidestep.provider.rundir import RunDir, lock_path
 
@@ -28,7 +29,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     directory = tmp_path / "run"
     directory.mkdir(mode=0o755)
     path = directory / "provider"
-    monkeypatch.setattr(config, "SYSTEM_SOCKET", path)
+    monkeypatch.setattr(defaults, "SYSTEM_SOCKET", str(path))
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
         listener.bind(os.fspath(path))
         listener.listen()

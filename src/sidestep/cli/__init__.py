@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import errno
 import gc
+import os
 import sys
 
 from sidestep.errors import SidestepError
@@ -49,6 +50,11 @@ EXTRAS = {
     "textual": "textual>=1",
 }  # fmt: skip
 
+ABOUT = "Run TCP programs over shared memory, unchanged."
+EXIT_CODES = """Exit codes: 0 done, 1 could not be done, 2 wrong usage; `run` ends as its
+program does."""
+OPTIONS = {"--version": "Show the version and exit.", "-h, --help": "Show this message and exit."}
+
 DEBIAN_MODULES = "/usr/lib/python3/"  # the place of Debian's packages, where pip may not install
 
 
@@ -56,10 +62,22 @@ def main() -> None:
     """The entry point: errors of ours become two lines on stderr and exit code 1, a missing extra the same and 2."""
     gc.disable()  # loading modules makes nothing to collect; the group enables it again
     try:
-        if command := plain_run(sys.argv[1:]):
+        words = sys.argv[1:]
+        if command := plain_run(words):
             from sidestep.cli.start import start
 
             start(command)
+        elif words in (["-h"], ["--help"]):
+            print(page(), flush=True)  # noqa: T201 - click is not loaded
+        elif words == ["ss"]:
+            from sidestep import config
+            from sidestep.cli.ss_table import print_table
+            from sidestep.observe.connections import connections
+
+            gc.freeze()
+            gc.enable()
+            print_table(connections(config.socket_path()))
+            sys.stdout.flush()
         else:
             from sidestep.cli.group import cli
 
@@ -72,6 +90,9 @@ def main() -> None:
             raise
         lacking = "not installed" if isinstance(error, ModuleNotFoundError) else "too old"
         _fail(f"{library} is {lacking} for {sys.executable}", _remedy(library, lacking), code=2)
+    except BrokenPipeError:  # the reader of our output has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # a second failure at the exit would be shown
+        sys.exit(1)
     except OSError as error:
         if error.errno != errno.ENOSPC:
             raise
@@ -84,6 +105,17 @@ def _remedy(library: str, lacking: str) -> str:
     if lacking == "too old" or library == "pcapng":  # Debian has no newer one, or none
         return f"install sidestep's wheel in a virtual environment, and there: pip install '{EXTRAS[library]}'"
     return f"apt install python3-{library.replace('_', '-')}"
+
+
+def page() -> str:
+    """The help page of the command itself."""
+    width = max(map(len, COMMANDS))  # one column for all sections
+    lines = ["Usage: sidestep [OPTIONS] COMMAND [ARGS]...", "", f"  {ABOUT}", ""]
+    lines += [f"  {line}" for line in EXIT_CODES.splitlines()]
+    lines += ["", "Options:", *(f"  {name:10}  {text}" for name, text in OPTIONS.items())]
+    for title, section in SECTIONS.items():
+        lines += ["", f"{title}:", *(f"  {name:{width}}  {text}" for name, (text, _) in section.items())]
+    return "\n".join(lines)
 
 
 def plain_run(words: list[str]) -> list[str]:

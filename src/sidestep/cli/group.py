@@ -10,7 +10,7 @@ from typing import Any
 import click
 
 from sidestep import __version__
-from sidestep.cli import SECTIONS
+from sidestep.cli import ABOUT, EXIT_CODES, SECTIONS, page
 from sidestep.errors import did_you_mean
 
 
@@ -63,14 +63,18 @@ class LazyGroup(Group):
                 formatter.write_dl([(f"{name:{width}}", text) for name, (text, _) in section.items()])
 
 
+class _Top(LazyGroup):
+    """The command itself, whose help page needs no click."""
+
+    def get_help(self, ctx: click.Context) -> str:
+        return page()
+
+
 @click.group(
-    cls=LazyGroup, lazy=SECTIONS, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100}
-)
+    cls=_Top, lazy=SECTIONS, help=f"{ABOUT}\n\n{EXIT_CODES}",
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+)  # fmt: skip
 @click.version_option(__version__, prog_name="sidestep")
 def cli() -> None:
-    """Run TCP programs over shared memory, unchanged.
-
-    Exit codes: 0 done, 1 could not be done, 2 wrong usage; `run` ends as its program does.
-    """
     gc.freeze()  # modules of the command are loaded: it starts next
     gc.enable()

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import reduce
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from sidestep import config
+from sidestep import places
 from sidestep.errors import Misuse
+from sidestep.native import defaults
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from sidestep.observe.connections import Connection
+    from sidestep.settings import PromoteAfter
 
 ValueT = TypeVar("ValueT")
 CommandT = TypeVar("CommandT", bound=Callable[..., Any])
@@ -38,20 +41,28 @@ def together(*options: Callable[[CommandT], CommandT]) -> Callable[[CommandT], C
 
 def promote_after_option(default: str | None, text: str) -> Callable[[CommandT], CommandT]:
     """`--promote-after`: how much life a connection must show."""
-    from sidestep.settings import PromoteAfter  # most commands have no such option
+
+    def parse(text: str) -> PromoteAfter:
+        from sidestep.settings import PromoteAfter  # help pages need none
+
+        return PromoteAfter.parse(text)
 
     return click.option(
-        "--promote-after", metavar="CALLS[:BYTES]", callback=parsed(PromoteAfter.parse),
+        "--promote-after", metavar="CALLS[:BYTES]", callback=parsed(parse),
         default=default, show_default=default is not None, help=text,
     )  # fmt: skip
 
 
 def ring_size_option(default: str | None, text: str) -> Callable[[CommandT], CommandT]:
     """`--ring-size`: bytes of a channel in each direction."""
-    from sidestep.settings import parse_ring_size
+
+    def parse(text: str) -> int:
+        from sidestep.settings import parse_ring_size
+
+        return parse_ring_size(text)
 
     return click.option(
-        "--ring-size", metavar="BYTES", callback=parsed(parse_ring_size),
+        "--ring-size", metavar="BYTES", callback=parsed(parse),
         default=default, show_default=default is not None, help=text,
     )  # fmt: skip
 
@@ -86,13 +97,19 @@ def matching(
     return wanted
 
 
+def _socket(_ctx: click.Context, _param: click.Parameter, value: str | None) -> Path:
+    from sidestep import config
+
+    return config.socket_path(value)
+
+
 # The provider to talk to: always a path, whether it was given or not.
 socket_option = click.option(
     "--socket",
-    type=click.Path(path_type=Path),
-    callback=lambda _ctx, _param, value: config.socket_path(value),
+    type=click.Path(),
+    callback=_socket,
     help=(
-        f"Socket of the provider (default: ${config.ENV_SOCKET}, else {config.SYSTEM_SOCKET} if it answers, else one "
+        f"Socket of the provider (default: ${places.ENV_SOCKET}, else {defaults.SYSTEM_SOCKET} if it answers, else one "
         "in the user's runtime directory). Its own directory has mode 0700, and is made if missing."
     ),
 )

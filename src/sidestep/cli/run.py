@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
-from sidestep import config
 from sidestep.cli.options import promote_after_option, ring_size_option, socket_option
-from sidestep.cli.start import start
-from sidestep.config import ShimSettings
 from sidestep.native import defaults
-from sidestep.settings import PromoteAfter
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from sidestep.settings import PromoteAfter
 
 
 @click.command(context_settings={"allow_interspersed_args": False})
@@ -36,7 +37,7 @@ def run(
     no_carry: bool,
     require: bool,
     stats: bool,
-    socket: Path | None,
+    socket: Path,
     command: tuple[str, ...],
 ) -> None:
     """Run CMD; its TCP connections to other such programs on this host go through shared memory.
@@ -51,5 +52,8 @@ def run(
     Without --stats this process becomes CMD. With it CMD is its child, and gets its signals. The
     connections of CMD and its forks are counted as far as 'sidestep ss --ended' knows them.
     """
-    settings = ShimSettings(config.socket_path(socket), promote_after, ring_size, spin_us, carry=not no_carry)
+    from sidestep.cli.start import start  # the help page needs neither
+    from sidestep.places import ShimSettings
+
+    settings = ShimSettings(socket, promote_after, ring_size, spin_us, carry=not no_carry)
     start([*command], settings, require=require, stats=stats)

@@ -6,8 +6,6 @@ import json
 from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
-import click
-
 # Versions, by command, of documents that have lost a field, or whose field has another meaning. Others have 1.
 _VERSIONS: Final[Mapping[str, int]] = {}
 _ELLIPSIS: Final = "\N{HORIZONTAL ELLIPSIS}"
@@ -22,6 +20,8 @@ def show(
     talk: bool = False,
 ) -> None:
     """One JSON document, which names its schema, or else lines of text, which go to stderr if they are talk."""
+    import click  # the table of `ss` does without
+
     if as_json:
         click.echo(json.dumps({"schema": schema(), **document}, indent=indent))
     else:
@@ -31,6 +31,8 @@ def show(
 
 def schema() -> str:
     """Schema of the running command's --json; docs/reference/schemas has a file for each command."""
+    import click
+
     names: list[str] = []
     context = click.get_current_context()
     while context.parent is not None:

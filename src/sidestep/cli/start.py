@@ -5,13 +5,11 @@ from __future__ import annotations
 import os
 import signal
 import sys
-from pathlib import Path
 
-from sidestep import config
-from sidestep.config import ShimSettings
+from sidestep import places
 from sidestep.errors import Unavailable
-from sidestep.installation import native_library
 from sidestep.observe import preload_check as reach
+from sidestep.places import ShimSettings
 
 EXIT_UNSUITED = 125  # an exit code of our own, as env and timeout have it
 EXIT_NOT_EXECUTABLE = 126  # the exit code of env and the shell
@@ -33,11 +31,11 @@ def start(
     env = dict(os.environ)
     log = None
     if settings is not None or not _is_under_shim():
-        settings = settings or ShimSettings(config.socket_path())
+        settings = settings or ShimSettings(places.socket_path())
         log = _log_file()
         try:
             env = settings.environment(env)
-            if not config.answers(settings.socket):
+            if not places.answers(settings.socket):
                 _start_provider(settings.socket, log)
         except Unavailable as error:
             _warn(f"{command[0]} is not started: {error}" if require else f"plain TCP for now: {error}")
@@ -52,16 +50,18 @@ def start(
     if require and any(not obstacle.stops_it for obstacle in obstacles):
         sys.exit(EXIT_UNSUITED)
     if _move_is_fatal():
-        env[config.ENV_STAY] = "1"
+        env[places.ENV_STAY] = "1"
     if program and os.access(program, os.R_OK) and reach.is_address_sanitized(program):
         env["ASAN_OPTIONS"] = ":".join(filter(None, [_ASAN_OPTION, env.get("ASAN_OPTIONS", "")]))
     if any(obstacle.forbids_it for obstacle in obstacles):
         env = dict(os.environ)
     signals = _not_ignored()
     if settings is not None and stats:
+        from pathlib import Path
+
         from sidestep.cli.run_stats import stay_as_parent
 
-        stay_as_parent(settings.socket)
+        stay_as_parent(Path(settings.socket))
     for number in signals:
         signal.signal(number, signal.SIG_DFL)
     try:
@@ -84,16 +84,21 @@ def _not_ignored() -> list[signal.Signals]:
     so itself.
     """
     try:
-        fields = dict(line.split(":", 1) for line in Path(f"/proc/{os.getppid()}/status").read_text().splitlines())
+        fields = dict(line.split(":", 1) for line in _status(os.getppid()).splitlines())
         ignored = int(fields["SigIgn"], 16)
     except (OSError, KeyError):  # state hidden from here
         return []
     return [number for number in (signal.SIGPIPE, signal.SIGXFSZ) if not ignored >> (number - 1) & 1]
 
 
+def _status(pid: int | str) -> str:
+    with open(f"/proc/{pid}/status", encoding="utf-8", errors="surrogateescape") as file:
+        return file.read()
+
+
 def _move_is_fatal() -> bool:
     """True if a seccomp filter, such as systemd's SystemCallFilter=, kills a child that changes its CPUs."""
-    if "\nSeccomp:\t2" not in Path("/proc/self/status").read_text():
+    if "\nSeccomp:\t2" not in _status("self"):
         return False
     if (child := os.fork()) == 0:
         try:
@@ -105,38 +110,40 @@ def _move_is_fatal() -> bool:
 
 def _is_under_shim() -> bool:
     """True if this process has the shim of this installation, and its provider answers: CMD needs an exec only."""
-    if config.ENV_LOG in os.environ:  # run checks that the log can be written
+    if places.ENV_LOG in os.environ:  # run checks that the log can be written
         return False
-    path = os.environ.get(config.ENV_SOCKET, "")
-    as_root = os.environ.get(config.ENV_FROM_ROOT) == "1"
+    path = os.environ.get(places.ENV_SOCKET, "")
+    as_root = os.environ.get(places.ENV_FROM_ROOT) == "1"
     preloaded = os.environ.get("LD_PRELOAD", "").replace(":", " ").split()
-    if not path.startswith("/") or as_root != (os.geteuid() == 0) or str(native_library()) not in preloaded:
+    if not path.startswith("/") or as_root != (os.geteuid() == 0) or places.native_library() not in preloaded:
         return False
     try:
-        return config.answers(Path(path))
-    except config.NotBelieved:  # the way of all others explains that
+        return places.answers(path)
+    except places.NotBelieved:  # the way of all others explains that
         return False
 
 
-def _start_provider(path: Path, log: Path | None) -> None:
+def _start_provider(path: str, log: str | None) -> None:
+    from pathlib import Path
+
     from sidestep.observe import other_users
     from sidestep.provider import control
     from sidestep.settings import ProviderSettings, policy_places
 
-    started = control.start(ProviderSettings(path, policy=policy_places(os.environ)))
-    if started and (left_out := other_users.warning(path)):  # a warning once, and not with every program
+    started = control.start(ProviderSettings(Path(path), policy=policy_places(os.environ)))
+    if started and (left_out := other_users.warning(Path(path))):  # a warning once, and not with every program
         _note(left_out, log)
 
 
-def _log_file() -> Path | None:
+def _log_file() -> str | None:
     try:
-        return config.log_file(os.environ)
+        return places.log_file(os.environ)
     except Unavailable as error:
         _warn(str(error))
         return None
 
 
-def _note(text: str, log: Path | None) -> None:
+def _note(text: str, log: str | None) -> None:
     """Reports a lasting cause: to a terminal and the log, but not into the output of a program."""
     if sys.stderr.isatty():
         _warn(text)

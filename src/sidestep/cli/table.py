@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Collection, Iterator, Sequence
 from itertools import zip_longest
 from typing import Final
-
-from click import unstyle
 
 GAP: Final = "  "
 _INDENT: Final = "    "  # width of a note
@@ -33,7 +32,7 @@ def table(
             row[-1] = [piece for line in row[-1] for piece in _folded(line, widths[-1])]
     for row, note in zip(cells, notes or [""] * len(cells), strict=True):
         for parts in zip_longest(*row, fillvalue=""):
-            spaces = [" " * (room - len(unstyle(part))) for part, room in zip(parts, widths, strict=True)]
+            spaces = [" " * (room - len(_bare(part))) for part, room in zip(parts, widths, strict=True)]
             yield GAP.join(
                 space + part if number in right else part + space
                 for number, (part, space) in enumerate(zip(parts, spaces, strict=True))
@@ -59,4 +58,9 @@ def terminal_width() -> int | None:
 
 def width_of(column: Sequence[str]) -> int:
     """The columns that its cells take."""
-    return max((len(line) for cell in column for line in unstyle(cell).split("\n")), default=0)
+    return max((len(line) for cell in column for line in _bare(cell).split("\n")), default=0)
+
+
+def _bare(text: str) -> str:
+    """`text` without its colours."""
+    return re.sub(r"\x1b\[[0-9;]*m", "", text) if "\x1b" in text else text

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Final
+TYPE_CHECKING = False  # see places.py
+if TYPE_CHECKING:
+    from typing import Final
 
 SYSTEM_SOCKET: Final = "/run/sidestep/provider"  # the system-wide provider
 

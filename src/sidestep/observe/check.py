@@ -35,7 +35,7 @@ def check_program(name: str) -> Iterator[Finding]:
         yield Finding(name, Level.FAIL, obstacle.verdict, obstacle.remedy)
     if program.obstacles:
         return
-    chain = " -> ".join(str(path) for path in program.chain)
+    chain = " -> ".join(program.chain)
     if program.loader:
         yield Finding(name, Level.OK, f"sidestep's loader starts it, with all its system calls replaced: {chain}")
         return
@@ -49,7 +49,7 @@ def check_program(name: str) -> Iterator[Finding]:
         yield Finding(
             name, Level.FAIL, f"cannot be executed: {', '.join(missing)} not found", "install the libraries it needs"
         )
-    yield from _own_calls(name, [program.chain[-1], *loaded])
+    yield from _own_calls(name, [Path(program.chain[-1]), *loaded])
 
 
 def _own_calls(name: str, files: list[Path]) -> Iterator[Finding]:

@@ -8,16 +8,18 @@ from __future__ import annotations
 
 import errno
 import os
-import re
 import stat
 import struct
 import sys
-from collections.abc import Iterator, Sequence
-from pathlib import Path
-from typing import BinaryIO, Final, NamedTuple
 
 from sidestep.errors import Unavailable, did_you_mean
-from sidestep.installation import loader
+from sidestep.places import loader
+
+TYPE_CHECKING = False  # see places.py
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+    from pathlib import Path
+    from typing import BinaryIO, Final
 
 _ELF_MAGIC: Final = b"\x7fELF"
 _HEADER: Final = struct.Struct("=HHIQQQIHHHHHH")  # Elf64_Ehdr after e_ident
@@ -34,12 +36,15 @@ _NAMES_MAX: Final = 1 << 20  # bytes of a file in which the names of its librari
 _LOADER_TIMEOUT_S: Final = 20.0  # seconds for listing the libraries of a program
 
 
-class PreloadObstacle(NamedTuple):
+class PreloadObstacle:
     """Reason why the shim does not get into a program."""
 
-    code: str
-    text: str
-    remedy: str
+    __slots__ = ("code", "remedy", "text")
+
+    def __init__(self, code: str, text: str, remedy: str) -> None:
+        self.code = code
+        self.text = text
+        self.remedy = remedy
 
     @property
     def verdict(self) -> str:
@@ -56,24 +61,39 @@ class PreloadObstacle(NamedTuple):
         return self.code == _MUSL[0]
 
 
-class Program(NamedTuple):
-    """Facts from the file of a program."""
+class Program:
+    """Facts from the file of a program.
 
-    path: Path
-    chain: tuple[Path, ...]  # the program and, for a script, its interpreters; the last one is what is loaded
-    obstacles: tuple[PreloadObstacle, ...]
-    loader: Path | None = None  # ours, which starts it
+    Args:
+        path: Of the program.
+        chain: The program and, for a script, its interpreters; the last one is what is loaded.
+        obstacles: None: the shim gets in.
+        loader: Ours, where it starts the program.
+    """
+
+    __slots__ = ("chain", "loader", "obstacles", "path")
+
+    def __init__(
+        self, path: str, chain: tuple[str, ...], obstacles: tuple[PreloadObstacle, ...], loader: str | None = None
+    ) -> None:
+        self.path = path
+        self.chain = chain
+        self.obstacles = obstacles
+        self.loader = loader
 
     def argv(self, command: Sequence[str]) -> list[str]:
         """Command that starts the program under the shim."""
-        return [str(self.loader), "--run", str(self.path), *command] if self.loader else [*command]
+        return [self.loader, "--run", self.path, *command] if self.loader else [*command]
 
 
-class Calls(NamedTuple):
+class Calls:
     """System calls that the code of a file seems to make by itself, past the C library. A guess from its bytes."""
 
-    io_uring: bool
-    sockets: bool
+    __slots__ = ("io_uring", "sockets")
+
+    def __init__(self, io_uring: bool, sockets: bool) -> None:
+        self.io_uring = io_uring
+        self.sockets = sockets
 
 
 _STATIC = (
@@ -111,8 +131,10 @@ _STOPPING: Final = frozenset({_NO_INTERPRETER[0], _NO_SHEBANG[0]})
 _UNREADABLE = ("unreadable", "it cannot be read ({})", "run as a user who may read it")
 
 
-def find(name: str) -> Path:
+def find(name: str) -> str:
     """The file that `name` would run, through PATH; raises Unavailable."""
+    from pathlib import Path
+
     found = which(name)
     if found is not None:
         return found
@@ -133,26 +155,27 @@ def find(name: str) -> Path:
 
 def _listed(directory: Path) -> list[str]:
     try:
-        return os.listdir(directory)  # noqa: PTH208 - names, not paths
+        return os.listdir(directory)
     except OSError:  # PATH may name what is not there
         return []
 
 
-def which(name: str) -> Path | None:
+def which(name: str) -> str | None:
     """Path of a command, as `shutil.which` finds it; that is slow to load."""
-    for place in ("",) if os.path.dirname(name) else os.get_exec_path():  # noqa: PTH120
-        path = Path(place, name)
-        if os.access(path, os.X_OK) and path.is_file():
+    for place in ("",) if os.path.dirname(name) else os.get_exec_path():
+        path = os.path.join(place, name)
+        if os.access(path, os.X_OK) and os.path.isfile(path):
             return path
     return None
 
 
-def obstacles(path: Path) -> tuple[PreloadObstacle, ...]:
+def obstacles(path: str | Path) -> tuple[PreloadObstacle, ...]:
     """Obstacles that keep the shim out of the program at `path`; none: it gets in."""
     return inspect(path).obstacles
 
 
-def inspect(path: Path) -> Program:
+def inspect(program: str | Path) -> Program:
+    path = os.fspath(program)
     chain = [path]
     while len(chain) <= _INTERPRETERS_MAX:
         try:
@@ -160,7 +183,7 @@ def inspect(path: Path) -> Program:
                 # Set-id bits of a script are ignored by the kernel; those of its interpreter are not.
                 interpreter = _interpreter(file)
                 if interpreter is None and _is_text(file):
-                    return Program(path, tuple(chain), (_obstacle(_NO_SHEBANG, str(chain[-1])),))
+                    return Program(path, tuple(chain), (_obstacle(_NO_SHEBANG, chain[-1]),))
                 if interpreter is None:
                     rights, found = tuple(_rights(chain[-1])), tuple(_elf(file))
                     code = next((obstacle.code for obstacle in found if obstacle.code in _LOADABLE), None)
@@ -176,16 +199,16 @@ def inspect(path: Path) -> Program:
     return Program(path, tuple(chain), (_obstacle(_NOT_A_PROGRAM),))
 
 
-def is_address_sanitized(path: Path) -> bool:
+def is_address_sanitized(path: str) -> bool:
     """True if the program names AddressSanitizer's library: its runtime refuses to be loaded behind another library.
 
     The names of needed libraries (ELF, DT_NEEDED) stand in a table near the beginning of the file.
     """
-    with path.open("rb") as file:
+    with open(path, "rb") as file:
         return b"\0libasan.so." in file.read(_NAMES_MAX)
 
 
-def libraries(path: Path) -> tuple[tuple[Path, ...], tuple[str, ...]]:
+def libraries(program: str | Path) -> tuple[tuple[Path, ...], tuple[str, ...]]:
     """The libraries that a dynamic program is loaded with, and the names of those that are not found.
 
     As ldd has it: the program's own loader lists them, and runs nothing of the program or the libraries.
@@ -193,8 +216,11 @@ def libraries(path: Path) -> tuple[tuple[Path, ...], tuple[str, ...]]:
     Raises:
         Unavailable: The loader cannot be asked.
     """
-    import subprocess  # a late import: `sidestep run` reads this file before each program
+    import re  # a late import: `sidestep run` reads this file before each program
+    import subprocess
+    from pathlib import Path
 
+    path = Path(program)
     with open(path, "rb") as file:
         header = _HEADER.unpack(_read_at(file, _IDENT_LEN, _HEADER.size))
         loader = _loader(file, header[4], header[9])
@@ -222,6 +248,8 @@ _LIBURING: Final = b"\0io_uring_queue_init"  # the name that its programs import
 
 def calls(path: Path) -> Calls:
     """Calls that the code of an ELF file on x86-64 seems to make; elsewhere only the names it imports are looked at."""
+    import re
+
     with open(path, "rb") as file:
         data = file.read(_SCAN_MAX)
     return Calls(bool(_LIBURING in data or re.search(_CALL_IO_URING, data)), bool(re.search(_CALL_SOCKETS, data)))
@@ -240,7 +268,7 @@ class _NoInterpreter(Exception):
         self.shown = name if name.isprintable() else ascii(name)  # a file with carriage returns: they must be seen
 
 
-def _interpreter(file: BinaryIO) -> Path | None:
+def _interpreter(file: BinaryIO) -> str | None:
     """The interpreter named in a `#!` line, looked up through PATH where the line goes through env; None if none."""
     start = file.read(_SHEBANG_MAX)
     file.seek(0)
@@ -251,14 +279,14 @@ def _interpreter(file: BinaryIO) -> Path | None:
     words = [word for word in words if word]
     if not words:
         return None
-    if Path(words[0]).name == "env" and (found := _through_env(words[1:])):
+    if os.path.basename(words[0]) == "env" and (found := _through_env(words[1:])):
         return found
-    if not Path(words[0]).exists():
+    if not os.path.exists(words[0]):
         raise _NoInterpreter(words[0])
-    return Path(words[0])
+    return words[0]
 
 
-def _through_env(words: list[str]) -> Path | None:
+def _through_env(words: list[str]) -> str | None:
     """Program that env would run, given these words; None where its options are not looked into."""
     for index, word in enumerate(words):
         if word.startswith("-") or "=" in word:
@@ -278,8 +306,8 @@ def _is_text(file: BinaryIO) -> bool:
     return bool(start) and b"\0" not in start and not start.startswith(_ELF_MAGIC)
 
 
-def _rights(path: Path) -> Iterator[PreloadObstacle]:
-    found = path.stat()
+def _rights(path: str) -> Iterator[PreloadObstacle]:
+    found = os.stat(path)
     if found.st_mode & stat.S_ISUID and found.st_uid not in (os.getuid(), os.geteuid()):
         yield _obstacle(_SETID, "set-user-ID")
     if (
@@ -324,7 +352,7 @@ def _elf(file: BinaryIO) -> Iterator[PreloadObstacle]:
         yield _obstacle(_GO)
 
 
-def _loading(code: str, tool: Path, program: Path) -> Iterator[PreloadObstacle]:
+def _loading(code: str, tool: str, program: str) -> Iterator[PreloadObstacle]:
     """Reason why our loader cannot start a program; it maps the file to find out, and runs nothing."""
     import json  # a late import: see `libraries`
     import subprocess
@@ -333,7 +361,7 @@ def _loading(code: str, tool: Path, program: Path) -> Iterator[PreloadObstacle]:
         answer = subprocess.run([tool, "--check", program], capture_output=True, timeout=_LOADER_TIMEOUT_S, check=False)
         refused = json.loads(answer.stdout)["refused"]
     except (OSError, subprocess.TimeoutExpired, ValueError) as error:
-        refused = f"{tool.name} cannot look at it: {error}"
+        refused = f"{os.path.basename(tool)} cannot look at it: {error}"
     if refused:
         yield _obstacle((code, *_UNLOADABLE), refused)
 

@@ -225,7 +225,7 @@ def _starts(units: Units, unit: Unit) -> list[str]:
                                   remedy=f"take it out: systemctl edit {unit.name}")  # fmt: skip
             prefix = line[: len(line) - len(command)]
             named = command.partition(" ")[2].lstrip() if "@" in prefix else command  # @: the next word is argv[0]
-            lines.append(f"{prefix.replace('@', '')}{_quoted(str(found.loader))} --run {_quoted(str(program))} {named}")
+            lines.append(f"{prefix.replace('@', '')}{_quoted(found.loader)} --run {_quoted(str(program))} {named}")
         else:
             lines.append(line)
     return lines
