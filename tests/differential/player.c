@@ -28,7 +28,15 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-enum { CONNECTIONS = 2, ENDS = 2 * CONNECTIONS, SETS = 2, ROOM = 200000, SETTLE_US = 2500, SENT_AT_ONCE = 16384 };
+enum {
+	CONNECTIONS = 2,
+	ENDS = 2 * CONNECTIONS,
+	SETS = 2,
+	ROOM = 200000,
+	SETTLE_US = 2500,
+	SENT_AT_ONCE = 16384,
+	NUMBERS = 64
+};
 
 /* Ends 0 and 1 are of one connection, 2 and 3 of the other. */
 static struct end {
@@ -496,7 +504,7 @@ static void op_dup(struct end *end)
 	settle();
 }
 
-/* The socket goes through a channel, and has no number meanwhile. */
+/* The socket goes through a channel, and has no number meanwhile. It gets the same again, by which its registrations go. */
 static void op_pass(struct end *end)
 {
 	char byte = 'p';
@@ -505,9 +513,13 @@ static void op_pass(struct end *end)
 	struct msghdr message = {
 		.msg_iov = &iov, .msg_iovlen = 1, .msg_control = control, .msg_controllen = sizeof(control)};
 	struct cmsghdr *header = CMSG_FIRSTHDR(&message);
+	int lower[NUMBERS], lower_len = 0;
 
-	if (end->fd < 0 || end->registered)
+	if (end->fd < 0)
 		return;
+	while (lower_len < NUMBERS - 1 && (lower[lower_len] = dup(listener)) < end->fd)
+		lower_len++;
+	close(lower[lower_len]);
 	*header = (struct cmsghdr){.cmsg_level = SOL_SOCKET, .cmsg_type = SCM_RIGHTS, .cmsg_len = CMSG_LEN(sizeof(int))};
 	memcpy(CMSG_DATA(header), &end->fd, sizeof(int));
 	if (sendmsg(channel[0], &message, 0) != 1)
@@ -516,6 +528,8 @@ static void op_pass(struct end *end)
 	if (recvmsg(channel[1], &message, 0) != 1)
 		abort();
 	memcpy(&end->fd, CMSG_DATA(header), sizeof(int));
+	while (lower_len)
+		close(lower[--lower_len]);
 	printf("pass %td\n", end - ends);
 	settle();
 }

@@ -85,6 +85,7 @@ struct conn {
 	int pending_segment_fd;          /* segment of a pending offer; else -1 */
 	int segment_fd;                  /* kept for the next program; else -1; see shim_travel.c */
 	uint64_t segment_inode;
+	_Atomic bool in_message;     /* a message to this process holds the socket */
 	bool taken_up;       /* a connection from the program before: the peer does not look at our doorbell's word */
 	uint64_t announced_nonce; /* nonce by which it was named last; 0: it was not */
 	uint32_t announced_by;  /* serial of the provider connection by which the peer learned of it; 0: it did not */

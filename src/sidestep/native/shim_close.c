@@ -1,7 +1,7 @@
 /* shim_close.c - the end of a descriptor, and of the connection with its last one. */
 #include "shim_process.h"
 #include "shim_tcp_only.h"
-#include "shim_switch.h"
+#include "shim_travel.h"
 
 #include <fcntl.h>
 #include <netinet/in.h>
@@ -85,6 +85,9 @@ void conn_forget(int fd, bool closing)
 		close_delegated(conn, fd, false);
 	word_store(conn->stale_fd, 0);
 	bool last = atomic_fetch_sub(&conn->fds, 1) == 1;
+	if (closing && last && unlikely(word_load(conn->in_message) || slot_has(conn->slot, SLOT_PASSED)) &&
+	    has_members(conn))
+		set_conn_goes(conn, fd);
 	if (has_members(conn))
 		set_conn_closed(conn, closing ? fd : -1, last); /* else the number is another's there, too */
 	if (last) {

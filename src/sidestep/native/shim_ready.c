@@ -243,9 +243,12 @@ int translate(struct set *set, const struct epoll_event *reported, int len, uint
 			kernel_set(member, EPOLL_CTL_MOD);
 			continue;
 		}
-		if (!member->managed) { /* see kernel_unmanaged() */
+		if (!member->managed) { /* see kernel_unmanaged() and shim_set_return.c */
+			event.events = reported[i].events & (member->events | EPOLLERR | EPOLLHUP);
+			event.data.u64 = member->data;
+			if (event.events && !(member->disabled && (member->events & EPOLLONESHOT)))
+				events[n++] = event;
 			member->disabled = true;
-			events[n++] = (struct epoll_event){.events = reported[i].events, .data.u64 = member->data};
 			continue;
 		}
 		if (member_report(set, member, reported[i].events, &event)) {

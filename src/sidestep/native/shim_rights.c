@@ -163,6 +163,7 @@ static void given_sent(struct given *given, enum receiver receiver, unsigned lon
 /* The message was not sent: the giver has the connection for itself again. */
 static void given_back(struct given *given)
 {
+	word_store(given->conn->in_message, false);
 	pass_withdraw(given->pass, given->conn);
 	pass_close(given->pass);
 	given_end(given);
@@ -258,6 +259,8 @@ ssize_t rights_send(int fd, const struct msghdr *message, int flags)
 	while (!fits && given_len)
 		given_back(&given[--given_len]);
 	strangers_leave(message, given, given_len);
+	for (int i = 0; i < given_len; i++) /* another thread may receive it at once */
+		word_store(given[i].conn->in_message, receiver == RECEIVER_SELF);
 	ssize_t sent = real.sendmsg(fd, given_len ? &with : message, flags);
 	int saved = errno;
 	own_fd_close(line);
@@ -352,6 +355,9 @@ static void take(struct pass *pass, int *files, uint32_t count, int fd)
 		of.segment_fd = -1;
 		bool taken = by_ring ? take_ring(&of, files, count == FILES_FAR, slot, fd) : traveller_take(&of, slot, fd, -1);
 		if (taken) {
+			HELD its = conn_hold(fd);
+			if (its)
+				set_conn_returned(its, fd);
 			rpc_given();
 			return;
 		}
@@ -364,6 +370,8 @@ static void take(struct pass *pass, int *files, uint32_t count, int fd)
 	} else if (slot && first && atomic_fetch_sub(&slot->holders, 1) == 1) {
 		slot_free(slot); /* else we have it already, or another has */
 	}
+	if (conn)
+		word_store(conn->in_message, false);
 	if (conn && fd >= 0)
 		conn_dup(known, fd);
 	else if (fd >= 0 && !withdrawn && by_ring)

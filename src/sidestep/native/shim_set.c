@@ -247,9 +247,9 @@ bool member_manage(struct member *member, int op)
 	if (!grow(&set->managed, &set->managed_cap, set->managed_len + 1, sizeof(*set->managed)) ||
 	    !doorbell_enter(set, conn->doorbell))
 		return false;
-	int result = kernel_set(member, op);
+	int result = op ? kernel_set(member, op) : 0; /* 0: no call can change the kernel's entry */
 	/* Another thread is just closing it: the kernel's entry stays as it was, and would be reported beside our events. */
-	bool closing = result == 0 && !member->known && set->user_pid == shim_pid;
+	bool closing = op && result == 0 && !member->known && set->user_pid == shim_pid;
 	if (result < 0 || closing) {
 		int failed = closing ? EBADF : errno;
 		doorbell_exit(set, conn->doorbell);
@@ -618,8 +618,10 @@ void set_forget(int fd)
 		own_fd_close(set->stand_in > 0 ? set->stand_in : -1);
 		set->stand_in = 0;
 		for (uint32_t i = 1; i < set->members_len; i++)
-			if (set->members[i])
+			if (set->members[i] && set->members[i]->conn)
 				member_free(set->members[i]);
+			else if (set->members[i])
+				set->members[i]->set = NULL; /* see shim_set_return.c */
 		if (set->doorbell)
 			doorbell_unref(set->doorbell);
 		free(set->members);

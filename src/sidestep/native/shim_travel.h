@@ -25,6 +25,10 @@ struct traveller traveller_of(const struct conn *conn);
 void traveller_settle(struct traveller *of, struct conn *conn); /* no lock held */
 bool traveller_take(struct traveller *of, struct conn_slot *slot, int fd, int line);
 
+/* ---- shim_set_return.c ---- */
+void set_conn_goes(struct conn *conn, int fd);
+void set_conn_returned(struct conn *conn, int fd);
+
 /* ---- shim_receiver.c ---- */
 #define TCP_ONLY_MARK "sidestep-plain" /* name of a file that programs have open which keep to TCP */
 enum receiver {

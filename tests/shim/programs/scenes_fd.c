@@ -266,6 +266,55 @@ static void passed_within(void)
 	say_reply("the end", peer(pair, ACT_RECV_ONCE, 10, 0));
 }
 
+static void say_set(const char *name, int set)
+{
+	struct epoll_event events[8];
+	int n = epoll_wait(set, events, 8, 0);
+	say_ret(name, n);
+	for (int i = 0; i < n; i++)
+		say("%s for %d", poll_names(events[i].events), (int)events[0].data.u64);
+}
+
+/* epoll(7): the registration stays, and goes by the number under which it was made, which is another file's then. */
+static void passed_registered(void)
+{
+	struct pair *pair = open_pair();
+	int channel[2], null = open("/dev/null", O_RDONLY), set = epoll_create1(0), once = epoll_create1(0);
+	const int old = pair->fd;
+	NEED(socketpair(AF_UNIX, SOCK_STREAM, 0, channel) == 0 && null >= 0 && set >= 0 && once >= 0);
+	NEED(set_ctl(set, EPOLL_CTL_ADD, old, EPOLLIN, 1) == 0);
+	NEED(set_ctl(once, EPOLL_CTL_ADD, old, EPOLLIN | EPOLLONESHOT, 2) == 0);
+	NEED(pass_in(channel[0], old) == 1 && dup2(null, old) == old);
+	pair->fd = pass_out(channel[1], 0);
+	NEED(pair->fd >= 0 && pair->fd != old);
+	say_set("nothing has come", set);
+	peer_put(pair, 10);
+	arrived(pair, 10);
+	say_set("bytes", set);
+	say_set("once", once);
+	say_set("and no more", once);
+	say_ret("changed by the new number", set_ctl(set, EPOLL_CTL_MOD, pair->fd, EPOLLIN, 3));
+	say_ret("out by the new number", set_ctl(set, EPOLL_CTL_DEL, pair->fd, 0, 0));
+	say_ret("in by the new number", set_ctl(set, EPOLL_CTL_ADD, pair->fd, EPOLLIN, 1));
+	say_set("twice", set);
+	say_ret("and out", set_ctl(set, EPOLL_CTL_DEL, pair->fd, 0, 0));
+	get(pair, 10);
+	say_set("all is read", set);
+	put(pair, 10);
+	peer_get(pair, 10);
+	NEED(dup2(pair->fd, old) == old);
+	say_ret("changed by the old number", set_ctl(set, EPOLL_CTL_MOD, old, EPOLLIN | EPOLLOUT, 4));
+	say_set("room", set);
+	say_ret("armed anew", set_ctl(once, EPOLL_CTL_MOD, old, EPOLLIN | EPOLLONESHOT, 5));
+	peer_put(pair, 10);
+	arrived(pair, 10);
+	say_set("bytes and room", set);
+	say_set("once more", once);
+	say_ret("out by the old number", set_ctl(set, EPOLL_CTL_DEL, old, 0, 0));
+	say_set("it has gone", set);
+	get(pair, 10);
+}
+
 static void passed_to_another(bool keep)
 {
 	int channel[2];
@@ -549,6 +598,7 @@ const struct scene scenes_fd[] = {
 	SCENE(everything_closed),
 	SCENE(lowest_number),
 	SCENE(passed_within),
+	SCENE(passed_registered),
 	SCENE(passed_and_closed),
 	SCENE(passed_and_kept),
 	SCENE(taken_by_number),
