@@ -85,7 +85,7 @@ struct conn {
 	int pending_segment_fd;          /* segment of a pending offer; else -1 */
 	int segment_fd;                  /* kept for the next program; else -1; see shim_travel.c */
 	uint64_t segment_inode;
-	_Atomic bool in_message;     /* a message to this process holds the socket */
+	_Atomic uint32_t in_messages; /* messages to this process that hold the socket, unless they were thrown away */
 	bool taken_up;       /* a connection from the program before: the peer does not look at our doorbell's word */
 	uint64_t announced_nonce; /* nonce by which it was named last; 0: it was not */
 	uint32_t announced_by;  /* serial of the provider connection by which the peer learned of it; 0: it did not */
@@ -664,7 +664,7 @@ void travel_settle(void);
 void demote_inherited(struct travel *travel, bool leaving); /* connections that the next program inherits */
 long execute_bare(int directory, const char *path, char *const argv[], char *const env[], int flags);
 
-/* ---- epoll (shim_set.c, shim_ready.c, shim_epoll.c; between them: shim_set.h) ---- */
+/* ---- epoll (shim_set.c, shim_set_return.c, shim_ready.c, shim_epoll.c; between them: shim_set.h) ---- */
 struct set;
 void set_conn_attached(struct conn *conn);
 void set_conn_closed(struct conn *conn, int fd, bool last);

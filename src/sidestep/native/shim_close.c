@@ -85,7 +85,7 @@ void conn_forget(int fd, bool closing)
 		close_delegated(conn, fd, false);
 	word_store(conn->stale_fd, 0);
 	bool last = atomic_fetch_sub(&conn->fds, 1) == 1;
-	if (closing && last && unlikely(word_load(conn->in_message) || slot_has(conn->slot, SLOT_PASSED)) &&
+	if (closing && last && unlikely(word_load(conn->in_messages) || slot_has(conn->slot, SLOT_PASSED)) &&
 	    has_members(conn))
 		set_conn_goes(conn, fd);
 	if (has_members(conn))

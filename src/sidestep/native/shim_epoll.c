@@ -147,50 +147,6 @@ static int set_change(struct set *set, struct conn *conn, int epfd, int op, int 
 	return result;
 }
 
-/* shim_lock and set lock held. The registration is the kernel's from now on, as the program has made it. */
-static void give_back(struct set *set, struct member *member)
-{
-	struct epoll_event event = {.events = member->events, .data.u64 = member->data};
-
-	if (member->away) {
-		member_drop(member);
-		return;
-	}
-	/* a one-shot that has fired: our name has no meaning any more, so its one event is left out */
-	if (member->disabled)
-		event =
-			(struct epoll_event){.events = EPOLLONESHOT, .data.u64 = set->secret << NAME_BITS | member_name(member)};
-	bool exclusive = event.events & EPOLLEXCLUSIVE;
-	if (exclusive && !member->exclusive)
-		set_ctl(set, EPOLL_CTL_DEL, member->fd, NULL);
-	if (!member->exclusive)
-		set_ctl(set, exclusive ? EPOLL_CTL_ADD : EPOLL_CTL_MOD, member->fd, &event);
-	wake_set(set);
-	member_free(member);
-}
-
-/*
- * The kernel's socket starts over, and stays in its sets. False: a registration is another process's, or was made with a number
- * that is closed. These are left as they are.
- */
-bool set_conn_dissolved(struct conn *conn)
-{
-	bool ours = true;
-	KEEP_ERRNO;
-
-	shim_lock_take();
-	for (struct member *member = conn->members; member; member = member->next)
-		ours &= member->set->user_pid == shim_pid && conn_get(member->fd) == conn;
-	while (ours && conn->members) {
-		struct set *set = conn->members->set;
-		set_lock(set);
-		give_back(set, conn->members);
-		set_unlock(set);
-	}
-	shim_lock_drop();
-	return ours;
-}
-
 /* A program's data that looks like ours. */
 static void secret_met(struct set *set)
 {

@@ -246,9 +246,10 @@ int translate(struct set *set, const struct epoll_event *reported, int len, uint
 		if (!member->managed) { /* see kernel_unmanaged() and shim_set_return.c */
 			event.events = reported[i].events & (member->events | EPOLLERR | EPOLLHUP);
 			event.data.u64 = member->data;
-			if (event.events && !(member->disabled && (member->events & EPOLLONESHOT)))
-				events[n++] = event;
-			member->disabled = true;
+			if (!event.events || member->disabled)
+				continue;
+			member->disabled = member->events & EPOLLONESHOT;
+			events[n++] = event;
 			continue;
 		}
 		if (member_report(set, member, reported[i].events, &event)) {

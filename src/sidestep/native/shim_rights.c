@@ -160,10 +160,18 @@ static void given_sent(struct given *given, enum receiver receiver, unsigned lon
 	given_end(given);
 }
 
+/* One message less holds the socket. It may be one that this process has not sent. */
+static void message_over(struct conn *conn)
+{
+	uint32_t messages = atomic_load(&conn->in_messages);
+
+	while (messages && !atomic_compare_exchange_weak(&conn->in_messages, &messages, messages - 1))
+		;
+}
+
 /* The message was not sent: the giver has the connection for itself again. */
 static void given_back(struct given *given)
 {
-	word_store(given->conn->in_message, false);
 	pass_withdraw(given->pass, given->conn);
 	pass_close(given->pass);
 	given_end(given);
@@ -260,7 +268,7 @@ ssize_t rights_send(int fd, const struct msghdr *message, int flags)
 		given_back(&given[--given_len]);
 	strangers_leave(message, given, given_len);
 	for (int i = 0; i < given_len; i++) /* another thread may receive it at once */
-		word_store(given[i].conn->in_message, receiver == RECEIVER_SELF);
+		given[i].conn->in_messages += receiver == RECEIVER_SELF;
 	ssize_t sent = real.sendmsg(fd, given_len ? &with : message, flags);
 	int saved = errno;
 	own_fd_close(line);
@@ -269,8 +277,11 @@ ssize_t rights_send(int fd, const struct msghdr *message, int flags)
 		return sent;
 	if (sent < 0) {
 		KEEP_ERRNO;
-		while (given_len)
+		while (given_len) {
+			if (receiver == RECEIVER_SELF)
+				message_over(given[given_len - 1].conn);
 			given_back(&given[--given_len]);
+		}
 	}
 	for (int i = 0; i < given_len; i++)
 		given_sent(&given[i], receiver, other_end);
@@ -370,8 +381,8 @@ static void take(struct pass *pass, int *files, uint32_t count, int fd)
 	} else if (slot && first && atomic_fetch_sub(&slot->holders, 1) == 1) {
 		slot_free(slot); /* else we have it already, or another has */
 	}
-	if (conn)
-		word_store(conn->in_message, false);
+	if (conn && first)
+		message_over(conn);
 	if (conn && fd >= 0)
 		conn_dup(known, fd);
 	else if (fd >= 0 && !withdrawn && by_ring)

@@ -1,64 +1,71 @@
 /*
- * shim_set_return.c - epoll registrations of a connection whose last number is closed while a message holds its socket.
+ * shim_set_return.c - epoll registrations that outlive their connection.
  *
- * The kernel keeps a registration while any file of the socket is left, and reports it. If the message is for this process,
- * the registration waits here, and is put back when the socket comes. Until then the kernel's entry alone is reported. If it
- * comes under another number, no call can change the kernel's entry any more, so the connection goes to TCP.
+ * The kernel keeps a registration while any file of the socket is left, and reports it. A message to this process may hold the
+ * socket when its last number is closed. The registration then waits here, and is put back when the socket comes. Until then
+ * the kernel's entry alone is reported. If the socket comes under another number, no call can change that entry any more. So
+ * the connection goes to TCP.
  *
- * A socket that strangers may have goes on by TCP alone. The kernel's entry then becomes what the program asked for.
+ * A socket that strangers may have goes on by TCP alone, as one whose peer is forgotten does. The kernel's entry then becomes
+ * what the program asked for. If its number has been closed before, the registration stays here for its data.
  */
 #include "shim_set.h"
 #include "shim_travel.h"
 
-#define KEPT_REGISTRATIONS 64 /* of more, the oldest is forgotten */
-
-/* Guarded by shim_lock; `was` by the lock of its set as well. */
-static struct kept {
-	const struct conn_slot *slot; /* NULL: none */
+/* A registration that waits; `was` is also guarded by the lock of its set. */
+struct kept {
+	struct kept *next;
+	const struct conn_slot *slot; /* NULL: it does not come back */
 	uint32_t generation;
+	uint32_t in_messages; /* messages that held the socket then */
 	struct member was; /* a member without a connection, in its place in the set; that is NULL if the set has ended */
-} kept[KEPT_REGISTRATIONS];
-static uint32_t next;
+};
+static struct kept *kept; /* guarded by shim_lock */
 
-/* shim_lock and set lock held, unless the set has ended */
-static void kept_end(struct kept *one)
+/* shim_lock held, and the lock of its set, if that has not ended. */
+static void kept_end(struct kept **at)
 {
-	one->slot = NULL;
-	if (!one->was.set)
-		return;
-	one->was.set->members[one->was.index] = NULL;
-	one->was.set->members_live--;
+	struct kept *one = *at;
+
+	*at = one->next;
+	if (one->was.set) {
+		one->was.set->members[one->was.index] = NULL;
+		one->was.set->members_live--;
+	}
+	free(one);
 }
 
-/* shim_lock held, and no lock of a set */
-static struct kept *kept_new(void)
+/* shim_lock held, and no lock of a set. Ends those that can wait for nothing: the set has ended, or the slot is another's. */
+static void kept_prune(const struct conn *conn)
 {
-	for (uint32_t i = 0; i < KEPT_REGISTRATIONS; i++)
-		if (!kept[i].slot || !kept[i].was.set)
-			return &kept[i];
-	struct kept *oldest = &kept[next++ % KEPT_REGISTRATIONS];
-	struct set *set = oldest->was.set;
-	set_lock(set);
-	kept_end(oldest);
-	set_unlock(set);
-	return oldest;
+	for (struct kept **at = &kept; *at;) {
+		struct set *set = (*at)->was.set;
+		if (set && ((*at)->slot != conn->slot || (*at)->generation == conn->generation)) {
+			at = &(*at)->next;
+			continue;
+		}
+		if (set)
+			set_lock(set);
+		kept_end(at);
+		if (set)
+			set_unlock(set);
+	}
 }
 
-/* Both locks held. The number `fd` still has the socket, for the last time. */
-static void member_keep(struct kept *one, struct member *member, int fd)
+/* Both locks held. `named`: its number still has the socket. */
+static void member_keep(struct kept *one, struct member *member, bool named, uint32_t in_messages)
 {
 	struct set *set = member->set;
 
 	/* The kernel has to report all that is wanted: nobody may be able to change its entry. */
-	if (member->managed && member->fd == fd && !member->disabled) {
-		member->in_kernel |= member->events & ~(uint32_t)(EPOLLONESHOT | EPOLLEXCLUSIVE);
-		struct epoll_event event = {.events = member->in_kernel,
-		                            .data.u64 = set->secret << NAME_BITS | member_name(member)};
-		set_ctl(set, EPOLL_CTL_MOD, fd, &event);
+	const uint32_t all = member->in_kernel | (member->events & ~(uint32_t)(EPOLLONESHOT | EPOLLEXCLUSIVE));
+	if (member->managed && named && !member->disabled && member->in_kernel != all) {
+		struct epoll_event event = {.events = all, .data.u64 = set->secret << NAME_BITS | member_name(member)};
+		member->in_kernel = all;
+		set_ctl(set, EPOLL_CTL_MOD, member->fd, &event);
 	}
-	one->slot = member->conn->slot;
-	one->generation = member->conn->generation;
-	one->was = *member;
+	*one = (struct kept){kept, in_messages ? member->conn->slot : NULL, member->conn->generation, in_messages, *member};
+	kept = one;
 	member_free(member);
 	one->was.managed = one->was.hot = one->was.hinted = one->was.by_tcp = false;
 	one->was.conn = NULL;
@@ -67,64 +74,88 @@ static void member_keep(struct kept *one, struct member *member, int fd)
 	set->members_live++;
 }
 
-/* Both locks held. From now on the kernel reports it to the program. */
-static void member_hand_over(struct member *member, int fd)
+/* True if the kernel's entry has our data; see kernel_unmanaged() */
+static bool is_ours(const struct member *member)
+{
+	return member->managed || (member->events & EPOLLONESHOT);
+}
+
+/* Both locks held. The registration is the kernel's from now on, as the program has made it. */
+static void give_back(struct member *member, bool named)
 {
 	struct set *set = member->set;
 	struct epoll_event event = {.events = member->events, .data.u64 = member->data};
-	const bool ours = member->managed || (member->events & EPOLLONESHOT);
 
-	if (ours && member->fd == fd && !member->disabled) {
-		if (member->events & EPOLLEXCLUSIVE)
-			set_ctl(set, EPOLL_CTL_DEL, fd, NULL);
-		set_ctl(set, member->events & EPOLLEXCLUSIVE ? EPOLL_CTL_ADD : EPOLL_CTL_MOD, fd, &event);
+	if (member->away) {
+		member_drop(member);
+		return;
 	}
+	/* a one-shot that has fired: our name has no meaning any more, so its one event is left out */
+	if (member->disabled)
+		event =
+			(struct epoll_event){.events = EPOLLONESHOT, .data.u64 = set->secret << NAME_BITS | member_name(member)};
+	if (named && !member->exclusive && is_ours(member)) {
+		const bool exclusive = event.events & EPOLLEXCLUSIVE;
+		if (exclusive)
+			set_ctl(set, EPOLL_CTL_DEL, member->fd, NULL);
+		set_ctl(set, exclusive ? EPOLL_CTL_ADD : EPOLL_CTL_MOD, member->fd, &event);
+	}
+	wake_set(set);
 	member_free(member);
 }
 
-/* No lock is held. The last number of the connection is being closed. */
-void set_conn_goes(struct conn *conn, int fd)
+/* shim_lock held. The connection goes, and the registration stays: here, if no call can make the kernel's entry the program's. */
+static void member_goes(struct member *member, bool named, uint32_t in_messages)
 {
+	struct set *set = member->set;
+	const bool waits = in_messages || (is_ours(member) && !named);
+	struct kept *one = waits && !member->away ? malloc(sizeof(*one)) : NULL;
+
+	set_lock(set);
+	if (one)
+		member_keep(one, member, named, in_messages);
+	else
+		give_back(member, named);
+	set_unlock(set);
+}
+
+/* The kernel's socket starts over, and stays in its sets. False: a registration is another process's, and is left as it is. */
+bool set_conn_dissolved(struct conn *conn)
+{
+	bool ours = true;
 	KEEP_ERRNO;
 
 	shim_lock_take();
-	for (struct member *member = conn->members, *after; member; member = after) {
-		struct set *set = member->set;
-		after = member->next;
-		if (member->away || set->owner_pid != shim_pid)
-			continue;
-		struct kept *one = word_load(conn->in_message) ? kept_new() : NULL;
-		set_lock(set);
-		if (one)
-			member_keep(one, member, fd);
-		else
-			member_hand_over(member, fd);
-		set_unlock(set);
-	}
+	for (struct member *member = conn->members; member; member = member->next)
+		ours &= member->set->user_pid == shim_pid;
+	while (ours && conn->members)
+		member_goes(conn->members, conn_get(conn->members->fd) == conn, 0);
 	shim_lock_drop();
+	return ours;
 }
 
 /* Both locks held. No edge that was reported is reported again: the kernel's edges are of the file. */
-static void member_restore(struct kept *one, struct conn *conn, int fd)
+static void member_restore(struct kept **at, struct conn *conn, int fd)
 {
-	const struct member was = one->was;
+	const struct member was = (*at)->was;
 	struct set *set = was.set;
-	struct member *member = calloc(1, sizeof(*member));
+	struct member *member = malloc(sizeof(*member));
 
-	kept_end(one);
+	kept_end(at);
 	if (!member)
 		return;
 	*member = was;
 	member->conn = conn;
 	member->next = conn->members;
-	member->disabled = was.disabled && (was.events & EPOLLONESHOT);
 	__atomic_store_n(&conn->members, member, __ATOMIC_RELAXED);
 	conn_unloose(conn);
 	set->members[was.index] = member;
 	set->members_live++;
 	if (!conn->managed)
 		return;
-	if (!member_manage(member, was.fd == fd ? EPOLL_CTL_MOD : 0)) {
+	/* a MOD makes the kernel report an edge anew */
+	member->known &= was.fd == fd && set_private(set) && !kernel_differs(member, 0);
+	if (!member_manage(member, was.fd == fd && !member->known ? EPOLL_CTL_MOD : 0)) {
 		member_free(member);
 		return;
 	}
@@ -137,20 +168,51 @@ static void member_restore(struct kept *one, struct conn *conn, int fd)
 /* No lock is held. The connection has come back under the number `fd`. */
 void set_conn_returned(struct conn *conn, int fd)
 {
+	bool fixed = false, shared = false, leaves = false;
+	uint32_t in_messages = 0;
 	KEEP_ERRNO;
-	bool elsewhere = false;
 
 	shim_lock_take();
-	for (uint32_t i = 0; i < KEPT_REGISTRATIONS; i++) {
-		struct set *set = kept[i].was.set;
-		if (kept[i].slot != conn->slot || kept[i].generation != conn->generation || !set)
+	for (struct kept **at = &kept; *at;) {
+		struct set *set = (*at)->was.set;
+		if (!set || (*at)->slot != conn->slot || (*at)->generation != conn->generation) {
+			at = &(*at)->next;
 			continue;
-		elsewhere |= kept[i].was.fd != fd;
+		}
+		in_messages = (*at)->in_messages - 1;
+		fixed |= (*at)->was.fd != fd;
+		shared |= set->shared;
+		leaves |= set->leaves;
 		set_lock(set);
-		member_restore(&kept[i], conn, fd);
+		member_restore(at, conn, fd);
 		set_unlock(set);
 	}
 	shim_lock_drop();
-	if (elsewhere)
-		conn_demote(conn, fd, REASON_EPOLL_UNSUPPORTED, false);
+	atomic_fetch_add(&conn->in_messages, in_messages);
+	/* The kernel alone waits on such a set, or another process does as well: see add() in shim_epoll.c. */
+	if (fixed || shared)
+		conn_demote(conn, fd, REASON_EPOLL_UNSUPPORTED, shared);
+	if (leaves && conn->managed)
+		conn_leave(conn, fd, REASON_EPOLL_UNSUPPORTED);
+}
+
+/* No lock is held. The last number of the connection is being closed, and the socket lives on. */
+void set_conn_goes(struct conn *conn, int fd)
+{
+	const uint32_t in_messages = word_load(conn->in_messages);
+	int taken;
+	KEEP_ERRNO;
+
+	shim_lock_take();
+	kept_prune(conn);
+	for (struct member *member = conn->members, *after; member; member = after) {
+		after = member->next;
+		if (member->set->owner_pid == shim_pid)
+			member_goes(member, member->fd == fd, in_messages);
+	}
+	shim_lock_drop();
+	/* Another thread has taken it out of the message before it was known to have gone. */
+	HELD back = in_messages ? conn_find(conn->slot, conn->generation, &taken) : NULL;
+	if (back)
+		set_conn_returned(back, taken);
 }

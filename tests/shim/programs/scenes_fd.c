@@ -266,15 +266,6 @@ static void passed_within(void)
 	say_reply("the end", peer(pair, ACT_RECV_ONCE, 10, 0));
 }
 
-static void say_set(const char *name, int set)
-{
-	struct epoll_event events[8];
-	int n = epoll_wait(set, events, 8, 0);
-	say_ret(name, n);
-	for (int i = 0; i < n; i++)
-		say("%s for %d", poll_names(events[i].events), (int)events[0].data.u64);
-}
-
 /* epoll(7): the registration stays, and goes by the number under which it was made, which is another file's then. */
 static void passed_registered(void)
 {
@@ -287,32 +278,327 @@ static void passed_registered(void)
 	NEED(pass_in(channel[0], old) == 1 && dup2(null, old) == old);
 	pair->fd = pass_out(channel[1], 0);
 	NEED(pair->fd >= 0 && pair->fd != old);
-	say_set("nothing has come", set);
+	say_wait("nothing has come", set, 8, 0);
 	peer_put(pair, 10);
 	arrived(pair, 10);
-	say_set("bytes", set);
-	say_set("once", once);
-	say_set("and no more", once);
+	say_wait("bytes", set, 8, 0);
+	say_wait("once", once, 8, 0);
+	say_wait("and no more", once, 8, 0);
 	say_ret("changed by the new number", set_ctl(set, EPOLL_CTL_MOD, pair->fd, EPOLLIN, 3));
 	say_ret("out by the new number", set_ctl(set, EPOLL_CTL_DEL, pair->fd, 0, 0));
 	say_ret("in by the new number", set_ctl(set, EPOLL_CTL_ADD, pair->fd, EPOLLIN, 1));
-	say_set("twice", set);
+	say_wait("twice", set, 8, 0);
 	say_ret("and out", set_ctl(set, EPOLL_CTL_DEL, pair->fd, 0, 0));
 	get(pair, 10);
-	say_set("all is read", set);
+	say_wait("all is read", set, 8, 0);
 	put(pair, 10);
 	peer_get(pair, 10);
 	NEED(dup2(pair->fd, old) == old);
 	say_ret("changed by the old number", set_ctl(set, EPOLL_CTL_MOD, old, EPOLLIN | EPOLLOUT, 4));
-	say_set("room", set);
+	say_wait("room", set, 8, 0);
 	say_ret("armed anew", set_ctl(once, EPOLL_CTL_MOD, old, EPOLLIN | EPOLLONESHOT, 5));
 	peer_put(pair, 10);
 	arrived(pair, 10);
-	say_set("bytes and room", set);
-	say_set("once more", once);
+	say_wait("bytes and room", set, 8, 0);
+	say_wait("once more", once, 8, 0);
 	say_ret("out by the old number", set_ctl(set, EPOLL_CTL_DEL, old, 0, 0));
-	say_set("it has gone", set);
+	say_wait("it has gone", set, 8, 0);
 	get(pair, 10);
+}
+
+/* The second message holds the socket when the first has been read and both numbers are closed. */
+static void passed_twice(void)
+{
+	struct pair *pair = open_pair();
+	int channel[2], set = set_new();
+	NEED(socketpair(AF_UNIX, SOCK_STREAM, 0, channel) == 0);
+	NEED(set_ctl(set, EPOLL_CTL_ADD, pair->fd, EPOLLIN, 1) == 0);
+	NEED(pass_in(channel[0], pair->fd) == 1 && pass_in(channel[0], pair->fd) == 1);
+	NEED(close(pair->fd) == 0);
+	pair->fd = pass_out(channel[1], 0);
+	NEED(pair->fd >= 0);
+	peer_put(pair, 10);
+	arrived(pair, 10);
+	say_wait("bytes", set, 8, 0);
+	get(pair, 10);
+	NEED(close(pair->fd) == 0);
+	pair->fd = pass_out(channel[1], 0);
+	NEED(pair->fd >= 0);
+	peer_put(pair, 10);
+	arrived(pair, 10);
+	say_wait("bytes again", set, 8, 0);
+	get(pair, 10);
+}
+
+/* The same, and the first leaves a copy behind that closes without a registration of its own. */
+static void passed_twice_and_kept(void)
+{
+	struct pair *pair = open_pair();
+	int channel[2], set = set_new();
+	NEED(socketpair(AF_UNIX, SOCK_STREAM, 0, channel) == 0);
+	NEED(set_ctl(set, EPOLL_CTL_ADD, pair->fd, EPOLLIN, 1) == 0);
+	NEED(pass_in(channel[0], pair->fd) == 1 && pass_in(channel[0], pair->fd) == 1);
+	int copy = pass_out(channel[1], 0);
+	NEED(copy >= 0 && close(copy) == 0 && close(pair->fd) == 0);
+	pair->fd = pass_out(channel[1], 0);
+	NEED(pair->fd >= 0);
+	peer_put(pair, 10);
+	arrived(pair, 10);
+	say_wait("bytes", set, 8, 0);
+	get(pair, 10);
+}
+
+/* Sets are more than registrations were remembered once; some end meanwhile, and others begin in their place. */
+static void passed_in_many_sets(void)
+{
+	enum { SETS = 80, ENDED = 8 };
+	struct pair *pair = open_pair();
+	int channel[2], sets[SETS];
+	NEED(socketpair(AF_UNIX, SOCK_STREAM, 0, channel) == 0);
+	for (int i = 0; i < SETS; i++) {
+		sets[i] = set_new();
+		NEED(set_ctl(sets[i], EPOLL_CTL_ADD, pair->fd, EPOLLIN, (uint64_t)i + 1) == 0);
+	}
+	NEED(pass_in(channel[0], pair->fd) == 1 && close(pair->fd) == 0);
+	for (int i = 0; i < ENDED; i++)
+		NEED(close(sets[i]) == 0);
+	pair->fd = pass_out(channel[1], 0);
+	NEED(pair->fd >= 0);
+	for (int i = 0; i < ENDED; i++)
+		sets[i] = set_new();
+	peer_put(pair, 10);
+	arrived(pair, 10);
+	int told = 0, wrong = 0;
+	for (int i = 0; i < SETS; i++) {
+		struct epoll_event event;
+		int n = epoll_wait(sets[i], &event, 1, 0);
+		told += n;
+		wrong += n == 1 && event.data.u64 != (uint64_t)i + 1;
+	}
+	say("%d sets tell, %d wrong", told, wrong);
+	get(pair, 10);
+}
+
+/* The old number is another connection's meanwhile, which is in the same set by it. */
+static void passed_and_replaced(void)
+{
+	struct pair *pair = open_pair(), *other = open_pair();
+	int channel[2], set = set_new();
+	const int old = pair->fd;
+	NEED(socketpair(AF_UNIX, SOCK_STREAM, 0, channel) == 0);
+	NEED(set_ctl(set, EPOLL_CTL_ADD, old, EPOLLIN, 1) == 0);
+	NEED(pass_in(channel[0], old) == 1 && dup2(other->fd, old) == old);
+	say_ret("changed by the old number", set_ctl(set, EPOLL_CTL_MOD, old, EPOLLIN, 2));
+	say_ret("in by the old number", set_ctl(set, EPOLL_CTL_ADD, old, EPOLLIN, 2));
+	peer_put(other, 10);
+	arrived(other, 10);
+	say_wait("the other alone", set, 8, 0);
+	pair->fd = pass_out(channel[1], 0);
+	NEED(pair->fd >= 0);
+	peer_put(pair, 10);
+	arrived(pair, 10);
+	say_wait("both", set, 8, 0);
+	say_ret("changed", set_ctl(set, EPOLL_CTL_MOD, old, EPOLLPRI, 3));
+	say_wait("the one alone", set, 8, 0);
+	say_ret("out", set_ctl(set, EPOLL_CTL_DEL, old, 0, 0));
+	say_wait("one is left", set, 8, 0);
+	NEED(close(old) == 0);
+	say_wait("and stays", set, 8, 0);
+	get(pair, 10);
+	get(other, 10);
+	say_wait("all is read", set, 8, 0);
+	NEED(close(pair->fd) == 0);
+	say_wait("it has gone", set, 8, 0);
+}
+
+/* A set that the shim does not see: the kernel alone waits on it. */
+static int set_unseen(void)
+{
+	long set = epoll_create1(0);
+#ifdef __x86_64__
+	NEED(close((int)set) == 0);
+	__asm__ volatile("syscall" : "=a"(set) : "a"((long)SYS_epoll_create1), "D"(0l) : "rcx", "r11", "memory");
+#endif
+	return (int)set;
+}
+
+/* The sets come into another one while the socket is in the message. */
+static void passed_into(int outer)
+{
+	struct pair *pair = open_pair();
+	int channel[2], set = set_new(), edges = set_new();
+	NEED(socketpair(AF_UNIX, SOCK_STREAM, 0, channel) == 0);
+	NEED(set_ctl(set, EPOLL_CTL_ADD, pair->fd, EPOLLIN, 1) == 0);
+	NEED(set_ctl(edges, EPOLL_CTL_ADD, pair->fd, EPOLLIN | EPOLLET, 2) == 0);
+	peer_put(pair, 10);
+	arrived(pair, 10);
+	say_wait("an edge", edges, 8, 0);
+	get(pair, 10);
+	NEED(pass_in(channel[0], pair->fd) == 1 && close(pair->fd) == 0);
+	NEED(set_ctl(outer, EPOLL_CTL_ADD, set, EPOLLIN, 3) == 0);
+	NEED(set_ctl(outer, EPOLL_CTL_ADD, edges, EPOLLIN, 4) == 0);
+	pair->fd = pass_out(channel[1], 0);
+	NEED(pair->fd >= 0);
+	say_wait("nothing has come", outer, 8, 0);
+	peer_put(pair, 10);
+	arrived(pair, 10);
+	say_wait("the sets", outer, 8, 0);
+	say_wait("bytes", set, 8, 0);
+	say_wait("a new edge", edges, 8, 0);
+	get(pair, 10);
+	say_wait("all is read", outer, 8, 0);
+}
+
+static void passed_and_nested(void)
+{
+	passed_into(set_new());
+}
+
+static void passed_and_nested_unseen(void)
+{
+	passed_into(set_unseen());
+}
+
+/* The peer's end, of which the program has not asked, comes meanwhile: a one-shot registration still has to tell the hang-up. */
+static void passed_and_ended(void)
+{
+	struct pair *pair = open_pair();
+	int channel[2], set = set_new();
+	NEED(socketpair(AF_UNIX, SOCK_STREAM, 0, channel) == 0);
+	NEED(set_ctl(set, EPOLL_CTL_ADD, pair->fd, EPOLLPRI | EPOLLONESHOT, 1) == 0);
+	NEED(pass_in(channel[0], pair->fd) == 1 && close(pair->fd) == 0);
+	say_reply("the peer's end", peer(pair, ACT_SHUTDOWN, SHUT_WR, 0));
+	say_wait("on its way", set, 8, 0);
+	pair->fd = pass_out(channel[1], 0);
+	NEED(pair->fd >= 0);
+	await_fin(pair);
+	say_wait("nothing yet", set, 8, 0);
+	NEED(shutdown(pair->fd, SHUT_WR) == 0);
+	say_wait("a hang-up", set, 8, 5000);
+	say_wait("once", set, 8, 0);
+}
+
+/* The number of the registration is closed already, and no call can change it. */
+static void passed_by_copy(void)
+{
+	struct pair *pair = open_pair();
+	int channel[2], set = set_new(), once = set_new();
+	NEED(socketpair(AF_UNIX, SOCK_STREAM, 0, channel) == 0);
+	NEED(set_ctl(set, EPOLL_CTL_ADD, pair->fd, EPOLLIN, 1) == 0);
+	NEED(set_ctl(once, EPOLL_CTL_ADD, pair->fd, EPOLLIN | EPOLLONESHOT, 2) == 0);
+	int copy = fcntl(pair->fd, F_DUPFD, 200);
+	NEED(copy == 200 && close(pair->fd) == 0);
+	for (int turn = 0; turn < 2; turn++) {
+		NEED(pass_in(channel[0], copy) == 1 && close(copy) == 0);
+		int held = pass_out(channel[1], 0);
+		NEED(held >= 0 && dup2(held, copy) == copy && (held == copy || close(held) == 0));
+		pair->fd = copy;
+	}
+	peer_put(pair, 10);
+	arrived(pair, 10);
+	say_wait("bytes", set, 8, 0);
+	say_wait("once", once, 8, 0);
+	say_wait("and no more", once, 8, 0);
+	get(pair, 10);
+	say_wait("all is read", set, 8, 0);
+}
+
+/* On TCP, and under the same number again: an edge that has been told is not told once more. */
+static void passed_and_told(void)
+{
+	struct pair *pair = open_pair();
+	int channel[2], null = open("/dev/null", O_RDONLY), set = set_new();
+	const int old = pair->fd;
+	NEED(socketpair(AF_UNIX, SOCK_STREAM, 0, channel) == 0 && null >= 0);
+	NEED(set_ctl(set, EPOLL_CTL_ADD, old, EPOLLIN | EPOLLOUT | EPOLLET, 1) == 0);
+	NEED(pass_in(channel[0], old) == 1 && dup2(null, old) == old);
+	int other = pass_out(channel[1], 0);
+	NEED(other >= 0 && dup2(other, old) == old && close(other) == 0);
+	int lower = 0;
+	while (lower < old) /* the next one gets the number that is closed */
+		lower = dup(null);
+	NEED(close(lower) == 0);
+	put(pair, 10);
+	peer_get(pair, 10);
+	peer_put(pair, 10);
+	arrived(pair, 10);
+	NEED(set_ctl(set, EPOLL_CTL_MOD, old, EPOLLIN | EPOLLOUT | EPOLLET, 2) == 0);
+	say_wait("bytes and room", set, 8, 0);
+	say_wait("once", set, 8, 0);
+	NEED(pass_in(channel[0], old) == 1 && close(old) == 0);
+	NEED(pass_out(channel[1], 0) == old);
+	say_wait("not again", set, 8, 0);
+	peer_put(pair, 10);
+	arrived(pair, 20);
+	say_wait("more bytes", set, 8, 0);
+	get(pair, 20);
+}
+
+/* A child takes the socket out of the message: the set, which both have, tells either. */
+static void passed_to_child(void)
+{
+	struct pair *pair = open_pair();
+	int channel[2], told[2], go[2], set = set_new();
+	char byte = 0;
+	NEED(socketpair(AF_UNIX, SOCK_STREAM, 0, channel) == 0 && pipe(told) == 0 && pipe(go) == 0);
+	NEED(set_ctl(set, EPOLL_CTL_ADD, pair->fd, EPOLLIN, 1) == 0);
+	NEED(pass_in(channel[0], pair->fd) == 1 && close(pair->fd) == 0);
+	pid_t child = fork();
+	if (child == 0) {
+		forget_peer();
+		int fd = pass_out(channel[1], 0);
+		struct epoll_event event;
+		if (fd < 0 || write(told[1], &byte, 1) != 1 || epoll_wait(set, &event, 1, 5000) != 1)
+			_exit(1);
+		_exit(read(go[0], &byte, 1) == 1 && recv(fd, data, 10, MSG_WAITALL) == 10 ? 0 : 2);
+	}
+	NEED(read(told[0], &byte, 1) == 1);
+	peer_now(pair, ACT_SEND, 10, 0);
+	say_wait("bytes for the child", set, 8, 5000);
+	peer_done();
+	NEED(write(go[1], &byte, 1) == 1);
+	say_child(child);
+}
+
+struct taker {
+	int channel, fd;
+	pthread_barrier_t taken;
+};
+
+static void *take_out(void *argument)
+{
+	struct taker *taker = argument;
+	taker->fd = pass_out(taker->channel, 0);
+	pthread_barrier_wait(&taker->taken);
+	return NULL;
+}
+
+/* Another thread takes it out while the last number is being closed here. */
+static void passed_between_threads(void)
+{
+	enum { TURNS = 6 };
+	for (int turn = 0; turn < TURNS; turn++) {
+		struct pair *pair = open_pair();
+		struct taker taker;
+		pthread_t thread;
+		int channel[2], set = set_new();
+		NEED(socketpair(AF_UNIX, SOCK_STREAM, 0, channel) == 0);
+		NEED(set_ctl(set, EPOLL_CTL_ADD, pair->fd, EPOLLIN, 1) == 0);
+		taker.channel = channel[1];
+		NEED(pthread_barrier_init(&taker.taken, NULL, 2) == 0);
+		NEED(pthread_create(&thread, NULL, take_out, &taker) == 0);
+		NEED(pass_in(channel[0], pair->fd) == 1 && close(pair->fd) == 0);
+		pthread_barrier_wait(&taker.taken);
+		NEED(pthread_join(thread, NULL) == 0);
+		NEED(taker.fd >= 0);
+		pair->fd = taker.fd;
+		peer_put(pair, 10);
+		arrived(pair, 10);
+		say_wait("bytes", set, 8, 0);
+		get(pair, 10);
+		NEED(close(pair->fd) == 0 && close(set) == 0 && close(channel[0]) == 0 && close(channel[1]) == 0);
+		pthread_barrier_destroy(&taker.taken);
+	}
 }
 
 static void passed_to_another(bool keep)
@@ -599,6 +885,17 @@ const struct scene scenes_fd[] = {
 	SCENE(lowest_number),
 	SCENE(passed_within),
 	SCENE(passed_registered),
+	SCENE(passed_twice),
+	SCENE(passed_twice_and_kept),
+	SCENE(passed_in_many_sets),
+	SCENE(passed_and_replaced),
+	SCENE(passed_and_ended),
+	SCENE(passed_by_copy),
+	SCENE(passed_and_told),
+	SCENE(passed_and_nested),
+	SCENE(passed_and_nested_unseen),
+	SCENE(passed_to_child),
+	SCENE(passed_between_threads),
 	SCENE(passed_and_closed),
 	SCENE(passed_and_kept),
 	SCENE(taken_by_number),

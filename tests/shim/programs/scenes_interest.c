@@ -222,10 +222,38 @@ static void interest_of_nobody(void)
 	say_ret("out", set_ctl(set, EPOLL_CTL_DEL, pair->fd, 0, 0));
 }
 
+/* The same by another number than that of the registration, which is closed. */
+static void interest_of_nobody_by_copy(void)
+{
+	int set;
+	struct pair *pair = member(&set, EPOLLIN | EPOLLOUT | EPOLLRDHUP);
+	struct sockaddr nobody = {.sa_family = AF_UNSPEC};
+	int copy = dup(pair->fd);
+	NEED(copy >= 0 && close(pair->fd) == 0);
+	pair->fd = copy;
+	struct pollfd look = {.fd = copy, .events = POLLIN | POLLOUT | POLLRDHUP};
+	peer_put(pair, 10);
+	arrived(pair, 10);
+	say_told("bytes and room", set, 5000);
+	say_ret("it has no peer", connect(copy, &nobody, sizeof nobody));
+	say_told("the set", set, 0);
+	NEED(poll(&look, 1, 0) == 1);
+	say("poll: %s", poll_names((uint32_t)look.revents));
+	say_ret("changed", set_ctl(set, EPOLL_CTL_MOD, copy, EPOLLIN, 3));
+	NEED(close(copy) == 0);
+	say_told("it has gone", set, 0);
+}
+
 const struct scene scenes_interest[] = {
-	SCENE(interest_out_and_in),    SCENE(interest_while_out),
-	SCENE(interest_end_while_out), SCENE(interest_number_closed),
-	SCENE(interest_over_fork),     SCENE(interest_less),
-	SCENE(interest_of_a_sleeper),  SCENE(interest_behind_a_full_wait),
-	SCENE(interest_of_nobody),     {NULL, NULL},
+	SCENE(interest_out_and_in),
+	SCENE(interest_while_out),
+	SCENE(interest_end_while_out),
+	SCENE(interest_number_closed),
+	SCENE(interest_over_fork),
+	SCENE(interest_less),
+	SCENE(interest_of_a_sleeper),
+	SCENE(interest_behind_a_full_wait),
+	SCENE(interest_of_nobody),
+	SCENE(interest_of_nobody_by_copy),
+	{NULL, NULL},
 };
