@@ -1,6 +1,8 @@
 /* shim_end.c - how the peer's stream ends: what its kernel says, and what the ring and its words add to that. */
 #include "shim_switch.h"
 
+#include <sys/ioctl.h>
+
 /* True if the bytes that the peer has not read yet are in the ring. */
 static bool tx_in_ring(const struct conn *conn)
 {
@@ -44,10 +46,31 @@ static bool rx_astray(struct conn *conn, uint32_t round)
  */
 static uint32_t error_seen(const struct conn *conn, int fd)
 {
+	int queued = 0;
+
 	if (slot_has(conn->slot, SLOT_FIN))
 		return EPIPE;
 	/* a byte of the kernel's count that we do not know may be a FIN */
-	return kernel_lost(fd, word_load(conn->slot->rx_tcp_bytes) + 1) ? ECONNRESET : 0;
+	real.ioctl(fd, FIONREAD, &queued);
+	return kernel_lost(fd, word_load(conn->slot->rx_tcp_bytes) + (uint64_t)queued + 1) ? ECONNRESET : 0;
+}
+
+/* tx_lock held. True if the connection is dead, with an error: it is known then. The kernel keeps it if it shows from outside. */
+bool error_met(struct conn *conn, int fd)
+{
+	struct conn_slot *slot = conn->slot;
+	struct pollfd tcp = {.fd = fd};
+	int error = 0;
+
+	if (raw_poll(&tcp, 1, 0) <= 0 || !(tcp.revents & POLLERR))
+		return false;
+	if (word_load(slot->error) & ERROR_IN_KERNEL)
+		return true;
+	uint32_t seen = kernel_closed(fd) ? error_seen(conn, fd) : 0;
+	if (!seen && (!option_get(fd, SOL_SOCKET, SO_ERROR, &error, sizeof(error)) || !error))
+		return false; /* an error of a send that is done */
+	word_store(slot->error, seen ? seen | ERROR_IN_KERNEL : (uint32_t)error);
+	return true;
 }
 
 /* The native socket has an error. `reset`: the connection was dead before it was asked. */

@@ -345,14 +345,9 @@ bool tx_resend(struct conn *conn, int fd)
 		from = tail;
 	}
 	while (from != tail) {
-		struct pollfd tcp = {.fd = fd};
 		size_t len = (size_t)(tail - from);
-		int error = 0;
-		if (raw_poll(&tcp, 1, 0) > 0 && (tcp.revents & POLLERR) &&
-		    option_get(fd, SOL_SOCKET, SO_ERROR, &error, sizeof(error)) && error) {
-			word_store(slot->error, (uint32_t)error); /* a send would take it, and not tell EPIPE from no error */
+		if (error_met(conn, fd)) /* a send would take it, and not tell EPIPE from no error */
 			break;
-		}
 		const uint8_t *at = channel_tx_place(&conn->channel, from, &len);
 		ssize_t n = raw_send(fd, at, len, MSG_DONTWAIT | MSG_NOSIGNAL);
 		if (n < 0 && errno == EINTR)

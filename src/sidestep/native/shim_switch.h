@@ -75,6 +75,9 @@ bool rx_reset_waits(struct conn *conn, int fd);
 void relay_lost(struct conn *conn, int fd);
 bool relay_acked(struct conn *conn, uint32_t what, int turns);
 
+/* ---- shim_end.c ---- */
+bool error_met(struct conn *conn, int fd);
+
 /* ---- shim_switch.c ---- */
 bool rx_consent(struct conn *conn, int fd);
 bool tx_switch(struct conn *conn, int fd);

@@ -360,19 +360,29 @@ static void dissolved_unseen(void)
 	dissolved(false, 2);
 }
 
+/* The peer dissolves its socket with bytes of ours unread; then ours is dissolved, with that error unreported. */
+static void dissolved_by_both(void)
+{
+	int fds[2], error = -1;
+	struct sockaddr nobody = {.sa_family = AF_UNSPEC};
+	socklen_t len = sizeof error;
+	both_ends(fds);
+	struct pair pair = {.fd = fds[0]};
+	say_ret("send", send(fds[0], "unread", 6, 0));
+	NEED(arrived_at(fds[1], 6));
+	say_ret("the peer's", connect(fds[1], &nobody, sizeof nobody));
+	await_reset(&pair);
+	say_state("reset", fds[0], NULL, 0);
+	say_ret("ours", connect(fds[0], &nobody, sizeof nobody));
+	say_state("dissolved", fds[0], NULL, 0);
+	NEED(getsockopt(fds[0], SOL_SOCKET, SO_ERROR, &error, &len) == 0);
+	say("SO_ERROR %d", error);
+	say_state("told", fds[0], NULL, 0);
+}
+
 const struct scene scenes_connect[] = {
-	SCENE(connect_nonblocking),
-	SCENE(connect_in_epoll),
-	SCENE(connect_refused),
-	SCENE(accept_kinds),
-	SCENE(speak_before_accept),
-	SCENE(server_speaks_first),
-	SCENE(fast_open),
-	SCENE(simultaneous),
-	SCENE(calls_past_the_library),
-	SCENE(calls_by_syscall),
-	SCENE(dissolved_alone),
-	SCENE(dissolved_in_sets),
-	SCENE(dissolved_unseen),
-	{NULL, NULL},
+	SCENE(connect_nonblocking),    SCENE(connect_in_epoll),    SCENE(connect_refused), SCENE(accept_kinds),
+	SCENE(speak_before_accept),    SCENE(server_speaks_first), SCENE(fast_open),       SCENE(simultaneous),
+	SCENE(calls_past_the_library), SCENE(calls_by_syscall),    SCENE(dissolved_alone), SCENE(dissolved_in_sets),
+	SCENE(dissolved_unseen),       SCENE(dissolved_by_both),   {NULL, NULL},
 };
