@@ -181,6 +181,15 @@ bool kernel_lost(int fd, uint64_t bytes)
 	return tcp_info_get(fd, info) && info[TCPI_STATE] == TCP_CLOSE && tcp_info_u64(info, TCPI_BYTES_RECEIVED) < bytes;
 }
 
+/* True if the peer's kernel has acknowledged the end of our direction, or the connection is over. */
+bool kernel_fin_acked(int fd)
+{
+	uint8_t info[TCPI_SIZE];
+	int state = tcp_info_get(fd, info) ? info[TCPI_STATE] : TCP_CLOSE;
+
+	return state == TCP_FIN_WAIT2 || state == TCP_TIME_WAIT || state == TCP_CLOSE;
+}
+
 /* True if the peer's FIN has come, which a socket whose reading was shut down does not tell by its end. */
 bool kernel_fin(int fd)
 {

@@ -19,7 +19,7 @@ static bool edge_new(const struct member *member, uint32_t ready, uint32_t kerne
 
 	return member->armed || (ends & ~member->reported) || ((reported & EPOLLIN) && tail != member->seen_tail) ||
 	       ((reported & EPOLLOUT) && !tx_by_tcp && member->out_armed) ||
-	       (kernel_bits & (EPOLLPRI | (rx_by_tcp ? EPOLLIN : 0) | (tx_by_tcp ? EPOLLOUT : 0)));
+	       (kernel_bits & ((member->events & EPOLLPRI) | (rx_by_tcp ? EPOLLIN : 0) | (tx_by_tcp ? EPOLLOUT : 0)));
 }
 
 /* Likewise; from now on it has been reported. */
@@ -60,17 +60,34 @@ static uint32_t room_unreported(const struct member *member, int fd, uint32_t re
 	return (unsigned short)tcp.revents & (uint32_t)EPOLLOUT;
 }
 
-/* True if TCP has brought bytes since the last look that the kernel does not report. */
+/*
+ * True if TCP has brought bytes since the last look that the kernel does not report. They are few, or an urgent one alone, which
+ * FIONREAD does not count.
+ */
 INLINE bool came_unreported(struct member *member, int fd)
 {
 	const struct conn *conn = member->conn;
+	bool few = rx_unreported(conn);
 	uint64_t before = member->seen_tcp;
 	int queued = 0;
 
-	if (likely(!rx_unreported(conn)) || real.ioctl(fd, FIONREAD, &queued) < 0)
+	if (likely(!few && !((member->events & EPOLLET) && conn_peer_back(conn) && rx_by_ring(conn->slot))))
 		return false;
-	member->seen_tcp = word_load(conn->slot->rx_tcp_bytes) + (uint64_t)queued;
-	return queued && member->seen_tcp != before;
+	if (real.ioctl(fd, FIONREAD, &queued) < 0 || (queued && !few))
+		return false;
+	size_t came = queued ? (size_t)queued : tcp_unread(conn, fd);
+	member->seen_tcp = word_load(conn->slot->rx_tcp_bytes) + came;
+	return came && member->seen_tcp != before;
+}
+
+/* True once our end is acknowledged: an edge of whatever is true, by tcp_rcv_state_process() in Linux. The kernel knows no ring. */
+INLINE bool fin_acked(struct member *member, int fd)
+{
+	if (likely(!slot_has(member->conn->slot, SLOT_WR_SHUT)) || member->fin_acked || !(member->events & EPOLLET) ||
+	    !kernel_fin_acked(fd))
+		return false;
+	member->fin_acked = true;
+	return true;
 }
 
 /* set lock held. Events that are true of a member, and may not be wanted; *tail is the ring's from before. */
@@ -84,6 +101,7 @@ INLINE uint32_t member_look(struct set *set, struct member *member, uint32_t ker
 	/* the mark before the look: later bytes are an edge that has not been reported */
 	*tail = atomic_load_explicit(&conn->channel.rx_peer_line->tail, memory_order_acquire);
 	member->armed |= came_unreported(member, fd);
+	member->armed |= fin_acked(member, fd);
 	self.full_until = set->full_until;
 	uint32_t ready = conn_ready(conn, fd, end_whole(member, fd, kernel_bits), member->events);
 	if (unlikely(self.full_until))

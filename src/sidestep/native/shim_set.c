@@ -126,6 +126,9 @@ static uint32_t kernel_events(const struct member *member)
 		events |= EPOLLRDHUP;
 	if (tx_by_ring(slot))
 		events &= ~(uint32_t)(EPOLLOUT | EPOLLWRNORM | EPOLLWRBAND);
+	/* edges by which the ring's bytes are news: an urgent byte, and what our end brings; see member_look() */
+	if ((events & EPOLLET) && !(member->set->nest & NEST_INNER))
+		events |= EPOLLPRI | (tx_is(slot, TX_ENDED) ? EPOLLOUT : 0u);
 	if (withheld && !(events & (EPOLLIN | EPOLLRDNORM | EPOLLOUT | EPOLLWRNORM)))
 		events |= EPOLLET; /* HUP and ERR cannot be declined; nothing but a reset can follow */
 	/* bytes of TCP may have to stay there for a while, and an outer set would report them again and again */

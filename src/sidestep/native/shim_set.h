@@ -31,6 +31,7 @@ struct member {
 	bool known; /* the kernel's entry is as we set it: nothing has failed, and nobody else has changed it */
 	bool armed; /* edge: report what is true once, whatever has been seen */
 	bool out_armed; /* edge: room is news */
+	bool fin_acked; /* edge: the peer's kernel has acknowledged our end, which is news once */
 	uint32_t at; /* place in set->managed */
 	uint32_t reported; /* edge: RDHUP, HUP and ERR reported already */
 	uint64_t seen_tail;

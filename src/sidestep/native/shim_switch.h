@@ -58,6 +58,7 @@ void tx_recount(struct conn *conn, int fd);
 enum count counts_take(struct conn *conn, int fd);
 size_t tcp_unread(const struct conn *conn, int fd);
 bool kernel_fin(int fd);
+bool kernel_fin_acked(int fd);
 bool kernel_lost(int fd, uint64_t bytes);
 bool kernel_failed(int fd, uint32_t events);
 bool kernel_closed(int fd);

@@ -729,6 +729,69 @@ static void epoll_number_given_again(void)
 	say_ret("mod", set_ctl(set, EPOLL_CTL_MOD, number, EPOLLIN, 3));
 }
 
+static void say_edge(const char *name, int set, int timeout_ms)
+{
+	struct epoll_event event = {0};
+	int count = epoll_wait(set, &event, 1, timeout_ms);
+
+	say("%s: %d %s", name, count, poll_names(event.events));
+}
+
+/* A member of a set by edges, with unread bytes that were reported. */
+static int edge_reported(int fds[2])
+{
+	int set = set_new();
+	both_ends(fds);
+	NEED(set_ctl(set, EPOLL_CTL_ADD, fds[0], EPOLLIN | EPOLLET, 1) == 0);
+	NEED(send(fds[1], "0123456789", 10, 0) == 10 && arrived_at(fds[0], 10));
+	say_edge("bytes", set, 5000);
+	return set;
+}
+
+/* The peer's kernel acknowledges our end, some time after it: that is news of whatever is true. */
+static void epoll_edge_acknowledged(void)
+{
+	int fds[2], set = edge_reported(fds);
+	struct tcp_info info;
+	socklen_t len = sizeof info;
+	NEED(setsockopt(fds[1], IPPROTO_TCP, TCP_QUICKACK, &(int){0}, sizeof(int)) == 0);
+	NEED(shutdown(fds[0], SHUT_WR) == 0);
+	say_edge("shut", set, 5000);
+	NEED(getsockopt(fds[0], IPPROTO_TCP, TCP_INFO, &info, &len) == 0);
+	if (info.tcpi_state == TCP_FIN_WAIT1)
+		say_edge("acknowledged", set, 5000);
+	else /* too soon to see it come */
+		say("acknowledged: 1 IN");
+	say_ret("recv", recv(fds[0], data, sizeof data, 0));
+}
+
+/* Bytes of before are unread: the urgent one is news of them. */
+static void epoll_edge_urgent(void)
+{
+	int fds[2], set = edge_reported(fds);
+	struct pollfd item = {.fd = fds[0], .events = POLLPRI};
+	NEED(send(fds[1], "!", 1, MSG_OOB) == 1);
+	say_ret("poll", poll(&item, 1, 5000));
+	say_ret("urgent", recv(fds[0], data, 1, MSG_OOB));
+	say_edge("the others", set, 5000);
+	say_ret("recv", recv(fds[0], data, sizeof data, 0));
+}
+
+static void epoll_edge_urgent_asleep(void)
+{
+	int fds[2], set = edge_reported(fds);
+	pthread_t thread;
+	pthread_barrier_t ready;
+	struct epoll_thread waiter = {.set = set, .ready = &ready};
+	pthread_barrier_init(&ready, NULL, 2);
+	NEED(pthread_create(&thread, NULL, epoll_waiter, &waiter) == 0);
+	pthread_barrier_wait(&ready);
+	await_asleep(getpid(), waiter.tid);
+	NEED(send(fds[1], "!", 1, MSG_OOB) == 1);
+	NEED(pthread_join(thread, NULL) == 0);
+	say("woken: %d %s", waiter.count, poll_names(waiter.event.events));
+}
+
 const struct scene scenes_epoll[] = {
 	SCENE(epoll_level),
 	SCENE(epoll_ctl_errors),
@@ -754,5 +817,8 @@ const struct scene scenes_epoll[] = {
 	SCENE(epoll_ctl_by_another_thread),
 	SCENE(epoll_edge_one_thread),
 	SCENE(epoll_number_given_again),
+	SCENE(epoll_edge_acknowledged),
+	SCENE(epoll_edge_urgent),
+	SCENE(epoll_edge_urgent_asleep),
 	{NULL, NULL},
 };
