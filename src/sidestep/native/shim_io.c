@@ -5,6 +5,7 @@
  */
 #include "shim_call.h"
 #include "shim_number.h"
+#include "shim_switch.h"
 #include "shim_tcp_wait.h"
 #include "shim_travel.h"
 
@@ -346,6 +347,28 @@ EXPORT int sendmmsg(int fd, struct mmsghdr *messages, unsigned len, int flags)
 }
 
 /* ---- files and pipes ---- */
+/* As kernel_tx_begin(), if the peer has closed. The kernel then takes all at once, and hears of the refusal behind it. */
+static bool nobody_begin(struct conn *conn, int fd)
+{
+	struct conn_slot *slot = conn->slot;
+
+	if (conn_notice(conn))
+		conn_probe(conn, fd);
+	if (likely(!slot_has(slot, SLOT_PEER_GONE)) || slot_has(slot, SLOT_RESET | SLOT_WR_SHUT) || conn_relayed(conn) ||
+	    word_load(slot->error) || tx_request_pending(conn) || !tx_follows(conn))
+		return false;
+	atomic_fetch_add(&slot->tx_kernel_waiters, 1);
+	return true;
+}
+
+/* An error that the kernel has reported to the call. */
+static ssize_t nobody_end(struct conn *conn, ssize_t n)
+{
+	if (n < 0 && conn->managed)
+		error_delivered(conn, errno);
+	return n;
+}
+
 /* sendfile onto a ring: the file is read into a stack buffer and sent; what was not sent is not consumed. */
 static ssize_t file_to_conn(struct conn *conn, int fd, int in, off_t *offset, size_t count)
 {
@@ -405,6 +428,8 @@ EXPORT ssize_t sendfile64(int out, int in, off_t *offset, size_t count)
 		return file_closing(out) ? fail_with(EBADF) : real.sendfile64(out, in, offset, count);
 	if (kernel_tx_begin(conn))
 		return KERNEL_TX(conn, out, real.sendfile64(out, in, offset, count));
+	if (unlikely(nobody_begin(conn, out)))
+		return nobody_end(conn, KERNEL_TX(conn, out, real.sendfile64(out, in, offset, count)));
 	int mode = real.fcntl64(in, F_GETFL, 0);
 	if (mode < 0 || (mode & O_ACCMODE) == O_WRONLY || conn_get(in))
 		return fail_with(mode >= 0 && conn_get(in) ? EINVAL : EBADF);
@@ -505,14 +530,14 @@ EXPORT ssize_t splice(int in, off_t *in_offset, int out, off_t *out_offset, size
 {
 	HELD from = conn_hold(in);
 	HELD to = conn_hold(out);
-	bool kernel_from = from && kernel_rx_begin(from), kernel_to = to && kernel_tx_begin(to);
+	bool kernel_from = from && kernel_rx_begin(from), kernel_to = to && (kernel_tx_begin(to) || nobody_begin(to, out));
 
 	if (likely((!from || kernel_from) && (!to || kernel_to))) {
 		ssize_t n = real.splice(in, in_offset, out, out_offset, count, flags);
 		if (kernel_from)
 			kernel_rx_end(from, in, n, 0);
 		if (kernel_to)
-			kernel_tx_end(to, out, n);
+			nobody_end(to, kernel_tx_end(to, out, n));
 		return n;
 	}
 	ssize_t n = -1;

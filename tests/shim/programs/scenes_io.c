@@ -312,6 +312,38 @@ static void splice_(void)
 	say_ret("splice at the end", splice(pair->fd, NULL, pipes[1], NULL, 10, 0));
 }
 
+/* The peer has closed, and its refusal comes behind what the kernel takes in one call. */
+static void file_to_nobody(bool by_pipe)
+{
+	static const uint8_t bytes[50000];
+	struct pair *pair = open_pair();
+	int file = memfd_create("file", MFD_CLOEXEC), pipes[2];
+	NEED(signal(SIGPIPE, SIG_IGN) != SIG_ERR);
+	NEED(pipe(pipes) == 0 && write(pipes[1], bytes, sizeof bytes) == sizeof bytes);
+	NEED(write(file, bytes, sizeof bytes) == sizeof bytes);
+	peer(pair, ACT_CLOSE, 0, 0);
+	await_fin(pair);
+	for (int i = 0; i < 2; i++) {
+		off_t from = 0;
+		if (by_pipe)
+			say_ret("splice", splice(pipes[0], NULL, pair->fd, NULL, sizeof bytes, 0));
+		else
+			say_ret("sendfile", sendfile(pair->fd, file, &from, sizeof bytes));
+		NEED(write(pipes[1], bytes, 100) == 100);
+		await_reset(pair);
+	}
+}
+
+static void sendfile_to_nobody(void)
+{
+	file_to_nobody(false);
+}
+
+static void splice_to_nobody(void)
+{
+	file_to_nobody(true);
+}
+
 static void splice_proxy(void)
 {
 	/* What a proxy does: from one connection to another through a pipe. */
@@ -804,6 +836,8 @@ const struct scene scenes_io[] = {
 	SCENE(sendfile_nonblocking),
 	{"splice", splice_},
 	SCENE(splice_proxy),
+	SCENE(sendfile_to_nobody),
+	SCENE(splice_to_nobody),
 	SCENE(peek),
 	SCENE(waitall),
 	{"trunc", trunc_},
