@@ -455,17 +455,39 @@ static ssize_t pipe_fill(int out, const uint8_t *bytes, size_t len, bool quiet)
 	return (ssize_t)put;
 }
 
+/*
+ * True if an urgent byte is next, which splice(2) neither takes nor passes over: tcp_read_sock() in Linux. *result is what the call
+ * returns, with errno. It does not wait.
+ */
+static bool splice_ends(struct conn *conn, int fd, ssize_t *result)
+{
+	struct pollfd tcp = {.fd = fd};
+	int marked = 0;
+	const int saved = errno;
+
+	if (ioctl(fd, SIOCATMARK, &marked) < 0 || !marked || (raw_poll(&tcp, 1, 0) > 0 && (tcp.revents & POLLERR)))
+		return false;
+	errno = saved;
+	*result = 0;
+	if ((real.fcntl64(fd, F_GETFL, 0) & O_NONBLOCK) && !slot_has(conn->slot, SLOT_RD_SHUT) && !kernel_fin(fd))
+		*result = fail_with(EAGAIN);
+	return true;
+}
+
 /* Bytes leave the ring only after the pipe has taken them. An error behind the first of them is for the next call. */
 static ssize_t conn_to_pipe(struct conn *conn, int fd, int out, size_t count, unsigned flags)
 {
 	uint8_t buf[PASS_CHUNK];
 	int quiet = flags & SPLICE_F_NONBLOCK ? MSG_DONTWAIT : 0, left = 1;
 	size_t done = 0;
+	ssize_t put;
 
+	if (splice_ends(conn, fd, &put))
+		return put;
 	while (done < count && left > 0) {
 		size_t part = count - done < sizeof(buf) ? count - done : sizeof(buf);
 		ssize_t there = conn_recv(conn, fd, &(struct iovec){buf, part}, 1, quiet | MSG_PEEK);
-		ssize_t put = there <= 0 ? there : pipe_fill(out, buf, (size_t)there, quiet || done);
+		put = there <= 0 ? there : pipe_fill(out, buf, (size_t)there, quiet || done);
 		if (put <= 0)
 			return done ? (ssize_t)done : put;
 		conn_recv(conn, fd, &(struct iovec){buf, (size_t)put}, 1, MSG_WAITALL);

@@ -344,6 +344,31 @@ static void splice_to_nobody(void)
 	file_to_nobody(true);
 }
 
+/* splice(2) stops at an urgent byte, and does not wait there. */
+static void splice_urgent(void)
+{
+	struct timeval limit = {.tv_sec = 2};
+	int fds[2], pipes[2];
+	both_ends(fds);
+	struct pollfd item = {.fd = fds[0], .events = POLLIN};
+	NEED(pipe(pipes) == 0 && setsockopt(fds[0], SOL_SOCKET, SO_RCVTIMEO, &limit, sizeof limit) == 0);
+	NEED(send(fds[1], "before", 6, 0) == 6 && arrived_at(fds[0], 6));
+	NEED(send(fds[1], "!", 1, MSG_OOB) == 1 && send(fds[1], "behind", 6, 0) == 6);
+	say_ret("before it", splice(fds[0], NULL, pipes[1], NULL, 100, SPLICE_F_NONBLOCK));
+	NEED(poll(&item, 1, 5000) == 1); /* what is behind it has arrived */
+	nonblocking(fds[0], true);
+	say_ret("at it", splice(fds[0], NULL, pipes[1], NULL, 100, SPLICE_F_NONBLOCK));
+	nonblocking(fds[0], false);
+	say_ret("at it, waiting", splice(fds[0], NULL, pipes[1], NULL, 100, 0));
+	NEED(shutdown(fds[1], SHUT_WR) == 0);
+	item.events = POLLRDHUP;
+	NEED(poll(&item, 1, 5000) == 1);
+	nonblocking(fds[0], true);
+	say_ret("at it, ended", splice(fds[0], NULL, pipes[1], NULL, 100, 0));
+	say_ret("recv", recv(fds[0], data, 3, 0));
+	say_ret("behind it", splice(fds[0], NULL, pipes[1], NULL, 100, 0));
+}
+
 static void splice_proxy(void)
 {
 	/* What a proxy does: from one connection to another through a pipe. */
@@ -838,6 +863,7 @@ const struct scene scenes_io[] = {
 	SCENE(splice_proxy),
 	SCENE(sendfile_to_nobody),
 	SCENE(splice_to_nobody),
+	SCENE(splice_urgent),
 	SCENE(peek),
 	SCENE(waitall),
 	{"trunc", trunc_},
