@@ -347,7 +347,7 @@ EXPORT int sendmmsg(int fd, struct mmsghdr *messages, unsigned len, int flags)
 }
 
 /* ---- files and pipes ---- */
-/* As kernel_tx_begin(), if the peer has closed. The kernel then takes all at once, and hears of the refusal behind it. */
+/* Like kernel_tx_begin(), if the peer has closed. The kernel then takes all at once, and hears of the refusal behind it. */
 static bool nobody_begin(struct conn *conn, int fd)
 {
 	struct conn_slot *slot = conn->slot;
