@@ -465,7 +465,8 @@ static bool splice_ends(struct conn *conn, int fd, ssize_t *result)
 	int marked = 0;
 	const int saved = errno;
 
-	if (likely(rx_by_ring(conn->slot) && !conn_peer_back(conn))) /* an urgent byte comes by TCP, behind the ring's last */
+	if (likely(rx_by_ring(conn->slot) &&
+	           !conn_peer_back(conn))) /* an urgent byte comes by TCP, behind the ring's last */
 		return false;
 	if (ioctl(fd, SIOCATMARK, &marked) < 0 || !marked || (raw_poll(&tcp, 1, 0) > 0 && (tcp.revents & POLLERR)))
 		return false;
