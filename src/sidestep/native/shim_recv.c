@@ -485,8 +485,8 @@ static ssize_t recv_nothing(struct conn *conn, int fd, int flags)
 	int marked = 0;
 	char byte;
 
-	if (real.ioctl(fd, SIOCATMARK, &marked) == 0 && marked && tcp_unread(conn, fd))
-		return 0; /* an urgent byte is something, unless it was refused */
+	if (real.ioctl(fd, SIOCATMARK, &marked) == 0 && marked)
+		return 0; /* an urgent byte is something */
 	errno = saved;
 	ssize_t n = conn_recv(conn, fd, &(struct iovec){&byte, 1}, 1, (flags & MSG_DONTWAIT) | MSG_PEEK);
 	if (n < 0 && errno == EAGAIN && would_not_block(fd, flags))
