@@ -354,7 +354,7 @@ static bool nobody_begin(struct conn *conn, int fd)
 
 	if (conn_notice(conn))
 		conn_probe(conn, fd);
-	if (likely(!slot_has(slot, SLOT_PEER_GONE)) || slot_has(slot, SLOT_RESET | SLOT_WR_SHUT) || conn_relayed(conn) ||
+	if (likely(!slot_has(slot, SLOT_PEER_GONE)) || slot_has(slot, SLOT_RESET | SLOT_WR_SHUT) ||
 	    word_load(slot->error) || tx_request_pending(conn) || !tx_follows(conn))
 		return false;
 	atomic_fetch_add(&slot->tx_kernel_waiters, 1);
@@ -364,7 +364,7 @@ static bool nobody_begin(struct conn *conn, int fd)
 /* An error that the kernel has reported to the call. */
 static ssize_t nobody_end(struct conn *conn, ssize_t n)
 {
-	if (n < 0 && conn->managed)
+	if (n < 0 && conn->managed && !conn_relayed(conn))
 		error_delivered(conn, errno);
 	return n;
 }
