@@ -32,10 +32,12 @@ COLUMNS: Final[dict[str, Callable[[Variant], bool]]] = {
     "direct": lambda v: v.sockets is Sockets.DIRECT,
 }
 
-# Found by programs played at random: the moment decides if one shows, so a scene cannot hold it.
+# Differences that programs played at random show: by the moment, or in orders of calls too rare for a scene.
 BY_CHANCE: Final = (
-    "by edges, readiness that still holds may be reported again as bytes move between ring and TCP (`MSG_OOB`)",
+    "by edges, readiness that still holds may be reported once more, or once less",
     "`tcpi_state` is FIN_WAIT1 for longer: bytes by ring acknowledge nothing",
+    "`sendfile` and `splice` may be short before a peer that reads no more",
+    "of two `MSG_OOB` bytes behind unread bytes by ring, the first leaves the stream",
 )
 
 
