@@ -46,13 +46,17 @@ static bool rx_astray(struct conn *conn, uint32_t round)
  */
 static uint32_t error_seen(const struct conn *conn, int fd)
 {
-	int queued = 0;
+	int queued = 0, marked = 0;
 
 	if (slot_has(conn->slot, SLOT_FIN))
 		return EPIPE;
-	/* a byte of the kernel's count that we do not know may be a FIN */
 	real.ioctl(fd, FIONREAD, &queued);
-	return kernel_lost(fd, word_load(conn->slot->rx_tcp_bytes) + (uint64_t)queued + 1) ? ECONNRESET : 0;
+	const uint64_t known = word_load(conn->slot->rx_tcp_bytes) + (uint64_t)queued;
+	if (kernel_lost(fd, known + 1))
+		return ECONNRESET;
+	/* one byte of the kernel's count that we do not know is a FIN, or an urgent byte */
+	real.ioctl(fd, SIOCATMARK, &marked);
+	return !queued && !marked && kernel_lost(fd, known + 2) ? EPIPE : 0;
 }
 
 /* tx_lock held. True if the connection is dead, with an error: it is known then. The kernel keeps it if it shows from outside. */

@@ -380,9 +380,36 @@ static void dissolved_by_both(void)
 	say_state("told", fds[0], NULL, 0);
 }
 
+/* The peer closes, and a byte of ours brings the reset. No call has seen the end when ours is dissolved. */
+static void dissolved_behind_an_end(void)
+{
+	int fds[2];
+	struct sockaddr nobody = {.sa_family = AF_UNSPEC};
+	both_ends(fds);
+	struct pair pair = {.fd = fds[0]};
+	NEED(close(fds[1]) == 0);
+	say_ret("urgent byte", send(fds[0], "!", 1, MSG_OOB | MSG_NOSIGNAL));
+	await_reset(&pair);
+	say_ret("shutdown", shutdown(fds[0], SHUT_RDWR));
+	say_ret("connect", connect(fds[0], &nobody, sizeof nobody));
+	say_state("dissolved", fds[0], NULL, 0);
+}
+
 const struct scene scenes_connect[] = {
-	SCENE(connect_nonblocking),    SCENE(connect_in_epoll),    SCENE(connect_refused), SCENE(accept_kinds),
-	SCENE(speak_before_accept),    SCENE(server_speaks_first), SCENE(fast_open),       SCENE(simultaneous),
-	SCENE(calls_past_the_library), SCENE(calls_by_syscall),    SCENE(dissolved_alone), SCENE(dissolved_in_sets),
-	SCENE(dissolved_unseen),       SCENE(dissolved_by_both),   {NULL, NULL},
+	SCENE(connect_nonblocking),
+	SCENE(connect_in_epoll),
+	SCENE(connect_refused),
+	SCENE(accept_kinds),
+	SCENE(speak_before_accept),
+	SCENE(server_speaks_first),
+	SCENE(fast_open),
+	SCENE(simultaneous),
+	SCENE(calls_past_the_library),
+	SCENE(calls_by_syscall),
+	SCENE(dissolved_alone),
+	SCENE(dissolved_in_sets),
+	SCENE(dissolved_unseen),
+	SCENE(dissolved_by_both),
+	SCENE(dissolved_behind_an_end),
+	{NULL, NULL},
 };
