@@ -150,8 +150,7 @@ bool traveller_can(struct conn *conn, uint32_t stays, int *line)
 {
 	struct conn_slot *slot = conn->slot;
 
-	return !asks_for_hints(conn) && !conn->explicit &&
-	       !tx_is(slot, TX_RESEND) && /* this process alone knows what it has to send again */
+	return !asks_for_hints(conn) && !tx_is(slot, TX_RESEND) && /* this process alone knows what it has to send again */
 	       !slot_has(slot, stays) && word_load(slot->cookie) && all_kept(conn) && finds_next(conn, line);
 }
 
@@ -159,7 +158,7 @@ static bool can_travel(struct travel *travel, struct conn *conn, struct travelle
 {
 	uint64_t cookie;
 
-	if (slot_is_guest(conn->slot) || (!stdio_seen && is_standard(conn)) || !waiters_known(conn) ||
+	if (slot_is_guest(conn->slot) || conn->explicit || (!stdio_seen && is_standard(conn)) || !waiters_known(conn) ||
 	    !(conn->managed ? traveller_can(conn, SLOT_RESET | SLOT_PIN | SLOT_INHERITED | SLOT_CONFINED, &travel->line_fd)
 	                    : traveller_waits(conn, conn_fd(conn), &cookie)))
 		return false;

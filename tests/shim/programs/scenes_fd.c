@@ -306,6 +306,35 @@ static void passed_registered(void)
 	get(pair, 10);
 }
 
+/* Bytes are unread, and the other end makes no call meanwhile. */
+static void passed_unread(void)
+{
+	struct pair *pair = open_pair();
+	int channel[2], null = open("/dev/null", O_RDONLY), set = set_new(), edges = set_new(), once = set_new();
+	const int old = pair->fd;
+	NEED(socketpair(AF_UNIX, SOCK_STREAM, 0, channel) == 0 && null >= 0);
+	NEED(set_ctl(set, EPOLL_CTL_ADD, old, EPOLLIN, 1) == 0);
+	NEED(set_ctl(edges, EPOLL_CTL_ADD, old, EPOLLIN | EPOLLET, 2) == 0);
+	NEED(set_ctl(once, EPOLL_CTL_ADD, old, EPOLLIN | EPOLLONESHOT, 3) == 0);
+	peer_put(pair, 10);
+	arrived(pair, 10);
+	NEED(pass_in(channel[0], old) == 1 && dup2(null, old) == old);
+	pair->fd = pass_out(channel[1], 0);
+	NEED(pair->fd >= 0 && pair->fd != old);
+	say_wait("bytes", set, 8, 5000);
+	say_wait("an edge", edges, 8, 5000);
+	say_wait("and no more", edges, 8, 0);
+	say_wait("once", once, 8, 5000);
+	say_wait("once alone", once, 8, 0);
+	get(pair, 10);
+	say_wait("all is read", set, 8, 0);
+	peer_put(pair, 10);
+	arrived(pair, 10);
+	say_wait("bytes again", set, 8, 5000);
+	say_wait("an edge again", edges, 8, 5000);
+	get(pair, 10);
+}
+
 /* The second message holds the socket when the first has been read and both numbers are closed. */
 static void passed_twice(void)
 {
@@ -885,6 +914,7 @@ const struct scene scenes_fd[] = {
 	SCENE(lowest_number),
 	SCENE(passed_within),
 	SCENE(passed_registered),
+	SCENE(passed_unread),
 	SCENE(passed_twice),
 	SCENE(passed_twice_and_kept),
 	SCENE(passed_in_many_sets),
