@@ -335,6 +335,25 @@ static void passed_unread(void)
 	get(pair, 10);
 }
 
+/* Its taker is a process that was there before. The peer makes no call until the taker has read. */
+static void passed_unread_to_another(void)
+{
+	int channel[2];
+	NEED(socketpair(AF_UNIX, SOCK_STREAM, 0, channel) == 0);
+	pid_t child = fork();
+	if (child == 0) {
+		NEED(close(channel[0]) == 0);
+		struct pollfd one = {.fd = pass_out(channel[1], 0), .events = POLLIN};
+		_exit(poll(&one, 1, 5000) != 1 || recv(one.fd, data, 10, MSG_WAITALL) != 10);
+	}
+	NEED(close(channel[1]) == 0);
+	struct pair *pair = open_pair();
+	peer_put(pair, 10);
+	arrived(pair, 10);
+	NEED(pass_in(channel[0], pair->fd) == 1 && close(pair->fd) == 0);
+	say_child(child);
+}
+
 /* The second message holds the socket when the first has been read and both numbers are closed. */
 static void passed_twice(void)
 {
@@ -915,6 +934,7 @@ const struct scene scenes_fd[] = {
 	SCENE(passed_within),
 	SCENE(passed_registered),
 	SCENE(passed_unread),
+	SCENE(passed_unread_to_another),
 	SCENE(passed_twice),
 	SCENE(passed_twice_and_kept),
 	SCENE(passed_in_many_sets),
