@@ -135,8 +135,10 @@ def _of_python(source: str) -> Iterator[tuple[int, str]]:
 
 
 def helps(command: click.Command = cli, name: str = "sidestep") -> Iterator[Text]:
-    """The help texts of options; those of commands are docstrings."""
+    """The help texts of options, and of commands where they are no docstrings."""
     module = getattr(command.callback, "__module__", "").removeprefix("sidestep.").replace(".", "/")
+    if command.help and command.callback and not command.callback.__doc__:
+        yield Text(name, command.help, module.startswith(BETWEEN))
     for option in command.params:
         if text := getattr(option, "help", None):
             yield Text(f"{name} {option.opts[0]}", text, module.startswith(BETWEEN))

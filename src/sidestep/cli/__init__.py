@@ -69,6 +69,10 @@ def main() -> None:
             start(command)
         elif words in (["-h"], ["--help"]):
             print(page(), flush=True)  # noqa: T201 - click is not loaded
+        elif words in (["run", "-h"], ["run", "--help"]):
+            from sidestep.cli import run_help
+
+            print(run_help.page(), flush=True)  # noqa: T201
         elif words == ["ss"]:
             from sidestep import config
             from sidestep.cli.ss_table import print_table

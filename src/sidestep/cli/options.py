@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from sidestep import places
+from sidestep.cli.run_help import SOCKET
 from sidestep.errors import Misuse
-from sidestep.native import defaults
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -107,11 +106,9 @@ def _socket(_ctx: click.Context, _param: click.Parameter, value: str | None) -> 
 socket_option = click.option(
     "--socket",
     type=click.Path(),
+    metavar="PATH",
     callback=_socket,
-    help=(
-        f"Socket of the provider (default: ${places.ENV_SOCKET}, else {defaults.SYSTEM_SOCKET} if it answers, else one "
-        "in the user's runtime directory). Its own directory has mode 0700, and is made if missing."
-    ),
+    help=SOCKET,
 )
 
 # Machine-readable output, whose names do not change.
