@@ -49,14 +49,26 @@ bool conn_tryref(struct conn *conn, int fd)
 	return false;
 }
 
+/* One more number, for a caller that holds the connection. False: its last number is being closed. */
+bool conn_join(struct conn *conn, int fd)
+{
+	uint32_t fds = atomic_load(&conn->fds);
+
+	while (fds && !atomic_compare_exchange_weak(&conn->fds, &fds, fds + 1))
+		;
+	if (!fds)
+		return false;
+	conn_ref(conn); /* the new number's */
+	file_put(fd, &conn->file);
+	return true;
+}
+
 void conn_dup(int from, int to)
 {
-	struct conn *conn = conn_hold(from); /* the new number's */
+	HELD conn = conn_hold(from);
 
-	if (!conn)
-		return;
-	atomic_fetch_add(&conn->fds, 1);
-	file_put(to, &conn->file);
+	if (conn)
+		conn_join(conn, to);
 }
 
 /* The connection of a slot, held, and a number of it; NULL: this process has none. */

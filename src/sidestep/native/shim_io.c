@@ -461,17 +461,22 @@ static ssize_t pipe_fill(int out, const uint8_t *bytes, size_t len, bool quiet)
  */
 static bool splice_ends(struct conn *conn, int fd, ssize_t *result)
 {
-	struct pollfd tcp = {.fd = fd};
-	int marked = 0;
+	int marked = 0, error = 0;
 	const int saved = errno;
 
 	if (likely(rx_by_ring(conn->slot) &&
 	           !conn_peer_back(conn))) /* an urgent byte comes by TCP, behind the ring's last */
 		return false;
-	if (ioctl(fd, SIOCATMARK, &marked) < 0 || !marked || (raw_poll(&tcp, 1, 0) > 0 && (tcp.revents & POLLERR)))
+	if (ioctl(fd, SIOCATMARK, &marked) < 0 || !marked)
 		return false;
+	option_get(fd, SOL_SOCKET, SO_ERROR, &error, sizeof(error));
 	errno = saved;
 	*result = 0;
+	if (error) {
+		error_delivered(conn, error);
+		*result = fail_with(error);
+		return true;
+	}
 	if ((real.fcntl64(fd, F_GETFL, 0) & O_NONBLOCK) && !slot_has(conn->slot, SLOT_RD_SHUT) && !kernel_fin(fd))
 		*result = fail_with(EAGAIN);
 	return true;

@@ -485,8 +485,15 @@ static ssize_t recv_nothing(struct conn *conn, int fd, int flags)
 	int marked = 0;
 	char byte;
 
-	if (real.ioctl(fd, SIOCATMARK, &marked) == 0 && marked)
-		return 0; /* an urgent byte is something */
+	if (real.ioctl(fd, SIOCATMARK, &marked) == 0 && marked) {
+		/* an urgent byte is something, unless it was refused */
+		if (raw_recv(fd, &byte, 0, (flags & ~MSG_WAITALL) | MSG_DONTWAIT) < 0 && errno != EAGAIN) {
+			error_delivered(conn, errno);
+			return -1;
+		}
+		errno = saved;
+		return 0;
+	}
 	errno = saved;
 	ssize_t n = conn_recv(conn, fd, &(struct iovec){&byte, 1}, 1, (flags & MSG_DONTWAIT) | MSG_PEEK);
 	if (n < 0 && errno == EAGAIN && would_not_block(fd, flags))

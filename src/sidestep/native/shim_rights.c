@@ -357,6 +357,11 @@ static void take(struct pass *pass, int *files, uint32_t count, int fd)
 	int known;
 	HELD conn = conn_find(slot, of.generation, &known);
 
+	/* The number comes first, then the message's reference goes: a thread that closes the last number counts both. */
+	if (conn && fd >= 0 && !conn_join(conn, fd)) {
+		conn_unref(conn);
+		conn = NULL;
+	}
 	if (slot && !withdrawn && !conn && fd >= 0) {
 		if (!first) /* the message has come before, by MSG_PEEK */
 			atomic_fetch_add(&slot->holders, 1);
@@ -383,9 +388,7 @@ static void take(struct pass *pass, int *files, uint32_t count, int fd)
 	}
 	if (conn && first)
 		message_over(conn);
-	if (conn && fd >= 0)
-		conn_dup(known, fd);
-	else if (fd >= 0 && !withdrawn && by_ring)
+	if (!conn && fd >= 0 && !withdrawn && by_ring)
 		tcp_reset(fd); /* a reset, as the bytes in its ring cannot be read */
 	if (slot)
 		slot_forgo(slot);

@@ -57,8 +57,9 @@ static void member_keep(struct kept *one, struct member *member, bool named, uin
 {
 	struct set *set = member->set;
 
-	/* The kernel has to report all that is wanted: nobody may be able to change its entry. */
-	const uint32_t all = member->in_kernel | (member->events & ~(uint32_t)(EPOLLONESHOT | EPOLLEXCLUSIVE));
+	/* The kernel has to report all that is wanted: nobody may be able to change its entry. A one-shot one reports no more. */
+	const uint32_t wanted = member->events & ~(uint32_t)EPOLLEXCLUSIVE;
+	const uint32_t all = wanted & EPOLLONESHOT ? wanted : member->in_kernel | wanted;
 	if (member->managed && named && !member->disabled && member->in_kernel != all) {
 		struct epoll_event event = {.events = all, .data.u64 = set->secret << NAME_BITS | member_name(member)};
 		member->in_kernel = all;

@@ -526,6 +526,31 @@ static void passed_and_ended(void)
 	say_wait("once", set, 8, 0);
 }
 
+/* A one-shot registration has told the peer's end: a wait on the set sleeps. */
+static void passed_and_told_once(void)
+{
+	enum { WAIT_MS = 300 };
+	struct pair *pair = open_pair();
+	struct timespec before, after;
+	struct epoll_event event;
+	int channel[2], set = set_new();
+	NEED(socketpair(AF_UNIX, SOCK_STREAM, 0, channel) == 0);
+	NEED(set_ctl(set, EPOLL_CTL_ADD, pair->fd, EPOLLIN | EPOLLONESHOT, 1) == 0);
+	NEED(pass_in(channel[0], pair->fd) == 1 && close(pair->fd) == 0);
+	say_reply("the peer's end", peer(pair, ACT_SHUTDOWN, SHUT_WR, 0));
+	say_wait("on its way", set, 8, 5000);
+	NEED(clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &before) == 0);
+	say_ret("no more", epoll_wait(set, &event, 1, WAIT_MS));
+	NEED(clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &after) == 0);
+	int64_t used_ms = (after.tv_sec - before.tv_sec) * 1000 + (after.tv_nsec - before.tv_nsec) / 1000000;
+	say("asleep: %d", used_ms < WAIT_MS / 2);
+	pair->fd = pass_out(channel[1], 0);
+	NEED(pair->fd >= 0);
+	say_wait("it has told", set, 8, 0);
+	NEED(set_ctl(set, EPOLL_CTL_MOD, pair->fd, EPOLLIN | EPOLLONESHOT, 2) == 0);
+	say_wait("armed again", set, 8, 5000);
+}
+
 /* The number of the registration is closed already, and no call can change it. */
 static void passed_by_copy(void)
 {
@@ -942,6 +967,7 @@ const struct scene scenes_fd[] = {
 	SCENE(passed_and_ended),
 	SCENE(passed_by_copy),
 	SCENE(passed_and_told),
+	SCENE(passed_and_told_once),
 	SCENE(passed_and_nested),
 	SCENE(passed_and_nested_unseen),
 	SCENE(passed_to_child),

@@ -731,6 +731,19 @@ static void urgent_low_water(void)
 	get(pair, 5);
 }
 
+/* The byte is refused with the reset that it brings: nothing is there to be received. */
+static void urgent_refused(void)
+{
+	int fds[2];
+	both_ends(fds);
+	struct pair pair = {.fd = fds[0]};
+	NEED(shutdown(fds[0], SHUT_RDWR) == 0);
+	say_ret("urgent byte", send(fds[1], "!", 1, MSG_OOB));
+	await_reset(&pair);
+	say_ret("recv of nothing", recv(fds[0], data, 0, 0));
+	say_ret("recv of nothing again", recv(fds[0], data, 0, 0));
+}
+
 static void urgent_inline(void)
 {
 	struct pair *pair = open_pair();
@@ -875,6 +888,7 @@ const struct scene scenes_io[] = {
 	SCENE(urgent),
 	SCENE(urgent_low_water),
 	SCENE(urgent_inline),
+	SCENE(urgent_refused),
 	SCENE(zerocopy),
 	SCENE(asynchronous),
 	SCENE(kernel_asynchronous),
