@@ -448,7 +448,7 @@ static inline void doorbell_ring(struct conn *conn) /* the caller has made a ful
 	if (unlikely(number))
 		conn_hint(conn, number);
 	/* loaded once: the generation is that doorbell's, even if another thread puts another in its place */
-	struct remote_doorbell *doorbell = __atomic_load_n(&conn->remote_doorbell, __ATOMIC_RELAXED);
+	struct remote_doorbell *doorbell = __atomic_load_n(&conn->remote_doorbell, __ATOMIC_ACQUIRE);
 	uint64_t word = word_load(*doorbell->word);
 
 	if (unlikely(word & 0xffff))

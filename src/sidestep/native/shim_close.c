@@ -73,10 +73,10 @@ void conn_forget(int fd, bool closing)
 	closing = closing && !((conn->managed || conn->delegated) && conn_fd_stale(conn, fd));
 	if (closing && unlikely(word_load(passes_open)) && atomic_load(&conn->fds) == 1)
 		pass_settle(conn, fd);
-	if (closing && atomic_load(&conn->fds) > 1 && set_names(conn, fd))
+	const bool last = atomic_fetch_sub(&conn->fds, 1) == 1; /* no thread joins from now on; see conn_join() */
+	if (closing && !last && set_names(conn, fd))
 		conn_demote(conn, fd, REASON_EPOLL_UNSUPPORTED, false); /* no call can change that registration any more */
 	file_put(fd, closing && atomic_load(&conn->managed) ? &closing_file : NULL);
-	const bool last = atomic_fetch_sub(&conn->fds, 1) == 1; /* no thread joins from now on; see conn_join() */
 	if (closing && last && word_load(conn->slot->holders) <= 2) /* this process, and one that was given it */
 		conn_abandon(conn, fd);
 	if (closing && last && !close_deferred(conn, fd))

@@ -223,11 +223,16 @@ void conns_after_fork(void)
 	arena_forked();
 	for (uint32_t fd = 0; fd < atomic_load(&fd_end); fd++) {
 		struct conn *conn = conn_get((int)fd);
+		if (conn)
+			conn->fds = 0; /* counted anew: a thread of the parent may be inside conn_forget() */
+	}
+	for (uint32_t fd = 0; fd < atomic_load(&fd_end); fd++) {
+		struct conn *conn = conn_get((int)fd);
 		if (!conn)
 			continue;
 		if ((int)fd == conn_fd(conn))
 			holder_put(conn->slot, 0, shim_pid);
-		conn->refs = conn->fds; /* waiting threads stayed in the parent */
+		conn->refs = ++conn->fds; /* waiting threads stayed in the parent */
 		conn->waiters = 0;
 		conn->pending_segment_fd = -1;
 	}

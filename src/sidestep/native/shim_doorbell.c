@@ -311,7 +311,7 @@ void conn_hint(struct conn *conn, uint32_t number)
 
 	if (number & HINT_RING_ALWAYS) { /* the word that we look at is not the one that it sleeps by */
 		KEEP_ERRNO;
-		raw_doorbell_ring(conn->remote_doorbell->fd);
+		raw_doorbell_ring(__atomic_load_n(&conn->remote_doorbell, __ATOMIC_ACQUIRE)->fd);
 		word_add(conn->slot->doorbells_sent, 1);
 	}
 	number &= ~HINT_RING_ALWAYS;

@@ -373,7 +373,7 @@ static void take(struct pass *pass, int *files, uint32_t count, int fd)
 		if (taken) {
 			HELD its = conn_hold(fd);
 			if (its)
-				set_conn_returned(its, fd);
+				set_conn_returned(its, fd, false);
 			rpc_given();
 			return;
 		}

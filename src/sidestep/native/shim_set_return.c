@@ -166,8 +166,8 @@ static void member_restore(struct kept **at, struct conn *conn, int fd)
 	wake_set(set);
 }
 
-/* No lock is held. The connection has come back under the number `fd`. */
-void set_conn_returned(struct conn *conn, int fd)
+/* No lock is held. The connection has come back under the number `fd`. `taking`: another thread takes its ring up, then calls this. */
+void set_conn_returned(struct conn *conn, int fd, bool taking)
 {
 	bool fixed = false, shared = false, leaves = false;
 	uint32_t in_messages = 0;
@@ -181,17 +181,21 @@ void set_conn_returned(struct conn *conn, int fd)
 			continue;
 		}
 		in_messages = (*at)->in_messages - 1;
-		fixed |= (*at)->was.fd != fd;
-		shared |= set->shared;
-		leaves |= set->leaves;
 		set_lock(set);
 		member_restore(at, conn, fd);
 		set_unlock(set);
 	}
+	if (conn->managed) /* another thread may have put some back while it was being taken up */
+		set_conn_attached(conn);
+	for (struct member *member = conn->members; member; member = member->next) {
+		fixed |= member->fd != fd;
+		shared |= member->set->shared;
+		leaves |= member->set->leaves;
+	}
 	shim_lock_drop();
 	atomic_fetch_add(&conn->in_messages, in_messages);
 	/* The kernel alone waits on such a set, or another process does as well: see add() in shim_epoll.c. */
-	if (fixed || shared)
+	if ((fixed || shared) && !(taking && !conn->managed))
 		conn_demote(conn, fd, REASON_EPOLL_UNSUPPORTED, shared);
 	if (leaves && conn->managed)
 		conn_leave(conn, fd, REASON_EPOLL_UNSUPPORTED);
@@ -215,5 +219,5 @@ void set_conn_goes(struct conn *conn, int fd)
 	/* Another thread has taken it out of the message before it was known to have gone. */
 	HELD back = in_messages ? conn_find(conn->slot, conn->generation, &taken) : NULL;
 	if (back)
-		set_conn_returned(back, taken);
+		set_conn_returned(back, taken, conn->managed);
 }

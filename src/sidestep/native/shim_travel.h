@@ -27,7 +27,7 @@ bool traveller_take(struct traveller *of, struct conn_slot *slot, int fd, int li
 
 /* ---- shim_set_return.c ---- */
 void set_conn_goes(struct conn *conn, int fd);
-void set_conn_returned(struct conn *conn, int fd);
+void set_conn_returned(struct conn *conn, int fd, bool taking);
 
 /* ---- shim_receiver.c ---- */
 #define TCP_ONLY_MARK "sidestep-plain" /* name of a file that programs have open which keep to TCP */
