@@ -15,6 +15,7 @@
 #include <sys/sendfile.h>
 #include <sys/stat.h>
 
+#define FILE_STEP (256 << 10) /* bytes of a file after which a call by TCP looks for its peer */
 #define PASS_CHUNK 16384 /* bytes of stack */
 
 #define TRACKED __attribute__((noinline)) /* keeps frames and clean-up out of the common path */
@@ -420,7 +421,7 @@ static ssize_t file_to_conn(struct conn *conn, int fd, int in, off_t *offset, si
 	return (ssize_t)done;
 }
 
-EXPORT ssize_t sendfile64(int out, int in, off_t *offset, size_t count)
+static ssize_t sendfile_step(int out, int in, off_t *offset, size_t count)
 {
 	HELD conn = conn_hold(out);
 
@@ -434,6 +435,32 @@ EXPORT ssize_t sendfile64(int out, int in, off_t *offset, size_t count)
 	if (mode < 0 || (mode & O_ACCMODE) == O_WRONLY || conn_get(in))
 		return fail_with(mode >= 0 && conn_get(in) ? EINVAL : EBADF);
 	return file_to_conn(conn, out, in, offset, count);
+}
+
+/* True while sending is by TCP, and may be by ring soon. */
+static bool may_be_promoted(int fd)
+{
+	HELD conn = conn_hold(fd);
+
+	return conn && !slot_has(conn->slot, SLOT_PIN) && !(conn->managed && tx_by_ring(conn->slot));
+}
+
+/* A long file goes to TCP by steps: one call of the kernel would last until its end, and nothing be promoted meanwhile. */
+EXPORT ssize_t sendfile64(int out, int in, off_t *offset, size_t count)
+{
+	const int saved = errno;
+	size_t done = 0, step;
+	ssize_t n;
+
+	do {
+		step = count - done > FILE_STEP && may_be_promoted(out) ? FILE_STEP : count - done;
+		n = sendfile_step(out, in, offset, step);
+		done += n > 0 ? (size_t)n : 0;
+	} while (n > 0 && (size_t)n == step && done < count);
+	if (!done)
+		return n;
+	errno = saved;
+	return (ssize_t)done;
 }
 
 ALIAS(sendfile, sendfile64);
