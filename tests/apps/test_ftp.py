@@ -7,7 +7,7 @@ import sys
 
 import needed
 import pytest
-from stage import PROGRAMS, Stage, payload
+from stage import PROGRAMS, Mode, Stage, payload
 
 from sidestep.testing import free_port
 
@@ -17,6 +17,7 @@ pytestmark = [
 ]
 
 SIZE = 60_000_000
+RING_SHARE_MIN = 0.5
 SERVER = """
 listen=YES
 listen_address=127.0.0.1
@@ -59,3 +60,5 @@ def test_files_there_and_back(stage: Stage, mode: str) -> None:
     stage.check_path(data)
     client.tell("go on")
     assert client.rest() == payload(SIZE)
+    if stage.mode is Mode.BOTH:
+        assert stage.ring_share(data) > RING_SHARE_MIN

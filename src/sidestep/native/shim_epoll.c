@@ -239,6 +239,7 @@ static int set_look(struct set_wait *wait)
 	int max = wait->max < REPORT_MAX ? wait->max : REPORT_MAX;
 
 	word_store(wait->set->looked_at, wait->now);
+	wait->set->kernel_ready = false;
 	wait->manages = word_load(wait->set->manages);
 	self.calls += wait->looks++ != 0;
 	int k = raw_epoll_look(wait->epfd, wait->reported, max);
@@ -360,7 +361,7 @@ static int set_first(struct set_wait *wait, bool once)
 	set_pass_begin(set, SPENT_NOTHING);
 	const bool filled = set->kernel_filled;
 	set->kernel_filled = false;
-	bool look = (set->by_tcp || look_is_due(wait)) && !filled;
+	bool look = (set->by_tcp || set->kernel_ready || look_is_due(wait)) && !filled;
 	if (look && !once && set_sleeps(wait))
 		return set_pass_end(wait, 0);
 	if (look)
@@ -546,6 +547,7 @@ static int set_sleep(struct set_wait *wait)
 	if (k <= 0 && !sleep.truncated)
 		return k;
 	set_pass_begin(set, wait->spun ? SPENT_BOTH : SPENT_SLEPT);
+	set->kernel_ready = false;
 	n = set_pass_end(wait, set_report(wait, k));
 	errno = failed;
 	return n || k > 0 ? n : k;

@@ -15,6 +15,7 @@
 #include <sys/sendfile.h>
 #include <sys/stat.h>
 
+#define FILE_STEP (256 << 10) /* bytes of a file after which a call by TCP looks for its peer */
 #define PASS_CHUNK 16384 /* bytes of stack */
 
 #define TRACKED __attribute__((noinline)) /* keeps frames and clean-up out of the common path */
@@ -369,8 +370,24 @@ static ssize_t nobody_end(struct conn *conn, ssize_t n)
 	return n;
 }
 
+/*
+ * Waits for room after some of the file has gone. True: a signal, or the socket's timeout, ends the call with what it has sent,
+ * as it ends the kernel's.
+ */
+static bool step_is_last(int fd, uint64_t signals)
+{
+	struct pollfd room = {.fd = fd, .events = POLLOUT};
+	struct timeval limit = {0};
+
+	if (would_not_block(fd, 0))
+		return false;
+	option_get(fd, SOL_SOCKET, SO_SNDTIMEO, &limit, sizeof(limit));
+	const int64_t limit_ms = limit.tv_sec * 1000ll + (limit.tv_usec + 999) / 1000;
+	return self.signals != signals || poll(&room, 1, limit_ms && limit_ms < INT32_MAX ? (int)limit_ms : -1) <= 0;
+}
+
 /* sendfile onto a ring: the file is read into a stack buffer and sent; what was not sent is not consumed. */
-static ssize_t file_to_conn(struct conn *conn, int fd, int in, off_t *offset, size_t count)
+static ssize_t file_to_conn(struct conn *conn, int fd, int in, off_t *offset, size_t count, uint64_t signals)
 {
 	uint8_t buf[PASS_CHUNK];
 	size_t done = 0;
@@ -393,11 +410,14 @@ static ssize_t file_to_conn(struct conn *conn, int fd, int in, off_t *offset, si
 		/* an input that cannot be put back must go out whole */
 		ssize_t sent = 0;
 		while (sent < there) {
-			ssize_t n = conn_send(conn, fd, &(struct iovec){buf + sent, (size_t)(there - sent)}, 1, 0);
+			const int quiet = done + (size_t)sent ? MSG_DONTWAIT : 0;
+			ssize_t n = conn_send(conn, fd, &(struct iovec){buf + sent, (size_t)(there - sent)}, 1, quiet);
 			if (n < 0 && errno == EAGAIN && !seekable) {
 				struct pollfd room = {.fd = fd, .events = POLLOUT};
 				if (poll(&room, 1, -1) >= 0)
 					continue;
+			} else if (n < 0 && errno == EAGAIN && quiet && !nonblock && !step_is_last(fd, signals)) {
+				continue;
 			}
 			if (n < 0)
 				break;
@@ -420,7 +440,7 @@ static ssize_t file_to_conn(struct conn *conn, int fd, int in, off_t *offset, si
 	return (ssize_t)done;
 }
 
-EXPORT ssize_t sendfile64(int out, int in, off_t *offset, size_t count)
+static ssize_t sendfile_step(int out, int in, off_t *offset, size_t count, uint64_t signals)
 {
 	HELD conn = conn_hold(out);
 
@@ -433,7 +453,36 @@ EXPORT ssize_t sendfile64(int out, int in, off_t *offset, size_t count)
 	int mode = real.fcntl64(in, F_GETFL, 0);
 	if (mode < 0 || (mode & O_ACCMODE) == O_WRONLY || conn_get(in))
 		return fail_with(mode >= 0 && conn_get(in) ? EINVAL : EBADF);
-	return file_to_conn(conn, out, in, offset, count);
+	return file_to_conn(conn, out, in, offset, count, signals);
+}
+
+/* True while sending is by TCP, and may be by ring soon. */
+static bool may_be_promoted(int fd)
+{
+	HELD conn = conn_hold(fd);
+
+	return conn && !slot_has(conn->slot, SLOT_PIN) && !(conn->managed && tx_by_ring(conn->slot));
+}
+
+/* A long file goes to TCP by steps: one call of the kernel would last until its end, and nothing be promoted meanwhile. */
+EXPORT ssize_t sendfile64(int out, int in, off_t *offset, size_t count)
+{
+	const int saved = errno;
+	const uint64_t signals = self.signals;
+	size_t done = 0, step;
+	ssize_t n;
+
+	do {
+		if (done && step_is_last(out, signals))
+			break;
+		step = count - done > FILE_STEP && may_be_promoted(out) ? FILE_STEP : count - done;
+		n = sendfile_step(out, in, offset, step, signals);
+		done += n > 0 ? (size_t)n : 0;
+	} while (n > 0 && (size_t)n == step && done < count);
+	if (!done)
+		return n;
+	errno = saved;
+	return (ssize_t)done;
 }
 
 ALIAS(sendfile, sendfile64);

@@ -89,6 +89,8 @@ static ssize_t rx_tcp(const struct call *call, size_t at)
 				char byte;
 				int marked = 0;
 				ssize_t n = raw_recv(fd, &byte, 1, MSG_PEEK | MSG_DONTWAIT);
+				if (n < 0 && errno == EAGAIN && !(flags & MSG_PEEK))
+					tcp_pass_mark(fd); /* the look has not */
 				if (n <= 0)
 					return n;
 				if (again++ == 0)
@@ -487,7 +489,7 @@ static ssize_t recv_nothing(struct conn *conn, int fd, int flags)
 	int marked = 0;
 	char byte;
 
-	if (real.ioctl(fd, SIOCATMARK, &marked) == 0 && marked) {
+	if (ioctl(fd, SIOCATMARK, &marked) == 0 && marked) {
 		/* an urgent byte is something, unless it was refused */
 		if (raw_recv(fd, &byte, 0, (flags & ~MSG_WAITALL) | MSG_DONTWAIT) < 0 && errno != EAGAIN) {
 			error_delivered(conn, errno);

@@ -110,6 +110,7 @@ struct set {
 	uint32_t cursor;
 	bool kernel_filled; /* the last look left no room for the rings */
 	bool quiet; /* the kernel's last answer held nothing but doorbells */
+	bool kernel_ready; /* the last look reported members that the kernel alone knows: a level may still be true */
 	_Atomic uint32_t watched; /* watch of the provider's socket; see rpc_watch() */
 	uint64_t pass;
 	_Atomic int64_t looked_at;

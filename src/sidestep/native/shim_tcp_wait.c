@@ -85,9 +85,10 @@ int tcp_wait_poll(struct pollfd *fds, nfds_t len, int64_t deadline, uint64_t sig
  * A read goes over an urgent byte before it waits, and a close after it is no reset. The kernel cannot write to this buffer, so it
  * takes no byte that has come since.
  */
-static void pass_mark(int fd)
+void tcp_pass_mark(int fd)
 {
 	int marked = 0;
+	KEEP_ERRNO;
 
 	if (real.ioctl(fd, SIOCATMARK, &marked) == 0 && marked)
 		raw_recv(fd, NULL, 1, MSG_DONTWAIT);
@@ -120,7 +121,7 @@ bool tcp_wait_fails(int fd, int flags)
 		/* signal(7): with a timeout set, SA_RESTART does not restart */
 		if (ready == 0 || timed || self.signals_interrupting != interrupting) {
 			if (!(flags & MSG_PEEK))
-				pass_mark(fd);
+				tcp_pass_mark(fd);
 			errno = ready ? EINTR : EAGAIN;
 			return true;
 		}

@@ -6,6 +6,7 @@
 
 /* poll(2) until `deadline`, which hears the provider; fds has room for one more entry. */
 int tcp_wait_poll(struct pollfd *fds, nfds_t len, int64_t deadline, uint64_t signals, const sigset_t *mask);
+void tcp_pass_mark(int fd);
 bool tcp_wait_fails(int fd,
                     int flags); /* true: the call has waited long enough, or was interrupted; errno has the cause */
 /* A call that may sleep in the kernel until there is something to read. */

@@ -240,11 +240,12 @@ def check_nonblocking() -> None:
         assert wait(), wait
         thread.join()
         assert b.recv(10) == b"x"
-    with expected(BlockingIOError):
-        while True:
-            b.send(bytes(65536))
+    for _ in range(2):  # a direction that was full on TCP has room again once it goes by ring
+        with expected(BlockingIOError):
+            while True:
+                b.send(bytes(65536))
+        expect("promoted", a, b)
     assert not select.select([], [b], [], 0)[1]
-    expect("promoted", a, b)
 
 
 def check_files() -> None:

@@ -792,6 +792,24 @@ static void epoll_edge_urgent_asleep(void)
 	say("woken: %d %s", waiter.count, poll_names(waiter.event.events));
 }
 
+/* A level of the kernel's beside one of the ring: each wait tells both, however soon it comes. */
+static void epoll_levels_of_both(void)
+{
+	enum { WAITS = 1000 };
+	struct pair *pair = open_pair();
+	struct epoll_event events[4];
+	int pipes[2], set = set_new(), both = 0;
+	NEED(pipe(pipes) == 0 && write(pipes[1], "x", 1) == 1);
+	NEED(set_ctl(set, EPOLL_CTL_ADD, pair->fd, EPOLLIN, 1) == 0);
+	NEED(set_ctl(set, EPOLL_CTL_ADD, pipes[0], EPOLLIN, 2) == 0);
+	peer_put(pair, 10);
+	arrived(pair, 10);
+	for (int i = 0; i < WAITS; i++)
+		both += epoll_wait(set, events, 4, 0) == 2;
+	say("both: %d of %d", both, WAITS);
+	get(pair, 10);
+}
+
 const struct scene scenes_epoll[] = {
 	SCENE(epoll_level),
 	SCENE(epoll_ctl_errors),
@@ -820,5 +838,6 @@ const struct scene scenes_epoll[] = {
 	SCENE(epoll_edge_acknowledged),
 	SCENE(epoll_edge_urgent),
 	SCENE(epoll_edge_urgent_asleep),
+	SCENE(epoll_levels_of_both),
 	{NULL, NULL},
 };

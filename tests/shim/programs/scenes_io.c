@@ -251,6 +251,34 @@ static void sendfile_(void)
 	stays(pair);
 }
 
+static void note_alarm(int signal_number)
+{
+	(void)signal_number;
+}
+
+/* A signal ends a call that has sent something, though its handler restarts calls. The peer reads nothing meanwhile. */
+static void sendfile_interrupted(void)
+{
+	enum { LEN = 30 << 20 };
+	struct pair *pair = open_pair();
+	char path[] = "/tmp/sidestep-scene-XXXXXX";
+	int file = mkstemp(path);
+	NEED(file >= 0 && unlink(path) == 0 && ftruncate(file, LEN) == 0);
+	struct sigaction action = {.sa_handler = note_alarm, .sa_flags = SA_RESTART};
+	const struct itimerval soon = {.it_value = {.tv_usec = 300000}, .it_interval = {.tv_usec = 300000}}, never = {0};
+	NEED(sigaction(SIGALRM, &action, NULL) == 0 && setitimer(ITIMER_REAL, &soon, NULL) == 0);
+	ssize_t wrote = sendfile(pair->fd, file, NULL, LEN);
+	NEED(setitimer(ITIMER_REAL, &never, NULL) == 0);
+	say("a part: %d", wrote > 0 && wrote < LEN);
+	say("position: %d", lseek(file, 0, SEEK_CUR) == wrote);
+	struct timeval limit = {.tv_usec = 200000};
+	NEED(setsockopt(pair->fd, SOL_SOCKET, SO_SNDTIMEO, &limit, sizeof limit) == 0);
+	while ((wrote = sendfile(pair->fd, file, NULL, LEN)) > 0)
+		;
+	say_ret("no room for more", wrote);
+	NEED(close(file) == 0);
+}
+
 static void sendfile_nonblocking(void)
 {
 	struct pair *pair = open_pair();
@@ -872,6 +900,7 @@ const struct scene scenes_io[] = {
 	SCENE(sendmmsg_recvmmsg),
 	{"sendfile", sendfile_},
 	SCENE(sendfile_nonblocking),
+	SCENE(sendfile_interrupted),
 	{"splice", splice_},
 	SCENE(splice_proxy),
 	SCENE(sendfile_to_nobody),
