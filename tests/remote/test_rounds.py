@@ -65,6 +65,15 @@ def to_tcp(host: Host) -> None:
     gone_further(host)
 
 
+def arrived(one: Host, other: Host) -> None:
+    """Waits until each end has what the other sent by ring: after a cut, an end on TCP cannot send that again."""
+
+    def has_all(here: Host, there: Host) -> bool:
+        return bool((only(here).link or {})["arrived"] == only(there).tx.ring_bytes)
+
+    one.wait_for(lambda: has_all(one, other) and has_all(other, one))
+
+
 def and_back(host: Host, timeout_s: float = ORDER_S) -> None:
     """The order is taken back."""
     host.sidestep.promote(timeout_s=timeout_s)
@@ -100,6 +109,7 @@ def test_a_later_round_that_ends_otherwise(two: tuple[Host, Host], how: str, *, 
     and_back(one)
     promoted(one, other)
     to_tcp(other)
+    arrived(one, other)
     and_back(other, 0 if amid else ORDER_S)
     if how == "its link is cut":
         one.cut_rdma(spared_port=PORT)
