@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from pathlib import Path
 
 import pytest
 from busy import busy
 from told_ends import End, join, promote
+from traced import calls_until_output
 
 from sidestep.native import defaults
 from sidestep.testing import Sidestep
 
+SETAFFINITY = {"x86_64": 203, "aarch64": 122}[os.uname().machine]
 ROUNDS = 60
 LATE_S = 1.2e-6 * defaults.SPIN_US_MAX  # an answer that spinning a little longer seems to catch, and never does
 LOST_MAX = ROUNDS // 4  # four, then one for each rest, which lasts as long as 64 spins
@@ -58,6 +61,84 @@ def test_spins_that_are_always_lost_are_given_up(wait: str) -> None:
         b.ask(f"Later.of(lambda: [s.recv(1) and time.sleep({LATE_S}) or s.sendall(b'x') for _ in range({ROUNDS})])")
         a.ask(f"[s.sendall(b'x') or {WAITS[wait]} for _ in range({ROUNDS})]")
         assert lost(sidestep, a) - before <= LOST_MAX
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="one CPU: each pair is on it")
+def test_a_pair_in_turns_comes_onto_one_cpu(tmp_path: Path) -> None:
+    """On two CPUs that others want, each message would interrupt one of them."""
+    cpus, log, rounds = os.sched_getaffinity(0), tmp_path / "log", 500
+    one, other = sorted(cpus)[:2]
+    with Sidestep() as sidestep, busy(2 * len(cpus)):
+        a, b = End(sidestep, log, SIDESTEP_SPIN_US="0"), End(sidestep, SIDESTEP_SPIN_US="0")
+        join(a, b)
+        promote(sidestep, a, b)
+        os.sched_setaffinity(b.pid, {other})
+
+        def came(_: object) -> bool:
+            os.sched_setaffinity(a.pid, {one})
+            b.ask(f"Later.of(lambda: [s.recv(1) and s.sendall(b'x') for _ in range({2 * rounds})])")
+            a.ask(f"[s.sendall(b'x') or s.recv(1) for _ in range({rounds})]")
+            os.sched_setaffinity(a.pid, cpus)
+            a.ask(f"[s.sendall(b'x') or s.recv(1) for _ in range({rounds})]")
+            b.ask("Later.last.result()")
+            return f"goes to CPU {other}" in log.read_text()
+
+        sidestep.wait_for(came)  # the kernel may be first
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="one CPU: no thread is moved")
+def test_a_thread_that_is_moved_keeps_its_cpus() -> None:
+    """A mask would keep it from CPUs that its cpuset gets later; who has the widest follows the cpuset."""
+    cpus, masks, rounds = os.sched_getaffinity(0), list[bytes](), 200
+    one, other = sorted(cpus)[:2]
+    with Sidestep() as sidestep, busy(2 * len(cpus)):
+        a, b = End(sidestep, SIDESTEP_SPIN_US="0"), End(sidestep, SIDESTEP_SPIN_US="0")
+        join(a, b)
+        promote(sidestep, a, b)
+        os.sched_setaffinity(b.pid, {other})
+
+        def seen(number: int, arguments: Sequence[int]) -> None:
+            if number == SETAFFINITY:
+                with Path(f"/proc/{a.pid}/mem").open("rb", buffering=0) as memory:
+                    memory.seek(arguments[2])
+                    masks.append(memory.read(arguments[1]))
+
+        def moved(_: object) -> bool:
+            os.sched_setaffinity(a.pid, {one})
+            b.ask(f"Later.of(lambda: [s.recv(1) and s.sendall(b'x') for _ in range({2 * rounds})])")
+            a.ask(f"[s.sendall(b'x') or s.recv(1) for _ in range({rounds})]")
+            os.sched_setaffinity(a.pid, cpus)
+            calls_until_output(
+                a.pid, lambda: a.tell(f"[s.sendall(b'x') or s.recv(1) for _ in range({rounds})] and 1"), seen
+            )
+            assert a.answer() == "1"
+            b.ask("Later.last.result()")
+            return bool(masks)
+
+        sidestep.wait_for(moved)  # the kernel may be first
+        assert os.sched_getaffinity(a.pid) == cpus
+    assert all(byte == 0xFF for byte in masks[-1])
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="one CPU: each pair is on it")
+def test_who_only_reads_is_left_where_it_is(tmp_path: Path) -> None:
+    """It sleeps for each message, and works beside the other end."""
+    cpus, log = os.sched_getaffinity(0), tmp_path / "log"
+    one, other = sorted(cpus)[:2]
+    with Sidestep() as sidestep, busy(2 * len(cpus)):
+        a, b = End(sidestep, log, SIDESTEP_SPIN_US="0"), End(sidestep, SIDESTEP_SPIN_US="0")
+        join(a, b)
+        promote(sidestep, a, b)
+        os.sched_setaffinity(b.pid, {other})
+        os.sched_setaffinity(a.pid, {one})
+        b.ask("Later.of(lambda: [time.sleep(0.001) or s.sendall(b'x') for _ in range(400)])")
+        a.ask("[s.recv(1) for _ in range(100)]")
+        os.sched_setaffinity(a.pid, cpus)
+        a.ask("[s.recv(1) for _ in range(300)]")
+        assert "goes to CPU" not in log.read_text()
 
 
 def lost(sidestep: Sidestep, end: End) -> int:

@@ -20,6 +20,12 @@ class End:
         pipe, env = subprocess.PIPE, stage.env(SIDESTEP_LOG=str(log) if log else None, **settings)
         self._program: Any = stage.popen([sys.executable, TOLD], stdin=pipe, stdout=pipe, text=True, env=env)
 
+    @property
+    def pid(self) -> int:
+        """Of the program."""
+        pid: int = self._program.pid
+        return pid
+
     def tell(self, what: str) -> None:
         """Starts something; `answer` waits for it."""
         self._program.stdin.write(f"{what}\n")

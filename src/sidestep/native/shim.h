@@ -58,6 +58,7 @@ struct conn {
 	/* Only a holder of a reference may look at the fields below. */
 	_Atomic uint8_t managed; /* holds a segment */
 	_Atomic bool nonblock; /* the value as far as we have seen it set; decides about spinning only */
+	_Atomic int brief_fd[2]; /* + 1: receives and sends by it waited briefly, without a limit; see call_blocks() */
 	_Atomic bool waited; /* seen in a hooked poll, select or epoll set */
 	_Atomic int stale_fd; /* + 1: a number in the table that the kernel has given to another file; 0: none is known */
 	_Atomic bool heritable; /* the program has taken FD_CLOEXEC from a number of it */
@@ -77,6 +78,9 @@ struct conn {
 	uint32_t probe_countdown;
 	struct spin_budget budget; /* budget of blocking waits */
 	_Atomic uint32_t linger_skips, linger_pause; /* see conn_lingers() */
+	_Atomic uint64_t turn_msgs, turn_sleeps, turn_sent; /* messages and sleeps at `turns_at`: spin_stack() */
+	_Atomic int64_t turns_at;
+	_Atomic uint64_t refusing; /* a number that does not block + 1; age of that; how often to trust it: refuses() */
 	struct channel_end channel;
 	struct doorbell *doorbell;               /* ours: the peer rings it */
 	struct remote_doorbell *remote_doorbell; /* the peer's: we ring it */
@@ -245,6 +249,14 @@ void conn_set_addresses(struct conn *conn, int fd);
 int conn_attach(struct conn *conn, int fd, int segment_fd, int side, struct remote_doorbell *remote,
                 struct doorbell *local);
 int conn_fd(const struct conn *conn);
+#define REFUSING_AGE 64u /* unit of conn->refusing's age, below which it counts */
+static inline void refusing_ends(struct conn *conn)
+{
+	uint64_t old = atomic_load(&conn->refusing);
+
+	while (!atomic_compare_exchange_weak(&conn->refusing, &old, (uint32_t)((old | (REFUSING_AGE - 1)) + 1)))
+		;
+}
 bool conn_stays(struct conn *conn, int *fd);
 bool conn_progress(struct conn *conn, int fd);
 void conn_probe(struct conn *conn, int fd);
@@ -315,6 +327,7 @@ bool conn_promote(struct conn *conn, int fd, uint32_t kept);
 struct conn *conn_find(const struct conn_slot *slot, uint32_t generation, int *fd);
 void conn_violation(struct conn *conn, int fd);
 uint32_t conn_ready(struct conn *conn, int fd, uint32_t kernel_bits, uint32_t interest);
+uint32_t conn_watched(struct conn *conn, int fd, uint32_t events, bool withheld);
 ssize_t conn_send(struct conn *conn, int fd, const struct iovec *iov, int iov_len, int flags);
 size_t send_put_off(struct conn *conn);
 struct beside; /* shim_call.h */
@@ -480,19 +493,6 @@ static inline bool conn_is_loose(const struct conn *conn)
 	return __atomic_load_n(&conn->loose_at, __ATOMIC_RELAXED) != NULL;
 }
 
-struct wait_clock {
-	int64_t deadline; /* ns; INT64_MAX: none */
-	uint64_t signals;
-	uint64_t signals_interrupting;
-};
-void wait_clock_start(struct wait_clock *clock, int64_t timeout_ns);
-/*
- * Waits until the ring may serve `want`, or something else asks for a look. 0, -EINTR or -ETIMEDOUT. The caller is counted
- * among conn->waiters from its first wait until it returns: such a call outlives close(). Cancelled, it is taken out here.
- */
-int conn_wait(struct conn *conn, int fd, int want, size_t space, const struct wait_clock *clock, bool timed);
-/* True if bytes have come to a call that would not wait for them, if a short look for them is likely to pay. */
-bool conn_lingers(struct conn *conn);
 /* ---- provider (shim_provider.c to shim_rpc.c; between them: shim_provider.h) ---- */
 extern _Atomic uint32_t rpc_pending;
 void rpc_poll(void);

@@ -24,21 +24,97 @@ enum turn call_elsewhere(struct call *call, int way)
 	return call_over(call, n, n < 0 ? errno : call->saved);
 }
 
+/*
+ * A wait has to know whether the number is still the connection's, whether it blocks, and for how long: three questions to the
+ * kernel. Where the last wait of the kind was brief, and without a limit, the next begins without them. The answers may be others
+ * by now, through a program that has the socket as well, or a system call that no hook sees. So such a wait ends soon, and the
+ * kernel is asked before the call waits on or returns.
+ */
+#define BRIEF_NS 10000000 /* more than a tick: no timer has to be set for it where a CPU is busy */
+
+static void call_start(struct call *call)
+{
+	wait_clock_start(&call->clock);
+	atomic_fetch_add(&call->conn->waiters, 1);
+	call->started = true;
+}
+
+#define UNASKED_MAX (REFUSING_AGE - 1) /* answers in a row */
+
+/*
+ * True if a call that cannot go on does not wait either. A program that reads until nothing is left gets that answer once a
+ * message. The kernel is asked with one answer in 64, as long as no other process has the socket. In between, only a system call
+ * that no hook sees makes the socket block, or gives the number to another file.
+ */
+static bool refuses(struct call *call)
+{
+	struct conn *conn = call->conn;
+	uint64_t refusing = atomic_load(&conn->refusing);
+	/* The count is from before the question: a holder that has ended since may have changed the answer. */
+	const bool alone = atomic_load(&conn->slot->holders) == 1 && !slot_has(conn->slot, SLOT_PASSED);
+
+	if (call->flags & MSG_DONTWAIT)
+		return true;
+	call->unasked = alone && refusing >> 32 == (uint32_t)call->fd + 1 && refusing % REFUSING_AGE;
+	if (!call->unasked && !would_not_block(call->fd, call->flags))
+		return false;
+	if (!alone)
+		return true;
+	const uint64_t age = (uint32_t)refusing & ~(REFUSING_AGE - 1);
+	/* The word of another thread stays: the age has changed. */
+	atomic_compare_exchange_strong(&conn->refusing, &refusing,
+	                               call->unasked ? refusing - 1 : ((uint64_t)call->fd + 1) << 32 | age | UNASKED_MAX);
+	return true;
+}
+
+/* True if a call that cannot go on waits. */
+bool call_blocks(struct call *call, int way)
+{
+	if (call->blocks)
+		return true;
+	/* A socket that was last made not to block is asked, so that call_wait() knows of a change since. */
+	if (!call->started && !(call->flags & MSG_DONTWAIT) &&
+	    word_load(call->conn->brief_fd[way - WAIT_RX]) == call->fd + 1 && !word_load(call->conn->nonblock)) {
+		call_start(call);
+		call->clock.deadline = call->clock.began + BRIEF_NS;
+		call->clock.brief = true;
+		return call->blocks = true;
+	}
+	return call->blocks = !refuses(call);
+}
+
+static void limit_ask(struct call *call, int way)
+{
+	struct wait_clock *clock = &call->clock;
+	struct timeval limit = {0};
+
+	option_get(call->fd, SOL_SOCKET, way == WAIT_RX ? SO_RCVTIMEO : SO_SNDTIMEO, &limit, sizeof(limit));
+	int64_t limit_ns = timespec_ns(&(struct timespec){limit.tv_sec, limit.tv_usec * 1000});
+	clock->timed = limit_ns != 0;
+	clock->deadline = !limit_ns || limit_ns > INT64_MAX - clock->began ? INT64_MAX : clock->began + limit_ns;
+}
+
 /* Waits for what the call needs, as long as the socket's timeout lets it. */
 enum turn call_wait(struct call *call, int way, size_t space)
 {
 	struct conn *conn = call->conn;
-	struct timeval limit = {0};
+	struct wait_clock *clock = &call->clock;
 
 	if (!call->started) {
-		option_get(call->fd, SOL_SOCKET, way == WAIT_RX ? SO_RCVTIMEO : SO_SNDTIMEO, &limit, sizeof(limit));
-		call->timed = limit.tv_sec || limit.tv_usec;
-		wait_clock_start(&call->clock,
-		                 call->timed ? timespec_ns(&(struct timespec){limit.tv_sec, limit.tv_usec * 1000}) : -1);
-		atomic_fetch_add(&conn->waiters, 1);
-		call->started = true;
+		call_start(call);
+		limit_ask(call, way);
 	}
-	int waited = conn_wait(conn, call->fd, way, space, &call->clock, call->timed);
+	int waited = conn_wait(conn, call->fd, way, space, clock);
+	if (clock->brief && waited == -ETIMEDOUT) {
+		word_store(conn->brief_fd[way - WAIT_RX], 0);
+		clock->brief = false;
+		limit_ask(call, way);
+		call->blocks = word_load(conn->nonblock); /* A change since the call began does not concern it. */
+		waited = 0;
+	} else if (!clock->brief && waited == 0) {
+		word_store(conn->brief_fd[way - WAIT_RX],
+		           !clock->timed && now_ns() - clock->began < BRIEF_NS ? call->fd + 1 : 0);
+	}
 	if (conn_drop_stale(conn, call->fd))
 		return call_elsewhere(call, way);
 	if (waited == 0 && conn_stays(conn, &call->fd))

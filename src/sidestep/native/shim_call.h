@@ -2,6 +2,7 @@
 #ifndef SIDESTEP_SHIM_CALL_H
 #define SIDESTEP_SHIM_CALL_H
 
+#include "shim_spin.h"
 #include "shim_switch.h"
 
 /* results of rx_step and tx_step */
@@ -27,8 +28,9 @@ struct call {
 	struct beside *beside; /* NULL: nobody asks */
 	bool look; /* the native socket is asked before a receive says that there is nothing */
 	bool broken; /* a send has nobody to send to: SIGPIPE */
+	bool blocks; /* the socket does */
+	bool unasked; /* answer of a socket that does not block, known from before */
 	bool started; /* true if it has waited: `clock` runs, and it is counted among conn->waiters */
-	bool timed; /* true by SO_RCVTIMEO or SO_SNDTIMEO */
 	struct wait_clock clock;
 };
 
@@ -55,7 +57,7 @@ static inline struct call call_of(struct conn *conn, int fd, const struct iovec 
 	call.total = iov_total(iov, iov_len);
 	call.done = 0;
 	call.beside = NULL;
-	call.look = call.broken = call.started = false;
+	call.look = call.broken = call.blocks = call.unasked = call.started = false;
 	return call;
 }
 static inline enum turn call_over(struct call *call, ssize_t result, int error)
@@ -72,6 +74,7 @@ static inline ssize_t call_end(const struct call *call)
 	return call->result;
 }
 enum turn call_wait(struct call *call, int way, size_t space);
+bool call_blocks(struct call *call, int way);
 enum turn call_elsewhere(struct call *call, int way);
 bool would_not_block(int fd, int flags);
 int iov_from(const struct iovec *iov, int iov_len, size_t skip, size_t most, struct iovec out[64]);

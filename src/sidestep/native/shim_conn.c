@@ -211,8 +211,10 @@ void conns_before_fork(void)
 	for (uint32_t fd = 0; fd < atomic_load(&fd_end); fd++) {
 		struct conn *conn = conn_get((int)fd);
 		/* one event for each connection, however many numbers it has */
-		if (conn && (int)fd == conn_fd(conn))
+		if (conn && (int)fd == conn_fd(conn)) {
 			atomic_fetch_add(&conn->slot->holders, 1);
+			refusing_ends(conn); /* a child may change it unseen, and end */
+		}
 		if (conn && conn->managed)
 			word_store(announce_due, true); /* the child may execute a program, which has it rung always */
 	}

@@ -401,6 +401,7 @@ static bool kept_revoke(struct conn *conn, uint32_t kept)
 
 	slot_lock(&slot->rx_lock);
 	slot_lock(&slot->tx_lock);
+	refusing_ends(conn); /* another holder may have changed O_NONBLOCK */
 	uint32_t state = word_load(slot->state);
 	bool was_kept = slot_has(slot, kept);
 	slot_clear(slot, kept);

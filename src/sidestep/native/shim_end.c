@@ -196,6 +196,16 @@ void conn_probe(struct conn *conn, int fd)
 	errno = saved;
 }
 
+/* The same for a number that was the connection's lately: it is asked about only where something is found. */
+void conn_probe_known(struct conn *conn, int fd)
+{
+	struct pollfd tcp = {.fd = fd, .events = POLLIN | POLLRDHUP};
+	KEEP_ERRNO;
+
+	if (conn_relayed(conn) || conn_notice(conn) || raw_poll(&tcp, 1, 0) != 0)
+		conn_probe(conn, fd);
+}
+
 /*
  * A read from TCP has met the end: everything that waits on the connection learns of it. True: it is an error, in errno, as
  * the peer has left bytes in the ring unread, which its kernel does not know.

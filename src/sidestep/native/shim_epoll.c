@@ -3,6 +3,7 @@
 #include "shim_set.h"
 
 #define REPORT_MAX 128 /* events taken from the kernel at a time */
+#define QUIET_MAX 8 /* managed members that are looked at twice for the sake of a system call */
 #define DOORBELLS_MAX 64 /* doorbells of one set that a thread can sleep on; with more it naps */
 
 EXPORT int epoll_create(int size)
@@ -241,8 +242,10 @@ static int set_look(struct set_wait *wait)
 	wait->set->kernel_ready = false;
 	wait->manages = word_load(wait->set->manages);
 	self.calls += wait->looks++ != 0;
+	int k = raw_epoll_look(wait->epfd, wait->reported, max);
+	wait->set->quiet = k == 0;
 	wait->asked = true;
-	return raw_epoll_look(wait->epfd, wait->reported, max);
+	return k;
 }
 
 /* set lock held. Turns `reported` events of the kernel's, and the rings' state, into the program's; returns their number. */
@@ -251,6 +254,8 @@ static int set_report(struct set_wait *wait, int reported)
 	struct set *set = wait->set;
 	int n = reported > 0 ? translate(set, wait->reported, reported, wait->manages, wait->events) : 0;
 
+	if (reported > 0)
+		set->quiet = n == 0;
 	/* the rings come first the next time, if the kernel's events alone have filled the room */
 	set->kernel_filled |= reported > 0 && n == wait->max;
 	return n < wait->max ? n + collect(set, wait->events + n, wait->max - n) : n;
@@ -335,6 +340,19 @@ static int set_add_asked(struct set_wait *wait, int n)
 	return k > 0 ? n + translate(wait->set, wait->reported, k, wait->manages, wait->events + n) : n;
 }
 
+/*
+ * set lock held. True if the sleep that follows may ask the kernel: it had nothing to report the last time, and the rings have
+ * nothing now. What is reported together is asked for together, as the kernel reports an edge once. A wait whose time is over
+ * does not sleep.
+ */
+static bool set_sleeps(const struct set_wait *wait)
+{
+	struct set *set = wait->set;
+
+	return set->quiet && set->managed_len <= QUIET_MAX && !set->by_tcp && !set->nest && wait->now < wait->deadline &&
+	       self.signals == wait->signals && !set_tells(set);
+}
+
 /* The first look of a wait. It reports all that is ready at once. -1: the kernel has failed. */
 static int set_first(struct set_wait *wait, bool once)
 {
@@ -343,7 +361,10 @@ static int set_first(struct set_wait *wait, bool once)
 	set_pass_begin(set, SPENT_NOTHING);
 	const bool filled = set->kernel_filled;
 	set->kernel_filled = false;
-	if ((set->by_tcp || set->kernel_ready || look_is_due(wait)) && !filled)
+	bool look = (set->by_tcp || set->kernel_ready || look_is_due(wait)) && !filled;
+	if (look && !once && set_sleeps(wait))
+		return set_pass_end(wait, 0);
+	if (look)
 		return set_first_asked(wait, once);
 	int n = set_report(wait, 0);
 	if (unlikely(filled && n))
@@ -451,6 +472,21 @@ static int sleep_beside(struct set_wait *wait, const struct set_sleep *sleep, in
 	return ready > 0 ? raw_epoll_look(wait->epfd, wait->reported, max) : ready;
 }
 
+/* set lock held, and dropped while the thread may wait for another CPU. */
+static void set_stack(const struct set_wait *wait)
+{
+	struct set *set = wait->set;
+	struct conn *conn = word_load(set->managed_len) == 1 ? set->managed[0]->conn : NULL;
+
+	if (likely(!conn || !spin_apart(conn, wait->now)))
+		return;
+	conn_ref(conn);
+	set_unlock(set);
+	spin_stack(conn, wait->now);
+	conn_unref(conn);
+	set_pass_begin(set, SPENT_NOTHING);
+}
+
 /* Sleeps in the kernel. How many events there are to tell; -1: it was for nothing, with errno. */
 static int set_sleep(struct set_wait *wait)
 {
@@ -466,9 +502,11 @@ static int set_sleep(struct set_wait *wait)
 	conns_trim(wait->now);
 	set_sweep(set);
 	set_pass_begin(set, SPENT_NOTHING);
+	set_stack(wait);
 	set_sleep_begin(&sleep, set);
 	int n = set_report(wait, 0);
 	bool others = concerns_others(set, n, wait->max);
+	set->quiet &= n == 0; /* the kernel has not been asked */
 	wait->manages = word_load(set->manages);
 	set_unlock(set);
 	if (!n) {

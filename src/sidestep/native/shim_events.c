@@ -123,6 +123,23 @@ static uint32_t tx_events(struct conn *conn, int fd, uint32_t kernel_bits, bool 
 	return ready;
 }
 
+/* Events that the kernel watches for a caller that wants these. A `withheld` end would be reported again and again, to no use. */
+uint32_t conn_watched(struct conn *conn, int fd, uint32_t events, bool withheld)
+{
+	if (tx_is(conn->slot, TX_RESEND)) {
+		events |= EPOLLOUT; /* TCP's room is what recalled bytes wait for */
+	} else {
+		/* a wait for room, or for a reset alone, must hear of the peer's end: we judge what it means */
+		if (conn_judges_end(conn) && !slot_has(conn->slot, SLOT_FIN | SLOT_RD_SHUT))
+			events |= EPOLLRDHUP;
+		if (tx_by_ring(conn->slot))
+			events &= ~(uint32_t)(EPOLLOUT | EPOLLWRNORM | EPOLLWRBAND);
+	}
+	if (withheld)
+		events &= ~(uint32_t)EPOLLRDHUP;
+	return conn_fin_waits(conn, fd) ? events & ~(uint32_t)(READABLE | EPOLLRDHUP) : events;
+}
+
 static uint32_t end_events(const struct conn *conn)
 {
 	/* the order matters: an end that is seen has its error */

@@ -11,11 +11,21 @@ static inline bool own(int fd)
 	return unlikely(file && file->kind == FILE_OWN);
 }
 
+/* A wait may have another limit, or none at all: the next one asks. */
+static inline void briefs_end(struct conn *conn)
+{
+	word_store(conn->brief_fd[0], 0);
+	word_store(conn->brief_fd[1], 0);
+	refusing_ends(conn);
+}
+
 /* The program's setting of O_NONBLOCK. */
 static inline void noted(struct conn *conn, bool nonblock)
 {
-	if (conn)
-		word_store(conn->nonblock, nonblock);
+	if (!conn)
+		return;
+	word_store(conn->nonblock, nonblock);
+	briefs_end(conn);
 }
 
 /* Streams of the program read and write by us: see shim_stdio.c. Our loader's programs make no other calls. */

@@ -97,6 +97,7 @@ EXPORT int getsockopt(int fd, int level, int name, void *value, socklen_t *len)
 /* The kernel has taken it. */
 static void option_set(struct conn *conn, int fd, int level, int name, const void *value, socklen_t len)
 {
+	briefs_end(conn); /* the option may be SO_RCVTIMEO */
 	if (level == SOL_SOCKET && name == SO_RCVLOWAT && len >= sizeof(int)) {
 		int low;
 		memcpy(&low, value, sizeof(low));

@@ -75,23 +75,14 @@ static void poller_ask(struct poller *poller)
 	for (nfds_t i = 0; i < poller->len; i++) {
 		poller->kernel[i] = (struct pollfd){.fd = poller_fd(poller, i), .events = poller->fds[i].events};
 		struct conn *conn = poller->conns[i];
-		if (conn && tx_is(conn->slot, TX_RESEND)) {
-			poller->kernel[i].events |= POLLOUT; /* TCP's room is what recalled bytes wait for */
-		} else if (conn) {
-			/* a wait for room, or for a reset alone, must hear of the peer's end: we judge what it means */
-			if (conn_judges_end(conn) && !slot_has(conn->slot, SLOT_FIN | SLOT_RD_SHUT))
-				poller->kernel[i].events |= POLLRDHUP;
-			if (tx_by_ring(conn->slot))
-				poller->kernel[i].events &= (short)~(POLLOUT | POLLWRNORM | POLLWRBAND);
-		}
-		if (conn && conn_fin_waits(conn, poller->kernel[i].fd))
-			poller->kernel[i].events &= (short)~(POLLIN | POLLRDNORM | POLLRDHUP);
-		if (conn && conn_end_withheld(conn)) { /* the kernel would report it again and again, to no use */
-			poller->kernel[i].events &= (short)~POLLRDHUP;
-			if (!(poller->kernel[i].events & (POLLIN | POLLRDNORM | POLLOUT | POLLWRNORM)) &&
-			    slot_has(conn->slot, SLOT_WR_SHUT | SLOT_TCP_RESET))
-				poller->kernel[i].fd = -1; /* HUP cannot be declined, and no reset can follow it */
-		}
+		if (!conn)
+			continue;
+		const bool withheld = conn_end_withheld(conn);
+		uint32_t events = conn_watched(conn, poller->kernel[i].fd, (unsigned short)poller->fds[i].events, withheld);
+		poller->kernel[i].events = (short)events;
+		if (withheld && !(events & (POLLIN | POLLRDNORM | POLLOUT | POLLWRNORM)) &&
+		    slot_has(conn->slot, SLOT_WR_SHUT | SLOT_TCP_RESET))
+			poller->kernel[i].fd = -1; /* HUP cannot be declined, and no reset can follow it */
 	}
 }
 
@@ -301,6 +292,8 @@ static int poll_sleep(struct poller *poller, struct poll_wait *wait)
 
 	rpc_listen();
 	conns_trim(wait->now);
+	if (poller->len == 1 && poller->conns[0])
+		spin_stack(poller->conns[0], wait->now);
 	self.full_until = 0;
 	collect_doorbells(poller, &sleep);
 	for (int i = 0; i < sleep.len; i++)

@@ -318,15 +318,22 @@ static uint32_t member_tells(struct set *set, struct member *member, uint64_t *t
 	return ready & (member->events | EPOLLERR | EPOLLHUP);
 }
 
-/* poll() on an epoll descriptor: whether any managed member has something to report. */
-bool set_has_ready(struct set *set)
+/* True if any managed member has something to report. */
+bool set_tells(struct set *set)
 {
 	bool found = false;
 	uint64_t tail;
 
-	set_lock(set);
 	for (uint32_t i = 0; i < set->managed_len && !found; i++)
 		found = member_tells(set, set->managed[i], &tail) != 0;
+	return found;
+}
+
+/* poll() on an epoll descriptor: whether any managed member has something to report. */
+bool set_has_ready(struct set *set)
+{
+	set_lock(set);
+	bool found = set_tells(set);
 	set_unlock(set);
 	return found;
 }

@@ -305,7 +305,9 @@ static enum step ring_step(const struct call *call, size_t at, bool look, size_t
 			return STEP_END;
 		if (turn >= 2 || (!look && !slot_has(slot, SLOT_FIN | SLOT_RESET)))
 			return STEP_EMPTY;
-		if (look)
+		if (look && call->unasked)
+			conn_probe_known(conn, fd);
+		else if (look)
 			conn_probe(conn, fd); /* a probe, then a second look at the ring: bytes sent before the FIN are there now */
 		look = false;
 	}
@@ -386,7 +388,7 @@ static enum turn recv_short(struct call *call, size_t target, size_t seen)
 	if (unlikely((conn_notice(call->conn) & CHANNEL_CLOSED) || word_load(call->conn->channel.remote->shut_wr)) &&
 	    !slot_has(call->conn->slot, SLOT_FIN))
 		conn_probe(call->conn, call->fd);
-	if (would_not_block(call->fd, call->flags)) {
+	if (!call_blocks(call, WAIT_RX)) {
 		call->look = call->flags || !rx_by_ring(call->conn->slot) || !conn_lingers(call->conn);
 		return TURN_AGAIN;
 	}

@@ -91,6 +91,7 @@ static bool give(struct given *given, struct conn *conn, int fd, int *line)
 	*given = (struct given){.conn = conn, .fd = fd, .file = file, .pass = pass};
 	arena_passes();
 	atomic_fetch_add(&conn->slot->holders, 1); /* a reference for its taker */
+	refusing_ends(conn);
 	traveller_settle(&pass->of, conn);
 	word_store(announce_due, true);
 	return true;

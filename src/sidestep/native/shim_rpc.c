@@ -12,6 +12,8 @@
 #include <fcntl.h>
 
 #define POLL_EVERY_NS 10000          /* interval of looks for answers while calls come quickly */
+#define WELCOME_LOOKS 16 /* looks for a welcome with each call; then one in: */
+#define WELCOME_EVERY_NS 200000 /* a fifth of a millisecond */
 #define UNREPORTED_EVERY_NS 20000000     /* and how often the socket is checked without a sign of one */
 #define CHECK_EVERY_NS 100000000 /* the provider's socket is asked at least this often whether it is still there */
 #define ASK_TIMEOUT_NS 3000000000ll /* EXPLICIT_ASK_TIMEOUT_S of limits.py: a provider that is slower is none */
@@ -459,11 +461,32 @@ void rpc_return(struct conn *conn, int fd)
 		conn_promote(conn, fd, SLOT_DEMOTED);
 }
 
+/* True if a provider that was greeted has not answered at the last look: a busy one takes long. */
+static bool welcome_waits(void)
+{
+	static _Atomic int64_t looked_at;
+	static _Atomic uint32_t looks;
+
+	if (likely(atomic_load_explicit(&provider.registry, memory_order_acquire)))
+		return false;
+	if (word_load(provider.fd) < 0)
+		word_store(looks, 0);
+	if (word_load(looks) < WELCOME_LOOKS) {
+		word_store(looks, word_load(looks) + 1);
+		return false;
+	}
+	int64_t now = now_ns();
+	if (now - word_load(looked_at) < WELCOME_EVERY_NS)
+		return true;
+	word_store(looked_at, now);
+	return false;
+}
+
 void rpc_consider(struct conn *conn, int fd)
 {
 	struct conn_slot *slot = conn->slot;
 
-	if (!is_due(conn) || !may_gain(conn))
+	if (!is_due(conn) || !may_gain(conn) || welcome_waits())
 		return;
 	rpc_listen();
 	if (unlikely(slot_has(slot, SLOT_DEMOTED)) || offer_missing(conn))

@@ -125,6 +125,17 @@ static bool filter_bears_us(const struct sock_fprog *filter)
 	return bears;
 }
 
+/* True if it allows a thread to be moved to another CPU. */
+static bool filter_moves_us(const struct sock_fprog *filter)
+{
+	const struct seccomp_data asks = {.arch = OWN_ARCH, .nr = SYS_sched_getaffinity};
+	const struct seccomp_data moves = {.arch = OWN_ARCH, .nr = SYS_sched_setaffinity};
+	uint32_t reads;
+
+	return (filter_says(filter, &asks, &reads) & SECCOMP_RET_ACTION_FULL) == SECCOMP_RET_ALLOW &&
+	       (filter_says(filter, &moves, &reads) & SECCOMP_RET_ACTION_FULL) == SECCOMP_RET_ALLOW;
+}
+
 /*
  * Calls that leave a socket as it is, and with the processes that have it. All others may hand it on, change it, or have its bytes
  * moved when the process has ended.
@@ -204,6 +215,7 @@ static void filtered(const struct sock_fprog *filter)
 	}
 	tcp_only_begin(REASON_SANDBOX);
 	config.opt_in = true;
+	config.stay |= !filter_moves_us(filter);
 }
 
 EXPORT int prctl(int option, ...)

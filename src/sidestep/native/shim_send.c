@@ -201,7 +201,7 @@ static enum turn send_short(struct call *call)
 	size_t left = call->total - call->done;
 
 	conn_check(conn, call->fd);
-	if (would_not_block(call->fd, call->flags)) {
+	if (!call_blocks(call, WAIT_TX)) {
 		if (unlikely(conn_make_room(conn)))
 			return TURN_AGAIN;
 		size_t room = send_put_off(conn);

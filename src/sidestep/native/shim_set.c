@@ -109,25 +109,15 @@ int set_created(int epfd)
 /* ---- membership (shim_lock and set lock held) ---- */
 static uint32_t kernel_events(const struct member *member)
 {
+	const bool withheld = conn_end_withheld(member->conn);
 	struct conn_slot *slot = member->conn->slot;
-	uint32_t events = member->events & ~(uint32_t)(EPOLLONESHOT | EPOLLEXCLUSIVE);
 
 	if (member->disabled || member->away)
 		return EPOLLONESHOT; /* an entry that reports not even HUP again and again */
-	bool withheld = conn_end_withheld(member->conn); /* the kernel would report it again and again, to no use */
-	if (withheld)
-		events &= ~(uint32_t)EPOLLRDHUP;
-	if (conn_fin_waits(member->conn, member->fd))
-		events &= ~(uint32_t)(EPOLLIN | EPOLLRDNORM);
-	if (tx_is(slot, TX_RESEND))
-		return events | EPOLLOUT; /* TCP's room is what recalled bytes wait for */
-	/* a wait for room, or for a reset alone, must hear of the peer's end: we judge what it means */
-	if (conn_judges_end(member->conn) && !withheld && !slot_has(slot, SLOT_FIN | SLOT_RD_SHUT))
-		events |= EPOLLRDHUP;
-	if (tx_by_ring(slot))
-		events &= ~(uint32_t)(EPOLLOUT | EPOLLWRNORM | EPOLLWRBAND);
+	uint32_t events =
+		conn_watched(member->conn, member->fd, member->events & ~(uint32_t)(EPOLLONESHOT | EPOLLEXCLUSIVE), withheld);
 	/* edges by which the ring's bytes are news: an urgent byte, and what our end brings; see member_look() */
-	if ((events & EPOLLET) && !(member->set->nest & NEST_INNER))
+	if ((events & EPOLLET) && !(member->set->nest & NEST_INNER) && !tx_is(slot, TX_RESEND))
 		events |= EPOLLPRI | (tx_is(slot, TX_ENDED) ? EPOLLOUT : 0u);
 	if (withheld && !(events & (EPOLLIN | EPOLLRDNORM | EPOLLOUT | EPOLLWRNORM)))
 		events |= EPOLLET; /* HUP and ERR cannot be declined; nothing but a reset can follow */

@@ -109,6 +109,7 @@ struct set {
 	uint32_t feeds_len, feeds_cap;
 	uint32_t cursor;
 	bool kernel_filled; /* the last look left no room for the rings */
+	bool quiet; /* the kernel's last answer held nothing but doorbells */
 	bool kernel_ready; /* the last look reported members that the kernel alone knows: a level may still be true */
 	_Atomic uint32_t watched; /* watch of the provider's socket; see rpc_watch() */
 	uint64_t pass;
@@ -195,6 +196,7 @@ static inline uint32_t doorbell_add(struct doorbell **doorbells, uint32_t len, u
 
 /* ---- shim_ready.c: set lock held ---- */
 void set_keep(struct set *set);
+bool set_tells(struct set *set);
 bool set_has_ready(struct set *set); /* no lock held */
 int collect(struct set *set, struct epoll_event *events, int room);
 int translate(struct set *set, const struct epoll_event *reported, int len, uint32_t manages,

@@ -10,6 +10,8 @@
 #define NOBODY_NS 1000 /* a CPU that is back so soon was wanted by nobody ... */
 #define ALONE_NS 10000 /* ... and is not offered for a while */
 #define SPREAD_EVERY_NS 100000000 /* a thread moves away from its peer's CPU at most this often */
+#define STACK_EVERY_NS 20000000   /* and to it */
+#define TURNS_MIN 16 /* messages from which it shows how two work */
 
 static uint32_t runnable_threads(void)
 {
@@ -44,6 +46,29 @@ static uint32_t runnable_threads(void)
 	return count;
 }
 
+/*
+ * Moves this thread to one of these CPUs, and lets it go where it might before. A thread with all CPUs of its cpuset gets the widest
+ * mask. A narrower one would keep it from CPUs that the cpuset gets later. No handler of the program runs in between: it
+ * might see the mask, or not return. A mask that another process sets meanwhile stays.
+ */
+static void move(const cpu_set_t *to, const cpu_set_t *before)
+{
+	static __thread bool masked; /* True if it has a mask of its own */
+	cpu_set_t all, now, common;
+
+	critical_enter();
+	if (sched_setaffinity(0, sizeof(*to), to) == 0 && sched_getaffinity(0, sizeof(now), &now) == 0) {
+		CPU_AND(&common, &now, to);
+		bool ours = CPU_EQUAL(&common, &now);
+		memset(&all, 0xff, sizeof(all));
+		if (ours && !masked && sched_setaffinity(0, sizeof(all), &all) == 0)
+			masked = sched_getaffinity(0, sizeof(now), &now) < 0 || !CPU_EQUAL(&now, before);
+		if (ours && masked && sched_setaffinity(0, sizeof(*before), before) < 0)
+			sched_setaffinity(0, sizeof(all), &all); /* The cpuset has none of them any more. */
+	}
+	critical_leave();
+}
+
 /* Moves this thread off the CPU it shares with its peer: the kernel puts a sleeping pair on one, for good. */
 static void spread(uint32_t cpu)
 {
@@ -58,8 +83,52 @@ static void spread(uint32_t cpu)
 		return;
 	others = all;
 	CPU_CLR((int)cpu - 1, &others);
-	if (sched_setaffinity(0, sizeof(others), &others) == 0)
-		sched_setaffinity(0, sizeof(all), &all);
+	move(&others, &all);
+}
+
+static __thread int64_t stacked_at; /* this thread has moved to a peer's CPU */
+
+/*
+ * A pair of which one end answers each message, and sleeps for each, runs in turns. On two CPUs that others want as well, each
+ * wake-up interrupts a CPU, which costs several times the message. On one CPU it is a switch. The kernel brings a pair together if
+ * the waker is about to sleep, as TCP's is by its call. A doorbell's call does not say so. This thread therefore goes to the CPU of
+ * its peer.
+ */
+bool spin_apart(const struct conn *conn, int64_t now)
+{
+	uint32_t peer_cpu = word_load(conn->channel.rx_peer_line->cpu);
+
+	/* one end alone moves, or the two would change places */
+	return unlikely(peer_cpu != cpu_now()) && peer_cpu && conn->channel.local == &conn->channel.seg->side[0] &&
+	       now - word_load(conn->turns_at) >= STACK_EVERY_NS && now - stacked_at >= STACK_EVERY_NS;
+}
+
+void spin_stack(struct conn *conn, int64_t now)
+{
+	const struct conn_slot *slot = conn->slot;
+	uint32_t peer_cpu = word_load(conn->channel.rx_peer_line->cpu);
+	cpu_set_t all, one;
+
+	if (likely(!spin_apart(conn, now)))
+		return;
+	uint64_t msgs = word_load(slot->rx_ring_msgs), sent = word_load(slot->tx_ring_msgs);
+	uint64_t sleeps = word_load(slot->sleeps);
+	uint64_t turns = msgs - word_load(conn->turn_msgs), slept = sleeps - word_load(conn->turn_sleeps);
+	uint64_t answered = sent - word_load(conn->turn_sent), most = turns - turns / 8;
+	word_store(conn->turns_at, now);
+	word_store(conn->turn_msgs, msgs);
+	word_store(conn->turn_sleeps, sleeps);
+	word_store(conn->turn_sent, sent);
+	if (config.stay || !peer_cpu || peer_cpu > CPU_SETSIZE || turns < TURNS_MIN || slept < most || answered < most ||
+	    runnable_threads() <= (uint32_t)config.ncpus)
+		return;
+	CPU_ZERO(&one);
+	CPU_SET((int)peer_cpu - 1, &one);
+	if (sched_getaffinity(0, sizeof(all), &all) < 0 || !CPU_ISSET((int)peer_cpu - 1, &all))
+		return;
+	shim_log("goes to CPU %u, where its peer is", peer_cpu - 1);
+	stacked_at = now;
+	move(&one, &all);
 }
 
 /*

@@ -17,6 +17,9 @@ struct spin {
 };
 bool spin_begin(struct spin *spin, uint32_t budget, uint32_t peer_cpu); /* false: this wait had better sleep */
 bool spin_on(struct spin *spin, uint32_t peer_cpu, bool may_move); /* one step; false: it is time to sleep */
+/* The thread is about to sleep. No lock is held. */
+bool spin_apart(const struct conn *conn, int64_t now); /* true if spin_stack() is to be asked */
+void spin_stack(struct conn *conn, int64_t now);
 
 /*
  * State after a loss: others want a CPU, and none has taken this one while it was offered, or hardly. With a CPU for each
@@ -78,5 +81,22 @@ static inline void calls_count(struct conn_slot *slot)
 		word_add(slot->wait_calls, self.calls);
 	self.calls = 0;
 }
+
+/* ---- one connection's wait (shim_wait.c) ---- */
+struct wait_clock {
+	int64_t began, deadline; /* ns; INT64_MAX: none */
+	uint64_t signals;
+	uint64_t signals_interrupting;
+	bool timed; /* limit by SO_RCVTIMEO or SO_SNDTIMEO */
+	bool brief; /* the number is not asked whose it is */
+};
+void wait_clock_start(struct wait_clock *clock);
+/*
+ * Waits until the ring may serve `want`, or something else asks for a look. 0, -EINTR or -ETIMEDOUT. The caller is counted
+ * among conn->waiters from its first wait until it returns: such a call outlives close(). Cancelled, it is taken out here.
+ */
+int conn_wait(struct conn *conn, int fd, int want, size_t space, const struct wait_clock *clock);
+/* True if bytes have come to a call that would not wait for them, if a short look for them is likely to pay. */
+bool conn_lingers(struct conn *conn);
 
 #endif

@@ -105,6 +105,9 @@ void low_water_left(struct conn *conn, int fd);
 /* ---- shim_close.c ---- */
 extern _Atomic bool kernel_strict; /* a thread is in the strict mode of seccomp: see conns_release() */
 
+/* ---- shim_end.c ---- */
+void conn_probe_known(struct conn *conn, int fd);
+
 /* ---- shim_room.c ---- */
 bool tx_full(const struct conn *conn);
 

@@ -8,11 +8,13 @@
 #define LINGER_PAUSE_MAX 1024 /* answers without such a look after one in vain, at most */
 
 /* ---- the clock of one call ---- */
-void wait_clock_start(struct wait_clock *clock, int64_t timeout_ns)
+void wait_clock_start(struct wait_clock *clock)
 {
-	clock->deadline = deadline_after(timeout_ns);
+	clock->began = now_ns();
+	clock->deadline = INT64_MAX;
 	clock->signals = self.signals;
 	clock->signals_interrupting = self.signals_interrupting;
+	clock->timed = clock->brief = false;
 }
 
 static bool ready_now(const struct conn *conn, int want, size_t space)
@@ -306,6 +308,10 @@ static int sleep_sending(struct conn *conn, int fd, int64_t deadline, uint64_t s
 {
 	struct pollfd fds[3] = {{.fd = fd}, {.events = POLLIN}, {.fd = -1}};
 
+	/* News by TCP concerns this wait as well: one call reports socket and doorbell. An end that stays true would keep it awake. */
+	if (rx_by_ring(conn->slot) && !conn_relayed(conn) && !conn_peer_back(conn) &&
+	    !slot_has(conn->slot, SLOT_FIN | SLOT_RD_SHUT | SLOT_TCP_FIN | SLOT_RESET | SLOT_PEER_GONE))
+		return sleep_receiving(conn, fd, deadline, signals, error);
 	if (conn_relayed(conn)) {
 		fds[2].fd = conn->remote_doorbell->liveness_fd;
 		if (slot_has(conn->slot, SLOT_TCP_RESET))
@@ -323,17 +329,19 @@ static int sleep_sending(struct conn *conn, int fd, int64_t deadline, uint64_t s
 	return n > 0 && fds[0].revents;
 }
 
-static int64_t look_again_at(const struct conn *conn, int64_t deadline)
+static int64_t look_again_at(struct conn *conn, int want, int64_t deadline)
 {
 	int64_t now = now_ns();
 
 	if (unlikely(tx_is(conn->slot, TX_RESEND)) && deadline - RESEND_EVERY_NS > now)
 		deadline = now + RESEND_EVERY_NS;
 	conns_trim(now);
+	if (want == WAIT_RX)
+		spin_stack(conn, now);
 	return sleep_deadline(deadline, now);
 }
 
-int conn_wait(struct conn *conn, int fd, int want, size_t space, const struct wait_clock *clock, bool timed)
+int conn_wait(struct conn *conn, int fd, int want, size_t space, const struct wait_clock *clock)
 {
 	struct conn_slot *slot = conn->slot;
 	struct doorbell *doorbell = conn->doorbell;
@@ -346,7 +354,7 @@ int conn_wait(struct conn *conn, int fd, int want, size_t space, const struct wa
 			conn_probe(conn, fd);
 		return 0;
 	}
-	if (self.signals_interrupting != clock->signals_interrupting || (timed && self.signals != clock->signals))
+	if (self.signals_interrupting != clock->signals_interrupting || (clock->timed && self.signals != clock->signals))
 		return -EINTR;
 	bool on_ring = want == WAIT_TX || rx_by_ring(slot);
 	int64_t start = config.spin_ns ? now_ns() : 0;
@@ -357,12 +365,12 @@ int conn_wait(struct conn *conn, int fd, int want, size_t space, const struct wa
 		return 0;
 	}
 	rpc_listen();
-	if (unlikely(conn_fd_stale(conn, fd)))
+	if (!clock->brief && unlikely(conn_fd_stale(conn, fd)))
 		return 0;
 	self.full_until = 0;
 	if (want == WAIT_TX && conn_make_room(conn))
 		return 0;
-	int64_t deadline = look_again_at(conn, clock->deadline);
+	int64_t deadline = look_again_at(conn, want, clock->deadline);
 	if (want == WAIT_TX)
 		atomic_fetch_add(&conn->channel.tx_line->want_space, 1);
 	doorbell_word_sleep(doorbell->word); /* full fence */
@@ -379,7 +387,7 @@ int conn_wait(struct conn *conn, int fd, int want, size_t space, const struct wa
 		if (error && error != EINTR)
 			result = -error;
 		else if ((self.signals_interrupting != clock->signals_interrupting ||
-		          (timed &&
+		          (clock->timed &&
 		           self.signals != clock->signals)) && /* signal(7): with a timeout, SA_RESTART does not restart */
 		         !ready_now(conn, want, space))
 			result = -EINTR;

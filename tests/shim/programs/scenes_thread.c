@@ -1,6 +1,8 @@
 /* Threads that share a connection. */
 #include "scene.h"
 
+#include <stdatomic.h>
+
 enum { THREADS = 4 };
 
 struct worker {
@@ -346,8 +348,55 @@ static void reader_and_writer(void)
 	say("%lu of b, %lu of a", (unsigned long)workers[1].sums['b'], (unsigned long)workers[3].sums['a']);
 }
 
+struct refused {
+	int fd;
+	atomic_bool blocks; /* the socket does, since before it is read here */
+	atomic_bool begun, waits;
+	unsigned wrong;
+};
+
+static void *read_refused(void *argument)
+{
+	struct refused *self = argument;
+	uint8_t byte;
+	for (;;) {
+		bool blocks = self->blocks;
+		self->begun = true;
+		self->waits |= blocks;
+		ssize_t got = recv(self->fd, &byte, 1, 0);
+		if (got == 1)
+			return NULL;
+		NEED(got < 0 && errno == EAGAIN);
+		self->wrong += blocks;
+	}
+}
+
+static void blocking_ends_refusals(void)
+{
+	/* One thread reads what has nothing, and is refused, until another makes the socket block. */
+	int fds[2];
+	both_ends(fds);
+	struct refused reader = {.fd = fds[1]};
+	for (int i = 0; i < 60; i++) {
+		pthread_t thread;
+		reader.blocks = reader.begun = reader.waits = false;
+		NEED(fcntl(fds[1], F_SETFL, O_NONBLOCK) == 0);
+		NEED(pthread_create(&thread, NULL, read_refused, &reader) == 0);
+		while (!reader.begun)
+			;
+		NEED(fcntl(fds[1], F_SETFL, 0) == 0);
+		reader.blocks = true;
+		/* it may wait since before that */
+		for (int turns = 0; turns < 1000 && !reader.waits; turns++)
+			;
+		NEED(send(fds[0], "x", 1, MSG_NOSIGNAL) == 1);
+		NEED(pthread_join(thread, NULL) == 0);
+	}
+	say("refused after that: %u", reader.wrong);
+}
+
 const struct scene scenes_thread[] = {
 	SCENE(many_senders),          SCENE(many_receivers),   SCENE(many_both_ways),        SCENE(shutdown_wakes_reader),
 	SCENE(shutdown_wakes_poll),   SCENE(low_water_wakes),  SCENE(shutdown_wakes_writer), SCENE(close_under_reader),
-	SCENE(data_wakes_one_of_two), SCENE(many_connections), SCENE(reader_and_writer),     {NULL, NULL},
+	SCENE(data_wakes_one_of_two), SCENE(many_connections), SCENE(reader_and_writer),     SCENE(blocking_ends_refusals), {NULL, NULL},
 };

@@ -1,0 +1,130 @@
+"""What a wait by ring asks the kernel: one call that wakes, one that sleeps."""
+
+from __future__ import annotations
+
+import pytest
+from told_ends import End, join, promote
+from traced import calls_until_output
+
+from sidestep.testing import Connection, Sidestep
+
+ROUNDS = 40
+LATE_S = 0.001  # an answer that is slept for, and comes long before a brief wait ends
+FIRST = 12  # calls of the first wait, the provider's, and of one answer in 64
+WAITS = {
+    # ring, sleep; before: and whether it blocks, how long, and whose the number is
+    "recv": ("s.recv(1)", 2),
+    # ring, what has come by TCP, sleep; before: and whether it blocks, whose the number is, and what the set has
+    "epoll": ("tried(lambda: s.recv(1)) == 'EAGAIN' and watched.poll() and s.recv(1)", 3),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("how", WAITS)
+def test_a_message_that_is_slept_for(how: str) -> None:
+    wait, calls_each = WAITS[how]
+    with Sidestep() as stage:
+        a, b = End(stage, SIDESTEP_SPIN_US="0"), End(stage, SIDESTEP_SPIN_US="0")
+        for name in "s", "near":
+            join(a, b, name)
+        promote(stage, a, b)
+        a.ask("watch()")
+        if how == "epoll":
+            a.ask("s.setblocking(False)")
+
+        port = a.ask("s.getsockname()[1]")
+
+        def slept(found: list[Connection]) -> int:
+            return sum(c.sleeps for c in found if c.local.endswith(f":{port}"))
+
+        def few(found: list[Connection]) -> bool:
+            """Whether one end, which the other answers late, has slept each time, and made so few calls."""
+            b.ask(f"Later.of(lambda: [s.recv(1) and time.sleep({LATE_S}) or s.sendall(b'x') for _ in range({ROUNDS})])")
+            talk = f"[s.sendall(b'x') or {wait} for _ in range({ROUNDS})] and 1"
+            calls = calls_until_output(a.pid, lambda: a.tell(talk))
+            assert a.answer() == "1"
+            b.ask("Later.last.result()")
+            return slept(stage.connections()) - slept(found) >= ROUNDS and calls.total() <= calls_each * ROUNDS + FIRST
+
+        # on a machine that is busy one wait may last longer, or find an answer: not each time
+        stage.wait_for(few)
+
+
+BY_A_CHILD = "os.waitpid(os.fork() or ({}, os._exit(0)), 0) and 1"  # which ends: nobody here has seen it
+CHANGES = {
+    "nonblocking": "os.set_blocking(s.fileno(), False)",
+    "limit": "s.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, bytes(8) + (50000).to_bytes(8, 'little'))",
+}
+
+
+def brief(a: End, b: End) -> None:
+    """Waits that were brief: the next asks nothing."""
+    b.ask(f"Later.of(lambda: [s.recv(1) and time.sleep({LATE_S}) or s.sendall(b'x') for _ in range({ROUNDS})])")
+    a.ask(f"[s.sendall(b'x') or s.recv(1) for _ in range({ROUNDS})]")
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_a_change_that_a_wait_has_not_seen_ends_it(change: str) -> None:
+    with Sidestep() as stage:
+        a, b = End(stage), End(stage)
+        join(a, b)
+        promote(stage, a, b)
+        brief(a, b)
+        assert a.ask(BY_A_CHILD.format(CHANGES[change])) == 1
+        assert a.ask("tried(lambda: s.recv(1))") == "'EAGAIN'"
+
+
+def test_a_read_waits_once_a_child_has_made_the_socket_block() -> None:
+    with Sidestep() as stage:
+        a, b = End(stage), End(stage)
+        join(a, b)
+        promote(stage, a, b)
+        a.ask("os.set_blocking(s.fileno(), False)")
+        assert a.ask("{tried(lambda: s.recv(1)) for _ in range(3)}") == "{'EAGAIN'}"
+        assert a.ask(BY_A_CHILD.format("os.set_blocking(s.fileno(), True)")) == 1
+        a.tell("s.recv(1)")
+        b.ask("time.sleep(0.1) or s.sendall(b'y')")  # not luck: what does not wait answers before
+        assert a.answer() == "b'y'"
+
+
+def test_a_wait_goes_on_when_the_socket_stops_blocking() -> None:
+    """recv(2) has read O_NONBLOCK as it began."""
+    with Sidestep() as stage:
+        a, b = End(stage), End(stage)
+        join(a, b)
+        promote(stage, a, b)
+        brief(a, b)
+        a.ask("Later.of(lambda: s.recv(1))")
+        assert a.ask("Later.last.waits(0.005) and os.set_blocking(s.fileno(), False)") is None
+        assert a.ask("Later.last.waits(0.1)")
+        b.ask("s.sendall(b'y')")
+        assert a.ask("Later.last.result()") == "b'y'"
+
+
+def test_who_waited_as_the_socket_stopped_blocking_does_not_wait_again() -> None:
+    """The wait began before, and was brief; the next begins behind it."""
+    with Sidestep() as stage:
+        a, b = End(stage), End(stage)
+        join(a, b)
+        promote(stage, a, b)
+        for _ in range(10):  # on a machine that is busy a wait may last longer, which tries nothing
+            a.ask("s.setblocking(True)")
+            a.ask("Later.of(lambda: s.recv(1))")
+            a.ask("Later.last.waits(0.002)")
+            a.ask("os.set_blocking(s.fileno(), False)")
+            b.ask("s.sendall(b'y')")
+            assert a.ask("Later.last.result()") == "b'y'"
+            assert a.ask("tried(lambda: s.recv(1))") == "'EAGAIN'"
+
+
+def test_what_a_child_made_block_and_another_did_not() -> None:
+    """This process has last said that it does not block."""
+    with Sidestep() as stage:
+        a, b = End(stage), End(stage)
+        join(a, b)
+        promote(stage, a, b)
+        a.ask("os.set_blocking(s.fileno(), False)")
+        assert a.ask(BY_A_CHILD.format("os.set_blocking(s.fileno(), True)")) == 1
+        brief(a, b)
+        assert a.ask(BY_A_CHILD.format("os.set_blocking(s.fileno(), False)")) == 1
+        assert a.ask("tried(lambda: s.recv(1))") == "'EAGAIN'"
