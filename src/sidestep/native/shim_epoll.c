@@ -239,11 +239,10 @@ static int set_look(struct set_wait *wait)
 	int max = wait->max < REPORT_MAX ? wait->max : REPORT_MAX;
 
 	word_store(wait->set->looked_at, wait->now);
-	wait->set->kernel_ready = false;
 	wait->manages = word_load(wait->set->manages);
 	self.calls += wait->looks++ != 0;
 	int k = raw_epoll_look(wait->epfd, wait->reported, max);
-	wait->set->quiet = k == 0;
+	wait->set->kernel_last = k ? KERNEL_SAID : KERNEL_QUIET;
 	wait->asked = true;
 	return k;
 }
@@ -254,8 +253,8 @@ static int set_report(struct set_wait *wait, int reported)
 	struct set *set = wait->set;
 	int n = reported > 0 ? translate(set, wait->reported, reported, wait->manages, wait->events) : 0;
 
-	if (reported > 0)
-		set->quiet = n == 0;
+	if (reported > 0 && !n)
+		set->kernel_last = KERNEL_QUIET;
 	/* the rings come first the next time, if the kernel's events alone have filled the room */
 	set->kernel_filled |= reported > 0 && n == wait->max;
 	return n < wait->max ? n + collect(set, wait->events + n, wait->max - n) : n;
@@ -349,8 +348,8 @@ static bool set_sleeps(const struct set_wait *wait)
 {
 	struct set *set = wait->set;
 
-	return set->quiet && set->managed_len <= QUIET_MAX && !set->by_tcp && !set->nest && wait->now < wait->deadline &&
-	       self.signals == wait->signals && !set_tells(set);
+	return set->kernel_last == KERNEL_QUIET && set->managed_len <= QUIET_MAX && !set->by_tcp && !set->nest &&
+	       wait->now < wait->deadline && self.signals == wait->signals && !set_tells(set);
 }
 
 /* The first look of a wait. It reports all that is ready at once. -1: the kernel has failed. */
@@ -361,7 +360,7 @@ static int set_first(struct set_wait *wait, bool once)
 	set_pass_begin(set, SPENT_NOTHING);
 	const bool filled = set->kernel_filled;
 	set->kernel_filled = false;
-	bool look = (set->by_tcp || set->kernel_ready || look_is_due(wait)) && !filled;
+	bool look = (set->by_tcp || set->kernel_last == KERNEL_READY || look_is_due(wait)) && !filled;
 	if (look && !once && set_sleeps(wait))
 		return set_pass_end(wait, 0);
 	if (look)
@@ -506,7 +505,8 @@ static int set_sleep(struct set_wait *wait)
 	set_sleep_begin(&sleep, set);
 	int n = set_report(wait, 0);
 	bool others = concerns_others(set, n, wait->max);
-	set->quiet &= n == 0; /* the kernel has not been asked */
+	if (n && set->kernel_last == KERNEL_QUIET)
+		set->kernel_last = KERNEL_SAID; /* it has not been asked */
 	wait->manages = word_load(set->manages);
 	set_unlock(set);
 	if (!n) {
@@ -547,7 +547,7 @@ static int set_sleep(struct set_wait *wait)
 	if (k <= 0 && !sleep.truncated)
 		return k;
 	set_pass_begin(set, wait->spun ? SPENT_BOTH : SPENT_SLEPT);
-	set->kernel_ready = false;
+	set->kernel_last = k ? KERNEL_SAID : KERNEL_QUIET;
 	n = set_pass_end(wait, set_report(wait, k));
 	errno = failed;
 	return n || k > 0 ? n : k;

@@ -248,7 +248,7 @@ int translate(struct set *set, const struct epoll_event *reported, int len, uint
 	for (int i = 0; i < len; i++) {
 		if (reported[i].data.u64 >> NAME_BITS != set->secret) {
 			events[n++] = unmanaged_report(set, reported[i], manages == word_load(set->manages));
-			set->kernel_ready = true;
+			set->kernel_last = KERNEL_READY;
 			continue;
 		}
 		uint32_t index = (uint32_t)(reported[i].data.u64 & ((1u << INDEX_BITS) - 1));
@@ -269,7 +269,7 @@ int translate(struct set *set, const struct epoll_event *reported, int len, uint
 				continue;
 			member->disabled = member->events & EPOLLONESHOT;
 			events[n++] = event;
-			set->kernel_ready = true;
+			set->kernel_last = KERNEL_READY;
 			continue;
 		}
 		if (member_report(set, member, reported[i].events, &event)) {

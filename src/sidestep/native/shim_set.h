@@ -109,8 +109,8 @@ struct set {
 	uint32_t feeds_len, feeds_cap;
 	uint32_t cursor;
 	bool kernel_filled; /* the last look left no room for the rings */
-	bool quiet; /* the kernel's last answer held nothing but doorbells */
-	bool kernel_ready; /* the last look reported members that the kernel alone knows: a level may still be true */
+	/* The kernel's last answer: KERNEL_READY if it held members that the kernel alone knows, whose level may still be true. */
+	enum { KERNEL_SAID, KERNEL_QUIET, KERNEL_READY } kernel_last; /* QUIET: nothing but doorbells */
 	_Atomic uint32_t watched; /* watch of the provider's socket; see rpc_watch() */
 	uint64_t pass;
 	_Atomic int64_t looked_at;
