@@ -240,7 +240,6 @@ static inline void option_reason(struct conn *conn, int level, int name)
 }
 void conn_pin(struct conn *conn, enum reason_code reason);
 void conn_forget(int fd, bool closing); /* takes the fd out of the table, as close() does */
-void conn_dup(int from, int to);
 bool conn_join(struct conn *conn, int fd);
 void conns_before_fork(void);
 void conns_after_fork(void);

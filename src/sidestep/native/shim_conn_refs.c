@@ -63,14 +63,6 @@ bool conn_join(struct conn *conn, int fd)
 	return true;
 }
 
-void conn_dup(int from, int to)
-{
-	HELD conn = conn_hold(from);
-
-	if (conn)
-		conn_join(conn, to);
-}
-
 /* The connection of a slot, held, and a number of it; NULL: this process has none. */
 struct conn *conn_find(const struct conn_slot *slot, uint32_t generation, int *fd)
 {

@@ -126,7 +126,7 @@ static void duplicated(int from, int to)
 		HELD conn = conn_hold(from);
 		if (!conn || (conn_fd_stale(conn, from) && conn_drop_stale(conn, from)))
 			return;
-		conn_dup(from, to);
+		conn_join(conn, to);
 		if (to <= STDERR_FILENO)
 			conn_streams(to);
 	} else if (file->kind == FILE_SET) {

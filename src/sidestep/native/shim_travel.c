@@ -639,7 +639,7 @@ static bool number_seen(int dir, long number, void *argument)
 		HELD conn = conn_find(slot, at->generation, &first);
 		bool only = has_ring(at) && only_here(at);
 		if (conn)
-			conn_dup(first, fd);
+			conn_join(conn, fd);
 		else if ((!slot || !traveller_take(at, slot, fd, of->line_fd)) && only)
 			tcp_reset(fd); /* a reset, as no other process can read the bytes in the ring */
 		if (fd <= STDERR_FILENO)
