@@ -138,29 +138,27 @@ static void conn_drain_ring(struct conn *conn, int fd)
 }
 
 /*
- * Both locks held. Asks the peer to send by TCP; with `recall`, if that is possible, beginning with the bytes that we have
- * not read.
+ * rx_lock held. Recalls what is not read of the ring, and what a send may put there across our request: it comes again by TCP.
+ * Such a send looks for requests once more before it returns, so no other call of the peer is needed. False: the ring is read to
+ * its end, as the peer is gone, has ended, or has gone back. With `follows` the last holds only if it may have sent by TCP since.
  */
-static void request_tcp(struct conn *conn, bool recall)
+bool ring_recall(struct conn *conn, bool follows)
 {
 	struct conn_slot *slot = conn->slot;
-	struct channel_side *remote = conn->channel.remote;
-	uint32_t round = word_load(slot->rx_round), how = CHANNEL_NOT;
+	struct channel_side *local = conn->channel.local, *remote = conn->channel.remote;
+	const uint32_t round = word_load(slot->rx_round);
 
-	/* A peer that is gone can send nothing again: what is in the ring is read from there. */
-	if (recall && !slot_has(slot, SLOT_FIN)) {
-		atomic_store(&conn->channel.local->rx_frozen, atomic_load(conn->channel.own.head));
-		/*
-		 * A peer that has gone back by itself may have sent by TCP since, and one that has ended sends no more. We read the
-		 * ring of either first, and TCP after it.
-		 */
-		how = channel_decide(&remote->tx_back, round, CHANNEL_RECALLED);
-		if (how == CHANNEL_BACK && !slot_has(slot, SLOT_RELAYED | SLOT_RELAY_OVER))
-			how = channel_decide(&remote->tx_follows, round, CHANNEL_RECALLED);
-	}
-	if (how == CHANNEL_RECALLED)
-		rx_move(slot, RX_ON_RECALL);
-	atomic_fetch_or(&conn->channel.local->notice, how == CHANNEL_RECALLED ? CHANNEL_RECALL : CHANNEL_DEMOTE);
+	if (slot_has(slot, SLOT_FIN))
+		return false;
+	atomic_store(&local->rx_frozen, atomic_load(conn->channel.own.head));
+	uint32_t how = channel_decide(&remote->tx_back, round, CHANNEL_RECALLED);
+	if (follows && how == CHANNEL_BACK && !slot_has(slot, SLOT_RELAYED | SLOT_RELAY_OVER))
+		how = channel_decide(&remote->tx_follows, round, CHANNEL_RECALLED);
+	if (how != CHANNEL_RECALLED)
+		return false;
+	rx_move(slot, RX_ON_RECALL);
+	atomic_fetch_or(&local->notice, CHANNEL_RECALL);
+	return true;
 }
 
 /*
@@ -234,8 +232,8 @@ void conn_demote(struct conn *conn, int fd, enum reason_code reason, bool recall
 			tx_recalled(conn, fd);
 		relayed = conn_relayed(conn);
 		requested = rx_watches(slot);
-		if (requested)
-			request_tcp(conn, recall);
+		if (requested && recall)
+			ring_recall(conn, true);
 		atomic_fetch_or(&conn->channel.local->notice, CHANNEL_DEMOTE); /* and it must not come back by itself */
 		if (!slot_has(slot, SLOT_PIN) || (waits && reason != REASON_INHERITED)) /* else there is a better one */
 			word_store(slot->reason, reason);
@@ -273,26 +271,6 @@ static void signal_io(int fd)
 		real.syscall(SYS_tkill, owner.pid, number, 0, 0, 0, 0);
 	else
 		real.syscall(SYS_kill, owner.type == F_OWNER_PGRP ? -owner.pid : owner.pid, number, 0, 0, 0, 0);
-}
-
-/*
- * rx_lock held, the ring is empty and its peer was asked for TCP before. Recalls what a send that has crossed our request may put
- * there: it looks for requests once more before it returns, so these bytes need no other call of the peer. False: it has gone
- * back by itself already.
- */
-bool recall_rest(struct conn *conn)
-{
-	struct conn_slot *slot = conn->slot;
-	struct channel_side *local = conn->channel.local;
-
-	if (slot_has(slot, SLOT_FIN))
-		return false;
-	atomic_store(&local->rx_frozen, atomic_load(conn->channel.own.head));
-	if (channel_decide(&conn->channel.remote->tx_back, word_load(slot->rx_round), CHANNEL_RECALLED) != CHANNEL_RECALLED)
-		return false;
-	rx_move(slot, RX_ON_RECALL);
-	atomic_fetch_or(&local->notice, CHANNEL_RECALL);
-	return true;
 }
 
 /* Rings count for the kernel's low-water mark, too, where it alone is to tell of what comes. Else it is as the program has set it. */
@@ -356,7 +334,7 @@ void conn_leave_drained(struct conn *conn, int fd)
 		bool over = !watches || channel_rx_avail(&conn->channel) <= 0;
 		if (relayed && over && rx_by_ring(slot))
 			rx_back(conn, fd);
-		recalled = !relayed && over && watches && recall_rest(conn);
+		recalled = !relayed && over && watches && ring_recall(conn, false);
 		if (recalled)
 			peer_wake(conn);
 		uint64_t tail = atomic_load(&conn->channel.rx_peer_line->tail);
@@ -390,7 +368,7 @@ void conn_leave(struct conn *conn, int fd, enum reason_code reason)
 		return;
 	if (!slot_has(slot, SLOT_LEAVES))
 		word_store(conn->leave_tail, atomic_load(&conn->channel.rx_peer_line->tail));
-	slot_set(slot, SLOT_LEAVES); /* the flag follows the request: see recall_rest() */
+	slot_set(slot, SLOT_LEAVES); /* the flag follows the request: see ring_recall() */
 	conn_leave_drained(conn, fd);
 }
 

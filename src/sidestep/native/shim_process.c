@@ -106,13 +106,9 @@ void demote_inherited(struct travel *travel, bool leaving)
 			continue;
 		if (travel_takes(travel, conn))
 			continue;
-		if (conn->managed) {
-			conn_demote(conn, (int)fd, REASON_INHERITED, true);
-			if (leaving)
-				conn_bequeath(conn, (int)fd);
-		} else {
-			conn_pin(conn, REASON_INHERITED);
-		}
+		conn_demote(conn, (int)fd, REASON_INHERITED, true);
+		if (leaving && conn->managed)
+			conn_bequeath(conn, (int)fd);
 	}
 }
 

@@ -458,7 +458,7 @@ static ssize_t recv_strictly(struct call *call)
 	if (there > 0)
 		taken = ring_read(call, 0, (size_t)there < call->total ? (size_t)there : call->total);
 	if (channel_rx_avail(&conn->channel) <= 0) {
-		recall_rest(conn);
+		ring_recall(conn, false);
 		if (channel_rx_avail(&conn->channel) <= 0 || rx_is(slot, RX_RECALLED))
 			file_put(call->fd, NULL);
 	}

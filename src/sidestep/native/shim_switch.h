@@ -99,7 +99,7 @@ bool rx_goes_on(struct conn *conn, int fd);
 /* ---- shim_demote.c ---- */
 extern bool process_confined;
 void conn_unconfine(struct conn *conn, int fd);
-bool recall_rest(struct conn *conn);
+bool ring_recall(struct conn *conn, bool follows);
 void low_water_left(struct conn *conn, int fd);
 
 /* ---- shim_close.c ---- */
