@@ -89,6 +89,12 @@ def test_every_reason_has_its_sentence() -> None:
     assert all(text for reason, text in REASON_TEXT.items() if reason is not Reason.NONE)
 
 
+def test_a_reason_that_earlier_shims_give_is_read_as_its_successor() -> None:
+    assert Reason(16) is Reason.PEER_VIOLATION
+    with pytest.raises(ValueError, match="99"):
+        Reason(99)
+
+
 def test_the_limits_of_channels_are_those_of_channel_h() -> None:
     text = (NATIVE / "channel.h").read_text()
     found = dict(re.findall(r"#define (CHANNEL_\w+) ([^/\n]+?)\s*(?:/\*.*)?\n", text))

@@ -1,15 +1,18 @@
-"""A shim and a provider of different versions: connections stay on TCP, and it is said why."""
+"""A shim that cannot go with its provider, or with a segment: connections stay on TCP, and it is said why."""
 
 from __future__ import annotations
 
 import os
 import socket
 import stat
+import subprocess
+import sys
 from contextlib import ExitStack
 from pathlib import Path
 
 from chatting import Chat, talk_on
 from common import PATIENCE_S, eventually
+from shim_client import Channel, ShimClient
 
 from sidestep.native.layout import LAYOUT_VERSION, Reason, Rpc
 from sidestep.observe.explain import Explainer, Query, Verdict
@@ -77,3 +80,32 @@ def test_explain_names_both_versions_and_whom_to_restart(sidestep: Sidestep, clo
         assert found.reason == Outside.OTHER_LAYOUT.name
         assert f"of layout {version}; the provider, of sidestep" in found.cause
         assert remedy in found.hint
+
+
+ECHO = """
+import socket
+listener = socket.create_server(("127.0.0.1", 0))
+print(listener.getsockname()[1], flush=True)
+one, _ = listener.accept()
+while message := one.recv(64):
+    one.sendall(message)
+"""
+
+
+def test_a_segment_that_no_shim_makes_is_the_reason(sidestep: Sidestep, closing: ExitStack) -> None:
+    server = sidestep.popen([sys.executable, "-c", ECHO], stdout=subprocess.PIPE, text=True)
+    assert server.stdout is not None
+    tcp = closing.enter_context(socket.create_connection(("127.0.0.1", int(server.stdout.readline()))))
+    client = closing.enter_context(ShimClient(sidestep.socket))
+    client.hello()
+    channel = Channel.make()  # its header has neither magic nor version
+    closing.callback(channel.close)
+    client.offer(tcp, channel, token=1)
+    client.wait_offer(tcp)
+
+    def explained() -> bool:
+        tcp.sendall(b"x")
+        assert tcp.recv(1) == b"x"
+        return [c.reason for c in sidestep.connections()] == ["PEER_VIOLATION"]
+
+    eventually(explained)

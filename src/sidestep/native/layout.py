@@ -147,7 +147,7 @@ class State(IntEnum):
 
 
 class Reason(IntEnum):
-    """Reason for a connection's state. One sentence each in `REASON_TEXT`."""
+    """Reason for a connection's state. One sentence each in `REASON_TEXT`. No number is given twice."""
 
     NONE = 0
     YOUNG = 1
@@ -164,7 +164,6 @@ class Reason(IntEnum):
     EPOLL_UNSUPPORTED = 13
     STDIO = 14
     NO_RESOURCES = 15
-    PEER_LAYOUT = 16
     PEER_VIOLATION = 17
     REFUSED_BY_PROVIDER = 18
     WAITER_IN_KERNEL = 20
@@ -188,6 +187,12 @@ class Reason(IntEnum):
     UNCOVERED = 44
     CROWDED = 45
 
+    @classmethod
+    def _missing_(cls, value: object) -> Reason | None:
+        """Reason in whose place a shim of an earlier version writes another number."""
+        merged: dict[object, Reason] = {16: cls.PEER_VIOLATION}
+        return merged.get(value)
+
 
 REASON_TEXT: Final[dict[Reason, str]] = {
     Reason.NONE: "",
@@ -206,8 +211,7 @@ REASON_TEXT: Final[dict[Reason, str]] = {
     Reason.EPOLL_UNSUPPORTED: "the epoll set is shared or unknown, or holds a closed descriptor",
     Reason.STDIO: "C stdio reads or writes the socket inside libc",
     Reason.NO_RESOURCES: "no memory or descriptors were left for a channel, or for its way to the other host",
-    Reason.PEER_LAYOUT: "the other end speaks another channel layout",
-    Reason.PEER_VIOLATION: "the other end broke the channel's rules; the connection was reset",
+    Reason.PEER_VIOLATION: "the other end broke the channel's rules; the connection was reset, or stays on TCP",
     Reason.REFUSED_BY_PROVIDER: "the provider refused the offer",
     Reason.WAITER_IN_KERNEL: "a thread sits in a kernel call that would not notice the ring",
     Reason.UNUSUAL_OPTION: "a socket option is set that the shim cannot carry over",

@@ -41,7 +41,6 @@ REMEDY: Final[dict[Reason, str]] = {
     Reason.STDIO: "let the program read and write the socket by send() and recv() instead of C stdio",
     Reason.NO_RESOURCES: "raise 'ulimit -n' for this program, or 'sidestep provider start --budget' or "
     "--remote-pinned; or use a smaller 'sidestep run --ring-size'",
-    Reason.PEER_LAYOUT: "restart both ends under the same version of sidestep",
     Reason.PEER_VIOLATION: "look at the other end: it wrote into shared memory what no shim writes",
     Reason.REFUSED_BY_PROVIDER: "sidestep provider status: its offer_refused counters name the reason",
     Reason.WAITER_IN_KERNEL: _NO_NEED + "it is promoted when that call returns",

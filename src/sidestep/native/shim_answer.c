@@ -110,7 +110,7 @@ static int attach(struct conn *conn, const struct rpc_msg *record, int *fds, int
 		slot_clear(slot, SLOT_RELAYED);
 		if (remote)
 			remote_doorbell_unref(remote);
-		refused(conn, failed == -EPROTO     ? REASON_PEER_LAYOUT
+		refused(conn, failed == -EPROTO     ? REASON_PEER_VIOLATION
 		              : failed == -ENOTCONN ? REASON_PEER_ABSENT
 		                                    : REASON_NO_RESOURCES);
 	} else if (claimer) {
