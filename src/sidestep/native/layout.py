@@ -160,7 +160,6 @@ class Reason(IntEnum):
     KERNEL_TLS = 8
     FAST_OPEN = 9
     PASSED = 11
-    SHARED_BY_FORK = 12
     EPOLL_UNSUPPORTED = 13
     STDIO = 14
     NO_RESOURCES = 15
@@ -190,7 +189,7 @@ class Reason(IntEnum):
     @classmethod
     def _missing_(cls, value: object) -> Reason | None:
         """Reason in whose place a shim of an earlier version writes another number."""
-        merged: dict[object, Reason] = {16: cls.PEER_VIOLATION}
+        merged: dict[object, Reason] = {12: cls.INHERITED, 16: cls.PEER_VIOLATION}
         return merged.get(value)
 
 
@@ -207,7 +206,6 @@ REASON_TEXT: Final[dict[Reason, str]] = {
     Reason.KERNEL_TLS: "kernel TLS is attached to the socket",
     Reason.FAST_OPEN: "the connection was opened with TCP Fast Open",
     Reason.PASSED: "the socket was passed between processes",
-    Reason.SHARED_BY_FORK: "several processes hold the socket",
     Reason.EPOLL_UNSUPPORTED: "the epoll set is shared or unknown, or holds a closed descriptor",
     Reason.STDIO: "C stdio reads or writes the socket inside libc",
     Reason.NO_RESOURCES: "no memory or descriptors were left for a channel, or for its way to the other host",
@@ -229,7 +227,7 @@ REASON_TEXT: Final[dict[Reason, str]] = {
     Reason.ASYNC_IO: "asynchronous I/O has been asked for: its bytes are moved inside libc or the kernel",
     Reason.LATENCY: "TCP is faster for what it does now: it waits for answers, or moves large pieces",
     Reason.UNCOVERED: "the program has made code, or a child in its memory, whose system calls the shim may not see",
-    Reason.INHERITED: "a program that was started here may hold the socket, too",
+    Reason.INHERITED: "another process holds the socket, too, or a program that was started here may",
     Reason.CROWDED: "the connection was idle, and its place on the device to the other host went to another one",
     Reason.PEER_LEFT: "the other end had to go back to TCP after the promotion",
 }

@@ -35,8 +35,8 @@ REMEDY: Final[dict[Reason, str]] = {
     Reason.KERNEL_TLS: "switch kernel TLS off in this program, such as OpenSSL's 'Options = -KTLS'",
     Reason.FAST_OPEN: "switch TCP Fast Open off in this program",
     Reason.PASSED: "start the program that receives the socket with 'sidestep run', too, or let it accept by itself",
-    Reason.INHERITED: _NO_NEED + "it is promoted once no other program holds it; SOCK_CLOEXEC would keep it from them",
-    Reason.SHARED_BY_FORK: _NO_NEED + "it is promoted once a single process holds the socket",
+    Reason.INHERITED: _NO_NEED + "it is promoted once no other process holds it; SOCK_CLOEXEC would keep it from "
+    "programs that are started",
     Reason.EPOLL_UNSUPPORTED: "let each process keep an epoll set of its own",
     Reason.STDIO: "let the program read and write the socket by send() and recv() instead of C stdio",
     Reason.NO_RESOURCES: "raise 'ulimit -n' for this program, or 'sidestep provider start --budget' or "

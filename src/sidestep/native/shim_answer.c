@@ -84,7 +84,7 @@ static int attach(struct conn *conn, const struct rpc_msg *record, int *fds, int
 	if (used_by_others(conn)) {
 		if (!late_keep(conn, record, fds, fds_len)) {
 			shim_log("cannot attach: %u holders", word_load(slot->holders));
-			refused(conn, REASON_SHARED_BY_FORK);
+			refused(conn, REASON_INHERITED);
 		}
 		return fds_len;
 	}

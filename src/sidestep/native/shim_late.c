@@ -55,7 +55,7 @@ bool late_keep(struct conn *conn, const struct rpc_msg *record, int *fds, int fd
 		return false;
 	}
 	word_store(late_len, late_len + 1);
-	word_store(conn->slot->reason, REASON_SHARED_BY_FORK);
+	word_store(conn->slot->reason, REASON_INHERITED);
 	shim_log("another process has the connection: its channel waits");
 	return true;
 }

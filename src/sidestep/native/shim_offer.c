@@ -262,7 +262,7 @@ static void approach(struct conn *conn, int fd, const struct registry_header *pa
 	if (slot->role != ROLE_ACTIVE && !bucket_news(conn, word))
 		return;
 	if (!conn_alone(conn)) {
-		word_store(slot->reason, REASON_SHARED_BY_FORK);
+		word_store(slot->reason, REASON_INHERITED);
 		word_store(conn->calls, 0);
 	} else if (set_wants_pin(conn)) {
 		conn_pin(conn, REASON_EPOLL_UNSUPPORTED);

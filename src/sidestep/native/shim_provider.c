@@ -297,7 +297,7 @@ void rpc_withdraw(struct conn *conn)
 	if (mine && provider.fd >= 0)
 		rpc_send(&record, NULL, 0);
 	if (mine || late_drop(conn))
-		refused(conn, mine ? REASON_NONE : REASON_SHARED_BY_FORK);
+		refused(conn, mine ? REASON_NONE : REASON_INHERITED);
 	let_go(&mine, mine ? 1 : 0);
 }
 
