@@ -90,7 +90,8 @@ def test_every_reason_has_its_sentence() -> None:
 
 
 def test_a_reason_that_earlier_shims_give_is_read_as_its_successor() -> None:
-    assert [Reason(number) for number in (12, 16)] == [Reason.INHERITED, Reason.PEER_VIOLATION]
+    merged = {9: Reason.UNUSUAL_OPTION, 12: Reason.INHERITED, 16: Reason.PEER_VIOLATION}
+    assert {number: Reason(number) for number in merged} == merged
     with pytest.raises(ValueError, match="99"):
         Reason(99)
 

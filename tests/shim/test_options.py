@@ -62,6 +62,13 @@ class Talker:
                 return True
         return False
 
+    def kept_by(self) -> str:
+        """Name of the option that keeps the end that has connected on TCP, as it is explained."""
+        assert not self.promoted()
+        explained = Explainer(self.sidestep.socket).explain(Query(pid=self.program.pid))
+        (cause,) = {told.cause for told in explained if told.connection and told.connection.role != "passive"}
+        return cause.rpartition(": ")[2].removesuffix(" was set")
+
 
 @pytest.fixture
 def talker(sidestep: Sidestep) -> Talker:
@@ -81,11 +88,14 @@ def test_the_option_that_keeps_it_on_tcp_is_named(
     talker: Talker, level: int, option: int, value: str, named: str
 ) -> None:
     talker.tell("begin()", f"one.setsockopt({level}, {option}, {value})", "talk()")
-    assert not talker.promoted()
-    explained = Explainer(talker.sidestep.socket).explain(Query(pid=talker.program.pid))
-    causes = {told.cause for told in explained if told.connection and told.connection.role == "active"}
-    assert len(causes) == 1
-    assert causes.pop().endswith(f": {named} was set")
+    assert talker.kept_by() == named
+
+
+def test_fast_open_keeps_it_on_tcp_and_is_named_as_its_option(talker: Talker) -> None:
+    """TCP_FASTOPEN_CONNECT and MSG_FASTOPEN do the same."""
+    opened = f"one.sendto(b'y', {socket.MSG_FASTOPEN}, listener.getsockname())"
+    talker.tell(f"one = socket.socket(); {opened}; other = listener.accept()[0]; other.recv(1)", "talk()")
+    assert talker.kept_by() == "TCP_FASTOPEN_CONNECT or MSG_FASTOPEN"
 
 
 @pytest.mark.parametrize(

@@ -158,7 +158,6 @@ class Reason(IntEnum):
     COUNT_MISMATCH = 6
     URGENT_DATA = 7
     KERNEL_TLS = 8
-    FAST_OPEN = 9
     PASSED = 11
     EPOLL_UNSUPPORTED = 13
     STDIO = 14
@@ -189,7 +188,7 @@ class Reason(IntEnum):
     @classmethod
     def _missing_(cls, value: object) -> Reason | None:
         """Reason in whose place a shim of an earlier version writes another number."""
-        merged: dict[object, Reason] = {12: cls.INHERITED, 16: cls.PEER_VIOLATION}
+        merged: dict[object, Reason] = {9: cls.UNUSUAL_OPTION, 12: cls.INHERITED, 16: cls.PEER_VIOLATION}
         return merged.get(value)
 
 
@@ -204,7 +203,6 @@ REASON_TEXT: Final[dict[Reason, str]] = {
     Reason.COUNT_MISMATCH: "the kernel counted other bytes than the shim: some calls bypass it",
     Reason.URGENT_DATA: "the program uses urgent (out-of-band) data",
     Reason.KERNEL_TLS: "kernel TLS is attached to the socket",
-    Reason.FAST_OPEN: "the connection was opened with TCP Fast Open",
     Reason.PASSED: "the socket was passed between processes",
     Reason.EPOLL_UNSUPPORTED: "the epoll set is shared or unknown, or holds a closed descriptor",
     Reason.STDIO: "C stdio reads or writes the socket inside libc",

@@ -16,10 +16,10 @@ _NO_NEED: Final = "nothing to do: "
 _OPTIONS: Final = {
     (1, 10): "SO_OOBINLINE", (1, 29): "SO_TIMESTAMP", (1, 35): "SO_TIMESTAMPNS", (1, 37): "SO_TIMESTAMPING",
     (1, 42): "SO_PEEK_OFF", (1, 60): "SO_ZEROCOPY", (1, 63): "SO_TIMESTAMP", (1, 64): "SO_TIMESTAMPNS",
-    (1, 65): "SO_TIMESTAMPING", (6, 19): "TCP_REPAIR", (6, 30): "TCP_FASTOPEN_CONNECT", (6, 31): "TCP_ULP",
-    (6, 35): "TCP_ZEROCOPY_RECEIVE",
+    (1, 65): "SO_TIMESTAMPING", (6, 19): "TCP_REPAIR", (6, 30): "TCP_FASTOPEN_CONNECT or MSG_FASTOPEN",
+    (6, 31): "TCP_ULP", (6, 35): "TCP_ZEROCOPY_RECEIVE",
 }  # fmt: skip
-_BY_OPTION: Final = {Reason.UNUSUAL_OPTION, Reason.URGENT_DATA, Reason.KERNEL_TLS, Reason.FAST_OPEN}
+_BY_OPTION: Final = {Reason.UNUSUAL_OPTION, Reason.URGENT_DATA, Reason.KERNEL_TLS}
 
 REMEDY: Final[dict[Reason, str]] = {
     Reason.NONE: "",
@@ -33,7 +33,6 @@ REMEDY: Final[dict[Reason, str]] = {
     Reason.COUNT_MISMATCH: "switch off what moves bytes past the C library (io_uring, system calls of its own)",
     Reason.URGENT_DATA: "do without MSG_OOB and SO_OOBINLINE; urgent data has no place in a ring",
     Reason.KERNEL_TLS: "switch kernel TLS off in this program, such as OpenSSL's 'Options = -KTLS'",
-    Reason.FAST_OPEN: "switch TCP Fast Open off in this program",
     Reason.PASSED: "start the program that receives the socket with 'sidestep run', too, or let it accept by itself",
     Reason.INHERITED: _NO_NEED + "it is promoted once no other process holds it; SOCK_CLOEXEC would keep it from "
     "programs that are started",

@@ -11,6 +11,7 @@
 
 #include <fcntl.h>
 #include <limits.h>
+#include <netinet/tcp.h>
 #include <sys/ioctl.h>
 #include <sys/sendfile.h>
 #include <sys/stat.h>
@@ -259,6 +260,16 @@ EXPORT ssize_t pwritev2(int fd, const struct iovec *iov, int len, off_t offset, 
 
 ALIAS(pwritev64v2, pwritev2);
 
+/* The kernel alone sends urgent data, and opens a connection by its first bytes. */
+static TRACKED void flags_demote(struct conn *conn, int fd, int flags)
+{
+	const bool urgent = flags & MSG_OOB;
+
+	if (!slot_has(conn->slot, SLOT_PIN))
+		option_reason(conn, SOL_TCP, urgent ? 0 : TCP_FASTOPEN_CONNECT);
+	conn_demote(conn, fd, urgent ? REASON_URGENT_DATA : REASON_UNUSUAL_OPTION, false);
+}
+
 static TRACKED ssize_t tracked_send(int fd, const void *buf, size_t n, int flags)
 {
 	HELD conn = conn_hold(fd);
@@ -266,7 +277,7 @@ static TRACKED ssize_t tracked_send(int fd, const void *buf, size_t n, int flags
 	if (likely(!conn))
 		return file_closing(fd) ? fail_with(EBADF) : real.send(fd, buf, n, flags);
 	if (unlikely(flags & (MSG_OOB | MSG_FASTOPEN)))
-		conn_demote(conn, fd, flags & MSG_OOB ? REASON_URGENT_DATA : REASON_FAST_OPEN, false);
+		flags_demote(conn, fd, flags);
 	if (kernel_tx_begin(conn))
 		return KERNEL_TX(conn, fd, zerocopy_counted(conn, flags, real.send(fd, buf, n, flags)));
 	return conn_send(conn, fd, &(struct iovec){(void *)buf, n}, 1, flags);
@@ -286,7 +297,7 @@ static TRACKED ssize_t tracked_sendto(int fd, const void *buf, size_t n, int fla
 	if (explicit_bars_fast_open(conn, flags))
 		return -1;
 	if (unlikely(flags & (MSG_OOB | MSG_FASTOPEN)))
-		conn_demote(conn, fd, flags & MSG_OOB ? REASON_URGENT_DATA : REASON_FAST_OPEN, false);
+		flags_demote(conn, fd, flags);
 	if (kernel_tx_begin(conn))
 		return KERNEL_TX(conn, fd, zerocopy_counted(conn, flags, real.sendto(fd, buf, n, flags, address, len)));
 	return conn_send(conn, fd, &(struct iovec){(void *)buf, n}, 1, flags);
@@ -314,7 +325,7 @@ static TRACKED ssize_t tracked_sendmsg(int fd, const struct msghdr *message, int
 	if (explicit_bars_fast_open(conn, flags))
 		return -1;
 	if (unlikely(flags & (MSG_OOB | MSG_FASTOPEN)))
-		conn_demote(conn, fd, flags & MSG_OOB ? REASON_URGENT_DATA : REASON_FAST_OPEN, false);
+		flags_demote(conn, fd, flags);
 	if (kernel_tx_begin(conn))
 		return KERNEL_TX(conn, fd, zerocopy_counted(conn, flags, real.sendmsg(fd, message, flags)));
 	if (message->msg_iovlen > IOV_MAX)

@@ -118,9 +118,8 @@ static void option_set(struct conn *conn, int fd, int level, int name, const voi
 		option_pins(conn, fd, level, name, REASON_UNUSUAL_OPTION, false); /* messages that only the kernel can attach */
 	} else if (level == SOL_SOCKET && name == SO_OOBINLINE) {
 		option_pins(conn, fd, level, name, REASON_URGENT_DATA, false);
-	} else if (level == IPPROTO_TCP && name == TCP_FASTOPEN_CONNECT) {
-		option_pins(conn, fd, level, name, REASON_FAST_OPEN, true);
-	} else if (level == IPPROTO_TCP && (name == TCP_REPAIR || name == TCP_ZEROCOPY_RECEIVE)) {
+	} else if (level == IPPROTO_TCP &&
+	           (name == TCP_REPAIR || name == TCP_ZEROCOPY_RECEIVE || name == TCP_FASTOPEN_CONNECT)) {
 		option_pins(conn, fd, level, name, REASON_UNUSUAL_OPTION, true);
 	} else if (level == IPPROTO_TCP && name == TCP_ULP) {
 		option_pins(conn, fd, level, name, REASON_KERNEL_TLS, true);
