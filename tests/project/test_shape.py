@@ -21,7 +21,7 @@ SHIM: Final = (
     "shim_code", "shim_loader", "shim_signal", "shim_address", "shim_slot", "shim_doorbell", "shim_spin", "shim_arena",
     "shim_late", "shim_conn", "shim_count", "shim_slot_lock", "shim_relayed", "shim_end", "shim_room", "shim_switch",
     "shim_finish",
-    "shim_explicit_refs", "shim_conn_refs", "shim_events", "shim_set_hints", "shim_stand_in", "shim_set",
+    "shim_refs", "shim_events", "shim_set_hints", "shim_stand_in", "shim_set",
     "shim_provider", "shim_serve", "shim_demote", "shim_inherited", "shim_tcp_only", "shim_pass", "shim_idle",
     "shim_answer", "shim_offer", "shim_new_doorbell", "shim_rpc", "shim_explicit", "shim_sdp_connect", "shim_fork",
     "shim_kernel_io", "shim_travel", "shim_set_return", "shim_rights", "shim_close", "shim_number",

@@ -553,7 +553,7 @@ static inline struct explicit *explicit_hold(int fd)
 {
 	return likely(!word_load(explicit_any)) ? NULL : explicit_hold_slow(fd);
 }
-struct explicit *explicit_new(int family, bool direct, bool stream, uint32_t protocol); /* shim_explicit_refs.c */
+struct explicit *explicit_new(int family, bool direct, bool stream, uint32_t protocol); /* shim_refs.c */
 void explicit_ref(struct explicit *explicit);
 void explicit_unref(struct explicit *explicit);
 static inline void explicit_release(struct explicit **explicit)
