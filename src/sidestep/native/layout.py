@@ -328,9 +328,8 @@ class RxEvent(IntEnum):
     UNSETTLED = 2  # a thread is, or bytes are just arriving
     MISCOUNT = 3  # the counts differ
     SWITCHED = 4  # the peer has gone to the ring, and all that came by TCP before has been read
-    UNUSED = 5  # the round that we consented to has ended before it began
-    DRAINED = 6  # the peer has gone back to TCP, and the ring has been read to where it did, or come again by TCP
-    RECALL = 7  # we have asked for the ring's bytes by TCP, and decided first
+    DRAINED = 5  # the peer has gone back to TCP, and the ring has been read to where it did, or come again by TCP
+    RECALL = 6  # we have asked for the ring's bytes by TCP, and decided first
 
 
 # The switch-over of one direction, at either end. A pair that is not here cannot happen: a direction is moved under its
@@ -357,7 +356,7 @@ RX_TRANSITIONS: Final[dict[tuple[Rx, RxEvent], Rx]] = {
     (Rx.OPENING, RxEvent.UNSETTLED): Rx.TCP,
     (Rx.OPENING, RxEvent.MISCOUNT): Rx.BARRED,
     (Rx.CONSENTED, RxEvent.SWITCHED): Rx.RING,
-    (Rx.CONSENTED, RxEvent.UNUSED): Rx.BACK,
+    (Rx.CONSENTED, RxEvent.DRAINED): Rx.BACK,
     (Rx.CONSENTED, RxEvent.RECALL): Rx.RECALLED,
     (Rx.RING, RxEvent.DRAINED): Rx.BACK,
     (Rx.RING, RxEvent.RECALL): Rx.RECALLED,

@@ -113,9 +113,8 @@ bool rx_consent(struct conn *conn, int fd)
 	if (rx_is(slot, RX_OPENING) || rx_is(slot, RX_REOPENING))
 		rx_move(slot, RX_ON_UNSETTLED); /* a process of ours was killed in there */
 	/* The order matters: the peer never switches to a round that has ended before it began. */
-	if (rx_is(slot, RX_CONSENTED) && conn_peer_back(conn) && !conn_peer_switched(conn))
-		rx_move(slot, RX_ON_UNUSED);
-	if (rx_is(slot, RX_RECALLED) && recall_over(conn))
+	if ((rx_is(slot, RX_CONSENTED) && conn_peer_back(conn) && !conn_peer_switched(conn)) ||
+	    (rx_is(slot, RX_RECALLED) && recall_over(conn)))
 		rx_move(slot, RX_ON_DRAINED);
 	if (rx_is(slot, RX_TCP) || rx_is(slot, RX_BACK))
 		rx_open(conn, fd);
