@@ -184,6 +184,9 @@ ONCE_WRONG: Final = {
     "what stands behind recalled bytes is read in their place, as the other end had gone back by itself": (
         "relay=1 way0=3 way1=3 promoted 0.fork 1.send carry 1.demote 1.nap 2.exec@* 1.more net 0.recv carry"
     ),
+    "through a provider, what a process in the strict mode has not read, and a peer that went back cannot send again": (
+        "relay=1 promoted 0.send carry 0.demote 0.nap carry 1.confine 0.send net 1.recv"
+    ),
     "and where both ends are forked, and execute a program at once": (
         "relay=1 way0=3 way1=3 promoted 0.fork 1.fork 1.send 2.exec@* 3.exec 1.more net 0.recv carry"
     ),

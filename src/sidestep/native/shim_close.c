@@ -78,7 +78,7 @@ void conn_forget(int fd, bool closing)
 		conn_demote(conn, fd, REASON_EPOLL_UNSUPPORTED, false); /* no call can change that registration any more */
 	file_put(fd, closing && atomic_load(&conn->managed) ? &closing_file : NULL);
 	if (closing && last && word_load(conn->slot->holders) <= 2) /* this process, and one that was given it */
-		conn_abandon(conn, fd);
+		conn_abandon(conn, fd, false);
 	if (closing && last && !close_deferred(conn, fd))
 		announce_close(conn, fd);
 	if (closing && last && unlikely(atomic_load(&conn->delegated)))
@@ -150,17 +150,19 @@ void conns_release(enum reason_code reason, bool strict)
 {
 	if (!fd_table_len)
 		return;
+	word_store(kernel_strict, strict);
 	tcp_only_begin(reason);
 	config.opt_in = true;
-	word_store(kernel_strict, strict);
 	bool kept = false;
 	for (int pass = 0; pass < 2; pass++)
 		for (uint32_t fd = 0; fd < atomic_load(&fd_end); fd++) {
 			HELD conn = conn_hold((int)fd);
 			if (!conn)
 				continue;
-			if (pass == 0 && !ring_read_on(conn, (int)fd, reason))
+			if (pass == 0 && !ring_read_on(conn, (int)fd, reason)) {
 				conn_demote(conn, (int)fd, reason, true);
+				conn_abandon(conn, (int)fd, true);
+			}
 			if (pass == 0)
 				continue;
 			if (conn->managed) {

@@ -455,22 +455,25 @@ void conn_unconfine(struct conn *conn, int fd)
 }
 
 /* True if the ring of a socket that was passed on holds bytes that nobody can send again: the peer has ended its direction. */
-static bool leaves_hole(struct conn *conn)
+static bool leaves_hole(struct conn *conn, bool unseen)
 {
 	struct conn_slot *slot = conn->slot;
 
 	/* the order matters: another process that is just going back (about to exec) sets the notice after its recall */
-	if (!conn->managed || !slot_has(slot, SLOT_PASSED) || !rx_watches(slot) ||
+	if (!conn->managed || !(unseen || slot_has(slot, SLOT_PASSED)) || !rx_watches(slot) ||
 	    !(atomic_load(&conn->channel.local->notice) & CHANNEL_DEMOTE) || channel_rx_peek(&conn->channel) == 0)
 		return false;
 	/* a program that has shut its reading down may meet the end at any time, but not bytes of TCP behind the hole */
 	return !slot_has(slot, SLOT_RD_SHUT) || conn_peer_back(conn);
 }
 
-/* The socket lives on in a process without a shim. A stream with a hole must not look whole, so it is reset. */
-void conn_abandon(struct conn *conn, int fd)
+/*
+ * The socket lives on in a process without a shim, or in this one, whose calls are `unseen` from now on. A stream with a hole must
+ * not look whole, so it is reset.
+ */
+void conn_abandon(struct conn *conn, int fd, bool unseen)
 {
-	if (!leaves_hole(conn) || conn_fd_stale(conn, fd))
+	if (!leaves_hole(conn, unseen) || conn_fd_stale(conn, fd))
 		return;
 	tcp_reset(fd);
 	shim_log("fd %d: reset, nobody can read what its ring still holds", fd);
@@ -490,10 +493,10 @@ static bool last_reader(struct conn *conn)
 void conn_bequeath(struct conn *conn, int fd)
 {
 	holder_estrange(conn->slot, true); /* the count before the look: of two at once the later one knows of both */
-	for (int turn = 0; turn < SUCCESSOR_TURNS && !last_reader(conn) && leaves_hole(conn); turn++)
+	for (int turn = 0; turn < SUCCESSOR_TURNS && !last_reader(conn) && leaves_hole(conn, false); turn++)
 		raw_poll(NULL, 0, 1);
 	if (last_reader(conn) || fd <= STDERR_FILENO || conn->heritable)
-		conn_abandon(conn, fd);
+		conn_abandon(conn, fd, false);
 }
 
 /*
@@ -504,5 +507,5 @@ void conn_leave_to_stranger(struct conn *conn, int fd, enum reason_code reason)
 {
 	conn_drain_ring(conn, fd);
 	conn_demote(conn, fd, reason, true);
-	conn_abandon(conn, fd);
+	conn_abandon(conn, fd, true);
 }

@@ -115,7 +115,7 @@ bool tx_full(const struct conn *conn);
 size_t low_water(struct conn *conn);
 
 /* ---- shim_demote.c ---- */
-void conn_abandon(struct conn *conn, int fd);
+void conn_abandon(struct conn *conn, int fd, bool unseen);
 void conn_bequeath(struct conn *conn, int fd);
 void conn_leave_to_stranger(struct conn *conn, int fd, enum reason_code reason);
 

@@ -24,10 +24,12 @@ void tcp_only_begin(enum reason_code reason)
 	int mark = channel_memory(TCP_ONLY_MARK, 1);
 	if (mark >= 0 && own_fd(mark) < 0)
 		raw_close(mark);
+	/* A process under a filter reads its rings on. In the strict mode it cannot, where that takes a provider's acknowledgement. */
 	for (uint32_t fd = 0; fd < atomic_load(&fd_end); fd++) {
 		HELD conn = conn_hold((int)fd);
 		if (conn)
-			conn_demote(conn, (int)fd, reason, reason != REASON_SANDBOX);
+			conn_demote(conn, (int)fd, reason,
+			            reason != REASON_SANDBOX || (word_load(kernel_strict) && conn_relayed(conn)));
 	}
 }
 
