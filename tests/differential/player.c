@@ -42,7 +42,6 @@ enum {
 static struct end {
 	int fd, copy;   /* -1: none */
 	uint64_t sent;  /* bytes, by the pattern of this end */
-	bool urgent;    /* it has sent an urgent byte: of a second one the kernel may drop the first */
 	bool edges[SETS]; /* its registration tells edges, which may come twice */
 	bool registered;  /* a set has had it */
 	bool renumbered;  /* the number with which that was done may be closed */
@@ -289,11 +288,8 @@ static void op_urgent(struct end *end)
 {
 	char byte = 0;
 
-	if (end->urgent)
-		return;
 	ssize_t sent = send(end->fd, "U", 1, MSG_OOB | MSG_DONTWAIT | MSG_NOSIGNAL);
 	printf("urgent %td: %zd %s", end - ends, sent, error_of(sent));
-	end->urgent = sent == 1;
 	settle();
 	ssize_t got = recv(peer_of(end)->fd, &byte, 1, MSG_OOB | MSG_DONTWAIT);
 	printf("; %zd %s %d\n", got, error_of(got), byte);

@@ -55,7 +55,7 @@ def c_header(layout: ModuleType, defaults: ModuleType) -> str:
     }  # fmt: skip
     for name in (
         "Rpc", "Welcome", "Attach", "Doorbells", "Ask", "Refusal", "State", "Reason", "Role", "Notice", "Seen", "Knows",
-        "Acked", "Back", "Tx", "TxEvent", "Rx", "RxEvent",
+        "Acked", "Back", "Spacer", "Tx", "TxEvent", "Rx", "RxEvent",
     ):  # fmt: skip
         lines += ["", f"enum {re.sub(r'(?<=.)(?=[A-Z])', '_', name).lower()}_code {{"]
         prefix = prefixes.get(name, name.upper())

@@ -257,6 +257,7 @@ class Knows(IntFlag):
     NEW_DOORBELL = 2  # Rpc.NEW_DOORBELL, and `slot`, `generation` and `family_id` are right
     DOORBELLS = 4  # a provider: Rpc.NEW_DOORBELL for one more doorbell of this connection
     LEAVE = 8  # a provider: Notice.LEAVE
+    SPACER = 16  # a shim: `tx_spacer`
 
 
 HINT_RING_ALWAYS: Final = 1 << 31  # bit of `hint`: ring at each publication, and do not look at the doorbell's word
@@ -282,6 +283,13 @@ class Back(IntEnum):
     BACK = 1  # word of the sender: read the ring to tx_back_at, then TCP
     RECALLED = 2  # word of the reader: all bytes from its rx_frozen on come by TCP
     ENDED = 3  # word of the sender: it sends its FIN after the bytes of the ring
+
+
+class Spacer(IntEnum):
+    """First byte by TCP behind a round's ring (`tx_spacer`): decided as `tx_back`, before an urgent byte goes there."""
+
+    NONE = 1  # word of the reader: it has read the ring to its end, and all bytes of TCP are the stream's
+    SENT = 2  # word of the sender: it is no byte of the stream, and leaves TCP when the ring has been read
 
 
 class Tx(IntEnum):
@@ -566,7 +574,7 @@ RECORDS: Final[dict[str, tuple[Field, ...]]] = {
         *_same("Q", "doorbell_nonce doorbell_nonce_seen"),
         ("knows", "I", 1),  # Knows: what its holder can be asked for; written after the three that follow
         *_same("I", "slot generation"),  # generation and slot in its holder's family
-        ("pad", "I", 1),
+        ("tx_spacer", "I", 1),  # round << 2 | Spacer
         ("family_id", "B", 16),
     ),
     # A piece of a ring, as the shim gives it to `sidestep.rings` in its own process.

@@ -88,7 +88,7 @@ int conn_attach(struct conn *conn, int fd, int segment_fd, int side, struct remo
 	word_store(conn->channel.local->slot, slot_index(slot));
 	word_store(conn->channel.local->generation, conn->generation);
 	memcpy(conn->channel.local->family_id, slot_family(slot), sizeof(family_id));
-	atomic_store(&conn->channel.local->knows, KNOWS_RING_ALWAYS | KNOWS_NEW_DOORBELL);
+	atomic_store(&conn->channel.local->knows, KNOWS_RING_ALWAYS | KNOWS_NEW_DOORBELL | KNOWS_SPACER);
 	conn->remote_doorbell = remote;
 	conn->doorbell = local;
 	conn->probe_countdown = PROBE_EVERY;
@@ -230,6 +230,8 @@ void conn_demote(struct conn *conn, int fd, enum reason_code reason, bool recall
 		/* else the kernel, or a process without a shim, sends bytes that we do not see */
 		if (waits && !tx_follows(conn))
 			tx_recalled(conn, fd);
+		else if (reason == REASON_URGENT_DATA)
+			tx_space(conn, fd);
 		relayed = conn_relayed(conn);
 		requested = rx_watches(slot);
 		if (requested && recall)
@@ -461,7 +463,8 @@ static bool leaves_hole(struct conn *conn, bool unseen)
 
 	/* the order matters: another process that is just going back (about to exec) sets the notice after its recall */
 	if (!conn->managed || !(unseen || slot_has(slot, SLOT_PASSED)) || !rx_watches(slot) ||
-	    !(atomic_load(&conn->channel.local->notice) & CHANNEL_DEMOTE) || channel_rx_peek(&conn->channel) == 0)
+	    !(atomic_load(&conn->channel.local->notice) & CHANNEL_DEMOTE) ||
+	    (channel_rx_peek(&conn->channel) == 0 && !rx_spaced(conn)))
 		return false;
 	/* a program that has shut its reading down may meet the end at any time, but not bytes of TCP behind the hole */
 	return !slot_has(slot, SLOT_RD_SHUT) || conn_peer_back(conn);

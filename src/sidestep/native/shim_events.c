@@ -72,8 +72,9 @@ static uint32_t rx_events(struct conn *conn, int fd, uint32_t kernel_bits)
 		if (channel_rx_report(&conn->channel) >= low_water(conn)) {
 			ready |= READABLE;
 		} else if (unlikely(conn_peer_back(conn)) && slot_trylock(&slot->rx_lock)) {
-			if (conn->managed && rx_by_ring(slot) && rx_back(conn, fd))
-				ready |= kernel_bits & READABLE;
+			struct pollfd tcp = {.fd = fd, .events = POLLIN | POLLRDNORM};
+			if (conn->managed && rx_by_ring(slot) && rx_back(conn, fd) && raw_poll(&tcp, 1, 0) > 0)
+				ready |= kernel_bits & READABLE; /* without a spacer that it told of */
 			slot_unlock(&slot->rx_lock);
 			if (rx_by_ring(slot) && rx_enough(conn, fd))
 				ready |= READABLE;
@@ -231,5 +232,7 @@ size_t conn_unread(struct conn *conn, size_t queued)
 		queued = 0;
 	else if (among && !conn_peer_back(conn))
 		queued = switch_ahead(conn);
+	else if (rx_spaced(conn) && queued > switch_ahead(conn))
+		queued--;
 	return queued + (there == SIZE_MAX ? 0 : there);
 }

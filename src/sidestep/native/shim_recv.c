@@ -138,8 +138,13 @@ static size_t look_behind(const struct call *call, size_t at, size_t first, size
 	int marked = 0;
 	if (!first && real.ioctl(call->fd, SIOCATMARK, &marked) == 0 && marked)
 		return 0; /* nor does it go over the urgent mark */
-	struct iovec rest[128];
+	struct iovec rest[129];
+	char spacer;
 	int front = iov_from(call->iov, call->iov_len, at, first, rest);
+	if (rx_spaced(conn)) {
+		rest[front++] = (struct iovec){&spacer, 1};
+		first++;
+	}
 	int back = iov_from(call->iov, call->iov_len, at + seen, wanted, rest + front);
 	struct msghdr message = {.msg_iov = rest, .msg_iovlen = (size_t)(front + back)};
 	ssize_t n = raw_recvmsg(call->fd, &message, (call->flags & (MSG_PEEK | MSG_TRUNC)) | MSG_DONTWAIT);
@@ -436,9 +441,13 @@ static inline __attribute__((always_inline)) enum turn recv_turn(struct call *ca
 		if (word_load(conn->message_ns) && conn_stays(conn, &call->fd))
 			rpc_reconsider(conn, call->fd);
 	}
-	/* a peer that waits for bytes by TCP need not wait until we wait, or send */
-	if (unlikely(notice) && conn_stays(conn, &call->fd))
+	if (unlikely(notice) && conn_stays(conn, &call->fd)) {
+		/* a peer that waits for bytes by TCP need not wait until we wait, or send */
 		conn_check(conn, call->fd);
+		/* behind the ring's last byte the kernel is to know where its reader stands: see tx_space() */
+		if (unlikely(rx_spaced(conn)))
+			conn_advance(conn, call->fd);
+	}
 	if (peek)
 		return moved >= target || ended || rx_divided(conn) ? call_over(call, (ssize_t)moved, call->saved)
 		                                                    : recv_short(call, target, moved);
@@ -458,6 +467,9 @@ static ssize_t recv_strictly(struct call *call)
 	if (there > 0)
 		taken = ring_read(call, 0, (size_t)there < call->total ? (size_t)there : call->total);
 	if (channel_rx_avail(&conn->channel) <= 0) {
+		char spacer;
+		if (rx_spaced(conn))
+			real.read(call->fd, &spacer, 1);
 		ring_recall(conn, false);
 		if (channel_rx_avail(&conn->channel) <= 0 || rx_is(slot, RX_RECALLED))
 			file_put(call->fd, NULL);

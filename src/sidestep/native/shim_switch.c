@@ -213,6 +213,32 @@ int rx_follow(struct conn *conn, int fd)
 	return 1;
 }
 
+/* True if TCP's first byte behind the ring is, or will be, none of the stream: see tx_space(). */
+bool rx_spaced(const struct conn *conn)
+{
+	return !rx_over(conn->slot) && unlikely(atomic_load(&conn->channel.remote->tx_spacer) ==
+	                                        (word_load(conn->slot->rx_round) << 2 | SPACER_SENT));
+}
+
+/*
+ * rx_lock held, and the ring has been read to its end. Takes the spacer out of TCP; false: it has not come yet. The count comes
+ * before the word: so it is not of bytes that the sender sends instead, if TCP had no room for a spacer.
+ */
+static bool rx_pass_spacer(struct conn *conn, int fd)
+{
+	int queued = 0;
+	char byte;
+	KEEP_ERRNO;
+
+	real.ioctl(fd, FIONREAD, &queued);
+	if (channel_decide(&conn->channel.remote->tx_spacer, word_load(conn->slot->rx_round), SPACER_NONE) != SPACER_SENT)
+		return true;
+	if (queued <= 0 || raw_recv(fd, &byte, 1, MSG_DONTWAIT) != 1)
+		return false;
+	word_add(conn->slot->rx_tcp_bytes, 1);
+	return true;
+}
+
 /* rx_lock held, ring empty. Follows a demoted sender back to TCP. True: receiving is on TCP again. */
 bool rx_back(struct conn *conn, int fd)
 {
@@ -227,6 +253,8 @@ bool rx_back(struct conn *conn, int fd)
 		conn_violation(conn, fd);
 		return false;
 	}
+	if (!rx_pass_spacer(conn, fd))
+		return false;
 	rx_move(slot, RX_ON_DRAINED);
 	if (word_load(slot->state) == STATE_PROMOTED)
 		word_store(slot->state, STATE_PINNED);
@@ -383,6 +411,38 @@ bool tx_follows(struct conn *conn)
 	return !tx_is(conn->slot, TX_LEFT) ||
 	       channel_decide(&conn->channel.local->tx_follows, word_load(conn->slot->tx_round), CHANNEL_BACK) !=
 	           CHANNEL_RECALLED;
+}
+
+/*
+ * tx_lock held, behind tx_follows(), before an urgent byte goes by TCP. The next such byte makes an ordinary one of it, or Linux drops
+ * it, if its reader stands right before it (tcp_check_urg()). In the kernel's eyes a reader of the ring does. So a byte that is none of
+ * the stream goes ahead, and leaves TCP with the ring's last. MSG_MORE: both arrive together.
+ *
+ * A reader whose ring is empty looks at the notice, and then at the spacer. So the order is theirs, and the ring is looked at last.
+ */
+void tx_space(struct conn *conn, int fd)
+{
+	struct conn_slot *slot = conn->slot;
+	struct channel_side *local = conn->channel.local;
+	const uint32_t round = word_load(slot->tx_round), back = round << 2 | CHANNEL_BACK;
+
+	if (!(tx_is(slot, TX_LEFT) || tx_is(slot, TX_TCP)) || conn_relayed(conn) ||
+	    !(atomic_load(&conn->channel.remote->knows) & KNOWS_SPACER) || word_load(local->tx_switched) != round ||
+	    atomic_load(&local->tx_back) != back || atomic_load(&local->tx_follows) != back ||
+	    !channel_tx_unread(&conn->channel) || error_met(conn, fd)) /* a send would take it */
+		return;
+	atomic_fetch_or(&local->notice, CHANNEL_DEMOTE);
+	tx_move(slot, TX_ON_INVITED); /* full fence: no thread sends by TCP meanwhile */
+	if (atomic_load(&slot->tx_kernel_waiters) == 0 &&
+	    word_load(slot->tx_tcp_bytes) == word_load(slot->tx_switch_offset) &&
+	    channel_decide(&local->tx_spacer, round, SPACER_SENT) == SPACER_SENT) {
+		full_fence();
+		if (channel_tx_unread(&conn->channel) && raw_send(fd, "", 1, MSG_DONTWAIT | MSG_NOSIGNAL | MSG_MORE) == 1)
+			word_add(slot->tx_tcp_bytes, 1);
+		else
+			atomic_store(&local->tx_spacer, 0); /* if it was for want of room, the next call tries again */
+	}
+	tx_move(slot, TX_ON_UNSETTLED);
 }
 
 /*

@@ -9,7 +9,7 @@
 
 /* ---- shim_arena.c ---- */
 #define ARENA_NAME \
-	"sidestep-arena-1" /* the number grows when a program of before could not take what is given (shim_pass.h) */
+	"sidestep-arena-2" /* the number grows when a program of before could not take what is given (shim_pass.h) */
 extern bool foreign_pids;
 uint32_t slot_index(const struct conn_slot *slot);
 void arena_forked(void);
@@ -84,10 +84,12 @@ bool rx_consent(struct conn *conn, int fd);
 bool tx_switch(struct conn *conn, int fd);
 int rx_follow(struct conn *conn, int fd);
 bool rx_back(struct conn *conn, int fd);
+bool rx_spaced(const struct conn *conn);
 void tx_recalled(struct conn *conn, int fd);
 void tx_back(struct conn *conn, int fd);
 bool tx_resend(struct conn *conn, int fd);
 bool tx_follows(struct conn *conn);
+void tx_space(struct conn *conn, int fd);
 bool tx_request_pending(const struct conn *conn);
 void tx_handle_notice(struct conn *conn, int fd);
 bool leave_ring(struct conn *conn, int fd);

@@ -1,5 +1,6 @@
 /* shim_wait.c - how a blocking call waits: it spins, then sleeps until a doorbell rings or the socket has something. */
 #include "shim_spin.h"
+#include "shim_switch.h"
 
 #define RESEND_EVERY_NS 1000000 /* recalled bytes are tried again this often while a call waits */
 #define NO_DOORBELL_POLL_NS 1000000 /* interval of short naps, without descriptors for a doorbell */
@@ -33,7 +34,7 @@ static bool ready_now(const struct conn *conn, int want, size_t space)
 	if (!rx_by_ring(slot))
 		/* bytes of TCP before the offset are still on their way, and wake by themselves */
 		return rx_watches(slot) && conn_tcp_read(conn);
-	return channel_rx_peek(&conn->channel) >= space || conn_peer_back(conn) ||
+	return channel_rx_peek(&conn->channel) >= space || (conn_peer_back(conn) && !rx_spaced(conn)) ||
 	       slot_has(slot, SLOT_FIN | SLOT_RESET | SLOT_RD_SHUT);
 }
 

@@ -736,6 +736,65 @@ static void urgent(void)
 	stays(other);
 }
 
+/* Sends an urgent byte, which arrives: it may be another one than that of before. */
+static void urgent_put(const int fds[2], char byte)
+{
+	char got = 0;
+	NEED(send(fds[1], &byte, 1, MSG_OOB) == 1);
+	while (recv(fds[0], &got, 1, MSG_OOB | MSG_PEEK) != 1 || got != byte)
+		NEED(errno == EAGAIN || errno == EINVAL || got);
+}
+
+/* Looks and reads, up to where nothing is left. */
+static void urgent_rest(int fd)
+{
+	ssize_t len;
+	do {
+		char seen[20] = "", got[20] = "";
+		int unread = 0;
+		NEED(ioctl(fd, FIONREAD, &unread) == 0);
+		say("unread %d, at the mark %d", unread, sockatmark(fd));
+		ssize_t look = recv(fd, seen, sizeof seen - 1, MSG_PEEK | MSG_DONTWAIT);
+		len = say_ret("recv", recv(fd, got, sizeof got - 1, MSG_DONTWAIT));
+		say("looked at %zd: %s, read %s", look, seen, got);
+	} while (len > 0);
+	say_ret("recv OOB", recv(fd, data, 1, MSG_OOB));
+}
+
+/* The next urgent byte makes an ordinary one of the last, unless the reader stands before that: tcp_check_urg() in Linux. */
+static void urgent_twice(void)
+{
+	for (int before = 0; before <= 3; before++)
+		for (int between = 0; between <= 2; between += 2) {
+			int fds[2];
+			both_ends(fds);
+			NEED(send(fds[1], "abc", 3, 0) == 3 && arrived_at(fds[0], 3));
+			urgent_put(fds, 'X');
+			NEED(!before || recv(fds[0], data, (size_t)before, 0) == before);
+			NEED(send(fds[1], "de", (size_t)between, 0) == between);
+			urgent_put(fds, 'Y');
+			if (before == 2)
+				urgent_put(fds, 'Z');
+			say("%d read before, %d sent between", before, between);
+			urgent_rest(fds[0]);
+		}
+}
+
+static void urgent_twice_inline(void)
+{
+	for (int late = 0; late <= 1; late++) {
+		int fds[2], on = 1;
+		both_ends(fds);
+		NEED(late || setsockopt(fds[0], SOL_SOCKET, SO_OOBINLINE, &on, sizeof on) == 0);
+		NEED(send(fds[1], "abc", 3, 0) == 3 && arrived_at(fds[0], 3));
+		NEED(send(fds[1], "X", 1, MSG_OOB) == 1 && arrived_at(fds[0], late ? 3 : 4));
+		NEED(!late || setsockopt(fds[0], SOL_SOCKET, SO_OOBINLINE, &on, sizeof on) == 0);
+		NEED(send(fds[1], "Y", 1, MSG_OOB) == 1 && arrived_at(fds[0], 5));
+		say("inline from %s on", late ? "the first" : "the beginning");
+		urgent_rest(fds[0]);
+	}
+}
+
 /* Bytes by ring, and behind them others by TCP: one stream all the same. */
 static void urgent_low_water(void)
 {
@@ -915,6 +974,8 @@ const struct scene scenes_io[] = {
 	SCENE(sigpipe),
 	SCENE(sigpipe_kills),
 	SCENE(urgent),
+	SCENE(urgent_twice),
+	SCENE(urgent_twice_inline),
 	SCENE(urgent_low_water),
 	SCENE(urgent_inline),
 	SCENE(urgent_refused),
