@@ -73,8 +73,9 @@ static uint32_t rx_events(struct conn *conn, int fd, uint32_t kernel_bits)
 			ready |= READABLE;
 		} else if (unlikely(conn_peer_back(conn)) && slot_trylock(&slot->rx_lock)) {
 			struct pollfd tcp = {.fd = fd, .events = POLLIN | POLLRDNORM};
-			if (conn->managed && rx_by_ring(slot) && rx_back(conn, fd) && raw_poll(&tcp, 1, 0) > 0)
-				ready |= kernel_bits & READABLE; /* without a spacer that it told of */
+			bool spaced = rx_spaced(conn); /* the spacer alone may have set these bits */
+			if (conn->managed && rx_by_ring(slot) && rx_back(conn, fd) && (likely(!spaced) || raw_poll(&tcp, 1, 0) > 0))
+				ready |= kernel_bits & READABLE;
 			slot_unlock(&slot->rx_lock);
 			if (rx_by_ring(slot) && rx_enough(conn, fd))
 				ready |= READABLE;

@@ -444,7 +444,7 @@ static inline __attribute__((always_inline)) enum turn recv_turn(struct call *ca
 	if (unlikely(notice) && conn_stays(conn, &call->fd)) {
 		/* a peer that waits for bytes by TCP need not wait until we wait, or send */
 		conn_check(conn, call->fd);
-		/* behind the ring's last byte the kernel is to know where its reader stands: see tx_space() */
+		/* the kernel has to know at once that the ring has been read: see tx_space() */
 		if (unlikely(rx_spaced(conn)))
 			conn_advance(conn, call->fd);
 	}

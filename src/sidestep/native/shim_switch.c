@@ -220,9 +220,16 @@ bool rx_spaced(const struct conn *conn)
 	                                        (word_load(conn->slot->rx_round) << 2 | SPACER_SENT));
 }
 
+/* The first to decide: the ring has been read to its end before a spacer went. False: one has gone, or is just going. */
+static bool rx_spaceless(const struct conn *conn)
+{
+	return channel_decide(&conn->channel.remote->tx_spacer, word_load(conn->slot->rx_round), SPACER_NONE) !=
+	       SPACER_SENT;
+}
+
 /*
- * rx_lock held, and the ring has been read to its end. Takes the spacer out of TCP; false: it has not come yet. The count comes
- * before the word: so it is not of bytes that the sender sends instead, if TCP had no room for a spacer.
+ * rx_lock held, and the ring has been read to its end. Takes the spacer out of TCP; false: it has not come yet. If TCP had no room
+ * for it, the sender takes its word back, and other bytes may come: so the word is looked at behind the count, too.
  */
 static bool rx_pass_spacer(struct conn *conn, int fd)
 {
@@ -230,8 +237,10 @@ static bool rx_pass_spacer(struct conn *conn, int fd)
 	char byte;
 	KEEP_ERRNO;
 
+	if (likely(rx_spaceless(conn)))
+		return true;
 	real.ioctl(fd, FIONREAD, &queued);
-	if (channel_decide(&conn->channel.remote->tx_spacer, word_load(conn->slot->rx_round), SPACER_NONE) != SPACER_SENT)
+	if (rx_spaceless(conn))
 		return true;
 	if (queued <= 0 || raw_recv(fd, &byte, 1, MSG_DONTWAIT) != 1)
 		return false;
@@ -440,7 +449,7 @@ void tx_space(struct conn *conn, int fd)
 		if (channel_tx_unread(&conn->channel) && raw_send(fd, "", 1, MSG_DONTWAIT | MSG_NOSIGNAL | MSG_MORE) == 1)
 			word_add(slot->tx_tcp_bytes, 1);
 		else
-			atomic_store(&local->tx_spacer, 0); /* if it was for want of room, the next call tries again */
+			atomic_store(&local->tx_spacer, 0); /* the next call tries again if there was no room */
 	}
 	tx_move(slot, TX_ON_UNSETTLED);
 }

@@ -99,7 +99,7 @@ EXPORT int sidestep_consume(int fd, const struct sidestep_piece *piece, size_t l
 	}
 	slot_unlock(&slot->rx_lock);
 	if (result == 0 && unlikely(conn_notice(conn) && rx_spaced(conn)))
-		conn_advance(conn, fd); /* as in recv_turn() in shim_recv.c */
+		conn_advance(conn, fd); /* see recv_turn() in shim_recv.c */
 	if (unlikely(slot_has(slot, SLOT_LEAVES)))
 		conn_leave_drained(conn, fd);
 	return result;
