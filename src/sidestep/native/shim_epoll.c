@@ -486,6 +486,19 @@ static void set_stack(const struct set_wait *wait)
 	set_pass_begin(set, SPENT_NOTHING);
 }
 
+/* Members that were not looked at, as their rings were full, are once the time for that is over. */
+static void set_full_over(const struct set_wait *wait)
+{
+	struct set *set = wait->set;
+
+	if (likely(!set->full_until || wait->now < set->full_until))
+		return;
+	set_lock(set);
+	set->full_until = 0;
+	set->scan_all = true;
+	set_unlock(set);
+}
+
 /* Sleeps in the kernel. How many events there are to tell; -1: it was for nothing, with errno. */
 static int set_sleep(struct set_wait *wait)
 {
@@ -505,8 +518,8 @@ static int set_sleep(struct set_wait *wait)
 	set_sleep_begin(&sleep, set);
 	int n = set_report(wait, 0);
 	bool others = concerns_others(set, n, wait->max);
-	if (n && set->kernel_last == KERNEL_QUIET)
-		set->kernel_last = KERNEL_SAID; /* it has not been asked */
+	if (n)
+		set->kernel_last = KERNEL_SAID; /* the kernel has not been asked */
 	wait->manages = word_load(set->manages);
 	set_unlock(set);
 	if (!n) {
@@ -537,12 +550,7 @@ static int set_sleep(struct set_wait *wait)
 	spin_adapt(&set->budget, wait->now - wait->start, wait->wasted);
 	wait->wasted = false;
 	word_store(set->looked_at, wait->now);
-	if (unlikely(set->full_until && wait->now >= set->full_until)) {
-		set_lock(set);
-		set->full_until = 0;
-		set->scan_all = true;
-		set_unlock(set);
-	}
+	set_full_over(wait);
 	errno = failed;
 	if (k <= 0 && !sleep.truncated)
 		return k;

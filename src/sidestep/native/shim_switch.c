@@ -228,8 +228,8 @@ static bool rx_spaceless(const struct conn *conn)
 }
 
 /*
- * rx_lock held, and the ring has been read to its end. Takes the spacer out of TCP; false: it has not come yet. If TCP had no room
- * for it, the sender takes its word back, and other bytes may come: so the word is looked at behind the count, too.
+ * rx_lock held, and the ring has been read to its end. Takes the spacer out of TCP; false: it has not come yet. A sender to which
+ * TCP leaves no room takes its word back, and other bytes may come. So the word is looked at behind the count, too.
  */
 static bool rx_pass_spacer(struct conn *conn, int fd)
 {

@@ -396,7 +396,17 @@ static void blocking_ends_refusals(void)
 }
 
 const struct scene scenes_thread[] = {
-	SCENE(many_senders),          SCENE(many_receivers),   SCENE(many_both_ways),        SCENE(shutdown_wakes_reader),
-	SCENE(shutdown_wakes_poll),   SCENE(low_water_wakes),  SCENE(shutdown_wakes_writer), SCENE(close_under_reader),
-	SCENE(data_wakes_one_of_two), SCENE(many_connections), SCENE(reader_and_writer),     SCENE(blocking_ends_refusals), {NULL, NULL},
+	SCENE(many_senders),
+	SCENE(many_receivers),
+	SCENE(many_both_ways),
+	SCENE(shutdown_wakes_reader),
+	SCENE(shutdown_wakes_poll),
+	SCENE(low_water_wakes),
+	SCENE(shutdown_wakes_writer),
+	SCENE(close_under_reader),
+	SCENE(data_wakes_one_of_two),
+	SCENE(many_connections),
+	SCENE(reader_and_writer),
+	SCENE(blocking_ends_refusals),
+	{NULL, NULL},
 };
