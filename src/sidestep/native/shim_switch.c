@@ -146,8 +146,12 @@ bool tx_switch(struct conn *conn, int fd)
 {
 	struct conn_slot *slot = conn->slot;
 
-	if (unlikely(tx_is(slot, TX_SWITCHING)))
-		tx_move(slot, TX_ON_UNSETTLED); /* a process of ours was killed in there */
+	if (unlikely(tx_is(slot, TX_SWITCHING))) { /* a process of ours was killed in there */
+		if (atomic_load(&conn->channel.local->tx_spacer) == (word_load(slot->tx_round) << 2 | SPACER_SENT) &&
+		    word_load(slot->tx_tcp_bytes) == word_load(slot->tx_switch_offset))
+			tcp_reset(fd); /* nobody knows whether its spacer has gone */
+		tx_move(slot, TX_ON_UNSETTLED);
+	}
 	if (!peer_attached(conn) || !tx_invited(conn))
 		return false;
 	if (!rx_watches(slot))
