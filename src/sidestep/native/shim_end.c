@@ -52,9 +52,11 @@ static uint32_t error_seen(const struct conn *conn, int fd)
 		return EPIPE;
 	real.ioctl(fd, FIONREAD, &queued);
 	const uint64_t known = word_load(conn->slot->rx_tcp_bytes) + (uint64_t)queued;
-	if (kernel_lost(fd, known + 1))
+	/* One byte of the kernel's count that we do not know is a FIN, or an urgent byte. A close over unread bytes sends no FIN. */
+	const bool finless = (conn_notice(conn) & CHANNEL_CLOSED) && !word_load(conn->channel.remote->shut_wr) &&
+	                     tx_in_ring(conn) && channel_tx_unread(&conn->channel);
+	if (kernel_lost(fd, known + 1 + finless))
 		return ECONNRESET;
-	/* one byte of the kernel's count that we do not know is a FIN, or an urgent byte */
 	real.ioctl(fd, SIOCATMARK, &marked);
 	return !queued && !marked && kernel_lost(fd, known + 2) ? EPIPE : 0;
 }

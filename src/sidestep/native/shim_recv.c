@@ -122,6 +122,16 @@ static enum step rx_ended(struct conn *conn)
 	return errno ? STEP_ERROR : STEP_END;
 }
 
+/* True if a read would take the error of a dead connection, which is the next call's behind bytes that this one has. */
+static bool error_next(int fd)
+{
+	struct pollfd tcp = {.fd = fd};
+	int queued = 0;
+
+	return raw_poll(&tcp, 1, 0) > 0 && (tcp.revents & POLLERR) && (real.ioctl(fd, FIONREAD, &queued) < 0 || !queued) &&
+	       kernel_closed(fd);
+}
+
 /*
  * rx_lock held. A look (MSG_PEEK) has seen `first` bytes of TCP and `ringed` bytes of the ring behind them. If the ring ends
  * there, it goes on in TCP, whose queue still begins with the `first`. Returns how many more bytes it sees.
@@ -138,6 +148,8 @@ static size_t look_behind(const struct call *call, size_t at, size_t first, size
 	int marked = 0;
 	if (!first && real.ioctl(call->fd, SIOCATMARK, &marked) == 0 && marked)
 		return 0; /* nor does it go over the urgent mark */
+	if (error_next(call->fd))
+		return 0;
 	struct iovec rest[129];
 	char spacer;
 	int front = iov_from(call->iov, call->iov_len, at, first, rest);
@@ -246,6 +258,8 @@ static enum step tcp_step(const struct call *call, size_t at, size_t *moved)
 		return tcp_left(call, at, moved);
 	if (recall_open(conn))
 		return slot_has(conn->slot, SLOT_RD_SHUT) ? rx_ended(conn) : STEP_EMPTY;
+	if (at && error_next(fd))
+		return rx_follow(conn, fd) ? STEP_AGAIN : STEP_END;
 	bool waits = rx_reset_waits(conn, fd);
 	errno = EAGAIN;
 	ssize_t n = waits ? -1 : rx_tcp(call, at);
