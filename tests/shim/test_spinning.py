@@ -58,6 +58,7 @@ def test_spins_that_are_always_lost_are_given_up(wait: str) -> None:
 
         before = lost(sidestep, a)
         # the pause is the answer's lateness, which is what is tried; nothing waits for luck in it
+        # not luck: the answer is late so that the read sleeps
         b.ask(f"Later.of(lambda: [s.recv(1) and time.sleep({LATE_S}) or s.sendall(b'x') for _ in range({ROUNDS})])")
         a.ask(f"[s.sendall(b'x') or {WAITS[wait]} for _ in range({ROUNDS})]")
         assert lost(sidestep, a) - before <= LOST_MAX
@@ -134,6 +135,7 @@ def test_who_only_reads_is_left_where_it_is(tmp_path: Path) -> None:
         promote(sidestep, a, b)
         os.sched_setaffinity(b.pid, {other})
         os.sched_setaffinity(a.pid, {one})
+        # a sender that is slow: each read is to sleep before its byte comes
         b.ask("Later.of(lambda: [time.sleep(0.001) or s.sendall(b'x') for _ in range(400)])")
         a.ask("[s.recv(1) for _ in range(100)]")
         os.sched_setaffinity(a.pid, cpus)

@@ -39,6 +39,7 @@ def test_a_message_that_is_slept_for(how: str) -> None:
 
         def few(found: list[Connection]) -> bool:
             """Whether one end, which the other answers late, has slept each time, and made so few calls."""
+            # not luck: the answer is late so that the read sleeps, which is counted
             b.ask(f"Later.of(lambda: [s.recv(1) and time.sleep({LATE_S}) or s.sendall(b'x') for _ in range({ROUNDS})])")
             talk = f"[s.sendall(b'x') or {wait} for _ in range({ROUNDS})] and 1"
             calls = calls_until_output(a.pid, lambda: a.tell(talk))
@@ -59,6 +60,7 @@ CHANGES = {
 
 def brief(a: End, b: End) -> None:
     """Waits that were brief: the next asks nothing."""
+    # not luck: the answer is late so that each read sleeps, and is brief
     b.ask(f"Later.of(lambda: [s.recv(1) and time.sleep({LATE_S}) or s.sendall(b'x') for _ in range({ROUNDS})])")
     a.ask(f"[s.sendall(b'x') or s.recv(1) for _ in range({ROUNDS})]")
 
