@@ -83,13 +83,22 @@ static int use_sockets(void)
 	return 0;
 }
 
+/* A thread of the kernel that reads the ring (SQPOLL) frees its entries only after it has answered them. */
+static struct io_uring_sqe *next_entry(void)
+{
+	struct io_uring_sqe *entry;
+	while ((entry = io_uring_get_sqe(&ring)) == NULL)
+		io_uring_sqring_wait(&ring);
+	return entry;
+}
+
 static int use_file(void)
 {
 	static char blocks[BATCH][BLOCK], read_back[BATCH][BLOCK];
 	for (int turn = 0; turn < 7; turn++) {
 		for (int i = 0; i < BATCH; i++) {
 			memset(blocks[i], turn * BATCH + i, BLOCK);
-			io_uring_prep_write(io_uring_get_sqe(&ring), file, blocks[i], BLOCK, (__u64)i * BLOCK);
+			io_uring_prep_write(next_entry(), file, blocks[i], BLOCK, (__u64)i * BLOCK);
 		}
 		if (io_uring_submit_and_wait(&ring, BATCH) != BATCH)
 			return -EIO;
@@ -97,7 +106,7 @@ static int use_file(void)
 			if (result() != BLOCK)
 				return -EIO;
 		for (int i = 0; i < BATCH; i++)
-			io_uring_prep_read(io_uring_get_sqe(&ring), file, read_back[i], BLOCK, (__u64)i * BLOCK);
+			io_uring_prep_read(next_entry(), file, read_back[i], BLOCK, (__u64)i * BLOCK);
 		if (io_uring_submit(&ring) != BATCH)
 			return -EIO;
 		for (int i = 0; i < BATCH; i++)
