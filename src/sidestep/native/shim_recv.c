@@ -89,7 +89,7 @@ static ssize_t rx_tcp(const struct call *call, size_t at)
 				char byte;
 				int marked = 0;
 				ssize_t n = raw_recv(fd, &byte, 1, MSG_PEEK | MSG_DONTWAIT);
-				if (n < 0 && errno == EAGAIN && !(flags & MSG_PEEK))
+				if ((n == 0 || (n < 0 && errno == EAGAIN)) && !(flags & MSG_PEEK))
 					tcp_pass_mark(fd); /* the look has not */
 				if (n <= 0)
 					return n;
