@@ -38,7 +38,6 @@ BY_CHANCE: Final = (
     "`tcpi_state` is FIN_WAIT1 for longer: bytes by ring acknowledge nothing",
     "`sendfile` and `splice` may be short before a peer that reads no more",
     "`SIOCATMARK` is 0 where a reset meets a shut reader",
-    "through a provider, the first of two `MSG_OOB` bytes behind unread bytes leaves the stream",
 )
 
 

@@ -440,7 +440,7 @@ def test_nobody_is_invited_any_more_by_who_leaves(world: World) -> None:
         app.send_control(attached=1)
     b.send_control(rx_ready=1)
     world.turns()
-    assert (b.word("acked"), a.word("rx_ready")) == (Acked.READY, 1)
+    assert (b.word("acked"), a.word("rx_ready")) == (Acked.READY | Acked.SPACER, 1)
     world.hub.leave()
     a.send_control(rx_ready=1)  # too late
     world.turns()

@@ -34,7 +34,7 @@ from selection import rotate
 
 from sidestep import limits
 from sidestep.native import _channel
-from sidestep.native.layout import Acked, Back, Notice, Seen
+from sidestep.native.layout import Acked, Back, Knows, Notice, Seen, Spacer
 from sidestep.provider.carry.direction import Ending, Out, Recall
 from sidestep.provider.carry.remote_relay import RemoteRelay
 from sidestep.rdma.iwarp.device import ATTRIBUTES
@@ -65,7 +65,7 @@ def test_words_are_handed_on_in_their_order(world: World) -> None:
     a.send_control(tx_switch_offset=123, tx_switched=1)
     world.rest()
     assert (b.word("tx_switched"), b.word("tx_switch_offset")) == (1, 123)
-    assert a.word("acked") == Acked.ROUNDS | Acked.SWITCH
+    assert a.word("acked") == Acked.ROUNDS | Acked.SPACER | Acked.SWITCH
 
 
 def test_what_it_has_moved_is_seen_whoever_carries_it(world: World) -> None:
@@ -143,6 +143,33 @@ def _pass_bytes(world: World, a: App, b: App) -> None:
             got += receiver.receive()
         assert got == data
     world.rest()
+
+
+@pytest.mark.parametrize(
+    ("knows", "reader", "rounds", "answer"),
+    [
+        (Knows.SPACER, 0, True, Spacer.SENT),
+        (Knows.SPACER, Spacer.NONE, True, Spacer.NONE),
+        (0, 0, True, Spacer.NONE),
+        (Knows.SPACER, 0, False, Spacer.ASKED),
+    ],
+    ids=["unread", "all read", "an earlier shim", "an earlier provider"],
+)
+def test_the_reader_s_provider_decides_about_a_spacer(
+    world: World, knows: int, reader: int, answer: Spacer, *, rounds: bool
+) -> None:
+    a, b, *_ = world.pair(rounds=rounds)
+    assert bool(a.word("acked") & Acked.SPACER) == rounds
+    b.send_control(knows=knows)
+    a.send(b"unread")
+    go_back(a)
+    world.rest()
+    if reader:
+        b.poke(f"side[{b.provider_side}].tx_spacer", 1 << 2 | reader)
+    a.send_control(tx_spacer=1 << 2 | Spacer.ASKED)
+    world.rest()
+    assert a.own_word("tx_spacer") == 1 << 2 | answer
+    assert b.word("tx_spacer") == (1 << 2 | (reader or answer) if knows and rounds else 0)
 
 
 def test_bytes_both_ways_in_any_portions(world: World) -> None:

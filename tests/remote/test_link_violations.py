@@ -198,6 +198,15 @@ def _overfill(liar: Liar) -> None:
         liar.peer.left()
 
 
+def _go_uninvited(liar: Liar) -> None:
+    """Another round, while the program cannot consent to one."""
+    liar.both_ways()
+    with standing_still(liar.world.server_pid):
+        for word, count in ((Control.ROUNDS, 0), (Control.BACK, 4), (Control.SWITCHED, 9)):
+            liar.say(word, count)
+        liar.peer.left()
+
+
 _OPEN, _ONCE, _NEVER = Liar.attached, Liar.both_ways, None
 LIES: dict[Control | str, list[tuple[str, str, Lie]]] = {
     Control.ATTACHED: [
@@ -255,11 +264,11 @@ LIES: dict[Control | str, list[tuple[str, str, Lie]]] = {
     Control.ROUNDS: [
         ("twice", "link_order", _then(_OPEN, (Control.ROUNDS, 0), (Control.ROUNDS, 0))),
         ("and consent to a second round at once", "link_order", _then(_ONCE, (Control.ROUNDS, 0), (Control.READY, 0))),
-        (
-            "and goes where it was not invited",
-            "link_order",
-            _then(_ONCE, (Control.ROUNDS, 0), (Control.BACK, 4), (Control.SWITCHED, 9)),
-        ),
+        ("and goes where it was not invited", "link_order", _go_uninvited),
+    ],
+    Control.SPACER: [
+        ("behind no round", "link_order", _then(_NEVER, (Control.SPACER, 1))),
+        ("twice", "link_order", _then(_ONCE, (Control.SPACER, 1), (Control.SPACER, 1))),
     ],
     Control.ARRIVED: [("where no end was told", "link_count", _then(_ONCE, (Control.ARRIVED, 4)))],
     "no word": [

@@ -22,17 +22,13 @@ VARIANTS: Final = [
     (Variant(), "0"),
     (Variant(peer_process=True, active=False, family="6", build=Build.FORTIFIED), "4"),
 ]
-# Beside those of one host; under both variants.
-RELAYED_DIFFERENCES: Final = {
-    "urgent_twice": "a provider passes no spacer on: the reader's kernel drops the first byte (tx_space)",
-}
 
 
 def _plays() -> Iterator[object]:
     never_again = set(scene_names("demote"))  # a direction that has left the provider for TCP stays there
     for at, scene in enumerate(name for name in scene_names() if name not in never_again):
         for variant, promote_after in rotate(VARIANTS, at):
-            reason = difference_known(scene, variant) or RELAYED_DIFFERENCES.get(scene)
+            reason = difference_known(scene, variant)
             marks = [pytest.mark.xfail(reason=reason, strict=True)] if reason else []
             yield pytest.param(scene, variant, promote_after, id=f"{scene}-{variant}-after{promote_after}", marks=marks)
 

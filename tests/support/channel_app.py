@@ -61,7 +61,13 @@ class App:
 
     def word(self, name: str) -> int:
         """What the provider has published."""
-        side = self.provider_side
+        return self._word(self.provider_side, name)
+
+    def own_word(self, name: str) -> int:
+        """What the application has published, and the provider may have replaced."""
+        return self._word(1 - self.provider_side, name)
+
+    def _word(self, side: int, name: str) -> int:
         offset, size = _channel.HEADER_WORDS[f"side[{side}].{name}"]
         return int.from_bytes(os.pread(self.segment, size, offset), "little")
 

@@ -395,6 +395,26 @@ static PyObject *channel_decide_how(PyObject *self, PyObject *args)
 		channel_decide(sending ? &channel->end.local->tx_back : &channel->end.remote->tx_back, number, how & 3));
 }
 
+PyDoc_STRVAR(decide_spacer_doc,
+             "decide_spacer($self, sending, how, round, /)\n--\n\n"
+             "Decides what TCP's first byte behind this round is (tx_spacer), as decide(). With sending False it\n"
+             "answers the peer's question. What stands; 0: nothing was asked, or the word makes no sense.");
+
+static PyObject *channel_decide_spacer(PyObject *self, PyObject *args)
+{
+	struct channel *channel = mapped(self);
+	int sending;
+	unsigned int how, number;
+
+	if (!channel || !PyArg_ParseTuple(args, "pII:decide_spacer", &sending, &how, &number))
+		return NULL;
+	if (sending)
+		return PyLong_FromUnsignedLong(channel_decide(&channel->end.local->tx_spacer, number, how & 3));
+	uint32_t asked = number << 2 | SPACER_ASKED;
+	bool answers = atomic_compare_exchange_strong(&channel->end.remote->tx_spacer, &asked, number << 2 | (how & 3));
+	return PyLong_FromUnsignedLong(answers ? how & 3 : 0);
+}
+
 static PyObject *get_wants_space(PyObject *self, void *Py_UNUSED(unused))
 {
 	struct channel *channel = mapped(self);
@@ -451,14 +471,23 @@ static void channel_dealloc(PyObject *self)
 }
 
 static PyMethodDef channel_methods[] = {
-	{"write", channel_write, METH_O, write_doc},          {"read", channel_read, METH_VARARGS, read_doc},
-	{"ring", channel_ring, METH_NOARGS, receiving_doc},   {"readable", channel_readable, METH_VARARGS, readable_doc},
-	{"consume", channel_consume, METH_O, consume_doc},    {"writable", channel_writable, METH_NOARGS, writable_doc},
-	{"commit", channel_commit, METH_O, commit_doc},       {"spill", channel_spill, METH_NOARGS, spill_doc},
-	{"remote", channel_remote, METH_NOARGS, remote_doc},  {"publish", channel_publish, METH_VARARGS, publish_doc},
-	{"revoke", channel_revoke, METH_VARARGS, revoke_doc}, {"decide", channel_decide_how, METH_VARARGS, decide_doc},
-	{"close", channel_close, METH_NOARGS, close_doc},     {"__enter__", channel_enter, METH_NOARGS, NULL},
-	{"__exit__", channel_close, METH_VARARGS, NULL},      {0},
+	{"write", channel_write, METH_O, write_doc},
+	{"read", channel_read, METH_VARARGS, read_doc},
+	{"ring", channel_ring, METH_NOARGS, receiving_doc},
+	{"readable", channel_readable, METH_VARARGS, readable_doc},
+	{"consume", channel_consume, METH_O, consume_doc},
+	{"writable", channel_writable, METH_NOARGS, writable_doc},
+	{"commit", channel_commit, METH_O, commit_doc},
+	{"spill", channel_spill, METH_NOARGS, spill_doc},
+	{"remote", channel_remote, METH_NOARGS, remote_doc},
+	{"publish", channel_publish, METH_VARARGS, publish_doc},
+	{"revoke", channel_revoke, METH_VARARGS, revoke_doc},
+	{"decide", channel_decide_how, METH_VARARGS, decide_doc},
+	{"decide_spacer", channel_decide_spacer, METH_VARARGS, decide_spacer_doc},
+	{"close", channel_close, METH_NOARGS, close_doc},
+	{"__enter__", channel_enter, METH_NOARGS, NULL},
+	{"__exit__", channel_close, METH_VARARGS, NULL},
+	{0},
 };
 
 #define MEMBER(name, type, path, doc) {name, type, offsetof(struct channel, path), READONLY, doc}

@@ -25,13 +25,11 @@ CHANNEL_ROUNDS: Final = (1 << 30) - 1  # a direction stays on TCP after so many
 HOLDER_STRANGER: Final = 1 << 31  # bit in holder_pids: the process holds the socket, and its program reads no ring
 SLOT_RELAY_OVER: Final = 1 << 22  # flag of a slot: the provider between has left, no further round is possible
 DOORBELLS_PER_PAGE: Final = 64  # one 64-byte line each
-# Bytes behind each ring of a segment, for unread data: more than kernel TCP would hold (tcp_wmem, and the opened part
-# of tcp_rmem). Sparse: untouched pages cost no memory.
+# Bytes behind each ring, for unread data: more than kernel TCP holds (tcp_wmem, tcp_rmem). They cost nothing untouched.
 CHANNEL_SPILL: Final = 16 << 20
 GAIN_MIN_NS: Final = 1_000_000  # less is not worth the way to another host
 
-# Explicit sockets: arguments of socket(). The families are numbers that no kernel will ever assign (Linux stops at
-# AF_MAX, below 64) and that fit the 16 bits of sa_family. The protocol is one that no IP header can hold.
+# Arguments of socket(): families that no kernel assigns (AF_MAX is below 64), in 16 bits; a protocol of no IP header.
 AF_INET_OFFLOAD: Final = 0x5344  # "SD"
 AF_INET6_OFFLOAD: Final = 0x5345
 AF_INET_DIRECT: Final = 0x5346
@@ -262,8 +260,7 @@ class Knows(IntFlag):
 
 HINT_RING_ALWAYS: Final = 1 << 31  # bit of `hint`: ring at each publication, and do not look at the doorbell's word
 NONCE_TAKEN: Final = 1  # bit of `doorbell_nonce`: the other side has taken the doorbell that was last named there
-# Number of doorbells that were named, in `doorbell_nonce` to a provider; the bits above prove it.
-NONCE_COUNT: Final = (1 << 24) - 1
+NONCE_COUNT: Final = (1 << 24) - 1  # doorbells named, in `doorbell_nonce` to a provider; the bits above prove it
 
 
 class Acked(IntFlag):
@@ -274,6 +271,8 @@ class Acked(IntFlag):
     READY = 4  # rx_ready; set before the peer gets it: without it nothing comes by ring
     RECALL = 8  # Notice.RECALL, and all from rx_frozen on comes by TCP; what TCP brings before may be what follows that
     ROUNDS = 16  # a consent to another round would reach it; what SWITCH, REQUEST and READY say is of one round
+    SPACER = 32  # Spacer.ASKED would reach it; between providers: the question is answered
+    SPACED = 64  # answer between providers, with SPACER: the reader takes TCP's first byte for one
 
 
 class Back(IntEnum):
@@ -290,6 +289,7 @@ class Spacer(IntEnum):
 
     NONE = 1  # word of the reader: it has read the ring to its end, and all bytes of TCP are the stream's
     SENT = 2  # word of the sender: it is no byte of the stream, and leaves TCP when the ring has been read
+    ASKED = 3  # word of the sender to a provider between, which puts the reader's answer here: NONE or SENT
 
 
 class Tx(IntEnum):
@@ -389,6 +389,8 @@ class PeerState(NamedTuple):
     tx_switch_offset: int
     tx_back_at: int
     rx_frozen: int
+    knows: int
+    tx_spacer: int
     tail: int  # tail of its ring, and the only one that is no word of "channel_side"
 
     def back(self, round_number: int) -> int:
@@ -573,8 +575,7 @@ RECORDS: Final[dict[str, tuple[Field, ...]]] = {
         # The nonce: random (NEW_DOORBELL, NONCE_COUNT), or 0: withdrawn. `doorbell_nonce_seen`: the other's in use.
         *_same("Q", "doorbell_nonce doorbell_nonce_seen"),
         ("knows", "I", 1),  # Knows: what its holder can be asked for; written after the three that follow
-        *_same("I", "slot generation"),  # generation and slot in its holder's family
-        ("tx_spacer", "I", 1),  # round << 2 | Spacer
+        *_same("I", "slot generation tx_spacer"),  # place in its holder's family; round << 2 | Spacer
         ("family_id", "B", 16),
     ),
     # A piece of a ring, as the shim gives it to `sidestep.rings` in its own process.

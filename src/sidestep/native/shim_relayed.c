@@ -24,6 +24,7 @@
 
 #include <sys/ioctl.h>
 
+#define SPACER_TURNS 10000 /* milliseconds that an urgent byte waits for the answer of the reader's provider */
 #define RECALL_TURNS 11000 /* milliseconds that a call waits whose successor reads what TCP brings */
 
 bool relay_gone(const struct conn *conn)
@@ -211,6 +212,27 @@ bool relay_acked(struct conn *conn, uint32_t what, int turns)
 			break;
 	}
 	return false;
+}
+
+/*
+ * tx_lock held, in tx_space(), and no thread sends by TCP. Asks the reader's provider: the reader may have read the ring, and its
+ * consent to TCP crosses our question. Without an answer nobody knows what it takes TCP's first byte for.
+ */
+bool relay_spaces(struct conn *conn, int fd)
+{
+	_Atomic uint32_t *word = &conn->channel.local->tx_spacer;
+	const uint32_t round = word_load(conn->slot->tx_round) << 2, asked = round | SPACER_ASKED;
+	struct pollfd room = {.fd = fd, .events = POLLOUT};
+
+	if (atomic_load(word) == (round | SPACER_NONE) || raw_poll(&room, 1, 0) != 1 || !(room.revents & POLLOUT))
+		return false;
+	atomic_store(word, asked);
+	peer_wake(conn);
+	for (int turn = 0; turn < SPACER_TURNS && atomic_load(word) == asked && !relay_gone(conn); turn++)
+		relay_acked(conn, 0, 1);
+	if (atomic_load(word) == asked)
+		conn_abort(conn, fd, ECONNRESET, REASON_RELAY_LOST);
+	return atomic_load(word) == (round | SPACER_SENT);
 }
 
 /*

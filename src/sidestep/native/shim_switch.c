@@ -147,7 +147,8 @@ bool tx_switch(struct conn *conn, int fd)
 	struct conn_slot *slot = conn->slot;
 
 	if (unlikely(tx_is(slot, TX_SWITCHING))) { /* a process of ours was killed in there */
-		if (atomic_load(&conn->channel.local->tx_spacer) == (word_load(slot->tx_round) << 2 | SPACER_SENT) &&
+		uint32_t spacer = atomic_load(&conn->channel.local->tx_spacer);
+		if (spacer >> 2 == word_load(slot->tx_round) && (spacer & 3) != SPACER_NONE &&
 		    word_load(slot->tx_tcp_bytes) == word_load(slot->tx_switch_offset))
 			tcp_reset(fd); /* nobody knows whether its spacer has gone */
 		tx_move(slot, TX_ON_UNSETTLED);
@@ -438,20 +439,26 @@ void tx_space(struct conn *conn, int fd)
 	struct conn_slot *slot = conn->slot;
 	struct channel_side *local = conn->channel.local;
 	const uint32_t round = word_load(slot->tx_round), back = round << 2 | CHANNEL_BACK;
+	const bool relayed = conn_relayed(conn);
 
-	if (!(tx_is(slot, TX_LEFT) || tx_is(slot, TX_TCP)) || conn_relayed(conn) ||
-	    !(atomic_load(&conn->channel.remote->knows) & KNOWS_SPACER) || word_load(local->tx_switched) != round ||
-	    atomic_load(&local->tx_back) != back || atomic_load(&local->tx_follows) != back ||
-	    !channel_tx_unread(&conn->channel) || error_met(conn, fd)) /* a send would take it */
+	if (!(tx_is(slot, TX_LEFT) || tx_is(slot, TX_TCP)) ||
+	    !(relayed ? atomic_load(&conn->channel.remote->acked) & CHANNEL_ACKED_SPACER
+	              : atomic_load(&conn->channel.remote->knows) & KNOWS_SPACER) ||
+	    word_load(local->tx_switched) != round || atomic_load(&local->tx_back) != back ||
+	    atomic_load(&local->tx_follows) != back || !channel_tx_unread(&conn->channel) ||
+	    error_met(conn, fd)) /* a send would take it */
 		return;
 	atomic_fetch_or(&local->notice, CHANNEL_DEMOTE);
 	tx_move(slot, TX_ON_INVITED); /* full fence: no thread sends by TCP meanwhile */
 	if (atomic_load(&slot->tx_kernel_waiters) == 0 &&
 	    word_load(slot->tx_tcp_bytes) == word_load(slot->tx_switch_offset) &&
-	    channel_decide(&local->tx_spacer, round, SPACER_SENT) == SPACER_SENT) {
+	    (relayed ? relay_spaces(conn, fd) : channel_decide(&local->tx_spacer, round, SPACER_SENT) == SPACER_SENT)) {
 		full_fence();
-		if (channel_tx_unread(&conn->channel) && raw_send(fd, "", 1, MSG_DONTWAIT | MSG_NOSIGNAL | MSG_MORE) == 1)
+		if ((relayed || channel_tx_unread(&conn->channel)) &&
+		    raw_send(fd, "", 1, MSG_DONTWAIT | MSG_NOSIGNAL | MSG_MORE) == 1)
 			word_add(slot->tx_tcp_bytes, 1);
+		else if (relayed)
+			conn_abort(conn, fd, ECONNRESET, REASON_RELAY_LOST); /* the reader would take the next byte for it */
 		else
 			atomic_store(&local->tx_spacer, 0); /* the next call tries again if there was no room */
 	}

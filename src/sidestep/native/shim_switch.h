@@ -75,6 +75,7 @@ bool relay_reset_waits(struct conn *conn);
 bool rx_reset_waits(struct conn *conn, int fd);
 void relay_lost(struct conn *conn, int fd);
 bool relay_acked(struct conn *conn, uint32_t what, int turns);
+bool relay_spaces(struct conn *conn, int fd);
 
 /* ---- shim_end.c ---- */
 bool error_met(struct conn *conn, int fd);

@@ -57,6 +57,7 @@ class SdpLink:
         rounds: bool = False,
     ) -> None:
         self.rounds: Final = rounds
+        self.spacers = False
         self._stream = stream
         self._loop = loop
         self._on_lost = on_lost

@@ -36,7 +36,9 @@ class Control(IntEnum):
     LEAVE = 15  # each takes its incoming direction back to TCP, without its application's help; count 1: to make room
     ARRIVED = 16  # BACK, SHUT or ENDED has come, with all before it; count: its own
     RESENDS = 17  # RECALL has come, and the bytes that it asks for come by TCP
-    ROUNDS = 18  # READY may come again behind BACK; not sent to a provider that does not know the word (`Link.rounds`)
+    # READY may come again behind BACK; count 1: SPACER, too. Not to a provider without the word (`Link.rounds`).
+    ROUNDS = 18
+    SPACER = 19  # an urgent byte follows this round by TCP: is a spacer to go ahead? Answered by ACKED
 
 
 class Link(Protocol):
@@ -45,6 +47,8 @@ class Link(Protocol):
     @property
     def rounds(self) -> bool:
         """True if the other provider is known to know the word ROUNDS; False leaves it open."""
+
+    spacers: bool  # the other provider is known to know the word SPACER; False leaves it open
 
     @property
     def room(self) -> int:

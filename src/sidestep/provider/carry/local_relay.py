@@ -91,6 +91,7 @@ class _Passage(Stream):
         return {}
 
     plain = buffered = False  # no field here is the engine's
+    spacers = True
     under_way = 0
 
     def lend(self, record: dict[str, int]) -> Lent | None:

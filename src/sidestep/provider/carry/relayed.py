@@ -47,15 +47,18 @@ class Relayed(Directions):
         self.link = link
         self.on_over: Callable[[], None] = nothing  # called once it is lost: its link has no more to do with it
         self.rounds = False  # true if our application may consent anew: the other provider has sent ROUNDS
+        self.spacers = link.spacers  # true if the other provider answers SPACER
         self.rounds_reported = False  # true if the other one may: we have sent ROUNDS
         # The direction from our application:
         self.out_round = 0  # the last that it was invited to
+        self.out_spaced = 0  # round of which it has asked about a spacer
         self.sent = 0  # bytes given to the link
         self.window = 0  # bytes of the ring that the other application reads; 0: it has not attached
         self.unconfirmed = 0  # ends that were sent and that no ARRIVED has answered
         self.arrived_reported = -1  # bytes of our application that the other provider has confirmed behind the last end
         # The direction to it:
         self.in_round = 0  # the last that it has consented to
+        self.in_spaced = 0  # round of which the other end has asked about a spacer
         self.recalled_at = 0  # the count from which all is wanted by TCP
         self.peer_switched_at = 0  # bytes that came by TCP before
         self._switch_withheld = False  # true if our application does not know that

@@ -32,7 +32,7 @@ from typing import Final
 from sidestep import limits
 from sidestep.errors import PeerViolation
 from sidestep.native import layout
-from sidestep.native.layout import Acked, Back, Notice, PeerState, Seen
+from sidestep.native.layout import Acked, Back, Knows, Notice, PeerState, Seen, Spacer
 from sidestep.provider.carry.direction import (
     AGAIN,
     AWAITED,
@@ -117,6 +117,9 @@ class RemoteRelay(Relayed):
         back = peer.back(self.out_round or 1)
         if back == Back.BACK and peer.tx_back_at != peer.tail:
             self.reset("violation")
+        if self.spacers and peer.tx_spacer == self.out_round << 2 | Spacer.ASKED and self.out_spaced != self.out_round:
+            self.out_spaced = self.out_round
+            self.link.send_control(Control.SPACER, self.out_round)
         # it cannot have sent by ring without having gone there, and its end would be waited for behind such bytes
         if (side.final or back) and self.out in BEFORE and not self._drained:
             self.reset("violation")
@@ -171,6 +174,8 @@ class RemoteRelay(Relayed):
             self.into = moved(self.into, InEvent.ATTACHED)
             # what it can leave unread, and the size of the ring that it sends by
             self.link.send_control(Control.ATTACHED, side.channel.rx_size << 32 | side.channel.tx_most)
+            if self.spacers:
+                side.channel.publish("acked", Acked.SPACER)
             if self.link.rounds:
                 self._tell_rounds()
         self._open(side)
@@ -178,7 +183,7 @@ class RemoteRelay(Relayed):
     def _tell_rounds(self) -> None:
         if not self.rounds_reported:
             self.rounds_reported = True
-            self.link.send_control(Control.ROUNDS)
+            self.link.send_control(Control.ROUNDS, 1)
 
     def _open(self, side: Side) -> None:
         """Both applications have attached: each hears it of the other."""
@@ -483,6 +488,8 @@ class RemoteRelay(Relayed):
 
     def _on_acked(self, side: Side, count: int) -> None:
         self.unanswered = max(0, self.unanswered - bool(count & Acked.REQUEST))  # an older question may be meant
+        if count & Acked.SPACER:
+            side.channel.decide_spacer(False, Spacer.SENT if count & Acked.SPACED else Spacer.NONE, self.out_spaced)
         side.tell(acked=count & (Acked.SWITCH | (0 if self.unanswered else Acked.REQUEST)))
 
     def _on_arrived(self, side: Side, count: int) -> None:
@@ -491,11 +498,21 @@ class RemoteRelay(Relayed):
         self.unconfirmed -= 1
         self.arrived_reported = count
 
-    def _on_rounds(self, side: Side, _count: int) -> None:
+    def _on_spacer(self, side: Side, count: int) -> None:
+        if not self.in_spaced < count <= self.in_round:
+            raise PeerViolation(f"a spacer behind round {count} of {self.in_round}", rule="link_order")
+        self.in_spaced = count
+        knows = PeerState(*side.channel.remote()).knows & Knows.SPACER
+        reads = count == self.in_round and self.into in (In.RING, In.BACK) and self.recall is Recall.NOT
+        spaced = knows and reads and side.channel.decide_spacer(True, Spacer.SENT, count) == Spacer.SENT
+        self.link.send_control(Control.ACKED, Acked.SPACER | Acked.SPACED if spaced else Acked.SPACER)
+
+    def _on_rounds(self, side: Side, count: int) -> None:
         if self.rounds:
             raise PeerViolation("rounds are told again", rule="link_order")
         self.rounds = True
-        side.tell(acked=Acked.ROUNDS)
+        self.spacers = bool(count)
+        side.tell(acked=Acked.ROUNDS | (Acked.SPACER if self.spacers else 0))
         self._tell_rounds()
 
     def _on_reset(self, _side: Side, _count: int) -> None:
@@ -661,7 +678,7 @@ class RemoteRelay(Relayed):
         Control.BACK: _on_back, Control.SHUT: _on_shut, Control.CLOSED: _on_closed,
         Control.ENDED: _on_ended, Control.FIN_SEEN: _on_fin_seen, Control.ACKED: _on_acked,
         Control.RESET: _on_reset, Control.LEAVE: _on_leave, Control.ARRIVED: _on_arrived,
-        Control.RESENDS: _on_resends, Control.ROUNDS: _on_rounds,
+        Control.RESENDS: _on_resends, Control.ROUNDS: _on_rounds, Control.SPACER: _on_spacer,
     }  # fmt: skip
 
 
