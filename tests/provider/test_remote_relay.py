@@ -395,7 +395,7 @@ def test_a_recall_is_handed_on_with_bytes_under_way(world: World) -> None:
     world.rest()
     assert (b.word("notice"), b.word("rx_frozen")) == (Notice.RECALL | Notice.DEMOTE, 200)
     assert b.end.unread >= 600  # all of what it must send again is still there
-    assert a.word("acked") == Acked.ROUNDS | Acked.READY | Acked.SWITCH | Acked.REQUEST | Acked.RECALL
+    assert a.word("acked") == Acked.ROUNDS | Acked.SPACER | Acked.READY | Acked.SWITCH | Acked.REQUEST | Acked.RECALL
     b.send_control(shut_wr=1)
     world.rest()
     assert not reset(a) | reset(b)
