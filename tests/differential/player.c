@@ -415,8 +415,7 @@ static void op_wait(void)
 	if (ready > 0)
 		qsort(events, (size_t)ready, sizeof(*events), by_data);
 	for (int i = 0; i < ready; i++)
-		if (!ends[events[i].data.u64].edges[set])
-			printf(" %d:%x", (int)events[i].data.u64, events[i].events);
+		printf(" %d%c%x", (int)events[i].data.u64, ends[events[i].data.u64].edges[set] ? '~' : ':', events[i].events);
 	puts("");
 }
 
@@ -567,6 +566,7 @@ static void op_again(struct end *end)
 	printf("disconnect %td: %d %s\n", end - ends, result, error_of(result));
 	if (end->registered && end->renumbered) /* nobody can change that registration */
 		forget(end);
+	getsockopt(end->fd, SOL_SOCKET, SO_ERROR, &result, &(socklen_t){sizeof(result)}); /* the scoreboard names the difference */
 	end->dissolved = true;
 	settle();
 }

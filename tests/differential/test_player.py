@@ -68,10 +68,20 @@ def play(player: Sequence[str], seed: int, env: Mapping[str, str] | None) -> lis
     return [*done.stdout.splitlines(), *done.stderr.splitlines(), f"ended with {done.returncode}"]
 
 
+def differ(one: str, other: str) -> bool:
+    """True if two lines differ. Of edges ("end~bits") the other may have more."""
+    if "~" not in one + other:
+        return one != other
+    told = [dict(word.split("~") for word in line.split() if "~" in word) for line in (one, other)]
+    rest = [[word for word in line.split() if "~" not in word] for line in (one, other)]
+    return rest[0] != rest[1] or any(int(bits, 16) & ~int(told[1].get(end, "0"), 16) for end, bits in told[0].items())
+
+
 def differing(one: list[str], other: list[str]) -> int | None:
     """The first line in which two plays differ."""
     pairs = enumerate(zip(one, other, strict=False))
-    return next((at for at, (a, b) in pairs if a != b), None if len(one) == len(other) else min(len(one), len(other)))
+    ends = None if len(one) == len(other) else min(len(one), len(other))
+    return next((at for at, (a, b) in pairs if differ(a, b)), ends)
 
 
 def difference(player: Sequence[str], seed: int, env: Mapping[str, str]) -> str | None:

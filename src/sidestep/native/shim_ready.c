@@ -7,6 +7,15 @@
 #define INLINE static inline __attribute__((always_inline)) /* code on the way of every wait */
 
 /*
+ * True if ring bytes have come since the last report, of which each can be read or has been. As in Linux, those that were read
+ * make an edge of what else is ready.
+ */
+static bool edge_came(const struct member *member, uint32_t reported, uint64_t tail)
+{
+	return tail != member->seen_tail && ((reported & EPOLLIN) || (member->rx_ring && (member->events & EPOLLIN)));
+}
+
+/*
  * True if readiness is an edge that has not been reported. `tail` is from before the look. A byte on one path is an edge even
  * if bytes of the other path, reported long ago, stand before it.
  */
@@ -17,7 +26,7 @@ static bool edge_new(const struct member *member, uint32_t ready, uint32_t kerne
 	uint32_t ends = ready & (EPOLLRDHUP | EPOLLHUP | EPOLLERR); /* IN alone is reported for an end, too */
 	bool rx_by_tcp = !member->rx_ring || conn_peer_back(conn), tx_by_tcp = !tx_by_ring(conn->slot);
 
-	return member->armed || (ends & ~member->reported) || ((reported & EPOLLIN) && tail != member->seen_tail) ||
+	return member->armed || (ends & ~member->reported) || edge_came(member, reported, tail) ||
 	       ((reported & EPOLLOUT) && !tx_by_tcp && member->out_armed) ||
 	       (kernel_bits & ((member->events & EPOLLPRI) | (rx_by_tcp ? EPOLLIN : 0) | (tx_by_tcp ? EPOLLOUT : 0)));
 }
@@ -29,7 +38,7 @@ static bool edge_taken(struct member *member, uint32_t ready, uint32_t kernel_bi
 
 	if (!edge_new(member, ready, kernel_bits, tail))
 		return false;
-	if (reported & EPOLLIN)
+	if (edge_came(member, reported, tail))
 		member->seen_tail = tail;
 	member->reported = ready & (EPOLLRDHUP | EPOLLHUP | EPOLLERR);
 	member->armed = false;

@@ -187,6 +187,11 @@ static void epoll_edge_out(void)
 	peer_put(pair, 4);
 	arrived(pair, 4);
 	say_wait("data", set, 8, 5000);
+	get(pair, 4);
+	peer_put(pair, 5);
+	arrived(pair, 5);
+	get(pair, 5);
+	say_wait("room, as bytes came that were read", set, 8, 5000);
 	stays(pair);
 }
 
