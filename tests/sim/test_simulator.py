@@ -22,7 +22,7 @@ FROM: Final = int(os.environ.get("SIDESTEP_SIM_FROM", "1"))
 DEPTH: Final = int(os.environ.get("SIDESTEP_SIM_DEPTH", "2"))
 CHUNK: Final = 1_000_000  # steps, of fewer than SEEDS seeds
 SEEDS: Final = 10_000
-LIMIT_S: Final = 600
+LIMIT_S: Final = 1800
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(LIMIT_S)]
 
