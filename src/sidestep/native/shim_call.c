@@ -32,9 +32,23 @@ enum turn call_elsewhere(struct call *call, int way)
  */
 #define BRIEF_NS 10000000 /* more than a tick: no timer has to be set for it where a CPU is busy */
 
+/* A long call moves bytes for so long that a signal may come meanwhile. */
+void call_count_signals(struct call *call)
+{
+	call->clock.signals = self.signals;
+	call->clock.signals_interrupting = self.signals_interrupting;
+	call->counted = true;
+}
+
 static void call_start(struct call *call)
 {
+	const struct wait_clock since = call->clock;
+
 	wait_clock_start(&call->clock);
+	if (call->counted) {
+		call->clock.signals = since.signals;
+		call->clock.signals_interrupting = since.signals_interrupting;
+	}
 	atomic_fetch_add(&call->conn->waiters, 1);
 	call->started = true;
 }
@@ -104,7 +118,10 @@ enum turn call_wait(struct call *call, int way, size_t space)
 		call_start(call);
 		limit_ask(call, way);
 	}
+	clock->moved = call->done;
 	int waited = conn_wait(conn, call->fd, way, space, clock);
+	if (!clock->moved && !clock->timed)
+		clock->signals = self.signals; /* calls that these interrupted were restarted */
 	if (clock->brief && waited == -ETIMEDOUT) {
 		word_store(conn->brief_fd[way - WAIT_RX], 0);
 		clock->brief = false;

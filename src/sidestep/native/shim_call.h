@@ -31,6 +31,7 @@ struct call {
 	bool blocks; /* the socket does */
 	bool unasked; /* answer of a socket that does not block, known from before */
 	bool started; /* true if it has waited: `clock` runs, and it is counted among conn->waiters */
+	bool counted; /* `clock` knows which signals are from before the call */
 	struct wait_clock clock;
 };
 
@@ -57,7 +58,7 @@ static inline struct call call_of(struct conn *conn, int fd, const struct iovec 
 	call.total = iov_total(iov, iov_len);
 	call.done = 0;
 	call.beside = NULL;
-	call.look = call.broken = call.blocks = call.unasked = call.started = false;
+	call.look = call.broken = call.blocks = call.unasked = call.started = call.counted = false;
 	return call;
 }
 static inline enum turn call_over(struct call *call, ssize_t result, int error)
@@ -77,11 +78,18 @@ enum turn call_wait(struct call *call, int way, size_t space);
 bool call_blocks(struct call *call, int way);
 enum turn call_elsewhere(struct call *call, int way);
 bool would_not_block(int fd, int flags);
+void call_count_signals(struct call *call);
 int iov_from(const struct iovec *iov, int iov_len, size_t skip, size_t most, struct iovec out[64]);
 bool iov_refused(const struct iovec *iov, int iov_len, int flags);
 void rx_finish(struct conn *conn);
 bool reserved_by_self(const struct conn *conn);
 void tx_cpu(struct conn *conn);
+/* ---- shim_steps.c ---- */
+#define TCP_STEP (256 << 10) /* bytes after which a long call by TCP looks for its peer */
+bool may_be_promoted(int fd);
+bool step_is_last(int fd, uint64_t signals);
+bool by_steps(int fd, size_t n, int flags);
+ssize_t send_by_steps(struct conn *conn, int fd, const uint8_t *buf, size_t n, int flags);
 /* ---- shim_message.c ---- */
 void message_received(struct conn *conn, int fd, struct msghdr *message, int flags);
 void message_errors_received(struct conn *conn, const struct msghdr *message);

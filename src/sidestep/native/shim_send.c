@@ -1,6 +1,7 @@
 /* shim_send.c - sending, by the path that the direction is on. */
 #include "shim_call.h"
 
+#define LONG_CALL 65536u      /* bytes from which on a call counts signals from its beginning */
 #define PUBLISH_CHUNK 32768u  /* bytes of a long write the peer may start on while we copy the next */
 
 bool reserved_by_self(const struct conn *conn)
@@ -271,10 +272,14 @@ ssize_t conn_send(struct conn *conn, int fd, const struct iovec *iov, int iov_le
 	struct call call = call_of(conn, fd, iov, iov_len, flags);
 
 	pthread_testcancel();
-	if (unlikely(call.total == 0) && tx_by_ring(conn->slot)) {
-		conn_probe(conn, fd); /* the look reports a reset all the same */
-		if (!word_load(conn->slot->error) && !slot_has(conn->slot, SLOT_WR_SHUT | SLOT_PEER_GONE | SLOT_RESET))
-			return 0;
+	if (unlikely(call.total - 1 >= LONG_CALL)) {
+		if (call.total) {
+			call_count_signals(&call);
+		} else if (tx_by_ring(conn->slot)) {
+			conn_probe(conn, fd); /* the look reports a reset all the same */
+			if (!word_load(conn->slot->error) && !slot_has(conn->slot, SLOT_WR_SHUT | SLOT_PEER_GONE | SLOT_RESET))
+				return 0;
+		}
 	}
 	do
 		conn_advance(conn, call.fd);

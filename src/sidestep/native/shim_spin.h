@@ -88,6 +88,7 @@ struct wait_clock {
 	uint64_t signals;
 	uint64_t signals_interrupting;
 	bool timed; /* limit by SO_RCVTIMEO or SO_SNDTIMEO */
+	bool moved; /* the call has moved bytes */
 	bool brief; /* the number is not asked whose it is */
 };
 void wait_clock_start(struct wait_clock *clock);

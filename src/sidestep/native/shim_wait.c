@@ -15,7 +15,14 @@ void wait_clock_start(struct wait_clock *clock)
 	clock->deadline = INT64_MAX;
 	clock->signals = self.signals;
 	clock->signals_interrupting = self.signals_interrupting;
-	clock->timed = clock->brief = false;
+	clock->timed = clock->brief = clock->moved = false;
+}
+
+/* True if a signal ends the wait. SA_RESTART restarts no call with a timeout (signal(7)), and none that has moved bytes. */
+static bool interrupted(const struct wait_clock *clock)
+{
+	return self.signals_interrupting != clock->signals_interrupting ||
+	       ((clock->timed || clock->moved) && self.signals != clock->signals);
 }
 
 static bool ready_now(const struct conn *conn, int want, size_t space)
@@ -355,7 +362,7 @@ int conn_wait(struct conn *conn, int fd, int want, size_t space, const struct wa
 			conn_probe(conn, fd);
 		return 0;
 	}
-	if (self.signals_interrupting != clock->signals_interrupting || (clock->timed && self.signals != clock->signals))
+	if (interrupted(clock))
 		return -EINTR;
 	bool on_ring = want == WAIT_TX || rx_by_ring(slot);
 	int64_t start = config.spin_ns ? now_ns() : 0;
@@ -387,10 +394,7 @@ int conn_wait(struct conn *conn, int fd, int want, size_t space, const struct wa
 			conn_probe(conn, fd);
 		if (error && error != EINTR)
 			result = -error;
-		else if ((self.signals_interrupting != clock->signals_interrupting ||
-		          (clock->timed &&
-		           self.signals != clock->signals)) && /* signal(7): with a timeout, SA_RESTART does not restart */
-		         !ready_now(conn, want, space))
+		else if (interrupted(clock) && !ready_now(conn, want, space))
 			result = -EINTR;
 		else if (clock->deadline != INT64_MAX && now_ns() >= clock->deadline && !ready_now(conn, want, space))
 			result = -ETIMEDOUT;

@@ -153,7 +153,7 @@ def test_an_end_in_every_phase(phase: str, act: str) -> None:
     """Nothing completes after `destroy`, memory is let go, and nothing is left in the loop or open."""
     used = descriptors()
     buffers, kept = end_of(phase, act)
-    if descriptors() > used:  # a leak leaks each time; what the worker's other threads open and close meanwhile does not
+    if descriptors() > used:  # a leak leaks each time; what other threads open and close meanwhile does not
         used = descriptors()
         end_of(phase, act)
         assert descriptors() <= used

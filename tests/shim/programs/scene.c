@@ -187,6 +187,19 @@ void nonblocking(int fd, bool on)
 	NEED(fcntl(fd, F_SETFL, on ? flags | O_NONBLOCK : flags & ~O_NONBLOCK) == 0);
 }
 
+static void note_alarm(int signal_number)
+{
+	(void)signal_number;
+}
+
+void alarms(int ms)
+{
+	const struct sigaction action = {.sa_handler = note_alarm, .sa_flags = SA_RESTART};
+	const struct timeval each = {.tv_usec = ms * 1000};
+	const struct itimerval timer = {.it_value = each, .it_interval = each};
+	NEED(sigaction(SIGALRM, &action, NULL) == 0 && setitimer(ITIMER_REAL, &timer, NULL) == 0);
+}
+
 void put(struct pair *pair, size_t len)
 {
 	while (len > 0) {

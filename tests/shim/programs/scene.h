@@ -149,6 +149,7 @@ long get_all(struct pair *pair); /* receives until the end; bytes, or -errno */
 int64_t sum_of(const void *data, size_t len); /* depends on every byte and its place */
 enum { KEY_OUT = 0x11, KEY_IN = 0x77 }; /* seen from the scene */
 void nonblocking(int fd, bool on);
+void alarms(int ms); /* a signal each so many ms, below 1000, whose handler restarts calls; 0: no more */
 bool arrived(struct pair *pair, size_t len);
 bool arrived_at(int fd, long len); /* waits until FIONREAD says len */
 void await_fin(struct pair *pair); /* until the end of the peer's stream is seen */

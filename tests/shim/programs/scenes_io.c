@@ -251,11 +251,6 @@ static void sendfile_(void)
 	stays(pair);
 }
 
-static void note_alarm(int signal_number)
-{
-	(void)signal_number;
-}
-
 /* A signal ends a call that has sent something, though its handler restarts calls. The peer reads nothing meanwhile. */
 static void sendfile_interrupted(void)
 {
@@ -264,11 +259,9 @@ static void sendfile_interrupted(void)
 	char path[] = "/tmp/sidestep-scene-XXXXXX";
 	int file = mkstemp(path);
 	NEED(file >= 0 && unlink(path) == 0 && ftruncate(file, LEN) == 0);
-	struct sigaction action = {.sa_handler = note_alarm, .sa_flags = SA_RESTART};
-	const struct itimerval soon = {.it_value = {.tv_usec = 300000}, .it_interval = {.tv_usec = 300000}}, never = {0};
-	NEED(sigaction(SIGALRM, &action, NULL) == 0 && setitimer(ITIMER_REAL, &soon, NULL) == 0);
+	alarms(300);
 	ssize_t wrote = sendfile(pair->fd, file, NULL, LEN);
-	NEED(setitimer(ITIMER_REAL, &never, NULL) == 0);
+	alarms(0);
 	say("a part: %d", wrote > 0 && wrote < LEN);
 	say("position: %d", lseek(file, 0, SEEK_CUR) == wrote);
 	struct timeval limit = {.tv_usec = 200000};

@@ -29,6 +29,66 @@ static void sizes_in(void)
 	stays(pair);
 }
 
+enum { LONG = 24 << 20 };
+
+static uint8_t *long_pattern(struct pair *pair)
+{
+	static uint8_t *bytes;
+	if (!bytes)
+		NEED((bytes = malloc(LONG)) != NULL);
+	fill_pattern(KEY_OUT, pair->out, bytes, LONG);
+	return bytes;
+}
+
+/* While one call lasts, no other of this end can promote the connection. */
+static void long_calls(void)
+{
+	struct pair *pair = open_pair();
+	for (int way = 0; way < 2; way++) {
+		const uint8_t *bytes = long_pattern(pair);
+		peer_now(pair, ACT_RECV, LONG, 0);
+		ssize_t n = way ? write(pair->fd, bytes, LONG) : send(pair->fd, bytes, LONG, 0);
+		sent(pair, say_ret("one call", n));
+		say_reply("taken", peer_done());
+	}
+	stays(pair);
+}
+
+/* What ends a long call leaves it with what it has sent; an error is the next call's. */
+static void long_call_interrupted(void)
+{
+	struct pair *pair = open_pair();
+	alarms(300);
+	ssize_t n = send(pair->fd, long_pattern(pair), LONG, 0);
+	say("a part: %d", n > 0 && n < LONG);
+	peer_put(pair, 10);
+	arrived(pair, 10);
+	say_bytes("what has come", pair, data, recv(pair->fd, data, 20, MSG_WAITALL));
+	alarms(0);
+}
+
+static void long_call_timed_out(void)
+{
+	struct timeval limit = {.tv_usec = 300000};
+	struct pair *pair = open_pair();
+	NEED(setsockopt(pair->fd, SOL_SOCKET, SO_SNDTIMEO, &limit, sizeof limit) == 0);
+	ssize_t n = write(pair->fd, long_pattern(pair), LONG);
+	say("a part: %d", n > 0 && n < LONG);
+}
+
+static void long_call_reset(void)
+{
+	struct pair *pair = open_pair();
+	signal(SIGPIPE, SIG_IGN);
+	const uint8_t *bytes = long_pattern(pair);
+	peer_when_asleep(pair, ACT_ABORT, 0, 0);
+	ssize_t n = send(pair->fd, bytes, LONG, 0);
+	peer_done();
+	say("a part: %d", n > 0 && n < LONG);
+	say_ret("send again", send(pair->fd, data, 60, 0));
+	say_ret("and again", send(pair->fd, data, 60, 0));
+}
+
 static void pieces(void)
 {
 	/* Written in pieces of one size and read in pieces of another. */
@@ -402,6 +462,10 @@ static void many_short(void)
 const struct scene scenes_stream[] = {
 	SCENE(sizes_out),
 	SCENE(sizes_in),
+	SCENE(long_calls),
+	SCENE(long_call_interrupted),
+	SCENE(long_call_timed_out),
+	SCENE(long_call_reset),
 	SCENE(pieces),
 	SCENE(ping_pong),
 	SCENE(exchanges),
