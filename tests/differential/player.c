@@ -566,7 +566,8 @@ static void op_again(struct end *end)
 	printf("disconnect %td: %d %s\n", end - ends, result, error_of(result));
 	if (end->registered && end->renumbered) /* nobody can change that registration */
 		forget(end);
-	getsockopt(end->fd, SOL_SOCKET, SO_ERROR, &result, &(socklen_t){sizeof(result)}); /* the scoreboard names the difference */
+	getsockopt(end->fd, SOL_SOCKET, SO_ERROR, &result,
+	           &(socklen_t){sizeof(result)}); /* the scoreboard names the difference */
 	end->dissolved = true;
 	settle();
 }
