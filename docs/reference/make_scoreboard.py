@@ -34,7 +34,7 @@ COLUMNS: Final[dict[str, Callable[[Variant], bool]]] = {
 
 # Differences that programs played at random show: by the moment, or in orders of calls too rare for a scene.
 BY_CHANCE: Final = (
-    "by edges, readiness that still holds may be reported once more",
+    "by edges, readiness that still holds may be reported once more, to an outer set once less",
     "`tcpi_state` is FIN_WAIT1 for longer: bytes by ring acknowledge nothing",
     "`sendfile` and `splice` may be short before a peer that reads no more",
     "`SIOCATMARK` is 0 where a reset meets a shut reader",

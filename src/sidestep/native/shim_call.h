@@ -84,12 +84,6 @@ bool iov_refused(const struct iovec *iov, int iov_len, int flags);
 void rx_finish(struct conn *conn);
 bool reserved_by_self(const struct conn *conn);
 void tx_cpu(struct conn *conn);
-/* ---- shim_steps.c ---- */
-#define TCP_STEP (256 << 10) /* bytes after which a long call by TCP looks for its peer */
-bool may_be_promoted(int fd);
-bool step_is_last(int fd, uint64_t signals);
-bool by_steps(int fd, size_t n, int flags);
-ssize_t send_by_steps(struct conn *conn, int fd, const uint8_t *buf, size_t n, int flags);
 /* ---- shim_message.c ---- */
 void message_received(struct conn *conn, int fd, struct msghdr *message, int flags);
 void message_errors_received(struct conn *conn, const struct msghdr *message);

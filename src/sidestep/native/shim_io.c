@@ -16,6 +16,7 @@
 #include <sys/sendfile.h>
 #include <sys/stat.h>
 
+#define FILE_STEP (256 << 10) /* bytes of a file after which a call by TCP looks for its peer */
 #define PASS_CHUNK 16384 /* bytes of stack */
 
 #define TRACKED __attribute__((noinline)) /* keeps frames and clean-up out of the common path */
@@ -223,8 +224,7 @@ static TRACKED ssize_t tracked_write(int fd, const void *buf, size_t n)
 	if (likely(!conn))
 		return file_closing(fd) ? fail_with(EBADF) : real.write(fd, buf, n);
 	if (kernel_tx_begin(conn))
-		return unlikely(n > TCP_STEP) && by_steps(fd, n, 0) ? send_by_steps(conn, fd, buf, n, 0)
-		                                                    : KERNEL_TX(conn, fd, real.write(fd, buf, n));
+		return KERNEL_TX(conn, fd, real.write(fd, buf, n));
 	return conn_send(conn, fd, &(struct iovec){(void *)buf, n}, 1, 0);
 }
 
@@ -279,9 +279,7 @@ static TRACKED ssize_t tracked_send(int fd, const void *buf, size_t n, int flags
 	if (unlikely(flags & (MSG_OOB | MSG_FASTOPEN)))
 		flags_demote(conn, fd, flags);
 	if (kernel_tx_begin(conn))
-		return unlikely(n > TCP_STEP) && by_steps(fd, n, flags)
-		           ? send_by_steps(conn, fd, buf, n, flags)
-		           : KERNEL_TX(conn, fd, zerocopy_counted(conn, flags, real.send(fd, buf, n, flags)));
+		return KERNEL_TX(conn, fd, zerocopy_counted(conn, flags, real.send(fd, buf, n, flags)));
 	return conn_send(conn, fd, &(struct iovec){(void *)buf, n}, 1, flags);
 }
 
@@ -383,6 +381,22 @@ static ssize_t nobody_end(struct conn *conn, ssize_t n)
 	return n;
 }
 
+/*
+ * Waits for room after some of the file has gone. True: a signal, or the socket's timeout, ends the call with what it has sent,
+ * as it ends the kernel's.
+ */
+static bool step_is_last(int fd, uint64_t signals)
+{
+	struct pollfd room = {.fd = fd, .events = POLLOUT};
+	struct timeval limit = {0};
+
+	if (would_not_block(fd, 0))
+		return false;
+	option_get(fd, SOL_SOCKET, SO_SNDTIMEO, &limit, sizeof(limit));
+	const int64_t limit_ms = limit.tv_sec * 1000ll + (limit.tv_usec + 999) / 1000;
+	return self.signals != signals || poll(&room, 1, limit_ms && limit_ms < INT32_MAX ? (int)limit_ms : -1) <= 0;
+}
+
 /* sendfile onto a ring: the file is read into a stack buffer and sent; what was not sent is not consumed. */
 static ssize_t file_to_conn(struct conn *conn, int fd, int in, off_t *offset, size_t count, uint64_t signals)
 {
@@ -453,6 +467,20 @@ static ssize_t sendfile_step(int out, int in, off_t *offset, size_t count, uint6
 	return file_to_conn(conn, out, in, offset, count, signals);
 }
 
+/* True while sending is by TCP, and may be by ring soon. */
+static bool may_be_promoted(int fd)
+{
+	HELD conn = conn_hold(fd);
+
+	return conn && !slot_has(conn->slot, SLOT_PIN) && !(conn->managed && tx_by_ring(conn->slot));
+}
+
+/* True unless another thread has closed the number meanwhile: what is left is not for the file that has it now. */
+static bool still_names(int fd, struct conn *conn)
+{
+	return !conn || (conn_get(fd) == conn && !conn_fd_stale(conn, fd));
+}
+
 /* A long file goes to TCP by steps: one call of the kernel would last until its end, and nothing be promoted meanwhile. */
 EXPORT ssize_t sendfile64(int out, int in, off_t *offset, size_t count)
 {
@@ -461,10 +489,11 @@ EXPORT ssize_t sendfile64(int out, int in, off_t *offset, size_t count)
 	size_t done = 0, step;
 	ssize_t n;
 
+	HELD conn = conn_hold(out);
 	do {
-		if (done && step_is_last(out, signals))
+		if (done && (step_is_last(out, signals) || !still_names(out, conn)))
 			break;
-		step = count - done > TCP_STEP && may_be_promoted(out) ? TCP_STEP : count - done;
+		step = count - done > FILE_STEP && may_be_promoted(out) ? FILE_STEP : count - done;
 		n = sendfile_step(out, in, offset, step, signals);
 		done += n > 0 ? (size_t)n : 0;
 	} while (n > 0 && (size_t)n == step && done < count);

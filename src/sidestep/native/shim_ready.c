@@ -6,13 +6,11 @@
 
 #define INLINE static inline __attribute__((always_inline)) /* code on the way of every wait */
 
-/*
- * True if ring bytes have come since the last report, of which each can be read or has been. As in Linux, those that were read
- * make an edge of what else is ready.
- */
+/* True if ring bytes have come since the last report. As in Linux, those that were read make an edge of what else is ready. */
 static bool edge_came(const struct member *member, uint32_t reported, uint64_t tail)
 {
-	return tail != member->seen_tail && ((reported & EPOLLIN) || (member->rx_ring && (member->events & EPOLLIN)));
+	return tail != member->seen_tail && ((reported & EPOLLIN) || (member->rx_ring && (member->events & EPOLLIN) &&
+	                                                              channel_rx_peek(&member->conn->channel) == 0));
 }
 
 /*
