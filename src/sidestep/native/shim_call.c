@@ -118,7 +118,8 @@ enum turn call_wait(struct call *call, int way, size_t space)
 		call_start(call);
 		limit_ask(call, way);
 	}
-	clock->moved = call->done;
+	const size_t has = call->done + call->seen;
+	clock->moved = has || call->goes_on;
 	int waited = conn_wait(conn, call->fd, way, space, clock);
 	if (!clock->moved && !clock->timed)
 		clock->signals = self.signals; /* calls that these interrupted were restarted */
@@ -136,8 +137,8 @@ enum turn call_wait(struct call *call, int way, size_t space)
 		return call_elsewhere(call, way);
 	if (waited == 0 && conn_stays(conn, &call->fd))
 		return TURN_AGAIN;
-	if (call->done || (waited == 0 && way == WAIT_RX && slot_has(conn->slot, SLOT_RD_SHUT | SLOT_FIN | SLOT_RESET)))
-		return call_over(call, (ssize_t)call->done, call->saved);
+	if (has || (waited == 0 && way == WAIT_RX && slot_has(conn->slot, SLOT_RD_SHUT | SLOT_FIN | SLOT_RESET)))
+		return call_over(call, (ssize_t)has, call->saved);
 	return call_over(call, -1, waited == 0 ? EBADF : waited == -ETIMEDOUT ? EAGAIN : -waited);
 }
 

@@ -11,7 +11,7 @@
 #include "shim_set.h"
 
 #define NESTS_MAX 5 /* depth to which the kernel lets sets be in sets: EP_MAX_NESTS, fs/eventpoll.c */
-#define AWARE_TURNS 100 /* milliseconds for threads asleep to hear that their set has come into another */
+#define AWARE_TURNS 1000 /* milliseconds for threads asleep to hear that their set has come into another */
 
 /* True if it receives, or may yet, by a ring of which the kernel tells nothing, and has not been asked to leave it. */
 static bool stays_on_ring(const struct conn_slot *slot)

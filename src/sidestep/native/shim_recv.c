@@ -392,7 +392,7 @@ static enum turn recv_ended(struct call *call, enum step step, int error)
 }
 
 /* Too little is there; a look has seen `seen` bytes. A caller that does not wait hears of it after a look at the socket. */
-static enum turn recv_short(struct call *call, size_t target, size_t seen)
+static enum turn recv_short(struct call *call, size_t seen)
 {
 	ssize_t has = (ssize_t)(seen ? seen : call->done);
 
@@ -411,7 +411,8 @@ static enum turn recv_short(struct call *call, size_t target, size_t seen)
 		call->look = call->flags || !rx_by_ring(call->conn->slot) || !conn_lingers(call->conn);
 		return TURN_AGAIN;
 	}
-	return call_wait(call, WAIT_RX, call->flags & MSG_PEEK ? target : 1);
+	call->seen = seen;
+	return call_wait(call, WAIT_RX, seen + 1);
 }
 
 static inline __attribute__((always_inline)) enum turn recv_turn(struct call *call, size_t target)
@@ -447,7 +448,7 @@ static inline __attribute__((always_inline)) enum turn recv_turn(struct call *ca
 	if (step == STEP_KERNEL && !call->done)
 		return kernel_recv(call);
 	if (unlikely(step != STEP_DONE))
-		return step == STEP_EMPTY ? recv_short(call, target, 0) : recv_ended(call, step, error);
+		return step == STEP_EMPTY ? recv_short(call, 0) : recv_ended(call, step, error);
 	if (unlikely(listen)) {
 		rpc_listen();
 		if (conn_fd_stale(conn, call->fd))
@@ -464,7 +465,7 @@ static inline __attribute__((always_inline)) enum turn recv_turn(struct call *ca
 	}
 	if (peek)
 		return moved >= target || ended || rx_divided(conn) ? call_over(call, (ssize_t)moved, call->saved)
-		                                                    : recv_short(call, target, moved);
+		                                                    : recv_short(call, moved);
 	call->done += moved;
 	return likely(call->done >= target) ? call_over(call, (ssize_t)call->done, call->saved) : TURN_AGAIN;
 }

@@ -89,6 +89,58 @@ static void long_call_reset(void)
 	say_ret("and again", send(pair->fd, data, 60, 0));
 }
 
+struct file_sender {
+	pid_t tid;
+	int fd, file;
+	ssize_t result;
+};
+
+static void *send_file(void *argument)
+{
+	struct file_sender *self = argument;
+	__atomic_store_n(&self->tid, gettid(), __ATOMIC_RELEASE);
+	self->result = sendfile(self->fd, self->file, &(off_t){0}, LONG);
+	return NULL;
+}
+
+/* It goes on to the end of the file though its numbers are closed, and the end of the stream comes after that. */
+static void long_call_closed(void)
+{
+	struct pair *pair = open_pair();
+	struct file_sender sender = {.fd = pair->fd, .file = memfd_create("scene", MFD_CLOEXEC)};
+	pthread_t thread;
+	NEED(sender.file >= 0 && write(sender.file, long_pattern(pair), LONG) == LONG);
+	NEED(pthread_create(&thread, NULL, send_file, &sender) == 0);
+	while (!__atomic_load_n(&sender.tid, __ATOMIC_ACQUIRE))
+		sched_yield();
+	await_asleep(getpid(), sender.tid);
+	NEED(close(pair->fd) == 0 && close(sender.file) == 0);
+	say_reply("taken", peer(pair, ACT_DRAIN, 0, 0));
+	NEED(pthread_join(thread, NULL) == 0);
+	say("sent: %zd", sender.result);
+}
+
+/* A look that wants more than there is ends with what there is. */
+static void look_interrupted(void)
+{
+	struct timeval limit = {.tv_usec = 200000};
+	const int low = 15;
+	struct pair *pair = open_pair();
+	alarms(100); /* a signal restarts a call that has seen nothing */
+	peer_when_asleep(pair, ACT_SEND, 10, 0);
+	say_ret("at a signal, behind bytes that came", recv(pair->fd, data, 20, MSG_PEEK | MSG_WAITALL));
+	peer_done();
+	say_ret("at a signal", recv(pair->fd, data, 20, MSG_PEEK | MSG_WAITALL));
+	alarms(0);
+	NEED(setsockopt(pair->fd, SOL_SOCKET, SO_RCVTIMEO, &limit, sizeof limit) == 0);
+	say_ret("timed out", recv(pair->fd, data, 20, MSG_PEEK | MSG_WAITALL));
+	NEED(setsockopt(pair->fd, SOL_SOCKET, SO_RCVLOWAT, &low, sizeof low) == 0);
+	say_ret("timed out below the low-water mark", recv(pair->fd, data, 20, MSG_PEEK));
+	get(pair, 10);
+	say_ret("timed out with nothing", recv(pair->fd, data, 20, MSG_PEEK | MSG_WAITALL));
+	stays(pair);
+}
+
 static void pieces(void)
 {
 	/* Written in pieces of one size and read in pieces of another. */
@@ -466,6 +518,8 @@ const struct scene scenes_stream[] = {
 	SCENE(long_call_interrupted),
 	SCENE(long_call_timed_out),
 	SCENE(long_call_reset),
+	SCENE(long_call_closed),
+	SCENE(look_interrupted),
 	SCENE(pieces),
 	SCENE(ping_pong),
 	SCENE(exchanges),

@@ -1,0 +1,346 @@
+/* shim_files.c - files and pipes that the kernel would pass to a connection, and from it: sendfile(2), splice(2). */
+#include "shim_call.h"
+#include "shim_switch.h"
+#include "shim_travel.h"
+
+#include <fcntl.h>
+#include <limits.h>
+#include <sys/ioctl.h>
+#include <sys/sendfile.h>
+
+#define FILE_STEP (256 << 10) /* bytes of a file after which a call by TCP looks for its peer */
+#define PASS_CHUNK 16384 /* bytes of stack */
+
+/* Like kernel_tx_begin(), if the peer has closed. The kernel then takes all at once, and hears of the refusal behind it. */
+static bool nobody_begin(struct conn *conn, int fd)
+{
+	struct conn_slot *slot = conn->slot;
+
+	if (conn_notice(conn))
+		conn_probe(conn, fd);
+	if (likely(!slot_has(slot, SLOT_PEER_GONE)) || slot_has(slot, SLOT_RESET | SLOT_WR_SHUT) ||
+	    word_load(slot->error) || tx_request_pending(conn) || !tx_follows(conn))
+		return false;
+	atomic_fetch_add(&slot->tx_kernel_waiters, 1);
+	return true;
+}
+
+/* An error that the kernel has reported to the call. */
+static ssize_t nobody_end(struct conn *conn, ssize_t n)
+{
+	if (n < 0 && conn->managed && !conn_relayed(conn))
+		error_delivered(conn, errno);
+	return n;
+}
+
+/*
+ * Waits for room after some of the file has gone. True: a signal, or the socket's timeout, ends the call with what it has sent,
+ * as it ends the kernel's.
+ */
+static bool step_is_last(int fd, uint64_t signals)
+{
+	struct pollfd room = {.fd = fd, .events = POLLOUT};
+	struct timeval limit = {0};
+
+	if (would_not_block(fd, 0))
+		return false;
+	option_get(fd, SOL_SOCKET, SO_SNDTIMEO, &limit, sizeof(limit));
+	const int64_t limit_ms = limit.tv_sec * 1000ll + (limit.tv_usec + 999) / 1000;
+	return self.signals != signals || poll(&room, 1, limit_ms && limit_ms < INT32_MAX ? (int)limit_ms : -1) <= 0;
+}
+
+/* A file on its way to a ring. The call keeps both files until it returns, though another thread closes their numbers. */
+struct passage {
+	struct conn *conn; /* counted among its waiters: see close_deferred() */
+	int fd, in;
+	int own_in; /* the file under a number of ours, or -1 */
+	struct call since; /* knows the signals from before */
+};
+
+static struct passage passage_begin(struct conn *conn, int fd, int in, size_t count)
+{
+	struct passage passage = {.conn = conn, .fd = fd, .in = in, .own_in = -1};
+
+	call_count_signals(&passage.since);
+	atomic_fetch_add(&conn->waiters, 1);
+	if (count > PASS_CHUNK && !*one_thread)
+		passage.own_in = own_fd(real.fcntl64(in, F_DUPFD_CLOEXEC, 0));
+	if (passage.own_in >= 0)
+		passage.in = passage.own_in;
+	return passage;
+}
+
+static void passage_end(struct passage *passage)
+{
+	KEEP_ERRNO;
+
+	own_fd_close(passage->own_in);
+	atomic_fetch_sub(&passage->conn->waiters, 1);
+}
+
+/* Sends what has been read; how much went out. It is all unless a signal, an error or the socket's timeout came between. */
+static size_t passage_send(struct passage *passage, const uint8_t *bytes, size_t len, bool whole, bool goes_on)
+{
+	struct pollfd room = {.events = POLLOUT};
+	size_t sent = 0;
+
+	errno = EBADF;
+	while (sent < len && conn_stays(passage->conn, &passage->fd)) {
+		struct iovec left = {(void *)(bytes + sent), len - sent};
+		struct call call = call_of(passage->conn, passage->fd, &left, 1, 0);
+		call.clock = passage->since.clock;
+		call.counted = true;
+		call.goes_on = (goes_on || sent) && !whole;
+		ssize_t n = call_send(&call);
+		passage->fd = call.fd;
+		sent += n > 0 ? (size_t)n : 0;
+		if (n < 0 && whole && errno == EAGAIN) {
+			room.fd = passage->fd;
+			if (poll(&room, 1, -1) >= 0)
+				continue;
+		}
+		if (n < 0 || !whole)
+			break;
+	}
+	return sent;
+}
+
+/* sendfile onto a ring: the file is read into a stack buffer and sent; what was not sent is not consumed. */
+static ssize_t file_to_conn(struct conn *conn, int fd, int in, off_t *offset, size_t count)
+{
+	uint8_t buf[PASS_CHUNK];
+	size_t done = 0, sent, part;
+	const bool nonblock = real.fcntl64(fd, F_GETFL, 0) & O_NONBLOCK;
+	off_t own = lseek(in, 0, SEEK_CUR);
+	const bool seekable = own >= 0; /* an input that cannot be put back must go out whole */
+
+	if (offset && (*offset < 0 || !seekable))
+		return fail_with(*offset < 0 ? EINVAL : ESPIPE);
+	if (offset)
+		own = *offset;
+	__attribute__((cleanup(passage_end))) struct passage passage = passage_begin(conn, fd, in, count);
+	do {
+		part = count - done < sizeof(buf) ? count - done : sizeof(buf);
+		ssize_t there = seekable ? real.pread64(passage.in, buf, part, own) : real.read(passage.in, buf, part);
+		if (there < 0 && !done)
+			return -1;
+		if (there <= 0)
+			break;
+		part = (size_t)there;
+		sent = passage_send(&passage, buf, part, !seekable, done);
+		if (!sent && !done)
+			return -1;
+		done += sent;
+		own += (off_t)sent;
+	} while (done < count && sent == part && (seekable || !nonblock));
+	if (offset)
+		*offset = own;
+	else if (seekable)
+		lseek(passage.in, own, SEEK_SET);
+	return (ssize_t)done;
+}
+
+static ssize_t sendfile_step(int out, int in, off_t *offset, size_t count)
+{
+	HELD conn = conn_hold(out);
+
+	if (likely(!conn))
+		return file_closing(out) ? fail_with(EBADF) : real.sendfile64(out, in, offset, count);
+	if (kernel_tx_begin(conn))
+		return KERNEL_TX(conn, out, real.sendfile64(out, in, offset, count));
+	if (unlikely(nobody_begin(conn, out)))
+		return nobody_end(conn, KERNEL_TX(conn, out, real.sendfile64(out, in, offset, count)));
+	int mode = real.fcntl64(in, F_GETFL, 0);
+	if (mode < 0 || (mode & O_ACCMODE) == O_WRONLY || conn_get(in))
+		return fail_with(mode >= 0 && conn_get(in) ? EINVAL : EBADF);
+	return file_to_conn(conn, out, in, offset, count);
+}
+
+/* True while sending is by TCP, and may be by ring soon. */
+static bool may_be_promoted(int fd)
+{
+	HELD conn = conn_hold(fd);
+
+	return conn && !slot_has(conn->slot, SLOT_PIN) && !(conn->managed && tx_by_ring(conn->slot));
+}
+
+/*
+ * A long file goes to TCP by steps: one call of the kernel would last until its end, and nothing be promoted meanwhile. Another
+ * thread could close the number between two steps, or put another file in its place: a process with threads has the kernel's call.
+ */
+EXPORT ssize_t sendfile64(int out, int in, off_t *offset, size_t count)
+{
+	const int saved = errno;
+	const uint64_t signals = self.signals;
+	size_t done = 0, step;
+	ssize_t n;
+
+	do {
+		if (done && step_is_last(out, signals))
+			break;
+		step = count - done > FILE_STEP && *one_thread && may_be_promoted(out) ? FILE_STEP : count - done;
+		n = sendfile_step(out, in, offset, step);
+		done += n > 0 ? (size_t)n : 0;
+	} while (n > 0 && (size_t)n == step && done < count);
+	if (!done)
+		return n;
+	errno = saved;
+	return (ssize_t)done;
+}
+
+ALIAS(sendfile, sendfile64);
+
+/* Writes PIPE_BUF bytes at a time: a pipe that polls writable takes so many without waiting (pipe(7)). Only the first may wait. */
+static ssize_t pipe_fill(int out, const uint8_t *bytes, size_t len, bool quiet)
+{
+	struct pollfd room = {.fd = out, .events = POLLOUT};
+	size_t put = 0;
+
+	while (put < len) {
+		if ((quiet || put) && real.poll(&room, 1, 0) != 1)
+			return put ? (ssize_t)put : fail_with(EAGAIN);
+		ssize_t n = real.write(out, bytes + put, len - put < PIPE_BUF ? len - put : PIPE_BUF);
+		if (n <= 0)
+			return put ? (ssize_t)put : n;
+		put += (size_t)n;
+	}
+	return (ssize_t)put;
+}
+
+/*
+ * True if an urgent byte is next, which splice(2) neither takes nor passes over: tcp_read_sock() in Linux. *result is what the call
+ * returns, with errno. It does not wait.
+ */
+static bool splice_ends(struct conn *conn, int fd, ssize_t *result)
+{
+	int marked = 0, error = 0;
+	const int saved = errno;
+
+	if (likely(rx_by_ring(conn->slot) &&
+	           !conn_peer_back(conn))) /* an urgent byte comes by TCP, behind the ring's last */
+		return false;
+	if (ioctl(fd, SIOCATMARK, &marked) < 0 || !marked)
+		return false;
+	option_get(fd, SOL_SOCKET, SO_ERROR, &error, sizeof(error));
+	errno = saved;
+	*result = 0;
+	if (error) {
+		error_delivered(conn, error);
+		*result = fail_with(error);
+		return true;
+	}
+	if ((real.fcntl64(fd, F_GETFL, 0) & O_NONBLOCK) && !slot_has(conn->slot, SLOT_RD_SHUT) && !kernel_fin(fd))
+		*result = fail_with(EAGAIN);
+	return true;
+}
+
+/* Bytes leave the ring only after the pipe has taken them. An error behind the first of them is for the next call. */
+static ssize_t conn_to_pipe(struct conn *conn, int fd, int out, size_t count, unsigned flags)
+{
+	uint8_t buf[PASS_CHUNK];
+	int quiet = flags & SPLICE_F_NONBLOCK ? MSG_DONTWAIT : 0, left = 1;
+	size_t done = 0;
+	ssize_t put;
+
+	if (splice_ends(conn, fd, &put))
+		return put;
+	while (done < count && left > 0) {
+		size_t part = count - done < sizeof(buf) ? count - done : sizeof(buf);
+		ssize_t there = conn_recv(conn, fd, &(struct iovec){buf, part}, 1, quiet | MSG_PEEK);
+		put = there <= 0 ? there : pipe_fill(out, buf, (size_t)there, quiet || done);
+		if (put <= 0)
+			return done ? (ssize_t)done : put;
+		conn_recv(conn, fd, &(struct iovec){buf, (size_t)put}, 1, MSG_WAITALL);
+		done += (size_t)put;
+		if (put < there || ioctl(fd, FIONREAD, &left) < 0)
+			break;
+	}
+	return (ssize_t)done;
+}
+
+/* Bytes taken from the pipe must go out, so a call that is not to wait takes no more than has room. */
+static ssize_t pipe_part_to_conn(struct conn *conn, int fd, int in, size_t count, bool quiet)
+{
+	uint8_t buf[PASS_CHUNK];
+	size_t part = count < sizeof(buf) ? count : sizeof(buf);
+	struct pollfd room = {.fd = fd, .events = POLLOUT};
+	int ready = poll(&room, 1, quiet ? 0 : -1);
+
+	if (ready < 0)
+		return -1;
+	if (quiet && tx_by_ring(conn->slot)) {
+		size_t space = ready ? conn_room(conn) : send_put_off(conn);
+		if (!ready && !space)
+			return fail_with(EAGAIN);
+		if (space && space < part)
+			part = space;
+	} else if (!ready) {
+		return fail_with(EAGAIN);
+	}
+	ssize_t n = real.read(in, buf, part);
+	for (ssize_t sent = 0, put; n > 0 && sent < n; sent += put) {
+		put = conn_send(conn, fd, &(struct iovec){buf + sent, (size_t)(n - sent)}, 1, 0);
+		if (put < 0 && errno == EAGAIN && poll(&room, 1, -1) >= 0)
+			put = 0;
+		else if (put < 0)
+			return sent ? sent : -1;
+	}
+	return n;
+}
+
+/* Sends all that the pipe holds, as there is room. Only the first of it is waited for. */
+static ssize_t pipe_to_conn(struct conn *conn, int fd, int in, size_t count, unsigned flags)
+{
+	struct pollfd there = {.fd = in, .events = POLLIN};
+	bool quiet = (flags & SPLICE_F_NONBLOCK) || (real.fcntl64(fd, F_GETFL, 0) & O_NONBLOCK);
+	size_t done = 0;
+
+	while (done < count) {
+		if (((flags & SPLICE_F_NONBLOCK) || done) && real.poll(&there, 1, 0) == 0) {
+			errno = EAGAIN;
+			break;
+		}
+		ssize_t n = pipe_part_to_conn(conn, fd, in, count - done, quiet);
+		if (n <= 0)
+			return done ? (ssize_t)done : n;
+		done += (size_t)n;
+	}
+	return done ? (ssize_t)done : -1;
+}
+
+EXPORT ssize_t splice(int in, off_t *in_offset, int out, off_t *out_offset, size_t count, unsigned flags)
+{
+	HELD from = conn_hold(in);
+	HELD to = conn_hold(out);
+	bool kernel_from = from && kernel_rx_begin(from), kernel_to = to && (kernel_tx_begin(to) || nobody_begin(to, out));
+
+	if (likely((!from || kernel_from) && (!to || kernel_to))) {
+		ssize_t n = real.splice(in, in_offset, out, out_offset, count, flags);
+		if (kernel_from)
+			kernel_rx_end(from, in, n, 0);
+		if (kernel_to)
+			nobody_end(to, kernel_tx_end(to, out, n));
+		return n;
+	}
+	ssize_t n = -1;
+	struct stat st;
+	if (count == 0) {
+		n = 0;
+	} else if ((from && in_offset) || (to && out_offset) || fstat(from && !kernel_from ? out : in, &st) < 0 ||
+	           !S_ISFIFO(st.st_mode)) {
+		errno = EINVAL;
+	} else if ((from && out_offset) || (to && in_offset)) {
+		errno = ESPIPE;
+	} else if (from && !kernel_from) {
+		n = conn_to_pipe(from, in, out, count, flags);
+	} else {
+		n = pipe_to_conn(to, out, in, count, flags);
+	}
+	int saved = errno;
+	if (kernel_from)
+		kernel_rx_end(from, in, 0, 0);
+	if (kernel_to)
+		kernel_tx_end(to, out, 0);
+	errno = saved;
+	return n;
+}
