@@ -97,12 +97,12 @@ bool call_blocks(struct call *call, int way)
 	return call->blocks = !refuses(call);
 }
 
-static void limit_ask(struct call *call, int way)
+/* A wait lasts until the socket's timeout, if it has one. */
+void wait_clock_limit(struct wait_clock *clock, int fd, int way)
 {
-	struct wait_clock *clock = &call->clock;
 	struct timeval limit = {0};
 
-	option_get(call->fd, SOL_SOCKET, way == WAIT_RX ? SO_RCVTIMEO : SO_SNDTIMEO, &limit, sizeof(limit));
+	option_get(fd, SOL_SOCKET, way == WAIT_RX ? SO_RCVTIMEO : SO_SNDTIMEO, &limit, sizeof(limit));
 	int64_t limit_ns = timespec_ns(&(struct timespec){limit.tv_sec, limit.tv_usec * 1000});
 	clock->timed = limit_ns != 0;
 	clock->deadline = !limit_ns || limit_ns > INT64_MAX - clock->began ? INT64_MAX : clock->began + limit_ns;
@@ -116,17 +116,17 @@ enum turn call_wait(struct call *call, int way, size_t space)
 
 	if (!call->started) {
 		call_start(call);
-		limit_ask(call, way);
+		wait_clock_limit(clock, call->fd, way);
 	}
-	const size_t has = call->done + call->seen;
-	clock->moved = has || call->goes_on;
+	const size_t has = way == WAIT_RX && (call->flags & MSG_PEEK) ? call->seen : call->done;
+	clock->moved = has;
 	int waited = conn_wait(conn, call->fd, way, space, clock);
 	if (!clock->moved && !clock->timed)
 		clock->signals = self.signals; /* calls that these interrupted were restarted */
 	if (clock->brief && waited == -ETIMEDOUT) {
 		word_store(conn->brief_fd[way - WAIT_RX], 0);
 		clock->brief = false;
-		limit_ask(call, way);
+		wait_clock_limit(clock, call->fd, way);
 		call->blocks = word_load(conn->nonblock); /* A change since the call began does not concern it. */
 		waited = 0;
 	} else if (!clock->brief && waited == 0) {

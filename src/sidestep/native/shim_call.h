@@ -24,7 +24,7 @@ struct call {
 	int flags;
 	int saved; /* errno before the call: as it is after one that succeeds */
 	size_t total, done;
-	size_t seen; /* bytes that a look (MSG_PEEK) has found, which wants more */
+	size_t seen; /* bytes that a look (MSG_PEEK) has found before it waits for more */
 	ssize_t result;
 	struct beside *beside; /* NULL: nobody asks */
 	bool look; /* the native socket is asked before a receive says that there is nothing */
@@ -33,7 +33,6 @@ struct call {
 	bool unasked; /* answer of a socket that does not block, known from before */
 	bool started; /* true if it has waited: `clock` runs, and it is counted among conn->waiters */
 	bool counted; /* `clock` knows which signals are from before the call */
-	bool goes_on; /* part of a longer one, which has moved bytes */
 	struct wait_clock clock;
 };
 
@@ -58,9 +57,9 @@ static inline struct call call_of(struct conn *conn, int fd, const struct iovec 
 	call.flags = flags;
 	call.saved = errno;
 	call.total = iov_total(iov, iov_len);
-	call.done = call.seen = 0;
+	call.done = 0;
 	call.beside = NULL;
-	call.look = call.broken = call.blocks = call.unasked = call.started = call.counted = call.goes_on = false;
+	call.look = call.broken = call.blocks = call.unasked = call.started = call.counted = false;
 	return call;
 }
 static inline enum turn call_over(struct call *call, ssize_t result, int error)
@@ -77,7 +76,7 @@ static inline ssize_t call_end(const struct call *call)
 	return call->result;
 }
 enum turn call_wait(struct call *call, int way, size_t space);
-ssize_t call_send(struct call *call);
+void wait_clock_limit(struct wait_clock *clock, int fd, int way);
 bool call_blocks(struct call *call, int way);
 enum turn call_elsewhere(struct call *call, int way);
 bool would_not_block(int fd, int flags);

@@ -10,6 +10,7 @@
 
 #define FILE_STEP (256 << 10) /* bytes of a file after which a call by TCP looks for its peer */
 #define PASS_CHUNK 16384 /* bytes of stack */
+#define NUMBER_MS 1000 /* time after which a wait looks if the number is still the connection's */
 
 /* Like kernel_tx_begin(), if the peer has closed. The kernel then takes all at once, and hears of the refusal behind it. */
 static bool nobody_begin(struct conn *conn, int fd)
@@ -46,7 +47,12 @@ static bool step_is_last(int fd, uint64_t signals)
 		return false;
 	option_get(fd, SOL_SOCKET, SO_SNDTIMEO, &limit, sizeof(limit));
 	const int64_t limit_ms = limit.tv_sec * 1000ll + (limit.tv_usec + 999) / 1000;
-	return self.signals != signals || poll(&room, 1, limit_ms && limit_ms < INT32_MAX ? (int)limit_ms : -1) <= 0;
+	const bool limited = limit_ms && limit_ms < INT32_MAX;
+	int ready;
+	do
+		ready = (conn_get(fd) ? poll : real.poll)(&room, 1, limited ? (int)limit_ms : NUMBER_MS);
+	while (ready == 0 && !limited && self.signals == signals);
+	return self.signals != signals || ready <= 0;
 }
 
 /* A file on its way to a ring. The call keeps both files until it returns, though another thread closes their numbers. */
@@ -54,14 +60,15 @@ struct passage {
 	struct conn *conn; /* counted among its waiters: see close_deferred() */
 	int fd, in;
 	int own_in; /* the file under a number of ours, or -1 */
-	struct call since; /* knows the signals from before */
+	bool whole; /* true if what has been read must go out, as it cannot be put back */
+	struct wait_clock clock;
 };
 
-static struct passage passage_begin(struct conn *conn, int fd, int in, size_t count)
+static struct passage passage_begin(struct conn *conn, int fd, int in, bool whole, size_t count)
 {
-	struct passage passage = {.conn = conn, .fd = fd, .in = in, .own_in = -1};
+	struct passage passage = {.conn = conn, .fd = fd, .in = in, .own_in = -1, .whole = whole};
 
-	call_count_signals(&passage.since);
+	wait_clock_start(&passage.clock);
 	atomic_fetch_add(&conn->waiters, 1);
 	if (count > PASS_CHUNK && !*one_thread)
 		passage.own_in = own_fd(real.fcntl64(in, F_DUPFD_CLOEXEC, 0));
@@ -78,28 +85,38 @@ static void passage_end(struct passage *passage)
 	atomic_fetch_sub(&passage->conn->waiters, 1);
 }
 
-/* Sends what has been read; how much went out. It is all unless a signal, an error or the socket's timeout came between. */
-static size_t passage_send(struct passage *passage, const uint8_t *bytes, size_t len, bool whole, bool goes_on)
+/* Waits for room after some of the file has gone. False: a signal or the socket's timeout comes first. */
+static bool passage_wait(struct passage *passage, size_t len)
 {
-	struct pollfd room = {.events = POLLOUT};
+	struct conn *conn = passage->conn;
+
+	if (!tx_by_ring(conn->slot))
+		return !step_is_last(passage->fd, passage->clock.signals) || passage->whole;
+	passage->clock.began = now_ns();
+	passage->clock.moved = true;
+	wait_clock_limit(&passage->clock, passage->fd, WAIT_TX);
+	if (passage->whole)
+		wait_clock_start(&passage->clock);
+	atomic_fetch_add(&conn->waiters, 1); /* conn_wait() takes one out where the thread is cancelled */
+	int waited =
+		conn_wait(conn, passage->fd, WAIT_TX, len < room_wanted(conn) ? len : room_wanted(conn), &passage->clock);
+	atomic_fetch_sub(&conn->waiters, 1);
+	return waited == 0 || passage->whole;
+}
+
+/* Sends what has been read; how much went out. */
+static size_t passage_send(struct passage *passage, const uint8_t *bytes, size_t len, bool first)
+{
 	size_t sent = 0;
 
 	errno = EBADF;
 	while (sent < len && conn_stays(passage->conn, &passage->fd)) {
-		struct iovec left = {(void *)(bytes + sent), len - sent};
-		struct call call = call_of(passage->conn, passage->fd, &left, 1, 0);
-		call.clock = passage->since.clock;
-		call.counted = true;
-		call.goes_on = (goes_on || sent) && !whole;
-		ssize_t n = call_send(&call);
-		passage->fd = call.fd;
+		const struct iovec left = {(void *)(bytes + sent), len - sent};
+		const bool quiet = !first || sent;
+		ssize_t n = conn_send(passage->conn, passage->fd, &left, 1, quiet ? MSG_DONTWAIT : 0);
 		sent += n > 0 ? (size_t)n : 0;
-		if (n < 0 && whole && errno == EAGAIN) {
-			room.fd = passage->fd;
-			if (poll(&room, 1, -1) >= 0)
-				continue;
-		}
-		if (n < 0 || !whole)
+		if (n < 0 && (errno != EAGAIN || (!passage->whole && (!quiet || would_not_block(passage->fd, 0))) ||
+		              !passage_wait(passage, left.iov_len)))
 			break;
 	}
 	return sent;
@@ -118,7 +135,7 @@ static ssize_t file_to_conn(struct conn *conn, int fd, int in, off_t *offset, si
 		return fail_with(*offset < 0 ? EINVAL : ESPIPE);
 	if (offset)
 		own = *offset;
-	__attribute__((cleanup(passage_end))) struct passage passage = passage_begin(conn, fd, in, count);
+	__attribute__((cleanup(passage_end))) struct passage passage = passage_begin(conn, fd, in, !seekable, count);
 	do {
 		part = count - done < sizeof(buf) ? count - done : sizeof(buf);
 		ssize_t there = seekable ? real.pread64(passage.in, buf, part, own) : real.read(passage.in, buf, part);
@@ -127,7 +144,7 @@ static ssize_t file_to_conn(struct conn *conn, int fd, int in, off_t *offset, si
 		if (there <= 0)
 			break;
 		part = (size_t)there;
-		sent = passage_send(&passage, buf, part, !seekable, done);
+		sent = passage_send(&passage, buf, part, !done);
 		if (!sent && !done)
 			return -1;
 		done += sent;

@@ -265,28 +265,6 @@ static inline enum turn send_turn(struct call *call)
 	return send_short(call);
 }
 
-static inline __attribute__((always_inline)) ssize_t send_turns(struct call *call)
-{
-	const int flags = call->flags;
-
-	do
-		conn_advance(call->conn, call->fd);
-	while (unlikely(send_turn(call) == TURN_AGAIN));
-	ssize_t result = call_end(call);
-	if (unlikely(call->flags & MSG_ZEROCOPY) && result > 0)
-		message_copied(call->conn);
-	if (unlikely(call->broken) && !(flags & MSG_NOSIGNAL)) {
-		raise(SIGPIPE); /* a signal to this thread, as by the kernel */
-		errno = EPIPE;
-	}
-	return result;
-}
-
-ssize_t call_send(struct call *call)
-{
-	return send_turns(call);
-}
-
 ssize_t conn_send(struct conn *conn, int fd, const struct iovec *iov, int iov_len, int flags)
 {
 	if (unlikely(iov_refused(iov, iov_len, flags)))
@@ -303,5 +281,15 @@ ssize_t conn_send(struct conn *conn, int fd, const struct iovec *iov, int iov_le
 				return 0;
 		}
 	}
-	return send_turns(&call);
+	do
+		conn_advance(conn, call.fd);
+	while (unlikely(send_turn(&call) == TURN_AGAIN));
+	ssize_t result = call_end(&call);
+	if (unlikely(call.flags & MSG_ZEROCOPY) && result > 0)
+		message_copied(conn);
+	if (unlikely(call.broken) && !(flags & MSG_NOSIGNAL)) {
+		raise(SIGPIPE); /* a signal to this thread, as by the kernel */
+		errno = EPIPE;
+	}
+	return result;
 }
