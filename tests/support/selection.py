@@ -49,7 +49,7 @@ class Table:
     first: dict[str, Set]
     alone: frozenset[str]
     long: tuple[str, ...] = ()  # begins first
-    one_in: dict[str, int] = field(default_factory=dict)  # in the set ci
+    one_in: dict[str, int] = field(default_factory=dict)  # in the sets test and ci
 
     @classmethod
     def read(cls) -> Table:
@@ -169,7 +169,7 @@ class Selecting:
     def pytest_collection_modifyitems(self, config: pytest.Config, items: list[pytest.Item]) -> None:
         """Leaves out single tests of later sets; those that take seconds are none of the smallest."""
         later = {item for item in items if _first_of(item) > NOW.set}
-        if NOW.set is Set.CI:
+        if NOW.set in (Set.TEST, Set.CI):
             later.update(self._others_turn([item for item in items if item not in later]))
         if later:
             config.hook.pytest_deselected(items=list(later))
