@@ -45,8 +45,16 @@ def test_all_values_are_taken_in_full(now: Selection) -> None:
 def test_the_table_names_files_and_folders_that_exist() -> None:
     table = Table.read()
     assert [
-        place for place in (*table.first, *table.alone, *table.long, *table.one_in) if not (TESTS / place).exists()
+        place
+        for place in (*table.first, *table.alone, *table.long, *table.one_in)
+        if not (TESTS / place.partition("::")[0]).exists()
     ] == []
+
+
+def test_the_table_names_tests_that_exist() -> None:
+    tests = [line.partition("::") for line in Table.read().one_in if "::" in line]
+    assert tests
+    assert [name for file, _, name in tests if f"def {name.partition('[')[0]}" not in (TESTS / file).read_text()] == []
 
 
 def test_every_file_stands_in_a_set() -> None:
@@ -58,13 +66,16 @@ def test_every_file_stands_in_a_set() -> None:
 
 
 def test_the_longest_path_decides() -> None:
-    table = Table({"a/": Set.CI, "a/test_b.py": Set.TEST}, frozenset(), one_in={"a/": 2, "a/test_b.py": 1})
+    table = Table(
+        {"a/": Set.CI, "a/test_b.py": Set.TEST},
+        frozenset(),
+        one_in={"a/": 2, "a/test_b.py": 1, "a/test_c.py::test_d": 1},
+    )
     assert [table.set_of(file) for file in ("a/test_b.py", "a/test_c.py", "b/test_c.py")] == [
         Set.TEST, Set.CI, Set.FULL,
     ]  # fmt: skip
-    assert [table.share_of(file) for file in ("a/test_b.py", "a/test_c.py", "b/test_c.py")] == [
-        "a/test_b.py", "a/", None,
-    ]  # fmt: skip
+    tests = ("a/test_b.py::test_d", "a/test_c.py::test_de", "a/test_c.py::test_e", "b/")
+    assert [table.share_of(test) for test in tests] == ["a/test_b.py", "a/test_c.py::test_d", "a/", None]
 
 
 def test_a_run_takes_what_its_set_says(tmp_path: Path) -> None:

@@ -67,9 +67,9 @@ class Table:
         """Whether a file's tests want no others beside them."""
         return file.startswith(tuple(self.alone))
 
-    def share_of(self, file: str) -> str | None:
-        """The line of `one_in` that a file's tests belong to."""
-        return max((place for place in self.one_in if file.startswith(place)), key=len, default=None)
+    def share_of(self, test: str) -> str | None:
+        """The line of `one_in` that a test belongs to."""
+        return max((place for place in self.one_in if test.startswith(place)), key=len, default=None)
 
 
 @dataclass(slots=True)
@@ -182,9 +182,9 @@ class Selecting:
         """
         of_line = dict[str, int]()
         for item in items:
-            if line := self._table.share_of(_file_of(item)):
+            if line := self._table.share_of(_file_of(item) + item.nodeid[item.nodeid.find("::") :]):
                 count = self._table.one_in[line]
-                at = of_line[line] = of_line.get(line, -1) + 1
+                at = of_line[line] = of_line.get(line, len(line)) + 1  # so that not all lines of one test have one row
                 if (at + at // count) % count != NOW.row * count // ROWS:
                     yield item
 
