@@ -18,6 +18,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "bench"))
 from harness import sockmap  # type: ignore[import-not-found]  # noqa: E402 - the path has to be there first
+from harness.cli import build_programs  # type: ignore[import-not-found]  # noqa: E402
 from harness.large import package_missing  # type: ignore[import-not-found]  # noqa: E402
 from harness.machine import family, process_cpu_s  # type: ignore[import-not-found]  # noqa: E402
 from harness.model import (  # type: ignore[import-not-found]  # noqa: E402
@@ -92,6 +93,7 @@ def redirecting() -> Iterator[Any]:
 
 
 def test_a_connection_that_is_not_redirected_does_not_count_for_the_peer(monkeypatch: pytest.MonkeyPatch) -> None:
+    build_programs()
     settings = Settings(seconds=0.1, warmup_s=0.1, idle_s=0)
     with redirecting() as world:
         assert pingpong("blocking")(world, settings).evidence.ends_promoted == 2
