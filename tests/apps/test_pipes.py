@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import sys
+
 import needed
 import pytest
 from flow import Collector, Feeder
-from stage import Program, Stage, all_of, payload, sha256, wait_until
+from stage import Mode, Program, Stage, all_of, payload, sha256, wait_until
 
 SIZE = 16_000_000
 
@@ -57,6 +59,26 @@ def test_netcat_one_way(stage: Stage, nc: str) -> None:
     assert collector.checksum() == sha256(data)
     client.expect_exit()
     server.expect_exit()
+
+
+ONE_CALL = "import socket, sys; socket.create_connection(('127.0.0.1', {port})).sendall(sys.stdin.buffer.read())"
+
+
+def test_one_call_of_a_whole_stream(stage: Stage, nc: str) -> None:
+    """A program of one thread sends a new connection's whole stream by one call; most of it goes by ring."""
+    server, port = stage.serve(lambda port: [nc, "-d", "-l", "127.0.0.1", str(port)], stdout=-1)
+    client = stage.converse("client", [sys.executable, "-c", ONE_CALL.format(port=port)])
+    data = payload(4 * SIZE)
+    collector = Collector(server)
+    feeder = Feeder(client, data)
+    feeder.start()
+    feeder.join()
+    feeder.finish()
+    assert collector.checksum() == sha256(data)
+    client.expect_exit()
+    server.expect_exit()
+    if stage.mode is Mode.BOTH:
+        assert stage.ring_share(port) > 0.5
 
 
 def test_socat_both_ways(stage: Stage) -> None:

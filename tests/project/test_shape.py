@@ -27,8 +27,8 @@ SHIM: Final = (
     "shim_kernel_io", "shim_travel", "shim_set_return", "shim_rights", "shim_close", "shim_number",
     "shim_wait", "shim_ready", "shim_nest",
     "shim_call", "shim_tcp_wait", "shim_message", "shim_recv", "shim_send", "shim_epoll", "shim_poll", "shim_views",
-    "shim_io", "shim_files", "shim_ring", "shim_fd", "shim_option", "shim_socket", "shim_stdio", "shim_process",
-    "shim_spawn", "shim_sandbox", "shim_syscall", "shim_embed", "shim_loaded", "shim_start",
+    "shim_steps", "shim_io", "shim_files", "shim_ring", "shim_fd", "shim_option", "shim_socket", "shim_stdio",
+    "shim_process", "shim_spawn", "shim_sandbox", "shim_syscall", "shim_embed", "shim_loaded", "shim_start",
 )  # fmt: skip
 
 # The rooms, from the lowest: a file imports nothing of a room behind its own. The modules beside the rooms are what all

@@ -86,6 +86,12 @@ bool iov_refused(const struct iovec *iov, int iov_len, int flags);
 void rx_finish(struct conn *conn);
 bool reserved_by_self(const struct conn *conn);
 void tx_cpu(struct conn *conn);
+/* ---- shim_steps.c ---- */
+#define TCP_STEP ((size_t)256 << 10) /* bytes after which a long call by TCP looks for its peer */
+size_t step_size(int fd, size_t left);
+bool step_is_last(int fd, uint64_t signals);
+bool sent_by_steps(int fd, size_t n, int flags);
+ssize_t kernel_send_steps(struct conn *conn, int fd, const uint8_t *bytes, size_t n, int flags);
 /* ---- shim_message.c ---- */
 void message_received(struct conn *conn, int fd, struct msghdr *message, int flags);
 void message_errors_received(struct conn *conn, const struct msghdr *message);

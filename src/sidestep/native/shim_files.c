@@ -8,9 +8,7 @@
 #include <sys/ioctl.h>
 #include <sys/sendfile.h>
 
-#define FILE_STEP (256 << 10) /* bytes of a file after which a call by TCP looks for its peer */
 #define PASS_CHUNK 16384 /* bytes of stack */
-#define NUMBER_MS 1000 /* time after which a wait looks if the number is still the connection's */
 
 /* Like kernel_tx_begin(), if the peer has closed. The kernel then takes all at once, and hears of the refusal behind it. */
 static bool nobody_begin(struct conn *conn, int fd)
@@ -32,27 +30,6 @@ static ssize_t nobody_end(struct conn *conn, ssize_t n)
 	if (n < 0 && conn->managed && !conn_relayed(conn))
 		error_delivered(conn, errno);
 	return n;
-}
-
-/*
- * Waits for room after some of the file has gone. True: a signal, or the socket's timeout, ends the call with what it has sent,
- * as it ends the kernel's.
- */
-static bool step_is_last(int fd, uint64_t signals)
-{
-	struct pollfd room = {.fd = fd, .events = POLLOUT};
-	struct timeval limit = {0};
-
-	if (would_not_block(fd, 0))
-		return false;
-	option_get(fd, SOL_SOCKET, SO_SNDTIMEO, &limit, sizeof(limit));
-	const int64_t limit_ms = limit.tv_sec * 1000ll + (limit.tv_usec + 999) / 1000;
-	const bool limited = limit_ms && limit_ms < INT32_MAX;
-	int ready;
-	do
-		ready = (conn_get(fd) ? poll : real.poll)(&room, 1, limited ? (int)limit_ms : NUMBER_MS);
-	while (ready == 0 && !limited && self.signals == signals);
-	return self.signals != signals || ready <= 0;
 }
 
 /* A file on its way to a ring. The call keeps both files until it returns, though another thread closes their numbers. */
@@ -173,30 +150,21 @@ static ssize_t sendfile_step(int out, int in, off_t *offset, size_t count)
 	return file_to_conn(conn, out, in, offset, count);
 }
 
-/* True while sending is by TCP, and may be by ring soon. */
-static bool may_be_promoted(int fd)
-{
-	HELD conn = conn_hold(fd);
-
-	return conn && !slot_has(conn->slot, SLOT_PIN) && !(conn->managed && tx_by_ring(conn->slot));
-}
-
-/*
- * A long file goes to TCP by steps: one call of the kernel would last until its end, and nothing be promoted meanwhile. Another
- * thread could close the number between two steps, or put another file in its place: a process with threads has the kernel's call.
- */
+/* A long file goes to TCP by steps. */
 EXPORT ssize_t sendfile64(int out, int in, off_t *offset, size_t count)
 {
 	const int saved = errno;
-	const uint64_t signals = self.signals;
+	uint64_t signals = 0;
 	size_t done = 0, step;
 	ssize_t n;
 
 	do {
 		if (done && step_is_last(out, signals))
 			break;
-		step = count - done > FILE_STEP && *one_thread && may_be_promoted(out) ? FILE_STEP : count - done;
+		step = step_size(out, count - done);
 		n = sendfile_step(out, in, offset, step);
+		if (!done)
+			signals = self.signals; /* a signal before the first byte has restarted the kernel's call */
 		done += n > 0 ? (size_t)n : 0;
 	} while (n > 0 && (size_t)n == step && done < count);
 	if (!done)

@@ -218,7 +218,8 @@ static TRACKED ssize_t tracked_write(int fd, const void *buf, size_t n)
 	if (likely(!conn))
 		return file_closing(fd) ? fail_with(EBADF) : real.write(fd, buf, n);
 	if (kernel_tx_begin(conn))
-		return KERNEL_TX(conn, fd, real.write(fd, buf, n));
+		return unlikely(n > TCP_STEP) && sent_by_steps(fd, n, 0) ? kernel_send_steps(conn, fd, buf, n, 0)
+		                                                         : KERNEL_TX(conn, fd, real.write(fd, buf, n));
 	return conn_send(conn, fd, &(struct iovec){(void *)buf, n}, 1, 0);
 }
 
@@ -273,7 +274,9 @@ static TRACKED ssize_t tracked_send(int fd, const void *buf, size_t n, int flags
 	if (unlikely(flags & (MSG_OOB | MSG_FASTOPEN)))
 		flags_demote(conn, fd, flags);
 	if (kernel_tx_begin(conn))
-		return KERNEL_TX(conn, fd, zerocopy_counted(conn, flags, real.send(fd, buf, n, flags)));
+		return unlikely(n > TCP_STEP) && sent_by_steps(fd, n, flags)
+		           ? kernel_send_steps(conn, fd, buf, n, flags)
+		           : KERNEL_TX(conn, fd, zerocopy_counted(conn, flags, real.send(fd, buf, n, flags)));
 	return conn_send(conn, fd, &(struct iovec){(void *)buf, n}, 1, flags);
 }
 
