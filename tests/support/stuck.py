@@ -8,6 +8,7 @@ counts the test as failed and goes on in a new worker. Without workers nothing i
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
 import signal
@@ -88,8 +89,9 @@ class Watching:
             shown = subprocess.run(asked, capture_output=True, text=True, check=False).stdout
             print(*(line[:200] for line in shown.splitlines()), sep="\n", file=sys.stderr)
         print(f"stuck: {name} in process {pid}, far over its timeout", file=sys.stderr, flush=True)
+        # The main thread's stack is wanted: if another thread took the signal, that one would run meanwhile.
+        ctypes.CDLL(None).tgkill(pid, pid, signal.SIGABRT)
         with suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGABRT)
             os.kill(pid, signal.SIGCONT)
 
 
