@@ -268,15 +268,30 @@ static inline uint8_t *channel_tx_place(const struct channel_end *end, uint64_t 
 	                     atomic_load_explicit(end->own.spill_base, memory_order_relaxed), at, len);
 }
 
-/* Copies len bytes to `offset` bytes past the tail; the caller has checked the space. Publishes nothing. */
-static inline void channel_tx_put(const struct channel_end *end, size_t offset, const void *data, size_t len)
+#define CHANNEL_COPY_LONG 4096u /* bytes from which on a copy is made by channel_copy_long() */
+void channel_copy_long(void *to, const void *from, size_t len, bool past);
+
+/* Copies bytes. `past`: past the caches of this CPU where the machine can, for a reader on another. */
+static inline void channel_copy(void *to, const void *from, size_t len, bool past)
+{
+	if (past || len >= CHANNEL_COPY_LONG)
+		channel_copy_long(to, from, len, past);
+	else
+		memcpy(to, from, len);
+}
+
+/*
+ * Copies len bytes to `offset` bytes past the tail; the caller has checked the space. Publishes nothing. `past`: see
+ * channel_copy().
+ */
+static inline void channel_tx_put(const struct channel_end *end, size_t offset, const void *data, size_t len, bool past)
 {
 	uint64_t at = atomic_load_explicit(end->own.tail, memory_order_relaxed) + offset;
 
 	while (len) {
 		size_t part = len;
 		uint8_t *to = channel_tx_place(end, at, &part);
-		memcpy(to, data, part);
+		channel_copy(to, data, part, past);
 		data = (const uint8_t *)data + part;
 		at += part;
 		len -= part;
@@ -377,7 +392,7 @@ static inline void channel_rx_get(const struct channel_end *end, size_t offset, 
 	while (len) {
 		size_t part = len;
 		const uint8_t *from = channel_rx_place(end, offset, &part);
-		memcpy(data, from, part);
+		channel_copy(data, from, part, false);
 		data = (uint8_t *)data + part;
 		offset += part;
 		len -= part;

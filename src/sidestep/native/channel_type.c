@@ -67,7 +67,7 @@ static PyObject *channel_write(PyObject *self, PyObject *data)
 			if (taken > buffer.len)
 				taken = buffer.len;
 			if (taken > 0) {
-				channel_tx_put(&channel->end, 0, buffer.buf, (size_t)taken);
+				channel_tx_put(&channel->end, 0, buffer.buf, (size_t)taken, false);
 				channel_tx_publish(&channel->end, (size_t)taken);
 				channel->room_shown = false;
 			}

@@ -1,5 +1,6 @@
 /* shim_recv.c - receiving, from whichever path has the next bytes. */
 #include "shim_call.h"
+#include "shim_spin.h"
 #include "shim_tcp_wait.h"
 
 #include <sys/ioctl.h>
@@ -34,6 +35,8 @@ static size_t ring_read(const struct call *call, size_t at, size_t len)
 		channel_rx_consume(&conn->channel, len);
 		word_store(conn->slot->rx_ring_bytes, conn->slot->rx_ring_bytes + len);
 		word_store(conn->slot->rx_ring_msgs, conn->slot->rx_ring_msgs + 1);
+		if (unlikely(len >= PAST_MIN))
+			conn_reads_here(conn);
 		if (unlikely(word_load(conn->message_ns)))
 			count_turn(conn->slot);
 	}

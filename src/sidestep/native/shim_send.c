@@ -3,6 +3,7 @@
 
 #define LONG_CALL 65536u      /* bytes from which on a call counts signals from its beginning */
 #define PUBLISH_CHUNK 32768u  /* bytes of a long write the peer may start on while we copy the next */
+#define PAST_PIECE 256u       /* the same for a piece of such a message */
 
 bool reserved_by_self(const struct conn *conn)
 {
@@ -80,17 +81,23 @@ void tx_cpu(struct conn *conn)
 		word_store(conn->channel.tx_line->cpu, cpu);
 }
 
+/* True if what is sent is read by another CPU: one that both ends share has it in its cache. */
+static bool peer_apart(const struct conn *conn)
+{
+	return word_load(conn->channel.tx_peer_line->cpu) != word_load(conn->channel.tx_line->cpu);
+}
+
 /* tx_lock held. Puts a piece of a message behind the tail; it is published in chunks, and with the `last` of them. */
-static void tx_put(struct conn *conn, const uint8_t *from, size_t len, bool last)
+static void tx_put(struct conn *conn, const uint8_t *from, size_t len, bool last, bool past)
 {
 	while (len > PUBLISH_CHUNK) {
-		channel_tx_put(&conn->channel, 0, from, PUBLISH_CHUNK);
+		channel_tx_put(&conn->channel, 0, from, PUBLISH_CHUNK, past);
 		channel_tx_publish(&conn->channel, PUBLISH_CHUNK);
 		peer_wake(conn);
 		from += PUBLISH_CHUNK;
 		len -= PUBLISH_CHUNK;
 	}
-	channel_tx_put(&conn->channel, 0, from, len);
+	channel_tx_put(&conn->channel, 0, from, len, past && len >= PAST_PIECE);
 	/* one message becomes visible as one: pieces of a vector are published with the last of them */
 	if (last || len >= PUBLISH_CHUNK / 2)
 		channel_tx_publish(&conn->channel, len);
@@ -110,6 +117,7 @@ static inline enum step tx_step(const struct call *call, size_t *moved)
 		return step;
 	size_t len = room < wanted ? room : wanted, sent = 0, skip = call->done;
 	tx_cpu(conn);
+	const bool past = unlikely(len >= PAST_MIN) && peer_apart(conn);
 	for (int i = 0; i < call->iov_len && sent < len; i++) {
 		const struct iovec *piece = &call->iov[i];
 		if (skip >= piece->iov_len) {
@@ -118,7 +126,7 @@ static inline enum step tx_step(const struct call *call, size_t *moved)
 		}
 		size_t part = piece->iov_len - skip < len - sent ? piece->iov_len - skip : len - sent;
 		sent += part;
-		tx_put(conn, (const uint8_t *)piece->iov_base + skip, part, sent == len);
+		tx_put(conn, (const uint8_t *)piece->iov_base + skip, part, sent == len, past);
 		skip = 0;
 	}
 	channel_tx_show(&conn->channel);

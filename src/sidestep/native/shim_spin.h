@@ -17,6 +17,15 @@ struct spin {
 };
 bool spin_begin(struct spin *spin, uint32_t budget, uint32_t peer_cpu); /* false: this wait had better sleep */
 bool spin_on(struct spin *spin, uint32_t peer_cpu, bool may_move); /* one step; false: it is time to sleep */
+/* The peer learns which CPU its bytes are to come to. */
+static inline void conn_reads_here(struct conn *conn)
+{
+	uint32_t cpu = cpu_now();
+
+	if (word_load(conn->channel.rx_line->cpu) != cpu)
+		word_store(conn->channel.rx_line->cpu, cpu);
+}
+
 /* The thread is about to sleep. No lock is held. */
 bool spin_apart(const struct conn *conn, int64_t now); /* true if spin_stack() is to be asked */
 void spin_stack(struct conn *conn, int64_t now);

@@ -54,8 +54,8 @@ static bool spin(struct conn *conn, int want, size_t space, uint64_t signals, bo
 
 	if (!spin_begin(&spin, spin_budget_now(&conn->budget), peer_cpu))
 		return false;
-	if (want == WAIT_RX && word_load(conn->channel.rx_line->cpu) != cpu_now())
-		word_store(conn->channel.rx_line->cpu, cpu_now());
+	if (want == WAIT_RX)
+		conn_reads_here(conn);
 	do {
 		won = ready_now(conn, want, space);
 		for (int i = 0; i < 32 && !won && !spin.shares; i++) {
