@@ -477,11 +477,11 @@ static void set_stack(const struct set_wait *wait)
 	struct set *set = wait->set;
 	struct conn *conn = word_load(set->managed_len) == 1 ? set->managed[0]->conn : NULL;
 
-	if (likely(!conn || !spin_apart(conn, wait->now)))
+	if (likely(!conn || !spin_apart(conn, WAIT_RX, wait->now)))
 		return;
 	conn_ref(conn);
 	set_unlock(set);
-	spin_stack(conn, wait->now);
+	spin_stack(conn, WAIT_RX, wait->now);
 	conn_unref(conn);
 	set_pass_begin(set, SPENT_NOTHING);
 }

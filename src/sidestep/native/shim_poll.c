@@ -293,7 +293,7 @@ static int poll_sleep(struct poller *poller, struct poll_wait *wait)
 	rpc_listen();
 	conns_trim(wait->now);
 	if (poller->len == 1 && poller->conns[0])
-		spin_stack(poller->conns[0], wait->now);
+		spin_stack(poller->conns[0], WAIT_RX, wait->now);
 	self.full_until = 0;
 	collect_doorbells(poller, &sleep);
 	for (int i = 0; i < sleep.len; i++)

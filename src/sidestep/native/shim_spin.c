@@ -11,7 +11,8 @@
 #define ALONE_NS 10000 /* ... and is not offered for a while */
 #define SPREAD_EVERY_NS 100000000 /* a thread moves away from its peer's CPU at most this often */
 #define STACK_EVERY_NS 20000000   /* and to it */
-#define TURNS_MIN 16 /* messages from which it shows how two work */
+#define TURNS_MIN 16 /* messages, or sleeps, from which it shows how two work */
+#define TURN_BULK 16384u /* bytes of a stream that moves by turns, from one sleep to the next */
 
 static uint32_t runnable_threads(void)
 {
@@ -89,38 +90,49 @@ static void spread(uint32_t cpu)
 static __thread int64_t stacked_at; /* this thread has moved to a peer's CPU */
 
 /*
- * A pair of which one end answers each message, and sleeps for each, runs in turns. On two CPUs that others want as well, each
- * wake-up interrupts a CPU, which costs several times the message. On one CPU it is a switch. The kernel brings a pair together if
- * the waker is about to sleep, as TCP's is by its call. A doorbell's call does not say so. This thread therefore goes to the CPU of
- * its peer.
+ * A pair of which one end answers each message, and sleeps for each, runs in turns. So does a stream whose reader and writer
+ * sleep for each other. On two CPUs that others want as well, each wake-up interrupts a CPU, which costs several times the
+ * message; and a thread that has slept has not had its share. On one CPU it is a switch. The kernel brings a pair together if
+ * the waker is about to sleep, as TCP's is by its call. A doorbell's call does not say so. This thread therefore goes to the CPU
+ * of its peer.
  */
-bool spin_apart(const struct conn *conn, int64_t now)
+bool spin_apart(const struct conn *conn, int want, int64_t now)
 {
-	uint32_t peer_cpu = word_load(conn->channel.rx_peer_line->cpu);
+	uint32_t peer_cpu = conn_peer_cpu(conn, want);
 
 	/* one end alone moves, or the two would change places */
 	return unlikely(peer_cpu != cpu_now()) && peer_cpu && conn->channel.local == &conn->channel.seg->side[0] &&
 	       now - word_load(conn->turns_at) >= STACK_EVERY_NS && now - stacked_at >= STACK_EVERY_NS;
 }
 
-void spin_stack(struct conn *conn, int64_t now)
+/* True if the two work in turns, by what has come and gone since the last look. */
+static bool takes_turns(struct conn *conn, int64_t now)
 {
 	const struct conn_slot *slot = conn->slot;
-	uint32_t peer_cpu = word_load(conn->channel.rx_peer_line->cpu);
-	cpu_set_t all, one;
-
-	if (likely(!spin_apart(conn, now)))
-		return;
 	uint64_t msgs = word_load(slot->rx_ring_msgs), sent = word_load(slot->tx_ring_msgs);
-	uint64_t sleeps = word_load(slot->sleeps);
+	uint64_t sleeps = word_load(slot->sleeps) + word_load(slot->tx_sleeps);
+	uint64_t bytes = word_load(slot->rx_ring_bytes) + word_load(slot->tx_ring_bytes);
 	uint64_t turns = msgs - word_load(conn->turn_msgs), slept = sleeps - word_load(conn->turn_sleeps);
 	uint64_t answered = sent - word_load(conn->turn_sent), most = turns - turns / 8;
+	uint64_t moved = bytes - word_load(conn->turn_bytes);
+
 	word_store(conn->turns_at, now);
 	word_store(conn->turn_msgs, msgs);
 	word_store(conn->turn_sleeps, sleeps);
 	word_store(conn->turn_sent, sent);
-	if (config.stay || !peer_cpu || peer_cpu > CPU_SETSIZE || turns < TURNS_MIN || slept < most || answered < most ||
-	    runnable_threads() <= (uint32_t)config.ncpus)
+	word_store(conn->turn_bytes, bytes);
+	return slept >= TURNS_MIN &&
+	       ((turns >= TURNS_MIN && slept >= most && answered >= most) || moved / slept >= TURN_BULK);
+}
+
+void spin_stack(struct conn *conn, int want, int64_t now)
+{
+	uint32_t peer_cpu = conn_peer_cpu(conn, want);
+	cpu_set_t all, one;
+
+	if (likely(!spin_apart(conn, want, now)) || !takes_turns(conn, now))
+		return;
+	if (config.stay || peer_cpu > CPU_SETSIZE || runnable_threads() <= (uint32_t)config.ncpus)
 		return;
 	CPU_ZERO(&one);
 	CPU_SET((int)peer_cpu - 1, &one);

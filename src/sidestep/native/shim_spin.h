@@ -17,6 +17,12 @@ struct spin {
 };
 bool spin_begin(struct spin *spin, uint32_t budget, uint32_t peer_cpu); /* false: this wait had better sleep */
 bool spin_on(struct spin *spin, uint32_t peer_cpu, bool may_move); /* one step; false: it is time to sleep */
+/* CPU on which the peer last sent, for a thread that receives, or received; 0: unknown. */
+static inline uint32_t conn_peer_cpu(const struct conn *conn, int want)
+{
+	return want == WAIT_RX ? word_load(conn->channel.rx_peer_line->cpu) : word_load(conn->channel.tx_peer_line->cpu);
+}
+
 /* The peer learns which CPU its bytes are to come to. */
 static inline void conn_reads_here(struct conn *conn)
 {
@@ -27,8 +33,8 @@ static inline void conn_reads_here(struct conn *conn)
 }
 
 /* The thread is about to sleep. No lock is held. */
-bool spin_apart(const struct conn *conn, int64_t now); /* true if spin_stack() is to be asked */
-void spin_stack(struct conn *conn, int64_t now);
+bool spin_apart(const struct conn *conn, int want, int64_t now); /* true if spin_stack() is to be asked */
+void spin_stack(struct conn *conn, int want, int64_t now);
 
 /*
  * State after a loss: others want a CPU, and none has taken this one while it was offered, or hardly. With a CPU for each

@@ -47,8 +47,7 @@ static bool ready_now(const struct conn *conn, int want, size_t space)
 
 static bool spin(struct conn *conn, int want, size_t space, uint64_t signals, bool *wasted)
 {
-	uint32_t peer_cpu =
-		want == WAIT_RX ? word_load(conn->channel.rx_peer_line->cpu) : word_load(conn->channel.tx_peer_line->cpu);
+	uint32_t peer_cpu = conn_peer_cpu(conn, want);
 	bool may_move = conn->channel.local == &conn->channel.seg->side[0], won = false;
 	struct spin spin;
 
@@ -344,8 +343,7 @@ static int64_t look_again_at(struct conn *conn, int want, int64_t deadline)
 	if (unlikely(tx_is(conn->slot, TX_RESEND)) && deadline - RESEND_EVERY_NS > now)
 		deadline = now + RESEND_EVERY_NS;
 	conns_trim(now);
-	if (want == WAIT_RX)
-		spin_stack(conn, now);
+	spin_stack(conn, want, now);
 	return sleep_deadline(deadline, now);
 }
 
