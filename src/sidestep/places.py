@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from sidestep.settings import PromoteAfter
 
 ENV_SOCKET: Final = "SIDESTEP_SOCKET"  # path of the provider's socket
-ENV_PROMOTE_AFTER: Final = "SIDESTEP_PROMOTE_AFTER"  # `CALLS[:BYTES]` until promotion (else :65536); `0`: at once
+ENV_PROMOTE_AFTER: Final = "SIDESTEP_PROMOTE_AFTER"  # `CALLS[:BYTES]` until promotion (else :2097152); `0`: at once
 ENV_RING_SIZE: Final = "SIDESTEP_RING_SIZE"  # bytes of a channel in each direction, a power of two
 ENV_SPIN_US: Final = "SIDESTEP_SPIN_US"  # microseconds that a wait may spin before it sleeps; `0`: never
 ENV_STAY: Final = "SIDESTEP_STAY"  # `1`: no thread is moved to another CPU

@@ -2,6 +2,8 @@
 #include "shim_provider.h"
 #include "shim_switch.h"
 
+#define LARGE_CALL 8192 /* bytes */
+
 static inline bool waiter_enter(struct conn *conn, _Atomic uint32_t *waiters)
 {
 	if (atomic_load_explicit(&conn->managed, memory_order_acquire))
@@ -37,7 +39,8 @@ static void consider_again(struct conn *conn, int fd)
 		late_look(conn);
 }
 
-static void consider(struct conn *conn, int fd)
+/* `moved`: bytes of the call. A large one gains nothing by being one less: its bytes count, until a ring has been left. */
+static void consider(struct conn *conn, int fd, ssize_t moved)
 {
 	if (slot_has(conn->slot, SLOT_PIN)) {
 		if (unlikely(!word_load(conn->slot->local_port))) { /* pinned before it was connected: `ss` wants to name it */
@@ -48,7 +51,8 @@ static void consider(struct conn *conn, int fd)
 	}
 	if (unlikely(word_load(rpc_pending)))
 		rpc_poll();
-	word_store(conn->calls, word_load(conn->calls) + 1);
+	if (moved < LARGE_CALL || conn->backoff)
+		word_store(conn->calls, word_load(conn->calls) + 1);
 	if (word_load(conn->slot->state) == STATE_NATIVE)
 		rpc_consider(conn, fd);
 	else
@@ -77,7 +81,7 @@ ssize_t kernel_rx_end(struct conn *conn, int fd, ssize_t result, int flags)
 	             flags & MSG_PEEK ? 0 : result);
 	if (result > 0) {
 		count_turn(slot);
-		consider(conn, fd);
+		consider(conn, fd, result);
 	} else if (result < 0 && unlikely(word_load(rings_ever))) { /* this may come back for ever, and never sleep */
 		KEEP_ERRNO;
 		rpc_listen_passing();
@@ -91,6 +95,6 @@ ssize_t kernel_tx_end(struct conn *conn, int fd, ssize_t result)
 
 	kernel_count(conn, &slot->tx_tcp_bytes, &slot->tx_tcp_msgs, &slot->tx_kernel_waiters, result);
 	if (result > 0)
-		consider(conn, fd);
+		consider(conn, fd, result);
 	return result;
 }
