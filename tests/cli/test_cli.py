@@ -316,7 +316,7 @@ def test_provider_start_status_stop(command: Run) -> None:
     assert started["started"] is True
     assert json.loads(command("provider", "start", "--json").stdout) == started | {"started": False}
     status = json.loads(command("provider", "status", "--json").stdout)
-    assert (status["pid"], status["promote_after"]) == (started["pid"], "0:65536")
+    assert (status["pid"], status["promote_after"]) == (started["pid"], "0:2097152")
     assert f"{started['pid']}" in command("provider", "status").stdout
     stopped = command("provider", "stop", "--json")
     assert json.loads(stopped.stdout).items() >= {"pid": started["pid"], "stopped": True}.items()

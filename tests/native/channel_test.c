@@ -1103,7 +1103,7 @@ static void look_everywhere(struct end *end)
 		for (int i = 0; i < pieces; i++)
 			memset(out[i].iov_base, 0x5a, out[i].iov_len);
 		memset(bytes, 0xa5, sizeof(bytes));
-		channel_tx_put(channel, (size_t)space - len, bytes, len);
+		channel_tx_put(channel, (size_t)space - len, bytes, len, false);
 		channel_tx_publish(channel, (size_t)space);
 	}
 	channel_tx_spill(channel, SIZE_MAX);

@@ -135,7 +135,7 @@ size_t end_send(struct end *end, uint64_t seed, uint64_t position, size_t len)
 		size_t n = len - done < sizeof(part) ? len - done : sizeof(part);
 		for (size_t i = 0; i < n; i++)
 			part[i] = stream_byte(seed, position + done + i);
-		channel_tx_put(&end->channel, done, part, n);
+		channel_tx_put(&end->channel, done, part, n, n & 1);
 		done += n;
 	}
 	if (len)

@@ -223,7 +223,7 @@ static enum engine_reason heard_take(struct line *line, struct heard *heard)
 		channel_tx_spill(end, SIZE_MAX);
 	if (channel_tx_space(end, SIZE_MAX) < (int64_t)(heard->data_len + heard->data_left))
 		return ENGINE_MESSAGE;
-	channel_tx_put(end, 0, heard->data, heard->data_len);
+	channel_tx_put(end, 0, heard->data, heard->data_len, false);
 	channel_tx_publish(end, heard->data_len);
 	uint64_t passed = heard->read - atomic_load(end->own.head);
 	channel_rx_consume(end, passed);

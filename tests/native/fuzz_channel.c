@@ -91,8 +91,8 @@ static void do_write(const struct channel_end *end, size_t wanted)
 	size_t len = (size_t)space < wanted ? (size_t)space : wanted;
 	if (!len)
 		return;
-	channel_tx_put(end, 0, bytes, len);
-	channel_tx_put(end, len - 1, bytes, 1);
+	channel_tx_put(end, 0, bytes, len, len & 1);
+	channel_tx_put(end, len - 1, bytes, 1, false);
 	int pieces = channel_tx_pieces(end, len, out);
 	CHECK(out[0].iov_len + (pieces == 2 ? out[1].iov_len : 0) == len);
 	channel_tx_publish(end, len);

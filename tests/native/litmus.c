@@ -126,7 +126,7 @@ int main(int argc, char **argv)
 		if (over)
 			break;
 		jitter(&dice);
-		channel_tx_put(&ends[0].channel, 0, "x", 1);
+		channel_tx_put(&ends[0].channel, 0, "x", 1, false);
 		channel_tx_publish(&ends[0].channel, 1);
 		if (sender_fences)
 			atomic_thread_fence(memory_order_seq_cst);

@@ -42,7 +42,7 @@ def provider() -> None:
 @provider.command()
 @promote_after_option(
     str(PromoteAfter()),
-    "The shims' default: promote after so many reads and writes, or bytes; CALLS alone means CALLS:65536.",
+    "The shims' default: promote after so many reads and writes, or bytes; CALLS alone means CALLS:2097152.",
 )
 @ring_size_option(f"{limits.RING_SIZE_DEFAULT >> 10}K", "The shims' default: size of a channel in each direction; "
                   f"without this option {limits.RING_SIZE_REMOTE >> 20}M with other hosts.")  # fmt: skip

@@ -267,7 +267,7 @@ static inline bool conn_drop_stale(struct conn *conn, int fd)
 	return unlikely(word_load(conn->stale_fd) == fd + 1) && conn_drop_stale_found(conn, fd);
 }
 size_t room_wanted(const struct conn *conn);
-bool conn_make_room(struct conn *conn, bool hurries);
+bool conn_make_room(struct conn *conn);
 void conn_bound(struct conn *conn, int fd);
 void conn_demote(struct conn *conn, int fd, enum reason_code reason, bool recall);
 void conn_leave(struct conn *conn, int fd, enum reason_code reason);
