@@ -289,6 +289,26 @@ static void test_full_and_empty(void)
 	ends_close(ends);
 }
 
+/* Every place in a line, on both sides, and lengths about a line and a page; nothing beside it is touched. */
+static void test_copies_to_any_place(void)
+{
+	enum { ROOM = 3 * 4096 };
+	static const size_t lens[] = {0, 1, 63, 64, 65, 127, 128, 255, 4095, 4096, 4097, 8000};
+	static uint8_t from[ROOM], to[ROOM];
+
+	for (size_t i = 0; i < ROOM; i++)
+		from[i] = (uint8_t)(i * 7 + (i >> 8));
+	for (int past = 0; past < 2; past++)
+		for (size_t at = 0; at < 66; at++)
+			for (size_t source = 0; source < 66; source += 1 + at % 5)
+				for (size_t i = 0; i < sizeof(lens) / sizeof(*lens); i++) {
+					memset(to, 0xee, ROOM);
+					channel_copy(to + at, from + source, lens[i], past);
+					CHECK(memcmp(to + at, from + source, lens[i]) == 0);
+					CHECK((!at || to[at - 1] == 0xee) && to[at + lens[i]] == 0xee);
+				}
+}
+
 static void test_pieces_name_the_bytes(void)
 {
 	struct end ends[2];
@@ -1297,6 +1317,7 @@ static const struct test tests[] = {
 	TEST(wrap_of_the_ring),
 	TEST(wrap_of_the_counts),
 	TEST(full_and_empty),
+	TEST(copies_to_any_place),
 	TEST(pieces_name_the_bytes),
 	TEST(rings_do_not_touch_each_other),
 	TEST(trim_gives_pages_back),
