@@ -280,7 +280,7 @@ def test_another_user_is_turned_away() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "calls", "payload_len"), [("0", 0, 65536), ("8", 8, 65536), ("5:100", 5, 100), ("0:0", 0, 0)]
+    ("text", "calls", "payload_len"), [("0", 0, 2097152), ("8", 8, 2097152), ("5:100", 5, 100), ("0:0", 0, 0)]
 )
 def test_promote_after_is_read(text: str, calls: int, payload_len: int) -> None:
     assert PromoteAfter.parse(text) == PromoteAfter(calls, payload_len)

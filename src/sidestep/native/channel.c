@@ -183,9 +183,9 @@ void channel_tx_settle(struct channel_end *end)
 }
 
 /*
- * A line that one CPU has just written is in its cache, and the other CPU reads it from there: 64 bytes at a time, at the
- * distance of the two. On a machine with two level-3 caches that is slower than memory by far. Stores that are not temporal
- * go to memory, from which the reader fetches ahead.
+ * A line that one CPU has just written is in its cache. The other CPU reads it from there, 64 bytes at a time. On a machine
+ * with two level-3 caches that is slower than memory by far. Stores that are not temporal go to memory, from which the reader
+ * fetches ahead.
  *
  * memcpy() of glibc before 2.40 is `rep movsb` for so many bytes. AMD's Zen 3 and 4 take up to four times as long for it where
  * both places have nearly the same offset in a page. A buffer of malloc() is 16 bytes behind a page.

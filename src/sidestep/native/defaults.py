@@ -8,8 +8,8 @@ if TYPE_CHECKING:
 
 SYSTEM_SOCKET: Final = "/run/sidestep/provider"  # the system-wide provider
 
-# Bounds for promotion, of which a connection reaches one: small reads and writes, so that short ones cost nothing; bytes. The
-# bytes take TCP about as long as a promotion takes, a millisecond.
+# Bounds for promotion, of which a connection reaches one: small reads and writes, so that short ones are free; bytes.
+# Those take TCP about as long as a promotion takes, a millisecond.
 PROMOTE_AFTER_CALLS: Final = 8
 PROMOTE_AFTER_BYTES: Final = 2 << 20
 PROMOTE_AFTER_CALLS_MAX: Final = (1 << 22) - 1  # 32 bits hold 2^BACKOFF_MAX times as many

@@ -78,7 +78,7 @@ struct conn {
 	uint32_t probe_countdown;
 	struct spin_budget budget; /* budget of blocking waits */
 	_Atomic uint32_t linger_skips, linger_pause; /* see conn_lingers() */
-	_Atomic uint64_t turn_msgs, turn_sleeps, turn_sent, turn_bytes; /* what there was at `turns_at`: spin_stack() */
+	_Atomic uint64_t turn_msgs, turn_sleeps, turn_sent, turn_bytes; /* counts at `turns_at`: spin_stack() */
 	_Atomic int64_t turns_at;
 	_Atomic uint64_t refusing; /* a number that does not block + 1; age of that; how often to trust it: refuses() */
 	struct channel_end channel;

@@ -39,7 +39,7 @@ static void consider_again(struct conn *conn, int fd)
 		late_look(conn);
 }
 
-/* `moved`: bytes of the call. A large one gains nothing by being one less: its bytes count, until a ring has been left. */
+/* Counts a call of `moved` bytes. A large one gains nothing by being one less: its bytes count, until a ring has been left. */
 static void consider(struct conn *conn, int fd, ssize_t moved)
 {
 	if (slot_has(conn->slot, SLOT_PIN)) {

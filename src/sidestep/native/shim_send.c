@@ -3,7 +3,7 @@
 
 #define LONG_CALL 65536u      /* bytes from which on a call counts signals from its beginning */
 #define PUBLISH_CHUNK 32768u  /* bytes of a long write the peer may start on while we copy the next */
-#define PAST_PIECE 256u       /* the same for a piece of such a message */
+#define PAST_PIECE 256u       /* bytes of a piece of such a message, from which on it gains */
 
 bool reserved_by_self(const struct conn *conn)
 {

@@ -92,7 +92,7 @@ static __thread int64_t stacked_at; /* this thread has moved to a peer's CPU */
 /*
  * A pair of which one end answers each message, and sleeps for each, runs in turns. So does a stream whose reader and writer
  * sleep for each other. On two CPUs that others want as well, each wake-up interrupts a CPU, which costs several times the
- * message; and a thread that has slept has not had its share. On one CPU it is a switch. The kernel brings a pair together if
+ * message. A thread that has slept has not had its share. On one CPU it is a switch. The kernel brings a pair together if
  * the waker is about to sleep, as TCP's is by its call. A doorbell's call does not say so. This thread therefore goes to the CPU
  * of its peer.
  */
