@@ -217,6 +217,7 @@ void do_confine(struct program *mine)
 		fail("end %d: prctl: %s", mine->index, strerrorname_np(errno));
 	is_strangers(mine);
 	mine->side->passed = passed;
+	mine->side->confined = true;
 }
 
 /* Of the descriptors that are inherited, a set keeps its connections from travelling. */

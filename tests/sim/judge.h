@@ -39,7 +39,7 @@ struct side {
 	uint64_t lost_max; /* which has taken so much at most */
 	bool shut_wr, shut_rd, closing, killed;
 	bool aborted, disconnected; /* by either way; at once, whoever else has the socket */
-	bool forked, passed; /* others without a shim have it */
+	bool forked, passed, confined; /* others without a shim have it */
 	bool hostile;        /* has written what no shim does */
 	bool told_reset;
 	bool left_unread; /* closed with bytes there that it had not read: TCP resets (RFC 1122 4.2.2.13) */

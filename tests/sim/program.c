@@ -501,7 +501,8 @@ void program_idle(void)
 		bool in = (mine->waits_for & POLLIN) && could_read(mine),
 			 out = (mine->waits_for & POLLOUT) && could_write(mine);
 		/* known: see docs/internals/simulator.md */
-		bool late = (mine->side->passed || relay_recalls(1 - (i & 1))) && asleep(1 - (i & 1));
+		bool recalls = mine->side->passed || mine->side->confined || relay_recalls(1 - (i & 1));
+		bool late = recalls && asleep(1 - (i & 1));
 		if (!(in || out) || late)
 			in_vain[i] = 0;
 		else if (ends[i].deadline - now > NAP || in_vain[i]++ >= NAPS_MAX)

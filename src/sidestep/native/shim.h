@@ -267,7 +267,7 @@ static inline bool conn_drop_stale(struct conn *conn, int fd)
 	return unlikely(word_load(conn->stale_fd) == fd + 1) && conn_drop_stale_found(conn, fd);
 }
 size_t room_wanted(const struct conn *conn);
-bool conn_make_room(struct conn *conn);
+bool conn_make_room(struct conn *conn, bool hurries);
 void conn_bound(struct conn *conn, int fd);
 void conn_demote(struct conn *conn, int fd, enum reason_code reason, bool recall);
 void conn_leave(struct conn *conn, int fd, enum reason_code reason);
@@ -672,7 +672,6 @@ bool set_conn_dissolved(struct conn *conn);
 void set_conn_arm(struct conn *conn, bool all);
 struct doorbell *set_doorbell_for(struct conn *conn); /* the doorbell of the one set the conn is in, or NULL */
 void set_forget(int fd);
-int set_adopt(int epfd);
 void set_dup(int from, int to);
 void sets_before_fork(void); /* shim_lock held */
 void sets_after_fork(void);

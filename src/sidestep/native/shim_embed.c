@@ -11,7 +11,7 @@
  */
 #include "shim_object.h"
 
-#include "shim.h"
+#include "shim_set.h"
 
 #include <netinet/in.h>
 
@@ -166,6 +166,47 @@ EXPORT int sidestep_adopt(int fd)
 		conn_new(fd, domain, ROLE_UNKNOWN);
 	errno = saved;
 	return result;
+}
+
+/* True if an entry that is already in the kernel's set carries data that would be taken for ours. */
+static bool secret_taken(int epfd, uint64_t secret)
+{
+	char path[40], line[256];
+	bool taken = false;
+
+	snprintf(path, sizeof(path), "/proc/self/fdinfo/%d", epfd);
+	FILE *entries = fopen(path, "re");
+	while (entries && !taken && fgets(line, sizeof(line), entries)) {
+		const char *data = strncmp(line, "tfd:", 4) == 0 ? strstr(line, "data:") : NULL;
+		taken = data && strtoull(data + strlen("data:"), NULL, 16) >> NAME_BITS == secret;
+	}
+	if (entries)
+		fclose(entries);
+	return taken;
+}
+
+/*
+ * Tracks a set that was made where we could not see it. The caller guarantees that no thread waits in it (such a thread would
+ * see our events), and that it is in no other set. Its present entries stay the kernel's.
+ */
+static int set_adopt(int epfd)
+{
+	char path[40], target[64] = "";
+
+	snprintf(path, sizeof(path), "/proc/self/fd/%d", epfd);
+	if (set_get(epfd))
+		return 0;
+	if (readlink(path, target, sizeof(target) - 1) < 0)
+		return -EBADF;
+	if (strcmp(target, "anon_inode:[eventpoll]") != 0)
+		return -EINVAL;
+	set_created(epfd);
+	struct set *set = set_get(epfd);
+	if (!set)
+		return -ENOMEM;
+	while (secret_taken(epfd, set->secret))
+		set->secret = new_secret();
+	return 0;
 }
 
 /* The same for an epoll set that was made before calls were redirected; see set_adopt(). 0, -EBADF, -EINVAL or -ENOMEM. */

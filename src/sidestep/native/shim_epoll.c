@@ -16,47 +16,6 @@ EXPORT int epoll_create1(int flags)
 	return set_created(fd_new(real.epoll_create1(flags)));
 }
 
-/* True if an entry that is already in the kernel's set carries data that would be taken for ours. */
-static bool secret_taken(int epfd, uint64_t secret)
-{
-	char path[40], line[256];
-	bool taken = false;
-
-	snprintf(path, sizeof(path), "/proc/self/fdinfo/%d", epfd);
-	FILE *entries = fopen(path, "re");
-	while (entries && !taken && fgets(line, sizeof(line), entries)) {
-		const char *data = strncmp(line, "tfd:", 4) == 0 ? strstr(line, "data:") : NULL;
-		taken = data && strtoull(data + strlen("data:"), NULL, 16) >> NAME_BITS == secret;
-	}
-	if (entries)
-		fclose(entries);
-	return taken;
-}
-
-/*
- * Tracks a set that was made where we could not see it. The caller guarantees that no thread waits in it (such a thread would
- * see our events), and that it is in no other set. Its present entries stay the kernel's.
- */
-int set_adopt(int epfd)
-{
-	char path[40], target[64] = "";
-
-	snprintf(path, sizeof(path), "/proc/self/fd/%d", epfd);
-	if (set_get(epfd))
-		return 0;
-	if (readlink(path, target, sizeof(target) - 1) < 0)
-		return -EBADF;
-	if (strcmp(target, "anon_inode:[eventpoll]") != 0)
-		return -EINVAL;
-	set_created(epfd);
-	struct set *set = set_get(epfd);
-	if (!set)
-		return -ENOMEM;
-	while (secret_taken(epfd, set->secret))
-		set->secret = new_secret();
-	return 0;
-}
-
 /* ---- epoll_ctl: shim_lock and set lock held ---- */
 static int ctl_add(struct set *set, struct conn *conn, struct member *member, int fd, struct epoll_event *event)
 {
@@ -233,15 +192,33 @@ struct set_wait {
 	struct epoll_event reported[REPORT_MAX];
 };
 
+/*
+ * Events that the kernel has now, as many as the program has room for. The stand-in of an inner set may take the place of an
+ * event. The set above tells of that event's edge no more: so there is one beyond that room.
+ */
+static int kernel_look(struct set_wait *wait)
+{
+	const struct set *set = wait->set;
+	const int max = wait->max < REPORT_MAX ? wait->max : REPORT_MAX;
+	int k = raw_epoll_look(wait->epfd, wait->reported, max);
+
+	if (likely(!(set->nest & NEST_INNER)) || k < max || k == REPORT_MAX)
+		return k;
+	for (int i = 0; i < max; i++)
+		if (wait->reported[i].data.u64 == (set->secret << NAME_BITS | DOORBELL_INDEX)) {
+			self.calls++;
+			return k + (raw_epoll_look(wait->epfd, wait->reported + k, 1) > 0);
+		}
+	return k;
+}
+
 /* Events that the kernel has now; -1: it cannot report. */
 static int set_look(struct set_wait *wait)
 {
-	int max = wait->max < REPORT_MAX ? wait->max : REPORT_MAX;
-
 	word_store(wait->set->looked_at, wait->now);
 	wait->manages = word_load(wait->set->manages);
 	self.calls += wait->looks++ != 0;
-	int k = raw_epoll_look(wait->epfd, wait->reported, max);
+	int k = kernel_look(wait);
 	wait->set->kernel_last = k ? KERNEL_SAID : KERNEL_QUIET;
 	wait->asked = true;
 	return k;
@@ -321,7 +298,7 @@ static int set_first_asked(struct set_wait *wait, bool once)
 		return -1;
 	}
 	int n = set_report(wait, k);
-	if (!n && once && k == (wait->max < REPORT_MAX ? wait->max : REPORT_MAX))
+	if (!n && once && k >= (wait->max < REPORT_MAX ? wait->max : REPORT_MAX))
 		n = set_look_more(wait);
 	return set_pass_end(wait, n);
 }
@@ -360,7 +337,8 @@ static int set_first(struct set_wait *wait, bool once)
 	set_pass_begin(set, SPENT_NOTHING);
 	const bool filled = set->kernel_filled;
 	set->kernel_filled = false;
-	bool look = (set->by_tcp || set->kernel_last == KERNEL_READY || look_is_due(wait)) && !filled;
+	/* a set above reports an edge once: what the kernel has comes with the rings' events */
+	bool look = (set->by_tcp || set->nest || set->kernel_last == KERNEL_READY || look_is_due(wait)) && !filled;
 	if (look && !once && set_sleeps(wait))
 		return set_pass_end(wait, 0);
 	if (look)
@@ -456,7 +434,7 @@ static void set_sleep_undo(void *argument)
  * Like sleep_epoll(), if not all doorbells are among the set's entries, nor the provider's socket. Such a set is inside
  * another, which would report them, has others in it, or has nothing of ours yet: another process may have that.
  */
-static int sleep_beside(struct set_wait *wait, const struct set_sleep *sleep, int max, int64_t until)
+static int sleep_beside(struct set_wait *wait, const struct set_sleep *sleep, int64_t until)
 {
 	struct pollfd fds[2] = {{.fd = wait->epfd, .events = POLLIN}, {.events = POLLIN}};
 
@@ -468,7 +446,7 @@ static int sleep_beside(struct set_wait *wait, const struct set_sleep *sleep, in
 	}
 	if (ready > 0 && sleep->aware)
 		nest_look(wait->set);
-	return ready > 0 ? raw_epoll_look(wait->epfd, wait->reported, max) : ready;
+	return ready > 0 ? kernel_look(wait) : ready;
 }
 
 /* set lock held, and dropped while the thread may wait for another CPU. */
@@ -532,7 +510,7 @@ static int set_sleep(struct set_wait *wait)
 			until = now_ns() + NAP_NS;
 		pthread_cleanup_push(set_sleep_undo, &sleep);
 		k = likely(within && !sleep.aware) ? sleep_epoll(wait->epfd, wait->reported, max, until, wait->signals)
-		                                   : sleep_beside(wait, &sleep, max, until);
+		                                   : sleep_beside(wait, &sleep, until);
 		failed = errno;
 		wait->asked = true;
 		pthread_cleanup_pop(0);

@@ -108,7 +108,7 @@ static uint32_t tx_events(struct conn *conn, int fd, uint32_t kernel_bits, bool 
 			atomic_fetch_or(&conn->channel.tx_line->want_space, WANT_STICKY);
 			full_fence();
 			if (conn_room(conn) < room_wanted(conn))
-				conn_make_room(conn);
+				conn_make_room(conn, false);
 			room = conn_room(conn);
 		}
 		if (room >= room_wanted(conn) && wanted)

@@ -11,6 +11,7 @@ enum { SNDBUF_LOCKED = 1, RCVBUF_LOCKED = 2 }; /* flags that it reports: linux/s
 #define STEP_NS 1000000 /* a reader that has not moved for so long stands still, and may leave so much unread: */
 #define STEP_SIZE (1u << 20) /* twice as much for each further step, so that a late reader does not cost the cache */
 #define STEPS_MAX 32
+#define STEPS_HURRIED 2 /* steps of a sender that would not wait: it would go round its loop for each ring's length */
 #define WINDOW_FIRST 65536u /* bytes that a receiver takes before its first read: half of tcp_rmem's default, tcp(7) */
 
 /* True if a living process has reserved the room behind the tail. */
@@ -61,8 +62,11 @@ bool tx_full(const struct conn *conn)
 	return room < room_wanted(conn) && (int64_t)(limit - channel_tx_until(&conn->channel, head)) <= 0;
 }
 
-/* tx_lock held, sending by ring, without room. True: the reader stands still, and the spill has made room. */
-static bool tx_spill(struct conn *conn)
+/*
+ * tx_lock held, sending by ring, without room. True: the spill has made room. The reader stands still, or the sender would not
+ * wait (`hurries`), and TCP would have held as much.
+ */
+static bool tx_spill(struct conn *conn, bool hurries)
 {
 	struct conn_slot *slot = conn->slot;
 	struct channel_end *end = &conn->channel;
@@ -70,6 +74,8 @@ static bool tx_spill(struct conn *conn)
 	if (channel_tx_space(end, SIZE_MAX) < 0 || tx_full(conn))
 		return false;
 	uint32_t steps = steps_stood(conn, word_load(*end->own.head_seen));
+	if (hurries && steps < STEPS_HURRIED)
+		steps = STEPS_HURRIED;
 	if (!steps || !channel_tx_spill(end, (uint64_t)STEP_SIZE << (steps - 1)))
 		return false;
 	uint64_t touched = word_load(*end->own.limit) - word_load(*end->own.spill_base);
@@ -84,7 +90,7 @@ static bool tx_spill(struct conn *conn)
  * Tries to make room for a thread that waits for it. True: there is some now. Else self.full_until says when to try again, if
  * that makes sense. No lock is needed; a set's may be held.
  */
-bool conn_make_room(struct conn *conn)
+bool conn_make_room(struct conn *conn, bool hurries)
 {
 	struct conn_slot *slot = conn->slot;
 	bool made = false;
@@ -93,7 +99,7 @@ bool conn_make_room(struct conn *conn)
 		return false;
 	if (conn->managed && tx_by_ring(slot) && !slot_has(slot, SLOT_RESERVED) &&
 	    channel_tx_peek(&conn->channel) < room_wanted(conn))
-		made = tx_spill(conn);
+		made = tx_spill(conn, hurries);
 	slot_unlock(&slot->tx_lock);
 	return made;
 }

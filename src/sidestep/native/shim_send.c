@@ -211,7 +211,7 @@ static enum turn send_short(struct call *call)
 
 	conn_check(conn, call->fd);
 	if (!call_blocks(call, WAIT_TX)) {
-		if (unlikely(conn_make_room(conn)))
+		if (unlikely(conn_make_room(conn, true)))
 			return TURN_AGAIN;
 		size_t room = send_put_off(conn);
 		if (call->done)

@@ -374,7 +374,7 @@ int conn_wait(struct conn *conn, int fd, int want, size_t space, const struct wa
 	if (!clock->brief && unlikely(conn_fd_stale(conn, fd)))
 		return 0;
 	self.full_until = 0;
-	if (want == WAIT_TX && conn_make_room(conn))
+	if (want == WAIT_TX && conn_make_room(conn, false))
 		return 0;
 	int64_t deadline = look_again_at(conn, want, clock->deadline);
 	if (want == WAIT_TX)
