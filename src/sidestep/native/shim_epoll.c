@@ -4,7 +4,6 @@
 
 #define REPORT_MAX 128 /* events taken from the kernel at a time */
 #define QUIET_MAX 8 /* managed members that are looked at twice for the sake of a system call */
-#define DOORBELLS_MAX 64 /* doorbells of one set that a thread can sleep on; with more it naps */
 
 EXPORT int epoll_create(int size)
 {
@@ -179,16 +178,14 @@ EXPORT int epoll_ctl(int epfd, int op, int fd, struct epoll_event *event)
 
 /* ---- waiting ---- */
 struct set_wait {
+	struct wait base;
 	struct set *set;
 	int epfd;
 	struct epoll_event *events; /* the program's: it holds nothing but what is reported */
 	int max;
-	int64_t start, deadline, now;
-	uint64_t signals;
-	bool spun, wasted;
-	bool asked; /* the kernel was */
-	uint32_t looks; /* questions to the kernel: one is the program's own */
-	uint32_t manages; /* the set's, from before the last of them */
+	uint32_t manages; /* the set's, from before the last question to the kernel */
+	bool within; /* the set's own entries report all doorbells */
+	bool others; /* threads asleep in the set are to look as well */
 	struct epoll_event reported[REPORT_MAX];
 };
 
@@ -215,12 +212,12 @@ static int kernel_look(struct set_wait *wait)
 /* Events that the kernel has now; -1: it cannot report. */
 static int set_look(struct set_wait *wait)
 {
-	word_store(wait->set->looked_at, wait->now);
+	word_store(wait->set->looked_at, wait->base.now);
 	wait->manages = word_load(wait->set->manages);
-	self.calls += wait->looks++ != 0;
+	self.calls += wait->base.looks++ != 0;
 	int k = kernel_look(wait);
 	wait->set->kernel_last = k ? KERNEL_SAID : KERNEL_QUIET;
-	wait->asked = true;
+	wait->base.asked = true;
 	return k;
 }
 
@@ -255,7 +252,7 @@ static void set_pass_begin(struct set *set, enum set_spent spent)
 
 static bool look_is_due(const struct set_wait *wait)
 {
-	return wait->now - word_load(wait->set->looked_at) > LOOK_EVERY_NS;
+	return wait->base.now - word_load(wait->set->looked_at) > LOOK_EVERY_NS;
 }
 
 /* set lock held, and dropped in between. Nothing has been reported in this pass. */
@@ -326,7 +323,7 @@ static bool set_sleeps(const struct set_wait *wait)
 	struct set *set = wait->set;
 
 	return set->kernel_last == KERNEL_QUIET && set->managed_len <= QUIET_MAX && !set->by_tcp && !set->nest &&
-	       wait->now < wait->deadline && self.signals == wait->signals && !set_tells(set);
+	       wait->base.now < wait->base.deadline && self.signals == wait->base.signals && !set_tells(set);
 }
 
 /* The first look of a wait. It reports all that is ready at once. -1: the kernel has failed. */
@@ -351,102 +348,25 @@ static int set_first(struct set_wait *wait, bool once)
 	return set_pass_end(wait, n);
 }
 
-/* Spins over the rings and, every so often, the kernel. How many events were found. */
-static int set_spin(struct set_wait *wait)
+/* Looks at the rings and, every so often, at what the kernel has. How many events were found. */
+static int set_spin_look(void *of)
 {
-	struct set *set = wait->set;
-	uint32_t peer_cpu = word_load(set->last_cpu);
-	struct spin spin;
-	int n = 0;
+	struct set_wait *wait = of;
 
-	if (!word_load(set->managed_len) || !spin_begin(&spin, spin_budget_now(&set->budget), peer_cpu))
-		return 0;
-	wait->spun = true;
-	do {
-		wait->now = spin.now;
-		if (spin.now >= wait->deadline)
-			return 0;
-		set_pass_begin(set, SPENT_SPUN);
-		n = set_report(wait, 0);
-		if (!n && look_is_due(wait))
-			n = set_report(wait, set_look(wait));
-		set_pass_end(wait, n);
-	} while (!n && self.signals == wait->signals && spin_on(&spin, peer_cpu, true));
-	wait->wasted = !n && spin_was_wasted(&spin);
-	if (n)
-		spin_won(&set->budget);
-	return n;
-}
-
-struct set_sleep {
-	struct set *set;
-	struct doorbell *doorbells[DOORBELLS_MAX];
-	uint32_t len;
-	bool aware; /* true if it knows of sets in this one, and its stand-in */
-	bool truncated; /* too many kinds of doorbells for one sleep: a nap */
-};
-
-/* set lock held. Ends with a full fence: another look after it misses nothing. */
-static void set_sleep_begin(struct set_sleep *sleep, struct set *set)
-{
-	sleep->set = set;
-	sleep->aware = set->nest != 0;
-	sleep->truncated = set->doorbells_len > DOORBELLS_MAX;
-	sleep->len = sleep->truncated ? 0 : set->doorbells_len;
-	atomic_fetch_add(&set->sleepers, 1);
-	if (unlikely(sleep->aware)) {
-		atomic_fetch_add(&set->aware, 1);
-		atomic_fetch_add(&nest_sleepers, 1);
-	}
-	for (uint32_t i = 0; i < sleep->len; i++)
-		doorbell_word_sleep(set->doorbells[i].doorbell->word);
-	for (uint32_t i = 0; i < sleep->len; i++) {
-		sleep->doorbells[i] = set->doorbells[i].doorbell;
-		atomic_fetch_add(&sleep->doorbells[i]->refs, 1);
-	}
+	set_pass_begin(wait->set, SPENT_SPUN);
+	int n = set_report(wait, 0);
+	if (!n && look_is_due(wait))
+		n = set_report(wait, set_look(wait));
+	return set_pass_end(wait, n);
 }
 
 /* No lock is held. The doorbells of sets below as well; then what their rings hold is seen by the kernel. */
-static void set_sleep_below(struct set_sleep *sleep)
+static void set_sleep_below(struct set_wait *wait)
 {
-	uint32_t before = sleep->len, len = nest_doorbells(sleep->set, sleep->doorbells, before, DOORBELLS_MAX);
+	const uint32_t before = wait->base.len;
 
-	sleep->truncated |= len > DOORBELLS_MAX;
-	sleep->len = len > DOORBELLS_MAX ? DOORBELLS_MAX : len;
-	for (uint32_t i = before; i < sleep->len; i++)
-		doorbell_word_sleep(sleep->doorbells[i]->word);
-	nest_look(sleep->set);
-}
-
-static void set_sleep_undo(void *argument)
-{
-	struct set_sleep *sleep = argument;
-
-	doorbells_wake(sleep->doorbells, sleep->len);
-	if (unlikely(sleep->aware)) {
-		atomic_fetch_sub(&nest_sleepers, 1);
-		atomic_fetch_sub(&sleep->set->aware, 1);
-	}
-	atomic_fetch_sub(&sleep->set->sleepers, 1);
-}
-
-/*
- * Like sleep_epoll(), if not all doorbells are among the set's entries, nor the provider's socket. Such a set is inside
- * another, which would report them, has others in it, or has nothing of ours yet: another process may have that.
- */
-static int sleep_beside(struct set_wait *wait, const struct set_sleep *sleep, int64_t until)
-{
-	struct pollfd fds[2] = {{.fd = wait->epfd, .events = POLLIN}, {.events = POLLIN}};
-
-	fds[1].fd = self_doorbell_fd(sleep->doorbells, (int)sleep->len);
-	int ready = sleep_poll(fds, 2, until, wait->signals, NULL);
-	if (ready > 0 && fds[1].revents) {
-		self_doorbells_clear();
-		rpc_listen_passing();
-	}
-	if (ready > 0 && sleep->aware)
-		nest_look(wait->set);
-	return ready > 0 ? kernel_look(wait) : ready;
+	wait_arm(&wait->base, before, nest_doorbells(wait->set, wait->base.doorbells, before, WAIT_DOORBELLS_MAX));
+	nest_look(wait->set);
 }
 
 /* set lock held, and dropped while the thread may wait for another CPU. */
@@ -455,13 +375,110 @@ static void set_stack(const struct set_wait *wait)
 	struct set *set = wait->set;
 	struct conn *conn = word_load(set->managed_len) == 1 ? set->managed[0]->conn : NULL;
 
-	if (likely(!conn || !spin_apart(conn, WAIT_RX, wait->now)))
+	if (likely(!conn || !spin_apart(conn, WAIT_RX, wait->base.now)))
 		return;
 	conn_ref(conn);
 	set_unlock(set);
-	spin_stack(conn, WAIT_RX, wait->now);
+	spin_stack(conn, WAIT_RX, wait->base.now);
 	conn_unref(conn);
 	set_pass_begin(set, SPENT_NOTHING);
+}
+
+/* Ends with the set lock held: set_arm() drops it. */
+static bool set_begin(void *of)
+{
+	struct set_wait *wait = of;
+	struct set *set = wait->set;
+
+	wait->within = !set->nest && word_load(set->managed_len);
+	if (likely(wait->within))
+		rpc_watch(wait->epfd, &set->watched, set->secret << NAME_BITS | DOORBELL_INDEX);
+	set_sweep(set);
+	set_pass_begin(set, SPENT_NOTHING);
+	set_stack(wait);
+	return true;
+}
+
+static int set_arm(void *of)
+{
+	struct set_wait *wait = of;
+	struct set *set = wait->set;
+	uint32_t len = 0;
+
+	for (uint32_t i = 0; i < set->doorbells_len && len <= WAIT_DOORBELLS_MAX; i++)
+		len = doorbell_add(wait->base.doorbells, len, WAIT_DOORBELLS_MAX, set->doorbells[i].doorbell);
+	atomic_fetch_add(&set->sleepers, 1);
+	if (unlikely(set->nest != 0)) {
+		wait->base.aware = true;
+		atomic_fetch_add(&set->aware, 1);
+		atomic_fetch_add(&nest_sleepers, 1);
+	}
+	wait_arm(&wait->base, 0, len);
+	int n = set_report(wait, 0);
+	wait->others = concerns_others(set, n, wait->max);
+	if (n)
+		set->kernel_last = KERNEL_SAID; /* the kernel has not been asked */
+	wait->manages = word_load(set->manages);
+	self.full_until = set->full_until;
+	set_unlock(set);
+	if (unlikely(!n && wait->base.aware))
+		set_sleep_below(wait);
+	return n;
+}
+
+static void set_cancelled(void *of)
+{
+	struct set_wait *wait = of;
+
+	doorbells_wake(wait->base.doorbells, wait->base.len);
+	if (unlikely(wait->base.aware)) {
+		atomic_fetch_sub(&nest_sleepers, 1);
+		atomic_fetch_sub(&wait->set->aware, 1);
+	}
+	atomic_fetch_sub(&wait->set->sleepers, 1);
+}
+
+static void set_disarm(void *of)
+{
+	struct set_wait *wait = of;
+
+	set_cancelled(wait);
+	if (unlikely(wait->others)) {
+		set_lock(wait->set);
+		wake_set(wait->set);
+		set_unlock(wait->set);
+	}
+}
+
+/*
+ * Like sleep_epoll(), if not all doorbells are among the set's entries, nor the provider's socket. Such a set is inside
+ * another, which would report them, has others in it, or has nothing of ours yet: another process may have that.
+ */
+static int sleep_beside(struct set_wait *wait, int64_t until)
+{
+	struct pollfd fds[2] = {{.fd = wait->epfd, .events = POLLIN}, {.events = POLLIN}};
+
+	fds[1].fd = self_doorbell_fd(wait->base.doorbells, (int)wait->base.len);
+	int ready = sleep_poll(fds, 2, until, wait->base.signals, NULL);
+	if (ready > 0 && fds[1].revents) {
+		self_doorbells_clear();
+		rpc_listen_passing();
+	}
+	if (ready > 0 && wait->base.aware)
+		nest_look(wait->set);
+	return ready > 0 ? kernel_look(wait) : ready;
+}
+
+static int set_sleep(void *of, int64_t until)
+{
+	struct set_wait *wait = of;
+	int max = wait->max < REPORT_MAX ? wait->max : REPORT_MAX;
+
+	if (unlikely(wait->base.truncated) && until - now_ns() > NAP_NS)
+		until = now_ns() + NAP_NS;
+	return likely(wait->within && !wait->base.aware)
+	           ? sleep_epoll(wait->epfd, wait->reported, max, until, wait->base.signals)
+	           : sleep_beside(wait, until);
 }
 
 /* Members that were not looked at, as their rings were full, are once the time for that is over. */
@@ -469,7 +486,7 @@ static void set_full_over(const struct set_wait *wait)
 {
 	struct set *set = wait->set;
 
-	if (likely(!set->full_until || wait->now < set->full_until))
+	if (likely(!set->full_until || wait->base.now < set->full_until))
 		return;
 	set_lock(set);
 	set->full_until = 0;
@@ -477,67 +494,27 @@ static void set_full_over(const struct set_wait *wait)
 	set_unlock(set);
 }
 
-/* Sleeps in the kernel. How many events there are to tell; -1: it was for nothing, with errno. */
-static int set_sleep(struct set_wait *wait)
+/* Number of events to tell; -1: it slept for nothing, with errno. */
+static int set_woken(void *of, int k)
 {
+	struct set_wait *wait = of;
 	struct set *set = wait->set;
-	int max = wait->max < REPORT_MAX ? wait->max : REPORT_MAX;
-	volatile int k = 0, failed = 0; /* live across the cleanup handler's setjmp */
-	struct set_sleep sleep;
+	const int failed = errno;
 
-	rpc_listen();
-	const bool within = !set->nest && word_load(set->managed_len);
-	if (likely(within))
-		rpc_watch(wait->epfd, &set->watched, set->secret << NAME_BITS | DOORBELL_INDEX);
-	conns_trim(wait->now);
-	set_sweep(set);
-	set_pass_begin(set, SPENT_NOTHING);
-	set_stack(wait);
-	set_sleep_begin(&sleep, set);
-	int n = set_report(wait, 0);
-	bool others = concerns_others(set, n, wait->max);
-	if (n)
-		set->kernel_last = KERNEL_SAID; /* the kernel has not been asked */
-	wait->manages = word_load(set->manages);
-	set_unlock(set);
-	if (!n) {
-		self.full_until = set->full_until;
-		if (unlikely(sleep.aware))
-			set_sleep_below(&sleep);
-		int64_t until = sleep_deadline(wait->deadline, now_ns());
-		until = conns_serve(sleep.doorbells, sleep.len, 0, until);
-		if (unlikely(sleep.truncated) && until - now_ns() > NAP_NS)
-			until = now_ns() + NAP_NS;
-		pthread_cleanup_push(set_sleep_undo, &sleep);
-		k = likely(within && !sleep.aware) ? sleep_epoll(wait->epfd, wait->reported, max, until, wait->signals)
-		                                   : sleep_beside(wait, &sleep, until);
-		failed = errno;
-		wait->asked = true;
-		pthread_cleanup_pop(0);
-		conns_serve(sleep.doorbells, sleep.len, 0, INT64_MAX);
-	}
-	set_sleep_undo(&sleep);
-	if (others) {
-		set_lock(set);
-		wake_set(set);
-		set_unlock(set);
-	}
-	if (n)
-		return n;
-	wait->now = now_ns();
-	spin_adapt(&set->budget, wait->now - wait->start, wait->wasted);
-	wait->wasted = false;
-	word_store(set->looked_at, wait->now);
+	word_store(set->looked_at, wait->base.now);
 	set_full_over(wait);
 	errno = failed;
-	if (k <= 0 && !sleep.truncated)
+	if (k <= 0 && !wait->base.truncated)
 		return k;
-	set_pass_begin(set, wait->spun ? SPENT_BOTH : SPENT_SLEPT);
+	set_pass_begin(set, wait->base.spun ? SPENT_BOTH : SPENT_SLEPT);
 	set->kernel_last = k ? KERNEL_SAID : KERNEL_QUIET;
-	n = set_pass_end(wait, set_report(wait, k));
+	int n = set_pass_end(wait, set_report(wait, k));
 	errno = failed;
 	return n || k > 0 ? n : k;
 }
+
+static const struct wait_kind set_kind = {set_spin_look, set_begin,     set_arm,  set_sleep,
+                                          set_disarm,    set_cancelled, set_woken};
 
 /* The wait of a set with managed members. timeout_ns < 0: for ever. */
 static int set_wait(struct set *set, int epfd, struct epoll_event *events, int max, int64_t timeout_ns,
@@ -545,35 +522,32 @@ static int set_wait(struct set *set, int epfd, struct epoll_event *events, int m
 {
 	struct set_wait wait;
 	bool first = true;
+	int n;
 
+	wait_start(&wait.base, deadline_after(timeout_ns), signals, &set->budget);
 	wait.set = set;
 	wait.epfd = epfd;
 	wait.events = events;
 	wait.max = max;
-	wait.looks = 0;
-	wait.spun = wait.wasted = wait.asked = false;
-	wait.now = wait.start = now_ns();
-	wait.deadline = deadline_after(timeout_ns);
-	wait.signals = signals;
 	pthread_testcancel();
 	if (unlikely(word_load(rpc_pending)))
 		rpc_poll();
-	for (;;) {
-		int n = set_first(&wait, timeout_ns == 0);
+	for (;; first = false) {
+		n = set_first(&wait, timeout_ns == 0);
 		if (!n && timeout_ns == 0)
 			rpc_listen_passing();
 		/* what the kernel has comes before the end of the time, and before EINTR: the sleep asks, and is none then */
-		if (n || timeout_ns == 0 || (wait.deadline != INT64_MAX && wait.now >= wait.deadline && wait.asked))
+		if (n || timeout_ns == 0 ||
+		    (wait.base.deadline != INT64_MAX && wait.base.now >= wait.base.deadline && wait.base.asked))
 			return n;
-		if (first && (n = set_spin(&wait)))
+		if (first && word_load(set->managed_len) &&
+		    (n = wait_spin(&wait.base, &set_kind, word_load(set->last_cpu), true)))
 			return n;
-		first = false;
-		if (self.signals != signals && wait.asked)
+		if (self.signals != signals && wait.base.asked)
 			break;
-		n = set_sleep(&wait);
-		if (n)
+		if ((n = wait_sleep(&wait.base, &set_kind)))
 			return n;
-		if (self.signals != signals && wait.asked)
+		if (self.signals != signals && wait.base.asked)
 			break;
 	}
 	return fail_with(EINTR);

@@ -2,7 +2,6 @@
 #include "shim_set.h"
 #include "shim_tcp_wait.h"
 
-#define DOORBELLS_MAX 32
 #define SMALL 64 /* descriptors a call handles without allocating */
 
 extern void __chk_fail(void) __attribute__((noreturn));
@@ -106,47 +105,6 @@ static int poller_report(struct poller *poller, enum look look)
 	return ready;
 }
 
-struct sleep {
-	struct doorbell *doorbells[DOORBELLS_MAX];
-	int len;
-	bool truncated; /* true if there are more: nap */
-	bool aware; /* true if it knows of stand-ins: there are sets among them */
-	uint32_t loose; /* connections of this wait that are in no set */
-	int64_t serve_at;
-};
-
-static void sleep_undo(void *argument)
-{
-	struct sleep *sleep = argument;
-
-	doorbells_wake(sleep->doorbells, (uint32_t)sleep->len);
-	if (sleep->aware)
-		atomic_fetch_sub(&nest_sleepers, 1);
-}
-
-/* The distinct doorbells of this wait, each with a reference. */
-static void collect_doorbells(struct poller *poller, struct sleep *sleep)
-{
-	struct doorbell **doorbells = sleep->doorbells;
-	uint32_t n = 0;
-
-	sleep->truncated = sleep->aware = false;
-	sleep->loose = 0;
-	for (nfds_t i = 0; i < poller->len && !sleep->truncated; i++) {
-		if (poller->conns[i]) {
-			sleep->loose += conn_is_loose(poller->conns[i]);
-			n = doorbell_add(doorbells, n, DOORBELLS_MAX, poller->conns[i]->doorbell);
-		} else if (poller->sets[i]) {
-			sleep->aware = true;
-			n = nest_doorbells(poller->sets[i], doorbells, n, DOORBELLS_MAX);
-		}
-		sleep->truncated = n > DOORBELLS_MAX;
-	}
-	sleep->len = sleep->truncated ? DOORBELLS_MAX : (int)n;
-	if (sleep->aware)
-		atomic_fetch_add(&nest_sleepers, 1);
-}
-
 /* The first connection that ended a wait gets the statistics of it. */
 static void count_wait(struct poller *poller, bool won, bool lost, bool slept)
 {
@@ -163,10 +121,8 @@ static void count_wait(struct poller *poller, bool won, bool lost, bool slept)
 }
 
 struct poll_wait {
-	int64_t start, deadline, now;
-	uint64_t signals;
-	bool spun, slept, wasted;
-	uint32_t looks; /* questions to the kernel: one is the program's own */
+	struct wait base;
+	struct poller *poller;
 };
 
 static __thread struct spin_budget budget = {.ns = UINT32_MAX};
@@ -191,12 +147,14 @@ static void sets_look(struct poller *poller)
 }
 
 /* Looks at the rings, and with `kernel` asks the kernel, too. How many descriptors are ready, or -1. */
-static int poll_look(struct poller *poller, struct poll_wait *wait, bool kernel)
+static int poll_look(struct poll_wait *wait, bool kernel)
 {
+	struct poller *poller = wait->poller;
+
 	if (!kernel)
 		return poller_report(poller, LOOK_RINGS);
-	looked_at = wait->now;
-	self.calls += wait->looks++ != 0;
+	looked_at = wait->base.now;
+	self.calls += wait->base.looks++ != 0;
 	liveness_check(poller);
 	sets_look(poller);
 	poller_ask(poller);
@@ -205,39 +163,56 @@ static int poll_look(struct poller *poller, struct poll_wait *wait, bool kernel)
 
 static bool look_is_due(const struct poll_wait *wait)
 {
-	return wait->now - looked_at > LOOK_EVERY_NS;
+	return wait->base.now - looked_at > LOOK_EVERY_NS;
 }
 
-/* Number of descriptors that are ready; 0: it is time to sleep. */
-static int poll_spin(struct poller *poller, struct poll_wait *wait)
+static int poll_spin_look(void *of)
 {
-	uint32_t peer_cpu = 0;
-	bool may_move = false;
-	struct spin spin;
-	int n = 0;
+	struct poll_wait *wait = of;
 
-	for (nfds_t i = 0; i < poller->len && !peer_cpu; i++)
+	return poll_look(wait, look_is_due(wait));
+}
+
+static bool poll_begin(void *of)
+{
+	const struct poll_wait *wait = of;
+	const struct poller *poller = wait->poller;
+
+	if (poller->len == 1 && poller->conns[0])
+		spin_stack(poller->conns[0], WAIT_RX, wait->base.now);
+	return true;
+}
+
+static int poll_arm(void *of)
+{
+	struct poll_wait *wait = of;
+	struct poller *poller = wait->poller;
+	struct doorbell **doorbells = wait->base.doorbells;
+	uint32_t n = 0;
+
+	wait->base.loose = 0;
+	for (nfds_t i = 0; i < poller->len && n <= WAIT_DOORBELLS_MAX; i++) {
 		if (poller->conns[i]) {
-			peer_cpu = word_load(poller->conns[i]->channel.rx_peer_line->cpu);
-			may_move = poller->conns[i]->channel.local == &poller->conns[i]->channel.seg->side[0];
+			wait->base.loose += conn_is_loose(poller->conns[i]);
+			n = doorbell_add(doorbells, n, WAIT_DOORBELLS_MAX, poller->conns[i]->doorbell);
+		} else if (poller->sets[i]) {
+			wait->base.aware = true;
+			n = nest_doorbells(poller->sets[i], doorbells, n, WAIT_DOORBELLS_MAX);
 		}
-	if (budget.ns > config.spin_ns)
-		budget.ns = config.spin_ns;
-	if (!spin_begin(&spin, spin_budget_now(&budget), peer_cpu))
-		return 0;
-	wait->spun = true;
-	do {
-		wait->now = spin.now;
-		if (spin.now >= wait->deadline)
-			return 0;
-		n = poll_look(poller, wait, look_is_due(wait));
-	} while (!n && self.signals == wait->signals && spin_on(&spin, peer_cpu, may_move));
-	wait->wasted = !n && spin_was_wasted(&spin);
-	if (n) {
-		spin_won(&budget);
-		count_wait(poller, true, false, false);
 	}
-	return n;
+	atomic_fetch_add(&nest_sleepers, wait->base.aware);
+	wait_arm(&wait->base, 0, n);
+	sets_look(poller);
+	poller_ask(poller);
+	return poller_report(poller, LOOK_ASKED);
+}
+
+static void poll_disarm(void *of)
+{
+	struct poll_wait *wait = of;
+
+	doorbells_wake(wait->base.doorbells, wait->base.len);
+	atomic_fetch_sub(&nest_sleepers, wait->base.aware);
 }
 
 /* Waiting for one connection to be read, by ring: the set of a blocking receive reports socket and doorbell in one call. */
@@ -249,32 +224,32 @@ static bool sleeps_as_receive(const struct poller *poller)
 	       (poller->kernel[0].events & POLLIN) && !(poller->kernel[0].events & ~(POLLIN | POLLRDNORM | POLLRDHUP));
 }
 
-/* Sleeps in the kernel. Returns as its poll does, but a doorbell alone may have woken us. */
-static int sleep_reported(struct poller *poller, const struct poll_wait *wait, const struct sleep *sleep)
+/* Returns as the kernel's poll does, but a doorbell alone may have woken us. */
+static int poll_sleep(void *of, int64_t until)
 {
-	int64_t until = sleep_deadline(wait->deadline, wait->now);
+	struct poll_wait *wait = of;
+	struct poller *poller = wait->poller;
 
-	if (sleep->serve_at < until)
-		until = sleep->serve_at;
+	self.calls += wait->base.looks++ != 0;
 	if (sleeps_as_receive(poller)) {
 		int error = 0;
-		bool tcp = sleep_receiving(poller->conns[0], poller->kernel[0].fd, until, wait->signals, &error);
+		bool tcp = sleep_receiving(poller->conns[0], poller->kernel[0].fd, until, wait->base.signals, &error);
 		poller->kernel[0].revents = 0;
 		if (tcp)
 			raw_poll(poller->kernel, 1, 0);
 		errno = error;
-		if (error == EINTR && self.signals == wait->signals)
+		if (error == EINTR && self.signals == wait->base.signals)
 			return 0; /* stopped and continued: poll(2) goes on then, epoll_wait(2) does not */
 		return error ? -1 : 1;
 	}
-	int doorbell_fd = self_doorbell_fd(sleep->doorbells, sleep->len);
+	int doorbell_fd = self_doorbell_fd(wait->base.doorbells, (int)wait->base.len);
 	for (nfds_t i = 0; i < poller->len && doorbell_fd >= 0; i++)
 		if (poller->conns[i])
 			self_liveness_watch(poller->conns[i]);
 	poller->kernel[poller->len] = (struct pollfd){.fd = doorbell_fd, .events = POLLIN};
-	if ((doorbell_fd < 0 || sleep->truncated) && until - wait->now > NAP_NS)
-		until = wait->now + NAP_NS; /* no descriptor for the doorbells, or too many of them */
-	int k = sleep_poll(poller->kernel, poller->len + 1, until, wait->signals, NULL);
+	if ((doorbell_fd < 0 || wait->base.truncated) && until - wait->base.now > NAP_NS)
+		until = wait->base.now + NAP_NS; /* no descriptor for the doorbells, or too many of them */
+	int k = sleep_poll(poller->kernel, poller->len + 1, until, wait->base.signals, NULL);
 	int failed = errno;
 	if (k > 0 && poller->kernel[poller->len].revents) {
 		self_doorbells_clear();
@@ -284,75 +259,72 @@ static int sleep_reported(struct poller *poller, const struct poll_wait *wait, c
 	return k;
 }
 
-/* Sleeps unless descriptors are ready, and returns how many are. 0: look again; -1: as the kernel's poll, with errno. */
-static int poll_sleep(struct poller *poller, struct poll_wait *wait)
+/* Number of descriptors that are ready. 0: look again; -1: as the kernel's poll, with errno. */
+static int poll_woken(void *of, int k)
 {
-	volatile int k = 0, failed = 0; /* live across the cleanup handler's setjmp */
-	struct sleep sleep;
+	struct poll_wait *wait = of;
+	int n = 0;
 
-	rpc_listen();
-	conns_trim(wait->now);
-	if (poller->len == 1 && poller->conns[0])
-		spin_stack(poller->conns[0], WAIT_RX, wait->now);
-	self.full_until = 0;
-	collect_doorbells(poller, &sleep);
-	for (int i = 0; i < sleep.len; i++)
-		doorbell_word_sleep(sleep.doorbells[i]->word);
-	sets_look(poller);
-	poller_ask(poller);
-	int n = poller_report(poller, LOOK_ASKED);
-	if (n == 0) {
-		pthread_cleanup_push(sleep_undo, &sleep);
-		sleep.serve_at = conns_serve(sleep.doorbells, (uint32_t)sleep.len, sleep.loose, INT64_MAX);
-		k = sleep_reported(poller, wait, &sleep);
-		failed = errno;
-		conns_serve(sleep.doorbells, (uint32_t)sleep.len, sleep.loose, INT64_MAX);
-		pthread_cleanup_pop(0);
-		wait->slept = true;
-		self.calls += wait->looks++ != 0;
-	}
-	sleep_undo(&sleep);
-	if (n)
-		return n;
-	wait->now = now_ns();
-	spin_adapt(&budget, wait->now - wait->start, wait->wasted);
-	wait->wasted = false;
-	errno = failed;
-	if (k < 0 && failed != EINTR)
+	if (k < 0 && errno != EINTR)
 		return -1;
-	looked_at = wait->now;
-	if (k > 0 && (n = poller_report(poller, LOOK_REPORTED)))
-		return n;
-	if (k >= 0 && self.signals == wait->signals)
-		return 0;
-	n = poll_look(poller, wait, true);
-	errno = EINTR;
-	return n ? n : -1;
+	looked_at = wait->base.now;
+	if (k > 0)
+		n = poller_report(wait->poller, LOOK_REPORTED);
+	if (!n && (k < 0 || self.signals != wait->base.signals)) {
+		n = poll_look(wait, true);
+		errno = EINTR;
+		return n ? n : -1;
+	}
+	return n;
+}
+
+static const struct wait_kind poll_kind = {poll_spin_look, poll_begin,  poll_arm,  poll_sleep,
+                                           poll_disarm,    poll_disarm, poll_woken};
+
+/* Number of descriptors that are ready; 0: it is time to sleep. */
+static int poll_spin(struct poll_wait *wait)
+{
+	struct poller *poller = wait->poller;
+	uint32_t peer_cpu = 0;
+	bool may_move = false;
+
+	for (nfds_t i = 0; i < poller->len && !peer_cpu; i++)
+		if (poller->conns[i]) {
+			peer_cpu = word_load(poller->conns[i]->channel.rx_peer_line->cpu);
+			may_move = poller->conns[i]->channel.local == &poller->conns[i]->channel.seg->side[0];
+		}
+	if (budget.ns > config.spin_ns)
+		budget.ns = config.spin_ns;
+	int n = wait_spin(&wait->base, &poll_kind, peer_cpu, may_move);
+	if (n)
+		count_wait(poller, true, false, false);
+	return n;
 }
 
 static int poll_managed(struct poller *poller, int64_t timeout_ns, uint64_t signals)
 {
-	struct poll_wait wait = {.deadline = deadline_after(timeout_ns), .signals = signals};
+	struct poll_wait wait;
 
-	wait.now = wait.start = now_ns();
+	wait_start(&wait.base, deadline_after(timeout_ns), signals, &budget);
+	wait.poller = poller;
 	pthread_testcancel();
 	if (word_load(rpc_pending))
 		rpc_poll();
 	/* rings first: an answer that is there costs no call at all */
-	int n = poll_look(poller, &wait, poller->others);
+	int n = poll_look(&wait, poller->others);
 	if (!poller->others && (n ? look_is_due(&wait) : timeout_ns == 0))
-		n = poll_look(poller, &wait, true);
+		n = poll_look(&wait, true);
 	if (!n && timeout_ns == 0)
 		rpc_listen_passing();
-	if (n || timeout_ns == 0 || (n = poll_spin(poller, &wait)))
+	if (n || timeout_ns == 0 || (n = poll_spin(&wait)))
 		return n;
 	while (self.signals == signals) {
-		if (wait.now >=
-		    wait.deadline) /* the time is over: another thread's turn on this CPU can outlast a short timeout */
-			return poll_look(poller, &wait, true);
-		n = poll_sleep(poller, &wait);
-		if (n > 0 && wait.slept)
-			count_wait(poller, false, wait.spun, true);
+		if (wait.base.now >=
+		    wait.base.deadline) /* the time is over: another thread's turn on this CPU can outlast a short timeout */
+			return poll_look(&wait, true);
+		n = wait_sleep(&wait.base, &poll_kind);
+		if (n > 0 && wait.base.asked)
+			count_wait(poller, false, wait.base.spun, true);
 		if (n)
 			return n;
 	}

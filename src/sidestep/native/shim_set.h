@@ -2,7 +2,7 @@
 #ifndef SIDESTEP_SHIM_SET_H
 #define SIDESTEP_SHIM_SET_H
 
-#include "shim_spin.h"
+#include "shim_wait.h"
 
 #define SCAN_MAX 256 /* more managed members than these are not looked at one by one: peers give hints */
 #define INDEX_BITS 24

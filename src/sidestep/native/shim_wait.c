@@ -1,6 +1,6 @@
 /* shim_wait.c - how a blocking call waits: it spins, then sleeps until a doorbell rings or the socket has something. */
-#include "shim_spin.h"
 #include "shim_switch.h"
+#include "shim_wait.h"
 
 #define RESEND_EVERY_NS 1000000 /* recalled bytes are tried again this often while a call waits */
 #define NO_DOORBELL_POLL_NS 1000000 /* interval of short naps, without descriptors for a doorbell */
@@ -43,28 +43,6 @@ static bool ready_now(const struct conn *conn, int want, size_t space)
 		return rx_watches(slot) && conn_tcp_read(conn);
 	return channel_rx_peek(&conn->channel) >= space || (conn_peer_back(conn) && !rx_spaced(conn)) ||
 	       slot_has(slot, SLOT_FIN | SLOT_RESET | SLOT_RD_SHUT);
-}
-
-static bool spin(struct conn *conn, int want, size_t space, uint64_t signals, bool *wasted)
-{
-	uint32_t peer_cpu = conn_peer_cpu(conn, want);
-	bool may_move = conn->channel.local == &conn->channel.seg->side[0], won = false;
-	struct spin spin;
-
-	if (!spin_begin(&spin, spin_budget_now(&conn->budget), peer_cpu))
-		return false;
-	if (want == WAIT_RX)
-		conn_reads_here(conn);
-	do {
-		won = ready_now(conn, want, space);
-		for (int i = 0; i < 32 && !won && !spin.shares; i++) {
-			cpu_relax();
-			won = ready_now(conn, want, space);
-		}
-	} while (!won && signals == self.signals && spin_on(&spin, peer_cpu, may_move));
-	*wasted = !won && spin_was_wasted(&spin);
-	word_add(*(won ? &conn->slot->spins_won : &conn->slot->spins_lost), 1);
-	return won;
 }
 
 /*
@@ -155,14 +133,6 @@ void self_doorbells_clear(void)
 }
 
 /* ---- sleeping ---- */
-static void sleep_cancelled(void *argument)
-{
-	struct conn *conn = argument;
-
-	doorbell_word_wake(conn->doorbell->word);
-	atomic_fetch_sub(&conn->waiters, 1);
-}
-
 /*
  * ppoll that no signal can slip past. A handler zeroes self.sleep, so if it runs after the last look and before the kernel
  * reads the timeout, the call returns at once. libc's wrapper would copy the timeout first, hence syscall(). Asynchronous
@@ -336,24 +306,122 @@ static int sleep_sending(struct conn *conn, int fd, int64_t deadline, uint64_t s
 	return n > 0 && fds[0].revents;
 }
 
-static int64_t look_again_at(struct conn *conn, int want, int64_t deadline)
-{
-	int64_t now = now_ns();
+/* ---- one call's wait ---- */
+struct conn_wait {
+	struct wait base;
+	struct conn *conn;
+	int fd, want;
+	size_t space;
+	const struct wait_clock *clock;
+	int error; /* errno of its sleep */
+	bool on_ring;
+};
 
-	if (unlikely(tx_is(conn->slot, TX_RESEND)) && deadline - RESEND_EVERY_NS > now)
-		deadline = now + RESEND_EVERY_NS;
-	conns_trim(now);
-	spin_stack(conn, want, now);
-	return sleep_deadline(deadline, now);
+static int conn_spin_look(void *of)
+{
+	const struct conn_wait *wait = of;
+	bool won = ready_now(wait->conn, wait->want, wait->space);
+
+	for (int i = 0; i < 32 && !won && !wait->base.shares; i++) {
+		cpu_relax();
+		won = ready_now(wait->conn, wait->want, wait->space);
+	}
+	return won;
+}
+
+static bool conn_begin(void *of)
+{
+	struct conn_wait *wait = of;
+	struct conn *conn = wait->conn;
+
+	if (!wait->clock->brief && unlikely(conn_fd_stale(conn, wait->fd)))
+		return false;
+	if (wait->want == WAIT_TX && conn_make_room(conn, false))
+		return false;
+	if (unlikely(tx_is(conn->slot, TX_RESEND)) && wait->base.deadline - RESEND_EVERY_NS > wait->base.now)
+		wait->base.deadline = wait->base.now + RESEND_EVERY_NS;
+	spin_stack(conn, wait->want, wait->base.now);
+	return true;
+}
+
+static int conn_arm(void *of)
+{
+	struct conn_wait *wait = of;
+	struct conn *conn = wait->conn;
+
+	if (wait->want == WAIT_TX)
+		atomic_fetch_add(&conn->channel.tx_line->want_space, 1);
+	wait_arm(&wait->base, 0, 1); /* full fence */
+	conn_advance(conn, wait->fd); /* the peer may have consented since, unheard */
+	wait->base.loose = conn_is_loose(conn);
+	return ready_now(conn, wait->want, wait->space) || !conn_stays(conn, &wait->fd);
+}
+
+static int conn_sleep(void *of, int64_t until)
+{
+	struct conn_wait *wait = of;
+	struct conn *conn = wait->conn;
+
+	return (wait->want == WAIT_RX ? sleep_receiving : sleep_sending)(conn, wait->fd, until, wait->base.signals,
+	                                                                 &wait->error);
+}
+
+static void conn_disarm(void *of)
+{
+	struct conn_wait *wait = of;
+
+	doorbell_word_wake(wait->base.doorbells[0]->word);
+	if (wait->want == WAIT_TX)
+		atomic_fetch_sub(&wait->conn->channel.tx_line->want_space, 1);
+}
+
+static void conn_cancelled(void *of)
+{
+	struct conn_wait *wait = of;
+
+	conn_disarm(wait);
+	atomic_fetch_sub(&wait->conn->waiters, 1);
+}
+
+static int conn_woken(void *of, int tcp)
+{
+	struct conn_wait *wait = of;
+	const struct wait_clock *clock = wait->clock;
+	struct conn *conn = wait->conn;
+
+	word_add(*(wait->want == WAIT_RX ? &conn->slot->sleeps : &conn->slot->tx_sleeps), 1);
+	if (((tcp && wait->on_ring) || conn_relayed(conn)) && conn_stays(conn, &wait->fd))
+		conn_probe(conn, wait->fd);
+	calls_count(conn->slot);
+	if (wait->error && wait->error != EINTR)
+		return -wait->error;
+	if (interrupted(clock))
+		return ready_now(conn, wait->want, wait->space) ? 0 : -EINTR;
+	bool over = clock->deadline != INT64_MAX && wait->base.now >= clock->deadline;
+	return over && !ready_now(conn, wait->want, wait->space) ? -ETIMEDOUT : 0;
+}
+
+static const struct wait_kind conn_kind = {conn_spin_look, conn_begin,     conn_arm,  conn_sleep,
+                                           conn_disarm,    conn_cancelled, conn_woken};
+
+static bool conn_spin(struct conn_wait *wait)
+{
+	struct conn *conn = wait->conn;
+	bool may_move = conn->channel.local == &conn->channel.seg->side[0];
+
+	if (wait->want == WAIT_RX)
+		conn_reads_here(conn);
+	bool won = wait_spin(&wait->base, &conn_kind, conn_peer_cpu(conn, wait->want), may_move) != 0;
+	if (wait->base.spun)
+		word_add(*(won ? &conn->slot->spins_won : &conn->slot->spins_lost), 1);
+	return won;
 }
 
 int conn_wait(struct conn *conn, int fd, int want, size_t space, const struct wait_clock *clock)
 {
-	struct conn_slot *slot = conn->slot;
-	struct doorbell *doorbell = conn->doorbell;
-	volatile int result = 0; /* lives across the cleanup handler's setjmp */
-
-	uint64_t signals = self.signals; /* a handler that runs from here on ends the sleep; before, it is judged below */
+	const uint64_t signals =
+		self.signals; /* a handler that runs from here on ends the sleep; before, it is judged below */
+	struct conn_wait wait;
 
 	if (ready_now(conn, want, space)) {
 		if (conn_relay_news(conn)) /* a peer that sends again by TCP has not looked */
@@ -362,48 +430,18 @@ int conn_wait(struct conn *conn, int fd, int want, size_t space, const struct wa
 	}
 	if (interrupted(clock))
 		return -EINTR;
-	bool on_ring = want == WAIT_TX || rx_by_ring(slot);
-	int64_t start = config.spin_ns ? now_ns() : 0;
-	bool wasted = false;
-	if (on_ring && config.spin_ns && spin(conn, want, space, signals, &wasted)) {
-		spin_won(&conn->budget);
-		calls_count(slot);
+	wait_start(&wait.base, clock->deadline, signals, &conn->budget);
+	wait.base.doorbells[0] = conn->doorbell;
+	wait.conn = conn;
+	wait.fd = fd;
+	wait.want = want;
+	wait.space = space;
+	wait.clock = clock;
+	wait.on_ring = want == WAIT_TX || rx_by_ring(conn->slot);
+	if (wait.on_ring && config.spin_ns && conn_spin(&wait)) {
+		calls_count(conn->slot);
 		return 0;
 	}
-	rpc_listen();
-	if (!clock->brief && unlikely(conn_fd_stale(conn, fd)))
-		return 0;
-	self.full_until = 0;
-	if (want == WAIT_TX && conn_make_room(conn, false))
-		return 0;
-	int64_t deadline = look_again_at(conn, want, clock->deadline);
-	if (want == WAIT_TX)
-		atomic_fetch_add(&conn->channel.tx_line->want_space, 1);
-	doorbell_word_sleep(doorbell->word); /* full fence */
-	conn_advance(conn, fd); /* the peer may have consented since, unheard */
-	pthread_cleanup_push(sleep_cancelled, conn);
-	if (!ready_now(conn, want, space) && conn_stays(conn, &fd)) {
-		deadline = conns_serve(&doorbell, 1, conn_is_loose(conn), deadline);
-		int error;
-		bool tcp = want == WAIT_RX ? sleep_receiving(conn, fd, deadline, signals, &error)
-		                           : sleep_sending(conn, fd, deadline, signals, &error);
-		word_add(*(want == WAIT_RX ? &slot->sleeps : &slot->tx_sleeps), 1);
-		if (((tcp && on_ring) || conn_relayed(conn)) && conn_stays(conn, &fd))
-			conn_probe(conn, fd);
-		if (error && error != EINTR)
-			result = -error;
-		else if (interrupted(clock) && !ready_now(conn, want, space))
-			result = -EINTR;
-		else if (clock->deadline != INT64_MAX && now_ns() >= clock->deadline && !ready_now(conn, want, space))
-			result = -ETIMEDOUT;
-	}
-	pthread_cleanup_pop(0);
-	doorbell_word_wake(doorbell->word);
-	conns_serve(&doorbell, 1, conn_is_loose(conn), INT64_MAX);
-	if (config.spin_ns)
-		spin_adapt(&conn->budget, now_ns() - start, wasted);
-	calls_count(slot);
-	if (want == WAIT_TX)
-		atomic_fetch_sub(&conn->channel.tx_line->want_space, 1);
-	return result;
+	int n = wait_sleep(&wait.base, &conn_kind);
+	return n < 0 ? n : 0;
 }
