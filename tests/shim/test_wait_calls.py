@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import platform
+
 import pytest
 from told_ends import End, join, promote
 from traced import calls_until_output
@@ -9,6 +11,7 @@ from traced import calls_until_output
 from sidestep.testing import Connection, Sidestep
 
 ROUNDS = 40
+FUTEX = {"x86_64": 202, "aarch64": 98}[platform.machine()]
 LATE_S = 0.001  # an answer that is slept for, and comes long before a brief wait ends
 FIRST = 12  # calls of the first wait, the provider's, and of one answer in 64
 WAITS = {
@@ -45,6 +48,7 @@ def test_a_message_that_is_slept_for(how: str) -> None:
             calls = calls_until_output(a.pid, lambda: a.tell(talk))
             assert a.answer() == "1"
             b.ask("Later.last.result()")
+            assert how != "recv" or calls[FUTEX] > ROUNDS // 2
             return slept(stage.connections()) - slept(found) >= ROUNDS and calls.total() <= calls_each * ROUNDS + FIRST
 
         # on a machine that is busy one wait may last longer, or find an answer: not each time
@@ -63,6 +67,42 @@ def brief(a: End, b: End) -> None:
     # not luck: the answer is late so that each read sleeps, and is brief
     b.ask(f"Later.of(lambda: [s.recv(1) and time.sleep({LATE_S}) or s.sendall(b'x') for _ in range({ROUNDS})])")
     a.ask(f"[s.sendall(b'x') or s.recv(1) for _ in range({ROUNDS})]")
+
+
+ENDINGS = {
+    # what ends a sleep on a futex, which hears neither TCP nor the provider: the peer's word, and what read() returns
+    "sends": ("s.sendall(b'y')", "b'y'"),
+    "shuts down": ("s.shutdown(socket.SHUT_WR)", "b''"),
+    "closes": ("s.close()", "b''"),
+    "resets": ("s.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b'\\1' + bytes(7)) or s.close()", "'ECONNRESET'"),
+    "ends unheard": ("os.kill(os.getpid(), 9)", "b''"),
+}
+
+
+@pytest.mark.parametrize("ending", ENDINGS)
+def test_a_brief_wait_ends_as_the_peer(ending: str) -> None:
+    """It is in a sleep on a futex, or in the one that follows."""
+    word, result = ENDINGS[ending]
+    with Sidestep() as stage:
+        a, b = End(stage), End(stage)
+        join(a, b)
+        promote(stage, a, b)
+        brief(a, b)
+        a.ask("Later.of(lambda: tried(lambda: s.recv(1)))")
+        b.tell(word)
+        assert a.ask("Later.last.result()") in {result, repr(result)}
+
+
+def test_a_brief_wait_ends_with_the_ring() -> None:
+    with Sidestep() as stage:
+        a, b = End(stage), End(stage)
+        join(a, b)
+        promote(stage, a, b)
+        brief(a, b)
+        a.ask("Later.of(lambda: s.recv(1))")
+        stage.demote(timeout_s=0.1)  # the peer waits for its input, and hears of it once it sends
+        b.ask("s.sendall(b'y')")
+        assert a.ask("Later.last.result()") == "b'y'"
 
 
 @pytest.mark.parametrize("change", CHANGES)

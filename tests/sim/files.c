@@ -194,11 +194,17 @@ static long futex(const uint32_t *word, long op, uint32_t value, const struct ti
 {
 	struct futex *mine = &futexes[current_end()];
 
+	if (op != FUTEX_WAIT || *word != value)
+		return 0;
 	*mine = (struct futex){word, value};
-	if (op == FUTEX_WAIT && *word == value &&
-	    !block(futex_changed, mine, limit ? now + limit->tv_sec * 1000 * MS + limit->tv_nsec : NEVER))
-		return failed(ETIMEDOUT);
-	return 0;
+	bool over = !block(futex_changed, mine, limit ? now + limit->tv_sec * 1000 * MS + limit->tv_nsec : NEVER);
+	mine->word = NULL;
+	return over ? failed(ETIMEDOUT) : 0;
+}
+
+bool futex_sleeps(int end)
+{
+	return futexes[end].word != NULL;
 }
 
 long files_syscall(long number, long a, long b, long c, long d)

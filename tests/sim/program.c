@@ -19,6 +19,7 @@
 #include "scenario.h"
 
 #define NAP (2 * MS)
+#define ALONE (10 * MS) /* BRIEF_NS of shim_call.c */
 #define NAPS_MAX 10
 #define SLEEP_TURNS 100 /* of the clock: who has not come to an end by then may need those that sleep */
 
@@ -475,14 +476,27 @@ static bool asleep(int side)
 	return programs[side].asleep || programs[side + 2].asleep;
 }
 
+static bool naps(int end)
+{
+	return ends[end].deadline - now <= (futex_sleeps(end) ? ALONE : NAP);
+}
+
 /* Who only naps finds in a moment what there is, or frees the other; see NO_DOORBELL_POLL_NS, LOCK_NAPS. */
 static bool somebody_naps(void)
 {
-	bool naps = false;
+	bool found = false;
+	int place;
 
-	for (int i = 0; i < ENDS; i++)
-		naps |= ends[i].started && !ends[i].over && ends[i].deadline - now <= NAP && programs[i].naps++ < NAPS_MAX;
-	return naps;
+	for (int i = 0; i < ENDS; i++) {
+		const struct channel_segment *segment = provider_segment(i & 1, &place);
+		if (!ends[i].started || ends[i].over)
+			continue;
+		if (futex_sleeps(i) && segment && segment->producer[1 - place].tail != provider_slot(i & 1)->rx_head &&
+		    segment->consumer[place].asleep == ASLEEP_FUTEX)
+			fail("end %d sleeps on a futex, and there are bytes in its ring", i);
+		found |= naps(i) && programs[i].naps++ < NAPS_MAX;
+	}
+	return found;
 }
 
 /* Nobody waits for what is there. */
@@ -505,7 +519,7 @@ void program_idle(void)
 		bool late = recalls && asleep(1 - (i & 1));
 		if (!(in || out) || late)
 			in_vain[i] = 0;
-		else if (ends[i].deadline - now > NAP || in_vain[i]++ >= NAPS_MAX)
+		else if (!naps(i) || in_vain[i]++ >= NAPS_MAX)
 			fail("end %d sleeps, and there is %s (%llu bytes)", i, in ? "something to read" : "room",
 			     (unsigned long long)(side_sent(peer) - mine->side->received));
 	}

@@ -170,6 +170,7 @@ void network_half_reset(int which); /* its first step, if one is coming */
 #define NETWORK_MOVES 8
 bool memory_shared(const void *address);
 void line_end(struct object *line);
+bool futex_sleeps(int end); /* it waits in a futex(2) */
 int line_passed(int fd); /* files of the last message that was sent from there */
 void line_send(struct object *line, const void *data, size_t len, struct object *const *files, int files_len);
 extern struct object *provider_lines[ENDS];

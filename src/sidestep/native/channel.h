@@ -32,7 +32,7 @@
 #include "layout.h"
 
 #define CHANNEL_MAGIC 0x31434453u /* "SDC1" */
-#define CHANNEL_VERSION 5u
+#define CHANNEL_VERSION 6u
 #define CHANNEL_HEADER_SIZE 4096u
 #define CHANNEL_RING_MIN 4096u
 #define CHANNEL_RING_MAX (64u << 20)
@@ -80,6 +80,9 @@ struct channel_own {
 	_Atomic uint64_t *limit;    /* with ring_to: count up to which it may go on, at any pace of the reader */
 	_Atomic uint64_t *room_max; /* bytes that may be unread; 0: as many as there is memory for */
 };
+
+/* Values of `asleep`: a thread of the reader sleeps on it; the writer has woken that thread. */
+enum { ASLEEP_NOT, ASLEEP_FUTEX, ASLEEP_RUNG };
 
 /* One side's view of a mapped segment. */
 struct channel_end {

@@ -545,9 +545,9 @@ RECORDS: Final[dict[str, tuple[Field, ...]]] = {
     # Written by the consumer of a ring.
     "channel_consumer": (
         ("head", "Q", 1),
-        ("cpu", "I", 1),
+        *_same("I", "cpu asleep"),  # asleep: a futex, beside the doorbell's word
         ("room_max", "I", 1),  # bytes that SO_RCVBUF leaves room for, if the program has set it; else 0
-        ("pad", "B", 112),
+        ("pad", "B", 108),
     ),
     # Words written by one side during switch-over and at its end. A direction may go to the ring and back any number of
     # times: each is a *round*, counted from 1. A receiver consents to the next round once it has read the last one to

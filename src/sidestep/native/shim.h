@@ -451,7 +451,8 @@ void doorbells_wake(struct doorbell *const *doorbells,
 struct remote_doorbell *remote_doorbell_get(const uint8_t id[16], uint32_t index, int event_fd, int page_fd,
                                             int liveness_fd);
 void remote_doorbell_unref(struct remote_doorbell *doorbell);
-void doorbell_ring_slow(struct conn *conn, struct remote_doorbell *doorbell, uint64_t generation);
+void doorbell_ring_slow(struct conn *conn, struct remote_doorbell *doorbell, uint64_t word);
+bool futex_ring(_Atomic uint32_t *asleep);
 void conn_hint(struct conn *conn, uint32_t number);
 static inline void doorbell_ring(struct conn *conn) /* the caller has made a full fence since it published */
 {
@@ -464,7 +465,7 @@ static inline void doorbell_ring(struct conn *conn) /* the caller has made a ful
 	uint64_t word = word_load(*doorbell->word);
 
 	if (unlikely(word & 0xffff))
-		doorbell_ring_slow(conn, doorbell, word >> 16);
+		doorbell_ring_slow(conn, doorbell, word);
 }
 /* Call after a publication: the peer looks for it once more before it sleeps, or wakes. */
 static inline void peer_wake(struct conn *conn)

@@ -243,6 +243,8 @@ void conns_after_fork(void)
 /* The program's threads may wait for room in the ring while there is something else to look at. */
 void conn_wake_own(struct conn *conn)
 {
+	if (conn->channel.seg)
+		futex_ring(&conn->channel.rx_line->asleep);
 	if (!raw_doorbell_ring(conn->doorbell->fd))
 		shim_log("cannot wake a waiting thread: %d", errno);
 }

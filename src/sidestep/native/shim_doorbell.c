@@ -9,6 +9,7 @@
  */
 #include "shim.h"
 
+#include <linux/futex.h>
 #include <fcntl.h>
 #include <sys/eventfd.h>
 #include <sys/mman.h>
@@ -304,6 +305,17 @@ void remote_doorbell_unref(struct remote_doorbell *doorbell)
 	free(doorbell);
 }
 
+/* Wakes the thread that sleeps on this futex. False: none does. */
+bool futex_ring(_Atomic uint32_t *asleep)
+{
+	uint32_t state = ASLEEP_FUTEX;
+
+	if (word_load(*asleep) != state || !atomic_compare_exchange_strong(asleep, &state, ASLEEP_RUNG))
+		return false;
+	real.syscall(SYS_futex, (long)asleep, FUTEX_WAKE, 1, 0, 0, 0);
+	return true;
+}
+
 /* Names the connection to a peer that holds too many to look at each. Ends with a full fence. */
 void conn_hint(struct conn *conn, uint32_t number)
 {
@@ -311,6 +323,7 @@ void conn_hint(struct conn *conn, uint32_t number)
 
 	if (number & HINT_RING_ALWAYS) { /* the word that we look at is not the one that it sleeps by */
 		KEEP_ERRNO;
+		futex_ring(&conn->channel.tx_peer_line->asleep);
 		raw_doorbell_ring(__atomic_load_n(&conn->remote_doorbell, __ATOMIC_ACQUIRE)->fd);
 		word_add(conn->slot->doorbells_sent, 1);
 	}
@@ -324,10 +337,17 @@ void conn_hint(struct conn *conn, uint32_t number)
 	full_fence();
 }
 
-void doorbell_ring_slow(struct conn *conn, struct remote_doorbell *doorbell, uint64_t generation)
+void doorbell_ring_slow(struct conn *conn, struct remote_doorbell *doorbell, uint64_t word)
 {
+	const uint64_t generation = word >> 16;
 	KEEP_ERRNO;
 
+	atomic_thread_fence(memory_order_acquire); /* a sleeper that the word counts has set its futex before */
+	if (futex_ring(&conn->channel.tx_peer_line->asleep)) {
+		word_add(conn->slot->doorbells_sent, 1);
+		if ((word & 0xffff) == 1)
+			return;
+	}
 	if (atomic_exchange_explicit(&doorbell->rung, generation, memory_order_relaxed) == generation)
 		return;
 	if (!raw_doorbell_ring(doorbell->fd))

@@ -2,6 +2,8 @@
 #include "shim_switch.h"
 #include "shim_wait.h"
 
+#include <linux/futex.h>
+
 #define RESEND_EVERY_NS 1000000 /* recalled bytes are tried again this often while a call waits */
 #define NO_DOORBELL_POLL_NS 1000000 /* interval of short naps, without descriptors for a doorbell */
 #define LINGER_NS 5000 /* cost of a goroutine's way from EAGAIN through the poller and back */
@@ -183,6 +185,18 @@ int sleep_poll(struct pollfd *fds, nfds_t fds_len, int64_t deadline, uint64_t si
 	return n;
 }
 
+/* Sleeps on a futex; see wakes_by_futex(). errno's value, or 0. */
+static int sleep_alone(_Atomic uint32_t *futex, int64_t deadline, uint64_t signals)
+{
+	int cancel;
+
+	sleep_time(deadline, signals);
+	pthread_setcanceltype(PTHREAD_CANCEL_ASYNCHRONOUS, &cancel);
+	long result = real.syscall(SYS_futex, (long)futex, FUTEX_WAIT, ASLEEP_FUTEX, (long)&self.sleep, 0, 0);
+	pthread_setcanceltype(cancel, &cancel);
+	return result < 0 && errno == EINTR ? EINTR : 0;
+}
+
 /* True if the number of an entry is still its socket's. It may be that of another, which has an entry of its own. */
 static bool still_watched(uint32_t at)
 {
@@ -314,7 +328,7 @@ struct conn_wait {
 	size_t space;
 	const struct wait_clock *clock;
 	int error; /* errno of its sleep */
-	bool on_ring;
+	bool on_ring, by_futex;
 };
 
 static int conn_spin_look(void *of)
@@ -344,6 +358,20 @@ static bool conn_begin(void *of)
 	return true;
 }
 
+/*
+ * A futex costs less than an eventfd in an epoll set, at both ends. But it hears nothing of TCP, nor of the provider. So a read
+ * sleeps on it only where the wait is brief, and ends soon by itself: see call_blocks(). Another thread that does so already
+ * keeps the futex for itself.
+ */
+static bool wakes_by_futex(const struct conn_wait *wait)
+{
+	const struct conn *conn = wait->conn;
+
+	return wait->clock->brief && wait->want == WAIT_RX && rx_by_ring(conn->slot) && !conn_relayed(conn) &&
+	       !conn_peer_back(conn) &&
+	       !slot_has(conn->slot, SLOT_FIN | SLOT_RD_SHUT | SLOT_TCP_FIN | SLOT_RESET | SLOT_PEER_GONE);
+}
+
 static int conn_arm(void *of)
 {
 	struct conn_wait *wait = of;
@@ -351,6 +379,9 @@ static int conn_arm(void *of)
 
 	if (wait->want == WAIT_TX)
 		atomic_fetch_add(&conn->channel.tx_line->want_space, 1);
+	_Atomic uint32_t *futex = &conn->channel.rx_line->asleep;
+	uint32_t state = ASLEEP_NOT;
+	wait->by_futex = wakes_by_futex(wait) && atomic_compare_exchange_strong(futex, &state, ASLEEP_FUTEX);
 	wait_arm(&wait->base, 0, 1); /* full fence */
 	conn_advance(conn, wait->fd); /* the peer may have consented since, unheard */
 	wait->base.loose = conn_is_loose(conn);
@@ -362,6 +393,10 @@ static int conn_sleep(void *of, int64_t until)
 	struct conn_wait *wait = of;
 	struct conn *conn = wait->conn;
 
+	if (wait->by_futex) {
+		wait->error = sleep_alone(&conn->channel.rx_line->asleep, until, wait->base.signals);
+		return false;
+	}
 	return (wait->want == WAIT_RX ? sleep_receiving : sleep_sending)(conn, wait->fd, until, wait->base.signals,
 	                                                                 &wait->error);
 }
@@ -370,6 +405,8 @@ static void conn_disarm(void *of)
 {
 	struct conn_wait *wait = of;
 
+	if (wait->by_futex)
+		atomic_store(&wait->conn->channel.rx_line->asleep, ASLEEP_NOT);
 	doorbell_word_wake(wait->base.doorbells[0]->word);
 	if (wait->want == WAIT_TX)
 		atomic_fetch_sub(&wait->conn->channel.tx_line->want_space, 1);
