@@ -73,25 +73,96 @@ bool channel_stays(int fd)
 }
 
 /* A program that keeps all its memory in RAM (mlockall, MCL_FUTURE) fills a mapping at once, but not one without access. */
-static void *map_untouched(int fd, size_t len)
+static void *map_untouched(void *hint, int fd, size_t offset, size_t len)
 {
-	void *at = mmap(NULL, len, PROT_NONE, MAP_SHARED, fd, 0);
+	void *at = mmap(hint, len, PROT_NONE, MAP_SHARED, fd, (off_t)offset);
 
 	if (at == MAP_FAILED)
 		return NULL;
 	(void)munlock(at, len);
-	if (mprotect(at, len, PROT_READ | PROT_WRITE) == 0)
+	if (mprotect(at, len, PROT_READ | PROT_WRITE) == 0) {
+		/* A core dump would touch every page. All of it, so that it stays one mapping: a process has 65530. */
+		(void)madvise(at, len, MADV_DONTDUMP);
 		return at;
+	}
 	int failed = errno;
 	munmap(at, len);
 	errno = failed;
 	return NULL;
 }
 
-int channel_map(struct channel_end *end, int fd, int side, const struct channel_own *own)
+/* Sizes of the rings of a file of that length, from its header. 0 or -errno. */
+static int read_geometry(int fd, off_t file_len, uint32_t size[2])
+{
+	struct channel_segment *seg = mmap(NULL, CHANNEL_HEADER_SIZE, PROT_READ, MAP_SHARED, fd, 0);
+
+	if (seg == MAP_FAILED)
+		return -errno;
+	/* Geometry is read once, through volatile so that the check and the use are of one load. */
+	const volatile struct channel_segment *words = seg;
+	uint32_t magic = words->magic, version = words->version;
+	size[0] = words->ring_size[0];
+	size[1] = words->ring_size[1];
+	munmap(seg, CHANNEL_HEADER_SIZE);
+	return magic == CHANNEL_MAGIC && version == CHANNEL_VERSION && ring_size_ok(size[0]) && ring_size_ok(size[1]) &&
+	               segment_len(size[0], size[1]) == (size_t)file_len
+	           ? 0
+	           : -EPROTO;
+}
+
+#define SPILLS_SPAN ((uint64_t)512 << 30) /* addresses below the first segment, for the spills */
+#define SPILLS_APART_MAX 16384u /* segments in two mappings; a process has 65530, see proc_sys_vm(5) */
+static _Atomic uint32_t spills_apart;
+
+/*
+ * Where the spills of a segment go, which has been mapped at `seg` without them: away from where the kernel puts small
+ * mappings. Any place will do, if this one is taken. NULL: there are too few addresses.
+ */
+static void *spills_hint(const void *seg, size_t len)
+{
+	static _Atomic uintptr_t base;
+	static _Atomic uint64_t used;
+	uintptr_t first = atomic_load(&base);
+
+	if (!first) {
+		uintptr_t at = (uintptr_t)seg & ~(uintptr_t)(CHANNEL_SPILL - 1);
+		if (sizeof(at) < sizeof(uint64_t) || at / 2 < SPILLS_SPAN)
+			return NULL;
+		uintptr_t below = at - (uintptr_t)SPILLS_SPAN;
+		first = atomic_compare_exchange_strong(&base, &first, below) ? below : first;
+	}
+	uint64_t offset = atomic_fetch_add(&used, len) & (SPILLS_SPAN - 1);
+	return (void *)(first + (uintptr_t)offset);
+}
+
+/*
+ * Maps a segment in two parts. A page table is a page for each 2 MiB of addresses. Idle connections whose spills lie between
+ * would have one each; without them they share it. False: there is no memory, or too many have been mapped so.
+ */
+static bool map_apart(struct channel_end *end, int fd, size_t front, size_t spills, uint8_t **spill)
+{
+	if (atomic_fetch_add(&spills_apart, 1) < SPILLS_APART_MAX) {
+		void *seg = map_untouched(NULL, fd, 0, front), *hint = seg ? spills_hint(seg, spills) : NULL;
+		*spill = hint ? map_untouched(hint, fd, front, spills) : NULL;
+		if (*spill) {
+			end->seg = seg;
+			end->map_len = front;
+			end->spills = *spill;
+			end->spills_len = spills;
+			return true;
+		}
+		if (seg)
+			munmap(seg, front);
+	}
+	atomic_fetch_sub(&spills_apart, 1);
+	return false;
+}
+
+int channel_map_as(struct channel_end *end, int fd, int side, const struct channel_own *own, bool apart)
 {
 	struct stat st;
 	int seals = fcntl(fd, F_GET_SEALS);
+	uint32_t size[2] = {0};
 
 	if (seals < 0)
 		return -EINVAL;
@@ -102,41 +173,34 @@ int channel_map(struct channel_end *end, int fd, int side, const struct channel_
 	if (st.st_size < (off_t)segment_len(CHANNEL_RING_MIN, CHANNEL_RING_MIN) ||
 	    st.st_size > (off_t)segment_len(CHANNEL_RING_MAX, CHANNEL_RING_MAX))
 		return -EPROTO;
-	struct channel_segment *seg = map_untouched(fd, (size_t)st.st_size);
-	if (!seg)
-		return -errno;
-
-	/* Geometry is read once, through volatile so that the check and the use are of one load. */
-	const volatile struct channel_segment *words = seg;
-	uint32_t magic = words->magic, version = words->version;
-	uint32_t size0 = words->ring_size[0], size1 = words->ring_size[1];
-	if (magic != CHANNEL_MAGIC || version != CHANNEL_VERSION || !ring_size_ok(size0) || !ring_size_ok(size1) ||
-	    segment_len(size0, size1) != (size_t)st.st_size) {
-		munmap(seg, (size_t)st.st_size);
-		return -EPROTO;
+	int failed = read_geometry(fd, st.st_size, size);
+	if (failed)
+		return failed;
+	size_t front = (size_t)CHANNEL_HEADER_SIZE + size[0] + size[1], spills_len = (size_t)st.st_size - front;
+	struct channel_end made = {.own = *own};
+	uint8_t *spills;
+	if (!apart || !map_apart(&made, fd, front, spills_len, &spills)) {
+		made.seg = map_untouched(NULL, fd, 0, (size_t)st.st_size);
+		if (!made.seg)
+			return -errno;
+		made.map_len = (size_t)st.st_size;
+		spills = (uint8_t *)made.seg + front;
 	}
-
 	int peer = 1 - side;
-	uint8_t *at = (uint8_t *)seg + CHANNEL_HEADER_SIZE, *spills = at + size0 + size1;
+	uint8_t *at = (uint8_t *)made.seg + CHANNEL_HEADER_SIZE;
 	struct channel_ring ring[2] = {
-		{at, spills, size0, spill_size(size0)},
-		{at + size0, spills + spill_size(size0), size1, spill_size(size1)},
+		{at, spills, size[0], spill_size(size[0])},
+		{at + size[0], spills + spill_size(size[0]), size[1], spill_size(size[1])},
 	};
-	/* A core dump would touch every page. All of it, so that it stays one mapping: a process has 65530, see proc_sys_vm(5). */
-	(void)madvise(seg, (size_t)st.st_size, MADV_DONTDUMP);
-	*end = (struct channel_end){
-		.seg = seg,
-		.local = &seg->side[side],
-		.remote = &seg->side[peer],
-		.tx = ring[side],
-		.rx = ring[peer],
-		.tx_line = &seg->producer[side],
-		.tx_peer_line = &seg->consumer[side],
-		.rx_line = &seg->consumer[peer],
-		.rx_peer_line = &seg->producer[peer],
-		.own = *own,
-		.map_len = (size_t)st.st_size,
-	};
+	made.local = &made.seg->side[side];
+	made.remote = &made.seg->side[peer];
+	made.tx = ring[side];
+	made.rx = ring[peer];
+	made.tx_line = &made.seg->producer[side];
+	made.tx_peer_line = &made.seg->consumer[side];
+	made.rx_line = &made.seg->consumer[peer];
+	made.rx_peer_line = &made.seg->producer[peer];
+	*end = made;
 	uint32_t uncounted = 0;
 	atomic_compare_exchange_strong(&end->tx_line->pages, &uncounted, 2);
 	return 0;
@@ -146,6 +210,10 @@ void channel_unmap(struct channel_end *end)
 {
 	if (end->seg)
 		munmap(end->seg, end->map_len);
+	if (end->seg && end->spills) {
+		munmap(end->spills, end->spills_len);
+		atomic_fetch_sub(&spills_apart, 1);
+	}
 	end->seg = NULL;
 }
 

@@ -2,8 +2,8 @@
  * channel.h - one stream connection in shared memory.
  *
  * A segment is a sealed memfd: one header page, and a *ring* and a *spill* for each direction, both powers of two long. Side
- * d writes direction d (0: the side that offered, 1: the side that claimed). The two rings come first, so that one page table
- * maps all that most connections ever touch. tail and head are free-running byte counts. The authoritative counts of a side
+ * d writes direction d (0: the side that offered, 1: the side that claimed). The two rings come first: all that most
+ * connections ever touch can be mapped apart from the spills, next to that of others. tail and head are free-running byte counts. The authoritative counts of a side
  * live in that side's own memory (`struct channel_own` points at them). The segment holds the published copies: the peer
  * could overwrite them, so a side never reads its own back.
  *
@@ -68,7 +68,7 @@ static_assert(sizeof(struct channel_segment) <= CHANNEL_HEADER_SIZE, "the header
 
 /* The memory of a direction. Sizes are powers of two, from our checked copy, never from the segment again. */
 struct channel_ring {
-	uint8_t *data, *spill; /* the second follows the first */
+	uint8_t *data, *spill; /* of one mapping, or of two */
 	uint32_t size, spill_size;
 };
 
@@ -96,7 +96,9 @@ struct channel_end {
 	struct channel_own own;
 	/* The largest count reported to a program of this process: the peer cannot revoke that. */
 	_Atomic uint64_t tail_reported, head_reported;
-	size_t map_len;
+	size_t map_len; /* from `seg` on */
+	uint8_t *spills; /* the second mapping; NULL: there is one only */
+	size_t spills_len;
 };
 
 /* The program has learned of `count`. Several threads may look at once. */
@@ -121,9 +123,13 @@ int channel_create(uint32_t tx_size, uint32_t rx_size);
 
 /*
  * Maps the segment in fd as `side` (0 offered, 1 claimed). Checks seals, size, magic, version and geometry: the fd comes
- * from a peer. 0 or -errno.
+ * from a peer. 0 or -errno. `apart`: header and rings in one mapping, if there is room for two, and the spills in another.
  */
-int channel_map(struct channel_end *end, int fd, int side, const struct channel_own *own);
+int channel_map_as(struct channel_end *end, int fd, int side, const struct channel_own *own, bool apart);
+static inline int channel_map(struct channel_end *end, int fd, int side, const struct channel_own *own)
+{
+	return channel_map_as(end, fd, side, own, false);
+}
 void channel_unmap(struct channel_end *end);
 
 /*

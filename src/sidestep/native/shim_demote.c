@@ -74,7 +74,7 @@ int conn_attach(struct conn *conn, int fd, int segment_fd, int side, struct remo
 {
 	struct conn_slot *slot = conn->slot;
 	struct channel_own own = channel_own_of(slot);
-	int failed = channel_map(&conn->channel, segment_fd, side, &own);
+	int failed = channel_map_as(&conn->channel, segment_fd, side, &own, true);
 
 	if (failed)
 		return failed;

@@ -569,7 +569,7 @@ bool traveller_take(struct traveller *of, struct conn_slot *slot, int fd, int li
 		return false;
 	of->taken = true;
 	struct channel_own own = channel_own_of(slot);
-	int failed = channel_map(&conn->channel, of->segment_fd, (int)of->side, &own);
+	int failed = channel_map_as(&conn->channel, of->segment_fd, (int)of->side, &own, true);
 	conn_keep_segment(conn, of->segment_fd);
 	raw_close(of->segment_fd);
 	of->segment_fd = -1;

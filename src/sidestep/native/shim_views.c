@@ -13,7 +13,9 @@
 /* Place of `at`, in the ring or its spill, in a mapping of sidestep_map(). */
 static void piece_place(const struct channel_ring *ring, const uint8_t *at, struct sidestep_piece *piece)
 {
-	piece->offset = at < ring->spill ? (uint32_t)(at - ring->data) : 2 * ring->size + (uint32_t)(at - ring->spill);
+	uintptr_t offset = (uintptr_t)at - (uintptr_t)ring->data;
+
+	piece->offset = offset < ring->size ? (uint32_t)offset : 2 * ring->size + (uint32_t)(at - ring->spill);
 	piece->size = ring->size + ring->spill_size;
 }
 
@@ -22,7 +24,7 @@ static bool wraps(const struct channel_ring *ring, const struct iovec *one, cons
 {
 	const uint8_t *end = (uint8_t *)one->iov_base + one->iov_len, *next = other->iov_base;
 
-	return (next == ring->data && end == ring->data + ring->size && one->iov_base < (void *)ring->spill) ||
+	return (next == ring->data && end == ring->data + ring->size) ||
 	       (next == ring->spill && end == ring->spill + ring->spill_size);
 }
 
