@@ -1,6 +1,7 @@
 /*
  * Idle connections: -n of them are made and used for -w seconds, a group after the other, and then nothing happens. The
  * server and the client both sit in epoll_wait with all of them, as servers do. Who runs this reads their CPU time and memory.
+ * A line to the client has it use them all once more: some may have been idle before both ends were ready for a ring.
  */
 #include "bench.h"
 
@@ -74,24 +75,20 @@ static _Noreturn void serve(const struct bench_options *options)
 	}
 }
 
-/* Sleeps with all connections until standard input ends; nothing may arrive on a connection. */
-static void stay_idle(int epoll_fd)
+/* Sleeps with all connections until standard input ends, or says something: true. Nothing may arrive on a connection. */
+static bool stay_idle(int epoll_fd)
 {
 	struct epoll_event events[EVENTS];
 	char buffer[64];
 
-	watch(epoll_fd, STDIN_FILENO);
 	puts("holding");
 	fflush(stdout);
-	for (;;) {
-		int count = wait_events(epoll_fd, events);
+	int count = wait_events(epoll_fd, events);
 
-		for (int i = 0; i < count; i++)
-			if (events[i].data.fd != STDIN_FILENO)
-				bench_refuse("something came on an idle connection");
-		if (read(STDIN_FILENO, buffer, sizeof(buffer)) <= 0)
-			return;
-	}
+	for (int i = 0; i < count; i++)
+		if (events[i].data.fd != STDIN_FILENO)
+			bench_refuse("something came on an idle connection");
+	return read(STDIN_FILENO, buffer, sizeof(buffer)) > 0;
 }
 
 static void exchange(int fd, unsigned char *message, uint32_t size)
@@ -122,21 +119,22 @@ static void ask(const struct bench_options *options)
 	unsigned char *message = bench_alloc(1, options->size);
 	int *fds = bench_alloc(connections, sizeof(*fds));
 	int epoll_fd = make_epoll();
-	uint64_t messages = 0, began = bench_now_ns();
+	uint64_t messages = 0, elapsed = 0, began = bench_now_ns();
 
 	for (uint32_t i = 0; i < connections; i++) {
 		fds[i] = bench_connect(INADDR_LOOPBACK, options->port);
 		watch(epoll_fd, fds[i]);
 	}
-	for (uint32_t first = 0; first < connections; first += GROUP) {
-		uint32_t count = connections - first < GROUP ? connections - first : GROUP;
-		double share_s = options->warmup_s * count / connections;
+	watch(epoll_fd, STDIN_FILENO);
+	do {
+		for (uint32_t first = 0; first < connections; first += GROUP) {
+			uint32_t count = connections - first < GROUP ? connections - first : GROUP;
+			double share_s = options->warmup_s * count / connections;
 
-		messages += use_group(fds + first, count, share_s, message, options->size);
-	}
-	uint64_t elapsed = bench_now_ns() - began;
-
-	stay_idle(epoll_fd);
+			messages += use_group(fds + first, count, share_s, message, options->size);
+		}
+		elapsed += bench_now_ns() - began;
+	} while (stay_idle(epoll_fd) && (began = bench_now_ns()));
 	if (connections)
 		bench_report("idle", options, messages, elapsed, NULL);
 	for (uint32_t i = 0; i < connections; i++)
