@@ -23,6 +23,8 @@
 			check_failed(__FILE__, __LINE__, #condition, " " __VA_ARGS__); \
 	} while (0)
 
+extern bool mappings_unguarded; /* set before the first mapping: they are made as they are asked for */
+
 _Noreturn void check_failed(const char *file, int line, const char *condition, const char *format, ...)
 	__attribute__((format(printf, 4, 5)));
 

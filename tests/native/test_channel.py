@@ -34,6 +34,12 @@ def test_channel(sanitizer: Sanitizer, name: str) -> None:
     assert toolchain.succeed([toolchain.build_test("channel_test", sanitizer), name], sanitizer) == ""
 
 
+@pytest.mark.parametrize("variant", ["shared", "bounded"])
+def test_segments_in_two_mappings_share_page_tables(variant: str) -> None:
+    program = toolchain.build_test("apart", PLAIN, flags=["-UCHANNEL_SPILL"])  # as long as programs have it
+    assert toolchain.succeed([program, variant], PLAIN) == ""
+
+
 def litmus(variant: str, sanitizer: Sanitizer = PLAIN) -> tuple[int, int]:
     if len(os.sched_getaffinity(0)) < 2:
         pytest.skip("the litmus test needs two CPUs")
