@@ -19,7 +19,7 @@ def counts(end: End) -> list[int]:
     (at,) = [
         int(line.split("-")[0], 16)
         for line in (process / "maps").read_text().splitlines()
-        if "memfd:sidestep-channel" in line
+        if "memfd:sidestep-channel" in line and int(line.split()[2], 16) == 0  # the spills are mapped apart
     ]
     found = []
     with (process / "mem").open("rb", buffering=0) as memory:

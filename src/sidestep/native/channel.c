@@ -81,7 +81,7 @@ static void *map_untouched(void *hint, int fd, size_t offset, size_t len)
 		return NULL;
 	(void)munlock(at, len);
 	if (mprotect(at, len, PROT_READ | PROT_WRITE) == 0) {
-		/* A core dump would touch every page. All of it, so that it stays one mapping: a process has 65530. */
+		/* A core dump would touch every page. */
 		(void)madvise(at, len, MADV_DONTDUMP);
 		return at;
 	}
@@ -115,8 +115,8 @@ static int read_geometry(int fd, off_t file_len, uint32_t size[2])
 static _Atomic uint32_t spills_apart;
 
 /*
- * Where the spills of a segment go, which has been mapped at `seg` without them: away from where the kernel puts small
- * mappings. Any place will do, if this one is taken. NULL: there are too few addresses.
+ * Place for the spills of a segment that is mapped at `seg` without them, away from where the kernel puts small mappings.
+ * Any other will do, if it is taken. NULL: there are too few addresses.
  */
 static void *spills_hint(const void *seg, size_t len)
 {

@@ -3,9 +3,9 @@
  *
  * A segment is a sealed memfd: one header page, and a *ring* and a *spill* for each direction, both powers of two long. Side
  * d writes direction d (0: the side that offered, 1: the side that claimed). The two rings come first: all that most
- * connections ever touch can be mapped apart from the spills, next to that of others. tail and head are free-running byte counts. The authoritative counts of a side
- * live in that side's own memory (`struct channel_own` points at them). The segment holds the published copies: the peer
- * could overwrite them, so a side never reads its own back.
+ * connections ever touch can be mapped apart from the spills, next to that of others. tail and head are free-running byte
+ * counts. The authoritative counts of a side live in that side's own memory (`struct channel_own` points at them). The
+ * segment holds the published copies: the peer could overwrite them, so a side never reads its own back.
  *
  * A ring is small, so that a stream that is read in time stays in the cache. When its reader stands still, the producer goes
  * on in the spill (channel_tx_spill), which has room for as much as TCP would have held. It comes back to the ring once the
@@ -68,7 +68,7 @@ static_assert(sizeof(struct channel_segment) <= CHANNEL_HEADER_SIZE, "the header
 
 /* The memory of a direction. Sizes are powers of two, from our checked copy, never from the segment again. */
 struct channel_ring {
-	uint8_t *data, *spill; /* of one mapping, or of two */
+	uint8_t *data, *spill; /* places in one mapping, or in two */
 	uint32_t size, spill_size;
 };
 
@@ -96,8 +96,8 @@ struct channel_end {
 	struct channel_own own;
 	/* The largest count reported to a program of this process: the peer cannot revoke that. */
 	_Atomic uint64_t tail_reported, head_reported;
-	size_t map_len; /* from `seg` on */
-	uint8_t *spills; /* the second mapping; NULL: there is one only */
+	size_t map_len; /* bytes from `seg` on */
+	uint8_t *spills; /* second mapping; NULL: there is one only */
 	size_t spills_len;
 };
 

@@ -21,7 +21,8 @@
 
 #include "channel.h"
 
-#define TRIM_AFTER_NS 1000000000ll /* an idle connection gives its ring pages back after this */
+/* Idle time after which ring pages are freed. It is no full second: messages that come each second would meet the timer. */
+#define TRIM_AFTER_NS 1300000000ll
 #define FD_TABLE_SIZE (1u << 20) /* descriptors beyond it are not tracked and stay on TCP */
 
 enum file_kind {
@@ -44,7 +45,7 @@ struct file {
 /* Length of spins in waits, adapted to how many paid lately: see spin_adapt(). */
 struct spin_budget {
 	_Atomic uint32_t ns;
-	_Atomic uint32_t wasted;       /* spins that lost, less those that won */
+	_Atomic uint32_t wasted; /* spins that lost, less those that won */
 	_Atomic int64_t rests_until; /* no wait spins before */
 };
 
@@ -52,7 +53,7 @@ struct spin_budget {
 
 struct conn {
 	/* A late thread may look at these while the struct is reused for another connection. */
-	struct file file;      /* a kind that never changes */
+	struct file file; /* a kind that never changes */
 	_Atomic uint32_t refs; /* descriptors and waiting threads of this process; 0: the struct is free */
 	_Atomic uint64_t serial; /* unique in the process; word_load() and word_store() without a reference */
 	/* Only a holder of a reference may look at the fields below. */
@@ -64,7 +65,7 @@ struct conn {
 	_Atomic bool heritable; /* the program has taken FD_CLOEXEC from a number of it */
 	uint32_t generation; /* generation of the slot */
 	struct conn_slot *slot;
-	_Atomic uint32_t fds;  /* descriptors of this process */
+	_Atomic uint32_t fds; /* descriptors of this process */
 	_Atomic uint32_t calls; /* calls since birth or the last refused offer */
 	_Atomic uint32_t bucket_seen;
 	_Atomic uint32_t bucket_index; /* + 1; 0: not computed */
@@ -82,32 +83,32 @@ struct conn {
 	_Atomic int64_t turns_at;
 	_Atomic uint64_t refusing; /* a number that does not block + 1; age of that; how often to trust it: refuses() */
 	struct channel_end channel;
-	struct doorbell *doorbell;               /* ours: the peer rings it */
+	struct doorbell *doorbell; /* ours: the peer rings it */
 	struct remote_doorbell *remote_doorbell; /* the peer's: we ring it */
-	struct explicit *explicit;       /* NULL: an ordinary socket; else a reference */
-	struct member *members;          /* registrations in epoll sets; guarded by shim_lock */
-	int pending_segment_fd;          /* segment of a pending offer; else -1 */
-	int segment_fd;                  /* kept for the next program; else -1; see shim_travel.c */
+	struct explicit *explicit; /* NULL: an ordinary socket; else a reference */
+	struct member *members; /* registrations in epoll sets; guarded by shim_lock */
+	int pending_segment_fd; /* segment of a pending offer; else -1 */
+	int segment_fd; /* kept for the next program; else -1; see shim_travel.c */
 	uint64_t segment_inode;
 	_Atomic uint32_t in_messages; /* messages to this process that hold the socket, unless they were thrown away */
-	bool taken_up;       /* a connection from the program before: the peer does not look at our doorbell's word */
+	bool taken_up; /* a connection from the program before: the peer does not look at our doorbell's word */
 	uint64_t announced_nonce; /* nonce by which it was named last; 0: it was not */
-	uint32_t announced_by;  /* serial of the provider connection by which the peer learned of it; 0: it did not */
+	uint32_t announced_by; /* serial of the provider connection by which the peer learned of it; 0: it did not */
 	uint32_t announce_waits, old_doorbells_len;
 	int64_t announce_again_at; /* time at which it is named again */
 	uint64_t nonce_named,
 		nonce_alone; /* a relay: our last `doorbell_nonce`, and the one by which it has our doorbell alone */
 	struct remote_doorbell *old_doorbells[OLD_DOORBELLS_MAX]; /* that the peer had before; see shim_new_doorbell.c */
-	_Atomic uint64_t idle_tail;      /* tail of our ring when it was last looked at; see trim() */
-	_Atomic uint64_t trimmed_tail;   /* tail of our ring when its pages were last released */
-	_Atomic uint64_t idle_from;      /* ring_from then: nothing has been spilled since if it still is */
-	_Atomic uint64_t stalled_at;        /* last result of stalled_at() in shim_idle.c */
-	_Atomic uint64_t full_head;      /* position of the peer when a sender found no room, */
-	_Atomic int64_t full_since;      /* and when that was first so; see steps_stood() */
+	_Atomic uint64_t idle_tail; /* tail of our ring when it was last looked at; see trim() */
+	_Atomic uint64_t trimmed_tail; /* tail of our ring when its pages were last released */
+	_Atomic uint64_t idle_from; /* ring_from then: nothing has been spilled since if it still is */
+	_Atomic uint64_t stalled_at; /* last result of stalled_at() in shim_idle.c */
+	_Atomic uint64_t full_head; /* position of the peer when a sender found no room, */
+	_Atomic int64_t full_since; /* and when that was first so; see steps_stood() */
 	_Atomic uint64_t
-		leave_tail;     /* with SLOT_LEAVES: bytes of the ring up to there were reported, or will be looked for */
-	_Atomic uint32_t waiters;        /* threads in a call on it that has slept */
-	_Atomic int deferred_fd;           /* a copy of the socket for waiters that outlive close(); else -1 */
+		leave_tail; /* with SLOT_LEAVES: bytes of the ring up to there were reported, or will be looked for */
+	_Atomic uint32_t waiters; /* threads in a call on it that has slept */
+	_Atomic int deferred_fd; /* a copy of the socket for waiters that outlive close(); else -1 */
 	uint64_t token;
 	/* serial of the provider connection that took a duplicate of the socket and has not answered; shim_lock to write */
 	_Atomic uint32_t delegated;
