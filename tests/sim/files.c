@@ -194,8 +194,12 @@ static long futex(const uint32_t *word, long op, uint32_t value, const struct ti
 {
 	struct futex *mine = &futexes[current_end()];
 
+	long woken = 0;
+
+	for (int i = 0; i < ENDS && op == FUTEX_WAKE; i++)
+		woken += futexes[i].word == word;
 	if (op != FUTEX_WAIT || *word != value)
-		return 0;
+		return woken;
 	*mine = (struct futex){word, value};
 	bool over = !block(futex_changed, mine, limit ? now + limit->tv_sec * 1000 * MS + limit->tv_nsec : NEVER);
 	mine->word = NULL;

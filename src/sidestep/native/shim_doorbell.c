@@ -305,15 +305,14 @@ void remote_doorbell_unref(struct remote_doorbell *doorbell)
 	free(doorbell);
 }
 
-/* Wakes the thread that sleeps on this futex. False: none does. */
+/* Wakes the thread that sleeps on this futex. False: none does. One that died asleep has left its mark. */
 bool futex_ring(_Atomic uint32_t *asleep)
 {
 	uint32_t state = ASLEEP_FUTEX;
 
 	if (word_load(*asleep) != state || !atomic_compare_exchange_strong(asleep, &state, ASLEEP_RUNG))
 		return false;
-	real.syscall(SYS_futex, (long)asleep, FUTEX_WAKE, 1, 0, 0, 0);
-	return true;
+	return real.syscall(SYS_futex, (long)asleep, FUTEX_WAKE, 1, 0, 0, 0) > 0;
 }
 
 /* Names the connection to a peer that holds too many to look at each. Ends with a full fence. */
