@@ -82,7 +82,7 @@ static inline __attribute__((always_inline)) int wait_spin(struct wait *wait, co
 }
 
 /* Sleeps once, unless something is ready: how much, or what woken() returns. 0: look again. */
-static inline __attribute__((always_inline)) int wait_sleep(struct wait *wait, const struct wait_kind *kind)
+static inline int wait_sleep(struct wait *wait, const struct wait_kind *kind)
 {
 	volatile int result = 0, failed = 0; /* live across the cleanup handler's setjmp */
 
