@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import platform
+from collections.abc import Iterator
 
 import pytest
 from told_ends import End, join, promote
@@ -62,6 +63,19 @@ CHANGES = {
 }
 
 
+Pair = tuple[Sidestep, End, End]
+
+
+@pytest.fixture
+def pair() -> Iterator[Pair]:
+    """Two ends of a promoted connection."""
+    with Sidestep() as stage:
+        a, b = End(stage), End(stage)
+        join(a, b)
+        promote(stage, a, b)
+        yield stage, a, b
+
+
 def brief(a: End, b: End) -> None:
     """Waits that were brief: the next asks nothing."""
     # not luck: the answer is late so that each read sleeps, and is brief
@@ -80,93 +94,72 @@ ENDINGS = {
 
 
 @pytest.mark.parametrize("ending", ENDINGS)
-def test_a_brief_wait_ends_as_the_peer(ending: str) -> None:
+def test_a_brief_wait_ends_as_the_peer(pair: Pair, ending: str) -> None:
     """It is in a sleep on a futex, or in the one that follows."""
     word, result = ENDINGS[ending]
-    with Sidestep() as stage:
-        a, b = End(stage), End(stage)
-        join(a, b)
-        promote(stage, a, b)
-        brief(a, b)
-        a.ask("Later.of(lambda: tried(lambda: s.recv(1)))")
-        b.tell(word)
-        assert a.ask("Later.last.result()") in {result, repr(result)}
+    _, a, b = pair
+    brief(a, b)
+    a.ask("Later.of(lambda: tried(lambda: s.recv(1)))")
+    b.tell(word)
+    assert a.ask("Later.last.result()") in {result, repr(result)}
 
 
-def test_a_brief_wait_ends_with_the_ring() -> None:
-    with Sidestep() as stage:
-        a, b = End(stage), End(stage)
-        join(a, b)
-        promote(stage, a, b)
-        brief(a, b)
-        a.ask("Later.of(lambda: s.recv(1))")
-        stage.demote(timeout_s=0.1)  # the peer waits for its input, and hears of it once it sends
-        b.ask("s.sendall(b'y')")
-        assert a.ask("Later.last.result()") == "b'y'"
+def test_a_brief_wait_ends_with_the_ring(pair: Pair) -> None:
+    stage, a, b = pair
+    brief(a, b)
+    a.ask("Later.of(lambda: s.recv(1))")
+    stage.demote(timeout_s=0.1)  # the peer waits for its input, and hears of it once it sends
+    b.ask("s.sendall(b'y')")
+    assert a.ask("Later.last.result()") == "b'y'"
 
 
 @pytest.mark.parametrize("change", CHANGES)
-def test_a_change_that_a_wait_has_not_seen_ends_it(change: str) -> None:
-    with Sidestep() as stage:
-        a, b = End(stage), End(stage)
-        join(a, b)
-        promote(stage, a, b)
-        brief(a, b)
-        assert a.ask(BY_A_CHILD.format(CHANGES[change])) == 1
-        assert a.ask("tried(lambda: s.recv(1))") == "'EAGAIN'"
+def test_a_change_that_a_wait_has_not_seen_ends_it(pair: Pair, change: str) -> None:
+    _, a, b = pair
+    brief(a, b)
+    assert a.ask(BY_A_CHILD.format(CHANGES[change])) == 1
+    assert a.ask("tried(lambda: s.recv(1))") == "'EAGAIN'"
 
 
-def test_a_read_waits_once_a_child_has_made_the_socket_block() -> None:
-    with Sidestep() as stage:
-        a, b = End(stage), End(stage)
-        join(a, b)
-        promote(stage, a, b)
-        a.ask("os.set_blocking(s.fileno(), False)")
-        assert a.ask("{tried(lambda: s.recv(1)) for _ in range(3)}") == "{'EAGAIN'}"
-        assert a.ask(BY_A_CHILD.format("os.set_blocking(s.fileno(), True)")) == 1
-        a.tell("s.recv(1)")
-        b.ask("time.sleep(0.1) or s.sendall(b'y')")  # not luck: what does not wait answers before
-        assert a.answer() == "b'y'"
+def test_a_read_waits_once_a_child_has_made_the_socket_block(pair: Pair) -> None:
+    _, a, b = pair
+    a.ask("os.set_blocking(s.fileno(), False)")
+    assert a.ask("{tried(lambda: s.recv(1)) for _ in range(3)}") == "{'EAGAIN'}"
+    assert a.ask(BY_A_CHILD.format("os.set_blocking(s.fileno(), True)")) == 1
+    a.tell("s.recv(1)")
+    b.ask("time.sleep(0.1) or s.sendall(b'y')")  # not luck: what does not wait answers before
+    assert a.answer() == "b'y'"
 
 
-def test_a_wait_goes_on_when_the_socket_stops_blocking() -> None:
+def test_a_wait_goes_on_when_the_socket_stops_blocking(pair: Pair) -> None:
     """recv(2) has read O_NONBLOCK as it began."""
-    with Sidestep() as stage:
-        a, b = End(stage), End(stage)
-        join(a, b)
-        promote(stage, a, b)
-        brief(a, b)
+    _, a, b = pair
+    brief(a, b)
+    a.ask("Later.of(lambda: s.recv(1))")
+    assert a.ask("Later.last.waits(0.005) and os.set_blocking(s.fileno(), False)") is None
+    assert a.ask("Later.last.waits(0.1)")
+    b.ask("s.sendall(b'y')")
+    assert a.ask("Later.last.result()") == "b'y'"
+
+
+def test_who_waited_as_the_socket_stopped_blocking_does_not_wait_again(pair: Pair) -> None:
+    """The wait began before, and was brief; the next begins behind it."""
+    _, a, b = pair
+    for _ in range(10):  # on a machine that is busy a wait may last longer, which tries nothing
+        a.ask("s.setblocking(True)")
         a.ask("Later.of(lambda: s.recv(1))")
-        assert a.ask("Later.last.waits(0.005) and os.set_blocking(s.fileno(), False)") is None
-        assert a.ask("Later.last.waits(0.1)")
+        a.ask("Later.last.waits(0.002)")
+        a.ask("os.set_blocking(s.fileno(), False)")
         b.ask("s.sendall(b'y')")
         assert a.ask("Later.last.result()") == "b'y'"
-
-
-def test_who_waited_as_the_socket_stopped_blocking_does_not_wait_again() -> None:
-    """The wait began before, and was brief; the next begins behind it."""
-    with Sidestep() as stage:
-        a, b = End(stage), End(stage)
-        join(a, b)
-        promote(stage, a, b)
-        for _ in range(10):  # on a machine that is busy a wait may last longer, which tries nothing
-            a.ask("s.setblocking(True)")
-            a.ask("Later.of(lambda: s.recv(1))")
-            a.ask("Later.last.waits(0.002)")
-            a.ask("os.set_blocking(s.fileno(), False)")
-            b.ask("s.sendall(b'y')")
-            assert a.ask("Later.last.result()") == "b'y'"
-            assert a.ask("tried(lambda: s.recv(1))") == "'EAGAIN'"
-
-
-def test_what_a_child_made_block_and_another_did_not() -> None:
-    """This process has last said that it does not block."""
-    with Sidestep() as stage:
-        a, b = End(stage), End(stage)
-        join(a, b)
-        promote(stage, a, b)
-        a.ask("os.set_blocking(s.fileno(), False)")
-        assert a.ask(BY_A_CHILD.format("os.set_blocking(s.fileno(), True)")) == 1
-        brief(a, b)
-        assert a.ask(BY_A_CHILD.format("os.set_blocking(s.fileno(), False)")) == 1
         assert a.ask("tried(lambda: s.recv(1))") == "'EAGAIN'"
+
+
+def test_what_a_child_made_block_and_another_did_not(pair: Pair) -> None:
+    """This process has last said that it does not block."""
+    _, a, b = pair
+    a.ask("os.set_blocking(s.fileno(), False)")
+    assert a.ask(BY_A_CHILD.format("os.set_blocking(s.fileno(), True)")) == 1
+    brief(a, b)
+    assert a.ask(BY_A_CHILD.format("os.set_blocking(s.fileno(), False)")) == 1
+    assert a.ask("tried(lambda: s.recv(1))") == "'EAGAIN'"
