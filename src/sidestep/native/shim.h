@@ -47,6 +47,7 @@ struct spin_budget {
 	_Atomic uint32_t ns;
 	_Atomic uint32_t wasted; /* spins that lost, less those that won */
 	_Atomic int64_t rests_until; /* no wait spins before */
+	_Atomic bool idle; /* True if the last wait was longer than SELDOM_NS. */
 };
 
 #define OLD_DOORBELLS_MAX 8 /* programs that a peer becomes, one after the other; from then on it is rung always */

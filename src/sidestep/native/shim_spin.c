@@ -1,5 +1,6 @@
 /* shim_spin.c - whether to spin before a sleep, and spinning on TCP. */
 #include "shim_spin.h"
+#include "shim_call.h"
 
 #include <fcntl.h>
 #include <sched.h>
@@ -94,7 +95,7 @@ static __thread int64_t stacked_at; /* this thread has moved to a peer's CPU */
  * sleep for each other. On two CPUs that others want as well, each wake-up interrupts a CPU, which costs several times the
  * message. A thread that has slept has not had its share. On one CPU it is a switch. The kernel brings a pair together if
  * the waker is about to sleep, as TCP's is by its call. A doorbell's call does not say so. This thread therefore goes to the CPU
- * of its peer.
+ * of its peer. An idle pair does so too: its first message would wake a halted CPU, and the answer another.
  */
 bool spin_apart(const struct conn *conn, int want, int64_t now)
 {
@@ -125,14 +126,22 @@ static bool takes_turns(struct conn *conn, int64_t now)
 	       ((turns >= TURNS_MIN && slept >= most && answered >= most) || moved / slept >= TURN_BULK);
 }
 
+/* True if two that share a crowded machine work in turns, or this one has become idle. */
+static bool better_together(struct conn *conn, int want, int64_t now)
+{
+	if (want == WAIT_RX && word_load(conn->budget.idle))
+		return now - stacked_at >= STACK_EVERY_NS;
+	return spin_apart(conn, want, now) && takes_turns(conn, now) && runnable_threads() > (uint32_t)config.ncpus;
+}
+
 void spin_stack(struct conn *conn, int want, int64_t now)
 {
 	uint32_t peer_cpu = conn_peer_cpu(conn, want);
 	cpu_set_t all, one;
 
-	if (likely(!spin_apart(conn, want, now)) || !takes_turns(conn, now))
+	if (likely(!peer_cpu || peer_cpu == cpu_now()) || !better_together(conn, want, now))
 		return;
-	if (config.stay || peer_cpu > CPU_SETSIZE || runnable_threads() <= (uint32_t)config.ncpus)
+	if (config.stay || peer_cpu > CPU_SETSIZE)
 		return;
 	CPU_ZERO(&one);
 	CPU_SET((int)peer_cpu - 1, &one);
@@ -141,6 +150,8 @@ void spin_stack(struct conn *conn, int want, int64_t now)
 	shim_log("goes to CPU %u, where its peer is", peer_cpu - 1);
 	stacked_at = now;
 	move(&one, &all);
+	tx_cpu(conn);
+	conn_reads_here(conn);
 }
 
 /*
@@ -162,9 +173,13 @@ static bool spin_lost(const struct spin *spin, int64_t away)
 
 bool spin_begin(struct spin *spin, uint32_t budget, uint32_t peer_cpu)
 {
+	static __thread int64_t spun_at;
+
 	if (!budget)
 		return false;
 	spin->now = now_ns();
+	spin->seldom = spin->now - spun_at > SELDOM_NS;
+	spun_at = spin->now;
 	if (unlikely(spin->now < word_load(rests_until)))
 		return false;
 	spin->end = spin->now + budget;
@@ -187,7 +202,7 @@ bool spin_on(struct spin *spin, uint32_t peer_cpu, bool may_move)
 		for (int i = 0; i < 8; i++)
 			cpu_relax();
 	} else {
-		if (!spin->crowded && may_move)
+		if (!spin->crowded && may_move && !spin->seldom)
 			spread(cpu);
 		before = now_ns();
 		sched_yield();

@@ -6,6 +6,7 @@
 
 #define LOOK_EVERY_NS 20000 /* the kernel's events are asked for at least this often while rings are busy */
 #define NAP_NS 1000000      /* a sleep that cannot hear all of its doorbells */
+#define SELDOM_NS 10000000  /* A thread that waits so long, or spins so seldom, lies on its peer's CPU. */
 
 struct spin {
 	int64_t now, end, len;
@@ -13,6 +14,7 @@ struct spin {
 	int64_t away;        /* time for which another thread had the CPU just now */
 	int64_t given;       /* time in which the CPU was offered, to any thread */
 	bool crowded;        /* true if there are more runnable threads than CPUs */
+	bool seldom;         /* True if this thread has not spun for a while. */
 	bool shares;         /* the next spin_on() offers the CPU: one look is enough before it */
 };
 bool spin_begin(struct spin *spin, uint32_t budget, uint32_t peer_cpu); /* false: this wait had better sleep */
@@ -62,8 +64,10 @@ static inline void spin_won(struct spin_budget *budget)
 
 	if (unlikely(wasted))
 		word_store(budget->wasted, wasted - 1);
-	if (word_load(budget->ns) != config.spin_ns)
+	if (word_load(budget->ns) != config.spin_ns) {
 		word_store(budget->ns, config.spin_ns);
+		word_store(budget->idle, false);
+	}
 }
 
 /*
@@ -83,6 +87,8 @@ static inline void spin_adapt(struct spin_budget *budget, int64_t waited_ns, boo
 		else
 			word_store(budget->rests_until, now_ns() + SPIN_REST_FACTOR * (int64_t)full);
 	}
+	if (word_load(budget->idle) != (waited_ns > SELDOM_NS))
+		word_store(budget->idle, waited_ns > SELDOM_NS);
 	if (soon && now != full)
 		word_store(budget->ns, full);
 	else if (!soon && now)
