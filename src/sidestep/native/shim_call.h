@@ -85,7 +85,6 @@ int iov_from(const struct iovec *iov, int iov_len, size_t skip, size_t most, str
 bool iov_refused(const struct iovec *iov, int iov_len, int flags);
 void rx_finish(struct conn *conn);
 bool reserved_by_self(const struct conn *conn);
-void tx_cpu(struct conn *conn);
 #define PAST_MIN 16384u /* bytes from which on a message gains by a copy past the caches, and no answer comes later */
 /* ---- shim_steps.c ---- */
 #define TCP_STEP ((size_t)256 << 10) /* bytes after which a long call by TCP looks for its peer */

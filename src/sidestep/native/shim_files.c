@@ -9,6 +9,12 @@
 #include <sys/sendfile.h>
 
 #define PASS_CHUNK 16384 /* bytes of stack */
+#define PASS_LARGE 65536 /* bytes of each buffer that threads take in turns, as their stacks may be small */
+
+static struct {
+	atomic_flag taken;
+	uint8_t bytes[PASS_LARGE];
+} large_buffers[4];
 
 /* Like kernel_tx_begin(), if the peer has closed. The kernel then takes all at once, and hears of the refusal behind it. */
 static bool nobody_begin(struct conn *conn, int fd)
@@ -37,13 +43,14 @@ struct passage {
 	struct conn *conn; /* counted among its waiters: see close_deferred() */
 	int fd, in;
 	int own_in; /* the file under a number of ours, or -1 */
+	int large; /* index of the large buffer that it has, or -1 */
 	bool whole; /* true if what has been read must go out, as it cannot be put back */
 	struct wait_clock clock;
 };
 
 static struct passage passage_begin(struct conn *conn, int fd, int in, bool whole, size_t count)
 {
-	struct passage passage = {.conn = conn, .fd = fd, .in = in, .own_in = -1, .whole = whole};
+	struct passage passage = {.conn = conn, .fd = fd, .in = in, .own_in = -1, .large = -1, .whole = whole};
 
 	wait_clock_start(&passage.clock);
 	atomic_fetch_add(&conn->waiters, 1);
@@ -51,6 +58,9 @@ static struct passage passage_begin(struct conn *conn, int fd, int in, bool whol
 		passage.own_in = own_fd(real.fcntl64(in, F_DUPFD_CLOEXEC, 0));
 	if (passage.own_in >= 0)
 		passage.in = passage.own_in;
+	for (int i = 0;
+	     count > PASS_CHUNK && passage.large < 0 && i < (int)(sizeof(large_buffers) / sizeof(*large_buffers)); i++)
+		passage.large = atomic_flag_test_and_set(&large_buffers[i].taken) ? -1 : i;
 	return passage;
 }
 
@@ -59,6 +69,8 @@ static void passage_end(struct passage *passage)
 	KEEP_ERRNO;
 
 	own_fd_close(passage->own_in);
+	if (passage->large >= 0)
+		atomic_flag_clear(&large_buffers[passage->large].taken);
 	atomic_fetch_sub(&passage->conn->waiters, 1);
 }
 
@@ -99,10 +111,10 @@ static size_t passage_send(struct passage *passage, const uint8_t *bytes, size_t
 	return sent;
 }
 
-/* sendfile onto a ring: the file is read into a stack buffer and sent; what was not sent is not consumed. */
+/* sendfile onto a ring: the file is read into a buffer and sent; what was not sent is not consumed. */
 static ssize_t file_to_conn(struct conn *conn, int fd, int in, off_t *offset, size_t count)
 {
-	uint8_t buf[PASS_CHUNK];
+	uint8_t small[PASS_CHUNK];
 	size_t done = 0, sent, part;
 	const bool nonblock = real.fcntl64(fd, F_GETFL, 0) & O_NONBLOCK;
 	off_t own = lseek(in, 0, SEEK_CUR);
@@ -113,8 +125,10 @@ static ssize_t file_to_conn(struct conn *conn, int fd, int in, off_t *offset, si
 	if (offset)
 		own = *offset;
 	__attribute__((cleanup(passage_end))) struct passage passage = passage_begin(conn, fd, in, !seekable, count);
+	uint8_t *buf = passage.large < 0 ? small : large_buffers[passage.large].bytes;
+	const size_t len = passage.large < 0 ? sizeof(small) : PASS_LARGE;
 	do {
-		part = count - done < sizeof(buf) ? count - done : sizeof(buf);
+		part = count - done < len ? count - done : len;
 		ssize_t there = seekable ? real.pread64(passage.in, buf, part, own) : real.read(passage.in, buf, part);
 		if (there < 0 && !done)
 			return -1;

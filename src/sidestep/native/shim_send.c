@@ -73,14 +73,6 @@ enum step tx_room_look(struct conn *conn, int fd, size_t wanted, size_t *room)
 	return tx_room(conn, fd, wanted, room);
 }
 
-void tx_cpu(struct conn *conn)
-{
-	uint32_t cpu = cpu_now();
-
-	if (word_load(conn->channel.tx_line->cpu) != cpu)
-		word_store(conn->channel.tx_line->cpu, cpu);
-}
-
 /* True if what is sent is read by another CPU: one that both ends share has it in its cache. */
 static bool peer_apart(const struct conn *conn)
 {
@@ -116,7 +108,7 @@ static inline enum step tx_step(const struct call *call, size_t *moved)
 	if (unlikely(step != STEP_DONE))
 		return step;
 	size_t len = room < wanted ? room : wanted, sent = 0, skip = call->done;
-	tx_cpu(conn);
+	conn_sends_here(conn);
 	const bool past = unlikely(len >= PAST_MIN) && peer_apart(conn);
 	for (int i = 0; i < call->iov_len && sent < len; i++) {
 		const struct iovec *piece = &call->iov[i];

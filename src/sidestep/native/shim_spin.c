@@ -1,6 +1,5 @@
 /* shim_spin.c - whether to spin before a sleep, and spinning on TCP. */
 #include "shim_spin.h"
-#include "shim_call.h"
 
 #include <fcntl.h>
 #include <sched.h>
@@ -150,7 +149,7 @@ void spin_stack(struct conn *conn, int want, int64_t now)
 	shim_log("goes to CPU %u, where its peer is", peer_cpu - 1);
 	stacked_at = now;
 	move(&one, &all);
-	tx_cpu(conn);
+	conn_sends_here(conn);
 	conn_reads_here(conn);
 }
 

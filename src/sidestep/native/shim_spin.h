@@ -34,6 +34,15 @@ static inline void conn_reads_here(struct conn *conn)
 		word_store(conn->channel.rx_line->cpu, cpu);
 }
 
+/* The peer learns where they come from. */
+static inline void conn_sends_here(struct conn *conn)
+{
+	uint32_t cpu = cpu_now();
+
+	if (word_load(conn->channel.tx_line->cpu) != cpu)
+		word_store(conn->channel.tx_line->cpu, cpu);
+}
+
 /* The thread is about to sleep. No lock is held. */
 bool spin_apart(const struct conn *conn, int want, int64_t now); /* true if spin_stack() is to be asked */
 void spin_stack(struct conn *conn, int want, int64_t now);

@@ -175,7 +175,7 @@ EXPORT int sidestep_commit(int fd, const struct sidestep_piece *piece, size_t le
 	    (uint32_t)(atomic_load(&slot->tx_reserver) >> 32) == shim_pid && /* a child of fork() has it only by memory */
 	    tx_by_ring(slot) && atomic_load(conn->channel.own.tail) == piece->position &&
 	    !slot_has(slot, SLOT_WR_SHUT | SLOT_RESET | SLOT_PEER_GONE) && !word_load(slot->error)) {
-		tx_cpu(conn);
+		conn_sends_here(conn);
 		channel_tx_publish(&conn->channel, len);
 		word_store(slot->tx_ring_bytes, slot->tx_ring_bytes + len);
 		word_store(slot->tx_ring_msgs, slot->tx_ring_msgs + 1);
