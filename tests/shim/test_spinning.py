@@ -135,12 +135,47 @@ def test_who_only_reads_is_left_where_it_is(tmp_path: Path) -> None:
         promote(sidestep, a, b)
         os.sched_setaffinity(b.pid, {other})
         os.sched_setaffinity(a.pid, {one})
+        answered(a, b)
+        b.tell("[time.sleep(0.03) or s.sendall(b'x') for _ in range(2)] and 1")
+        a.ask("[s.recv(1) for _ in range(2)]")  # an idle end that does not answer any more
+        assert b.answer() == "1"
+        before = log.read_text()
         # a sender that is slow: each read is to sleep before its byte comes
         b.ask("Later.of(lambda: [time.sleep(0.001) or s.sendall(b'x') for _ in range(400)])")
         a.ask("[s.recv(1) for _ in range(100)]")
         os.sched_setaffinity(a.pid, cpus)
         a.ask("[s.recv(1) for _ in range(300)]")
-        assert "goes to CPU" not in log.read_text()
+        assert "goes to CPU" not in log.read_text().removeprefix(before)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="one CPU: each pair is on it")
+def test_an_idle_pair_comes_onto_one_cpu(tmp_path: Path) -> None:
+    """A message after a pause would wake a halted CPU, and its answer another one."""
+    cpus, log = os.sched_getaffinity(0), tmp_path / "log"
+    one, other = sorted(cpus)[:2]
+    with Sidestep() as sidestep:
+        a, b = End(sidestep, log), End(sidestep)
+        join(a, b)
+        promote(sidestep, a, b)
+        os.sched_setaffinity(b.pid, {other})
+
+        def came(_: object) -> bool:
+            os.sched_setaffinity(a.pid, {one})
+            answered(a, b)
+            os.sched_setaffinity(a.pid, cpus)
+            answered(a, b, count=3)
+            return f"goes to CPU {other}" in log.read_text()
+
+        sidestep.wait_for(came)  # the kernel may be first
+
+
+def answered(a: End, b: End, count: int = 2) -> None:
+    """Lets `a` answer messages of `b` that come after a pause."""
+    # not luck: the pause makes `a` idle
+    b.tell(f"[time.sleep(0.03) or s.sendall(b'x') or s.recv(1) for _ in range({count})] and 1")
+    a.ask(f"[s.recv(1) and s.sendall(b'x') for _ in range({count})]")
+    assert b.answer() == "1"
 
 
 def lost(sidestep: Sidestep, end: End) -> int:

@@ -125,11 +125,15 @@ static bool takes_turns(struct conn *conn, int64_t now)
 	       ((turns >= TURNS_MIN && slept >= most && answered >= most) || moved / slept >= TURN_BULK);
 }
 
-/* True if two that share a crowded machine work in turns, or this one has become idle. */
+/* True if two that share a crowded machine work in turns, or this one is idle and answers. */
 static bool better_together(struct conn *conn, int want, int64_t now)
 {
-	if (want == WAIT_RX && word_load(conn->budget.idle))
-		return now - stacked_at >= STACK_EVERY_NS;
+	if (want == WAIT_RX && word_load(conn->budget.idle)) {
+		uint64_t sent = word_load(conn->slot->tx_ring_msgs);
+		bool answers = sent != word_load(conn->turn_sent);
+		word_store(conn->turn_sent, sent);
+		return answers && now - stacked_at >= STACK_EVERY_NS;
+	}
 	return spin_apart(conn, want, now) && takes_turns(conn, now) && runnable_threads() > (uint32_t)config.ncpus;
 }
 
