@@ -271,10 +271,15 @@ def test_what_does_not_hold_together() -> None:
             wrong.encode()
 
 
+def _mirrored(code: int) -> int:
+    return code & 0xFF | (code & 0xF00) << 4 | code >> 12 << 8
+
+
 U32, U64 = st.integers(0, 0xFFFF_FFFF), st.integers(0, 0xFFFF_FFFF_FFFF_FFFF)
 READS = st.builds(ReadRequest, U32, U64, U32, U32, U64)
 LENGTHS = st.none() | st.integers(0, 0xFFFF)
-CODES = st.sampled_from(Code) | st.integers(0, 0xFFFF)
+# A code that only siw's order of bits makes sense of is read in that order.
+CODES = st.sampled_from(Code) | st.integers(0, 0xFFFF).filter(lambda code: _mirrored(code) not in CODE_TEXT)
 TAGGED = st.binary(min_size=13, max_size=13).map(lambda rest: b"\xc1" + rest)
 UNTAGGED = st.binary(min_size=17, max_size=17).map(lambda rest: b"\x41" + rest)
 MESSAGES = (
