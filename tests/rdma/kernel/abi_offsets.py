@@ -17,12 +17,12 @@ def _fields(structure: type[ctypes.Structure]) -> list[str]:
 def declared() -> str:
     """A line for each field: structure, field, offset, size; and one for each structure that is declared whole."""
     lines = []
-    for each in STRUCTURES:
+    for c_name, (each, whole) in STRUCTURES.items():
         for name in _fields(each):
             field = getattr(each, name)
-            lines.append(f"{each.C_NAME} {name} {field.offset} {field.size}")
-        if each.WHOLE:
-            lines.append(f"{each.C_NAME} - 0 {ctypes.sizeof(each)}")
+            lines.append(f"{c_name} {name} {field.offset} {field.size}")
+        if whole:
+            lines.append(f"{c_name} - 0 {ctypes.sizeof(each)}")
     return "\n".join(lines) + "\n"
 
 
@@ -31,12 +31,11 @@ def program() -> str:
     lines = [f"#include <{header}>" for header in HEADERS]
     lines += ["#include <stddef.h>", "#include <stdio.h>"]
     lines += ["int main(void)", "{"]
-    for each in STRUCTURES:
-        c_name = each.C_NAME
+    for c_name, (each, whole) in STRUCTURES.items():
         for name in _fields(each):
             lines.append(
                 f'\tprintf("{c_name} {name} %zu %zu\\n", offsetof({c_name}, {name}), sizeof((({c_name} *)0)->{name}));'
             )
-        if each.WHOLE:
+        if whole:
             lines.append(f'\tprintf("{c_name} - 0 %zu\\n", sizeof({c_name}));')
     return "\n".join([*lines, "\treturn 0;", "}", ""])

@@ -1,18 +1,17 @@
 """What libibverbs and librdmacm have in memory: the structures of their headers, as far as they are used here.
 
 Names of structures and fields are those of `infiniband/verbs.h` and `rdma/rdma_cma.h` of rdma-core, whose layout is the
-ABI of the libraries (symbol versions IBVERBS_1.x and RDMACM_1.x); each class says in `C_NAME` which structure it is. A
-test compares every offset with the headers.
+ABI of the libraries (symbol versions IBVERBS_1.x and RDMACM_1.x). A test compares every offset with the headers.
 
-- Structures that only the libraries make are declared up to the last field that is read (`WHOLE` is False): what
+- Structures that only the libraries make are declared up to the last field that is read, and end with `...`: what
   follows, such as a mutex, is none of our business and differs between machines.
 - Functions that verbs.h defines inline (`ibv_post_send`, `ibv_poll_cq` and others) are called through the table of the
-  device's context, `ContextOps`, as the header does it. Its entries named `_compat_*` are never called.
+  device's context, `ContextOps`, as the header does it. Its entries named `_compat*` are never called.
 """
 
-# ruff: noqa: D101 - C_NAME says what each is
 from __future__ import annotations
 
+from collections.abc import Iterator
 from ctypes import (
     CFUNCTYPE,
     POINTER,
@@ -28,10 +27,7 @@ from ctypes import (
     c_uint64,
     c_void_p,
 )
-from typing import Any, ClassVar, Final
-
-_NAME_MAX: Final = 64  # IBV_SYSFS_NAME_MAX
-_SOCKADDR_STORAGE: Final = 128  # bytes of struct sockaddr_storage
+from typing import Any, Final
 
 MW_TYPE_2: Final = 2
 SRQ_LIMIT: Final = 1 << 1  # enum ibv_srq_attr_mask
@@ -110,495 +106,144 @@ class CmKind:
     TIMEWAIT_EXIT: Final = 15
 
 
-class _Abi(Structure):
-    """A structure of the headers."""
+# ---- how structures are declared ----
 
-    C_NAME: ClassVar[str]
-    WHOLE: ClassVar[bool] = True  # to its last field
+_TYPES: Final[dict[str, Any]] = {
+    "char": c_char, "int": c_int, "uint": c_uint, "u8": c_uint8, "u16": c_uint16, "u32": c_uint32, "u64": c_uint64,
+    "size_t": c_size_t, "ptr": c_void_p,
+}  # fmt: skip
+STRUCTURES: Final[dict[str, tuple[type[Structure], bool]]] = {}  # class by C name; true: declared whole
+
+
+def _fields(text: str) -> Iterator[tuple[str, Any]]:
+    for declaration in text.split("; "):
+        kind, names = declaration.split(" ", 1)
+        for name in names.split(", "):
+            plain, _, count = name.lstrip("*").partition("[")
+            type_ = POINTER(_TYPES[kind]) if name.startswith("*") else _TYPES[kind]
+            yield plain, type_ * int(count[:-1]) if count else type_
+
+
+def _made(base: Any, name: str, text: str) -> Any:
+    """Makes a structure of declarations as in C; later ones may name it."""
+    _TYPES[name] = type(name, (base,), {"_fields_": list(_fields(text.removesuffix("; ...")))})
+    return _TYPES[name]
+
+
+def _union(name: str, text: str) -> type[Union]:
+    made: type[Union] = _made(Union, name, text)
+    return made
+
+
+def _struct(name: str, text: str) -> type[Structure]:
+    """Makes a structure of the headers; a name that begins with `_` is ours."""
+    made: type[Structure] = _made(Structure, name, text)
+    if not name.startswith("_"):
+        STRUCTURES[f"struct {name}"] = made, not text.endswith("...")
+    return made
 
 
 # ---- libibverbs: objects ----
 
-
-class Gid(Union):
-    _fields_ = [("raw", c_uint8 * 16), ("whole", c_uint64 * 2)]  # the second one aligns it
-
-
-class GidEntry(_Abi):
-    C_NAME = "struct ibv_gid_entry"
-    _fields_ = [
-        ("gid", Gid),
-        ("gid_index", c_uint32),
-        ("port_num", c_uint32),
-        ("gid_type", c_uint32),
-        ("ndev_ifindex", c_uint32),
-    ]
-
-
-class DeviceInfo(_Abi):
-    C_NAME = "struct ibv_device"
-    WHOLE = False
-    _fields_ = [
-        ("_ops", c_void_p * 2),
-        ("node_type", c_int),
-        ("transport_type", c_int),
-        ("name", c_char * _NAME_MAX),
-        ("dev_name", c_char * _NAME_MAX),
-    ]
-
-
-class Sge(_Abi):
-    C_NAME = "struct ibv_sge"
-    _fields_ = [("addr", c_uint64), ("length", c_uint32), ("lkey", c_uint32)]
-
-
-class _Rdma(Structure):
-    _fields_ = [("remote_addr", c_uint64), ("rkey", c_uint32)]
-
-
-class _Atomic(Structure):
-    """Not used; it gives the union its size."""
-
-    _fields_ = [("remote_addr", c_uint64), ("compare_add", c_uint64), ("swap", c_uint64), ("rkey", c_uint32)]
-
-
-class _Ud(Structure):
-    _fields_ = [("ah", c_void_p), ("remote_qpn", c_uint32), ("remote_qkey", c_uint32)]
-
-
-class _Wr(Union):
-    _fields_ = [("rdma", _Rdma), ("atomic", _Atomic), ("ud", _Ud)]
-
-
-class MwBindInfo(_Abi):
-    C_NAME = "struct ibv_mw_bind_info"
-    _fields_ = [("mr", c_void_p), ("addr", c_uint64), ("length", c_uint64), ("mw_access_flags", c_uint)]
-
-
-class _BindMw(Structure):
-    _fields_ = [("mw", c_void_p), ("rkey", c_uint32), ("bind_info", MwBindInfo)]
-
-
-class SendWr(_Abi):
-    C_NAME = "struct ibv_send_wr"
-    _fields_ = [
-        ("wr_id", c_uint64),
-        ("next", c_void_p),
-        ("sg_list", POINTER(Sge)),
-        ("num_sge", c_int),
-        ("opcode", c_int),
-        ("send_flags", c_uint),
-        ("invalidate_rkey", c_uint32),  # or imm_data, of which it is a union
-        ("wr", _Wr),
-        ("qp_type", c_uint32),
-        ("bind_mw", _BindMw),
-    ]
-
-
-class RecvWr(_Abi):
-    C_NAME = "struct ibv_recv_wr"
-    _fields_ = [("wr_id", c_uint64), ("next", c_void_p), ("sg_list", POINTER(Sge)), ("num_sge", c_int)]
-
-
-class Wc(_Abi):
-    C_NAME = "struct ibv_wc"
-    _fields_ = [
-        ("wr_id", c_uint64),
-        ("status", c_int),
-        ("opcode", c_int),
-        ("vendor_err", c_uint32),
-        ("byte_len", c_uint32),
-        ("invalidated_rkey", c_uint32),  # or imm_data, of which it is a union
-        ("qp_num", c_uint32),
-        ("src_qp", c_uint32),
-        ("wc_flags", c_uint),
-        ("pkey_index", c_uint16),
-        ("slid", c_uint16),
-        ("sl", c_uint8),
-        ("dlid_path_bits", c_uint8),
-    ]
-
-
+Gid = _union("ibv_gid", "u8 raw[16]; u64 whole[2]")  # the second one aligns it
+GidEntry = _struct("ibv_gid_entry", "ibv_gid gid; u32 gid_index, port_num, gid_type, ndev_ifindex")
+DeviceInfo = _struct("ibv_device", "ptr _ops[2]; int node_type, transport_type; char name[64], dev_name[64]; ...")
+Sge = _struct("ibv_sge", "u64 addr; u32 length, lkey")
+MwBindInfo = _struct("ibv_mw_bind_info", "ptr mr; u64 addr, length; uint mw_access_flags")
+_struct("_rdma", "u64 remote_addr; u32 rkey")
+_struct("_atomic", "u64 remote_addr, compare_add, swap; u32 rkey")  # size of the union
+_struct("_ud", "ptr ah; u32 remote_qpn, remote_qkey")
+_union("_wr", "_rdma rdma; _atomic atomic; _ud ud")
+_struct("_bind_mw", "ptr mw; u32 rkey; ibv_mw_bind_info bind_info")
+SendWr = _struct(
+    "ibv_send_wr",
+    "u64 wr_id; ptr next; ibv_sge *sg_list; int num_sge, opcode; uint send_flags; "
+    "u32 invalidate_rkey; "  # or imm_data, of which it is a union
+    "_wr wr; u32 qp_type; _bind_mw bind_mw",
+)
+RecvWr = _struct("ibv_recv_wr", "u64 wr_id; ptr next; ibv_sge *sg_list; int num_sge")
+Wc = _struct(
+    "ibv_wc",
+    "u64 wr_id; int status, opcode; u32 vendor_err, byte_len; "
+    "u32 invalidated_rkey; "  # or imm_data, of which it is a union
+    "u32 qp_num, src_qp; uint wc_flags; u16 pkey_index, slid; u8 sl, dlid_path_bits",
+)
 # The functions that the header calls through the table; objects go by address.
-PostSend: Any = CFUNCTYPE(c_int, c_void_p, POINTER(SendWr), POINTER(c_void_p))
-PostRecv: Any = CFUNCTYPE(c_int, c_void_p, POINTER(RecvWr), POINTER(c_void_p))
-PollCq: Any = CFUNCTYPE(c_int, c_void_p, c_int, POINTER(Wc))
-ReqNotifyCq: Any = CFUNCTYPE(c_int, c_void_p, c_int)
-AllocMw: Any = CFUNCTYPE(c_void_p, c_void_p, c_int, use_errno=True)
-DeallocMw: Any = CFUNCTYPE(c_int, c_void_p)
-
-
-class ContextOps(_Abi):
-    C_NAME = "struct ibv_context_ops"
-    _fields_ = [
-        ("_compat_query_device", c_void_p),
-        ("_compat_query_port", c_void_p),
-        ("_compat_alloc_pd", c_void_p),
-        ("_compat_dealloc_pd", c_void_p),
-        ("_compat_reg_mr", c_void_p),
-        ("_compat_rereg_mr", c_void_p),
-        ("_compat_dereg_mr", c_void_p),
-        ("alloc_mw", AllocMw),
-        ("bind_mw", c_void_p),
-        ("dealloc_mw", DeallocMw),
-        ("_compat_create_cq", c_void_p),
-        ("poll_cq", PollCq),
-        ("req_notify_cq", ReqNotifyCq),
-        ("_compat_cq_event", c_void_p),
-        ("_compat_resize_cq", c_void_p),
-        ("_compat_destroy_cq", c_void_p),
-        ("_compat_create_srq", c_void_p),
-        ("_compat_modify_srq", c_void_p),
-        ("_compat_query_srq", c_void_p),
-        ("_compat_destroy_srq", c_void_p),
-        ("post_srq_recv", PostRecv),
-        ("_compat_create_qp", c_void_p),
-        ("_compat_query_qp", c_void_p),
-        ("_compat_modify_qp", c_void_p),
-        ("_compat_destroy_qp", c_void_p),
-        ("post_send", PostSend),
-        ("post_recv", PostRecv),
-        ("_compat_create_ah", c_void_p),
-        ("_compat_destroy_ah", c_void_p),
-        ("_compat_attach_mcast", c_void_p),
-        ("_compat_detach_mcast", c_void_p),
-        ("_compat_async_event", c_void_p),
-    ]
-
-
-class Context(_Abi):
-    C_NAME = "struct ibv_context"
-    WHOLE = False
-    _fields_ = [
-        ("device", POINTER(DeviceInfo)),
-        ("ops", ContextOps),
-        ("cmd_fd", c_int),
-        ("async_fd", c_int),
-        ("num_comp_vectors", c_int),
-    ]
-
-
-class Mr(_Abi):
-    C_NAME = "struct ibv_mr"
-    _fields_ = [
-        ("context", c_void_p),
-        ("pd", c_void_p),
-        ("addr", c_void_p),
-        ("length", c_size_t),
-        ("handle", c_uint32),
-        ("lkey", c_uint32),
-        ("rkey", c_uint32),
-    ]
-
-
-class Mw(_Abi):
-    C_NAME = "struct ibv_mw"
-    _fields_ = [("context", c_void_p), ("pd", c_void_p), ("rkey", c_uint32), ("handle", c_uint32), ("type", c_int)]
-
-
-class CompChannel(_Abi):
-    C_NAME = "struct ibv_comp_channel"
-    _fields_ = [("context", c_void_p), ("fd", c_int), ("refcnt", c_int)]
-
-
-class Qp(_Abi):
-    C_NAME = "struct ibv_qp"
-    WHOLE = False
-    _fields_ = [
-        ("context", c_void_p),
-        ("qp_context", c_void_p),
-        ("pd", c_void_p),
-        ("send_cq", c_void_p),
-        ("recv_cq", c_void_p),
-        ("srq", c_void_p),
-        ("handle", c_uint32),
-        ("qp_num", c_uint32),
-        ("state", c_int),
-        ("qp_type", c_int),
-    ]
-
-
-class Cq(_Abi):
-    C_NAME = "struct ibv_cq"
-    WHOLE = False
-    _fields_ = [
-        ("context", c_void_p),
-        ("channel", c_void_p),
-        ("cq_context", c_void_p),
-        ("handle", c_uint32),
-        ("cqe", c_int),
-    ]
-
+_TYPES["post_send"] = CFUNCTYPE(c_int, c_void_p, POINTER(SendWr), POINTER(c_void_p))
+_TYPES["post_recv"] = CFUNCTYPE(c_int, c_void_p, POINTER(RecvWr), POINTER(c_void_p))
+_TYPES["poll_cq"] = CFUNCTYPE(c_int, c_void_p, c_int, POINTER(Wc))
+_TYPES["req_notify_cq"] = CFUNCTYPE(c_int, c_void_p, c_int)
+_TYPES["alloc_mw"] = CFUNCTYPE(c_void_p, c_void_p, c_int, use_errno=True)
+_TYPES["dealloc_mw"] = CFUNCTYPE(c_int, c_void_p)
+ContextOps = _struct(
+    "ibv_context_ops",
+    "ptr _compat_pd_mr[7]; alloc_mw alloc_mw; ptr bind_mw; dealloc_mw dealloc_mw; ptr _compat_create_cq; "
+    "poll_cq poll_cq; req_notify_cq req_notify_cq; ptr _compat_cq_srq[7]; post_recv post_srq_recv; ptr _compat_qp[4]; "
+    "post_send post_send; post_recv post_recv; ptr _compat_ah[5]",
+)
+Context = _struct("ibv_context", "ibv_device *device; ibv_context_ops ops; int cmd_fd, async_fd, num_comp_vectors; ...")
+Mr = _struct("ibv_mr", "ptr context, pd, addr; size_t length; u32 handle, lkey, rkey")
+Mw = _struct("ibv_mw", "ptr context, pd; u32 rkey, handle; int type")
+CompChannel = _struct("ibv_comp_channel", "ptr context; int fd, refcnt")
+Qp = _struct(
+    "ibv_qp", "ptr context, qp_context, pd, send_cq, recv_cq, srq; u32 handle, qp_num; int state, qp_type; ..."
+)
+Cq = _struct("ibv_cq", "ptr context, channel, cq_context; u32 handle; int cqe; ...")
 
 # ---- libibverbs: attributes ----
 
-
-class DeviceAttr(_Abi):
-    C_NAME = "struct ibv_device_attr"
-    _fields_ = [
-        ("fw_ver", c_char * 64),
-        ("node_guid", c_uint64),
-        ("sys_image_guid", c_uint64),
-        ("max_mr_size", c_uint64),
-        ("page_size_cap", c_uint64),
-        ("vendor_id", c_uint32),
-        ("vendor_part_id", c_uint32),
-        ("hw_ver", c_uint32),
-        ("max_qp", c_int),
-        ("max_qp_wr", c_int),
-        ("device_cap_flags", c_uint),
-        ("max_sge", c_int),
-        ("max_sge_rd", c_int),
-        ("max_cq", c_int),
-        ("max_cqe", c_int),
-        ("max_mr", c_int),
-        ("max_pd", c_int),
-        ("max_qp_rd_atom", c_int),
-        ("max_ee_rd_atom", c_int),
-        ("max_res_rd_atom", c_int),
-        ("max_qp_init_rd_atom", c_int),
-        ("max_ee_init_rd_atom", c_int),
-        ("atomic_cap", c_int),
-        ("max_ee", c_int),
-        ("max_rdd", c_int),
-        ("max_mw", c_int),
-        ("max_raw_ipv6_qp", c_int),
-        ("max_raw_ethy_qp", c_int),
-        ("max_mcast_grp", c_int),
-        ("max_mcast_qp_attach", c_int),
-        ("max_total_mcast_qp_attach", c_int),
-        ("max_ah", c_int),
-        ("max_fmr", c_int),
-        ("max_map_per_fmr", c_int),
-        ("max_srq", c_int),
-        ("max_srq_wr", c_int),
-        ("max_srq_sge", c_int),
-        ("max_pkeys", c_uint16),
-        ("local_ca_ack_delay", c_uint8),
-        ("phys_port_cnt", c_uint8),
-    ]
-
-
-class PortAttr(_Abi):
-    """The exported `ibv_query_port` fills it up to `link_layer`; the rest, which the inline one adds, stays 0."""
-
-    C_NAME = "struct ibv_port_attr"
-    _fields_ = [
-        ("state", c_int),
-        ("max_mtu", c_int),
-        ("active_mtu", c_int),
-        ("gid_tbl_len", c_int),
-        ("port_cap_flags", c_uint32),
-        ("max_msg_sz", c_uint32),
-        ("bad_pkey_cntr", c_uint32),
-        ("qkey_viol_cntr", c_uint32),
-        ("pkey_tbl_len", c_uint16),
-        ("lid", c_uint16),
-        ("sm_lid", c_uint16),
-        ("lmc", c_uint8),
-        ("max_vl_num", c_uint8),
-        ("sm_sl", c_uint8),
-        ("subnet_timeout", c_uint8),
-        ("init_type_reply", c_uint8),
-        ("active_width", c_uint8),
-        ("active_speed", c_uint8),
-        ("phys_state", c_uint8),
-        ("link_layer", c_uint8),
-        ("flags", c_uint8),
-        ("port_cap_flags2", c_uint16),
-    ]
-
-
-class _Element(Union):
-    _fields_ = [("object", c_void_p), ("port_num", c_int)]
-
-
-class AsyncEventRecord(_Abi):
-    C_NAME = "struct ibv_async_event"
-    _fields_ = [("element", _Element), ("event_type", c_int)]
-
-
-class SrqAttr(_Abi):
-    C_NAME = "struct ibv_srq_attr"
-    _fields_ = [("max_wr", c_uint32), ("max_sge", c_uint32), ("srq_limit", c_uint32)]
-
-
-class SrqInitAttr(_Abi):
-    C_NAME = "struct ibv_srq_init_attr"
-    _fields_ = [("srq_context", c_void_p), ("attr", SrqAttr)]
-
-
-class QpCap(_Abi):
-    C_NAME = "struct ibv_qp_cap"
-    _fields_ = [
-        ("max_send_wr", c_uint32),
-        ("max_recv_wr", c_uint32),
-        ("max_send_sge", c_uint32),
-        ("max_recv_sge", c_uint32),
-        ("max_inline_data", c_uint32),
-    ]
-
-
-class QpInitAttr(_Abi):
-    C_NAME = "struct ibv_qp_init_attr"
-    _fields_ = [
-        ("qp_context", c_void_p),
-        ("send_cq", c_void_p),
-        ("recv_cq", c_void_p),
-        ("srq", c_void_p),
-        ("cap", QpCap),
-        ("qp_type", c_int),
-        ("sq_sig_all", c_int),
-    ]
-
-
-class GlobalRoute(_Abi):
-    C_NAME = "struct ibv_global_route"
-    _fields_ = [
-        ("dgid", Gid),
-        ("flow_label", c_uint32),
-        ("sgid_index", c_uint8),
-        ("hop_limit", c_uint8),
-        ("traffic_class", c_uint8),
-    ]
-
-
-class AhAttr(_Abi):
-    C_NAME = "struct ibv_ah_attr"
-    _fields_ = [
-        ("grh", GlobalRoute),
-        ("dlid", c_uint16),
-        ("sl", c_uint8),
-        ("src_path_bits", c_uint8),
-        ("static_rate", c_uint8),
-        ("is_global", c_uint8),
-        ("port_num", c_uint8),
-    ]
-
-
-class QpAttr(_Abi):
-    C_NAME = "struct ibv_qp_attr"
-    _fields_ = [
-        ("qp_state", c_int),
-        ("cur_qp_state", c_int),
-        ("path_mtu", c_int),
-        ("path_mig_state", c_int),
-        ("qkey", c_uint32),
-        ("rq_psn", c_uint32),
-        ("sq_psn", c_uint32),
-        ("dest_qp_num", c_uint32),
-        ("qp_access_flags", c_uint),
-        ("cap", QpCap),
-        ("ah_attr", AhAttr),
-        ("alt_ah_attr", AhAttr),
-        ("pkey_index", c_uint16),
-        ("alt_pkey_index", c_uint16),
-        ("en_sqd_async_notify", c_uint8),
-        ("sq_draining", c_uint8),
-        ("max_rd_atomic", c_uint8),
-        ("max_dest_rd_atomic", c_uint8),
-        ("min_rnr_timer", c_uint8),
-        ("port_num", c_uint8),
-        ("timeout", c_uint8),
-        ("retry_cnt", c_uint8),
-        ("rnr_retry", c_uint8),
-        ("alt_port_num", c_uint8),
-        ("alt_timeout", c_uint8),
-        ("rate_limit", c_uint32),
-    ]
-
+DeviceAttr = _struct(
+    "ibv_device_attr",
+    "char fw_ver[64]; u64 node_guid, sys_image_guid, max_mr_size, page_size_cap; "
+    "u32 vendor_id, vendor_part_id, hw_ver; int max_qp, max_qp_wr; uint device_cap_flags; "
+    "int max_sge, max_sge_rd, max_cq, max_cqe, max_mr, max_pd, max_qp_rd_atom, max_ee_rd_atom, max_res_rd_atom, "
+    "max_qp_init_rd_atom, max_ee_init_rd_atom, atomic_cap, max_ee, max_rdd, max_mw, max_raw_ipv6_qp, max_raw_ethy_qp, "
+    "max_mcast_grp, max_mcast_qp_attach, max_total_mcast_qp_attach, max_ah, max_fmr, max_map_per_fmr, max_srq, "
+    "max_srq_wr, max_srq_sge; u16 max_pkeys; "
+    "u8 local_ca_ack_delay, phys_port_cnt",
+)
+PortAttr = _struct(  # the exported `ibv_query_port` fills it up to `link_layer`; what the inline one adds stays 0
+    "ibv_port_attr",
+    "int state, max_mtu, active_mtu, gid_tbl_len; u32 port_cap_flags, max_msg_sz, bad_pkey_cntr, qkey_viol_cntr; "
+    "u16 pkey_tbl_len, lid, sm_lid; u8 lmc, max_vl_num, sm_sl, subnet_timeout, init_type_reply, active_width, "
+    "active_speed, phys_state, link_layer, flags; u16 port_cap_flags2",
+)
+_union("_element", "ptr object; int port_num")
+AsyncEventRecord = _struct("ibv_async_event", "_element element; int event_type")
+SrqAttr = _struct("ibv_srq_attr", "u32 max_wr, max_sge, srq_limit")
+SrqInitAttr = _struct("ibv_srq_init_attr", "ptr srq_context; ibv_srq_attr attr")
+QpCap = _struct("ibv_qp_cap", "u32 max_send_wr, max_recv_wr, max_send_sge, max_recv_sge, max_inline_data")
+QpInitAttr = _struct(
+    "ibv_qp_init_attr", "ptr qp_context, send_cq, recv_cq, srq; ibv_qp_cap cap; int qp_type, sq_sig_all"
+)
+_struct("ibv_global_route", "ibv_gid dgid; u32 flow_label; u8 sgid_index, hop_limit, traffic_class")
+AhAttr = _struct(
+    "ibv_ah_attr", "ibv_global_route grh; u16 dlid; u8 sl, src_path_bits, static_rate, is_global, port_num"
+)
+QpAttr = _struct(
+    "ibv_qp_attr",
+    "int qp_state, cur_qp_state, path_mtu, path_mig_state; u32 qkey, rq_psn, sq_psn, dest_qp_num; "
+    "uint qp_access_flags; ibv_qp_cap cap; ibv_ah_attr ah_attr, alt_ah_attr; u16 pkey_index, alt_pkey_index; "
+    "u8 en_sqd_async_notify, sq_draining, max_rd_atomic, max_dest_rd_atomic, min_rnr_timer, port_num, timeout, "
+    "retry_cnt, rnr_retry, alt_port_num, alt_timeout; u32 rate_limit",
+)
 
 # ---- librdmacm ----
 
-
-class EventChannel(_Abi):
-    C_NAME = "struct rdma_event_channel"
-    _fields_ = [("fd", c_int)]
-
-
-class _IbAddress(Structure):
-    _fields_ = [("sgid", Gid), ("dgid", Gid), ("pkey", c_uint16)]
-
-
-class RdmaAddr(_Abi):
-    C_NAME = "struct rdma_addr"
-    _fields_ = [
-        ("src_storage", c_uint8 * _SOCKADDR_STORAGE),
-        ("dst_storage", c_uint8 * _SOCKADDR_STORAGE),
-        ("addr", _IbAddress),
-    ]
-
-
-class Route(_Abi):
-    C_NAME = "struct rdma_route"
-    _fields_ = [("addr", RdmaAddr), ("path_rec", c_void_p), ("num_paths", c_int)]
-
-
-class CmId(_Abi):
-    C_NAME = "struct rdma_cm_id"
-    _fields_ = [
-        ("verbs", POINTER(Context)),
-        ("channel", c_void_p),
-        ("context", c_void_p),
-        ("qp", c_void_p),
-        ("route", Route),
-        ("ps", c_int),
-        ("port_num", c_uint8),
-        ("event", c_void_p),
-        ("send_cq_channel", c_void_p),
-        ("send_cq", c_void_p),
-        ("recv_cq_channel", c_void_p),
-        ("recv_cq", c_void_p),
-        ("srq", c_void_p),
-        ("pd", c_void_p),
-        ("qp_type", c_int),
-    ]
-
-
-class ConnParam(_Abi):
-    C_NAME = "struct rdma_conn_param"
-    _fields_ = [
-        ("private_data", c_void_p),
-        ("private_data_len", c_uint8),
-        ("responder_resources", c_uint8),
-        ("initiator_depth", c_uint8),
-        ("flow_control", c_uint8),
-        ("retry_count", c_uint8),
-        ("rnr_retry_count", c_uint8),
-        ("srq", c_uint8),
-        ("qp_num", c_uint32),
-    ]
-
-
-class _UdParam(Structure):
-    """Not used; it gives the union its size."""
-
-    _fields_ = [
-        ("private_data", c_void_p),
-        ("private_data_len", c_uint8),
-        ("ah_attr", AhAttr),
-        ("qp_num", c_uint32),
-        ("qkey", c_uint32),
-    ]
-
-
-class _EventParam(Union):
-    _fields_ = [("conn", ConnParam), ("ud", _UdParam)]
-
-
-class CmEvent(_Abi):
-    C_NAME = "struct rdma_cm_event"
-    _fields_ = [
-        ("id", c_void_p),
-        ("listen_id", c_void_p),
-        ("event", c_int),
-        ("status", c_int),
-        ("param", _EventParam),
-    ]
-
-
-STRUCTURES: Final[tuple[type[_Abi], ...]] = (
-    GidEntry, DeviceInfo, Sge, MwBindInfo, SendWr, RecvWr, Wc, ContextOps, Context, Mr, Mw, CompChannel, Qp, Cq,
-    DeviceAttr, PortAttr, AsyncEventRecord, SrqAttr, SrqInitAttr, QpCap, QpInitAttr, GlobalRoute, AhAttr, QpAttr,
-    EventChannel, RdmaAddr, Route, CmId, ConnParam, CmEvent,
-)  # fmt: skip
+EventChannel = _struct("rdma_event_channel", "int fd")
+_struct("_ib_addr", "ibv_gid sgid, dgid; u16 pkey")
+_struct("rdma_addr", "u8 src_storage[128], dst_storage[128]; _ib_addr addr")
+_struct("rdma_route", "rdma_addr addr; ptr path_rec; int num_paths")
+CmId = _struct(
+    "rdma_cm_id",
+    "ibv_context *verbs; ptr channel, context, qp; rdma_route route; int ps; u8 port_num; "
+    "ptr event, send_cq_channel, send_cq, recv_cq_channel, recv_cq, srq, pd; int qp_type",
+)
+ConnParam = _struct(
+    "rdma_conn_param",
+    "ptr private_data; u8 private_data_len, responder_resources, initiator_depth, flow_control, retry_count, "
+    "rnr_retry_count, srq; u32 qp_num",
+)
+_struct("_ud_param", "ptr private_data; u8 private_data_len; ibv_ah_attr ah_attr; u32 qp_num, qkey")  # for size
+_union("_param", "rdma_conn_param conn; _ud_param ud")
+CmEvent = _struct("rdma_cm_event", "ptr id, listen_id; int event, status; _param param")

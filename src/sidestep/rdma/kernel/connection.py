@@ -13,7 +13,7 @@ An event that a state does not name is of the past, and nothing.
 from __future__ import annotations
 
 from collections.abc import Callable
-from ctypes import byref, c_char_p, c_int, c_void_p, cast
+from ctypes import Structure, byref, c_char_p, c_int, c_void_p, cast
 from errno import ECONNREFUSED
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
@@ -330,20 +330,20 @@ class KernelConnection(Connection):
         qp, settings = self.qp, self._manager.device.settings
         qp.modify(*self._attributes(QpState.INIT, lambda found: setattr(found, "qp_access_flags", qp.access_flags)))
 
-        def rtr(found: abi.QpAttr) -> None:
+        def rtr(found: Structure) -> None:
             found.max_dest_rd_atomic = resources
             found.min_rnr_timer = settings.rnr_timer
 
         qp.modify(*self._attributes(QpState.RTR, rtr))
 
-        def rts(found: abi.QpAttr) -> None:
+        def rts(found: Structure) -> None:
             found.max_rd_atomic = qp.initiator_depth
             found.timeout, found.retry_cnt = settings.ack_timeout, settings.retries
             found.rnr_retry = settings.rnr_retries
 
         qp.modify(*self._attributes(QpState.RTS, rts))
 
-    def _attributes(self, state: QpState, change: Callable[[abi.QpAttr], None]) -> tuple[abi.QpAttr, int]:
+    def _attributes(self, state: QpState, change: Callable[[Structure], None]) -> tuple[Structure, int]:
         found, mask = abi.QpAttr(qp_state=int(state)), c_int()
         self._calls.rdma_init_qp_attr(self._id, byref(found), byref(mask))
         change(found)

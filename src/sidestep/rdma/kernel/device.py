@@ -15,7 +15,7 @@ from __future__ import annotations
 import logging
 import os
 from collections import Counter
-from ctypes import POINTER, byref, c_void_p, cast
+from ctypes import POINTER, Structure, byref, c_void_p, cast
 from ipaddress import ip_address
 from typing import TYPE_CHECKING, Any, Final
 
@@ -222,7 +222,7 @@ class KernelDevice(Device):
         """Bytes of payload that a packet of the port has at most, now."""
         return MTU_CODES.get(self._port().active_mtu, MTU_CODES[1])
 
-    def _port(self) -> abi.PortAttr:
+    def _port(self) -> Structure:
         port = abi.PortAttr()
         try:
             self.libraries.ibv_query_port(self.context, self.port, byref(port))
@@ -289,7 +289,7 @@ class KernelDevice(Device):
         if memory is not None and memory.rkey == key:
             memory.invalidated()
 
-    def completed(self, wc: abi.Wc) -> None:
+    def completed(self, wc: Structure) -> None:
         """Finds what a completion is of: the lowest bit of its number tells receives, the rest which."""
         number = wc.wr_id >> 1
         qp = self.by_number.get(wc.qp_num)
@@ -395,7 +395,7 @@ class KernelDevice(Device):
             qp.lose_device()
 
 
-def _attributes(device: abi.DeviceAttr, port: abi.PortAttr, *, iwarp: bool, driver: str) -> DeviceAttributes:
+def _attributes(device: Structure, port: Structure, *, iwarp: bool, driver: str) -> DeviceAttributes:
     """What the device says of itself, and what its transport is known for."""
     windows = device.max_mw if device.device_cap_flags & abi.DEVICE_MEM_WINDOW_TYPE_2B else 0
     if quirks.is_rxe(driver):

@@ -22,6 +22,8 @@ from sidestep.rdma.roce.packet import MTU_CODES
 from sidestep.rdma.verbs import EventKind, JoinedBy, QpEndpoint, QpState
 
 if TYPE_CHECKING:
+    from ctypes import Structure
+
     from sidestep.rdma.cm import CmState
     from sidestep.rdma.kernel.device import KernelDevice
     from sidestep.rdma.kernel.gids import GidEntry
@@ -123,7 +125,7 @@ class Joining:
             qp.told_state(QpState.RTS)
 
 
-def fill_vector(vector: abi.AhAttr, port: int, own: GidEntry, gid: bytes) -> None:
+def fill_vector(vector: Structure, port: int, own: GidEntry, gid: bytes) -> None:
     """The way to a GID of RoCE v2."""
     vector.is_global, vector.port_num = 1, port
     vector.grh.dgid.raw[:] = gid

@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import socket
 import sys
-from ctypes import c_void_p, cast, string_at
+from ctypes import Structure, c_void_p, cast, string_at
 from dataclasses import dataclass
 from ipaddress import ip_address
 from struct import Struct
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from sidestep.rdma.kernel.abi import CmKind
-
-if TYPE_CHECKING:
-    from sidestep.rdma.kernel import abi
 
 _IN: Final = Struct("=H2s4s8x")  # struct sockaddr_in: port and address in network order
 _IN6: Final = Struct("=H2s4x16sI")  # struct sockaddr_in6
@@ -57,7 +54,7 @@ def address_of(identifier: Any) -> int:
     return cast(identifier, c_void_p).value or 0
 
 
-def copied(event: abi.CmEvent) -> CmNote:
+def copied(event: Structure) -> CmNote:
     conn = event.param.conn
     data = b""
     if event.event in _WITH_PARAMETERS and conn.private_data and conn.private_data_len:

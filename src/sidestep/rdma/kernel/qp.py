@@ -15,7 +15,7 @@ from __future__ import annotations
 import sys
 from collections import deque
 from collections.abc import Callable
-from ctypes import byref, c_void_p, cast
+from ctypes import Structure, byref, c_void_p, cast
 from errno import EINVAL
 from typing import TYPE_CHECKING, Any, Final
 
@@ -387,7 +387,7 @@ class KernelQueuePair(QueuePair):
             self._joining = Joining(self)
         return self._joining
 
-    def modify(self, attributes: abi.QpAttr, mask: int) -> None:
+    def modify(self, attributes: Structure, mask: int) -> None:
         """Raises OSError."""
         self.device.libraries.ibv_modify_qp(self.handle, byref(attributes), mask)
 
@@ -452,7 +452,7 @@ class KernelQueuePair(QueuePair):
 
     # ---- the completion queues' side ----
 
-    def send_completed(self, number: int, wc: abi.Wc) -> None:
+    def send_completed(self, number: int, wc: Structure) -> None:
         """A request is done, and so are those before it."""
         if not self._first <= number < self._first + len(self.sends):
             return  # of a time before it was flushed here
@@ -511,7 +511,7 @@ class KernelQueuePair(QueuePair):
             else:
                 return
 
-    def receive_completed(self, receive: Receive, wc: abi.Wc) -> None:
+    def receive_completed(self, receive: Receive, wc: Structure) -> None:
         """A message is here, or a receive came back."""
         status = _status(wc.status)
         if status is _SUCCESS:
