@@ -23,6 +23,8 @@ PLOTS: Final = {
     "even": "As fast as kernel TCP, or slower",
     "load": "Beside programs that use all CPUs",
 }
+NO_ROW: Final = "No row of this run is of this kind."
+_BESIDE: Final = re.compile(r", beside \d+ busy programs")
 _BLOCK: Final = re.compile(r"(<!-- figures: (\w+) -->\n).*?(<!-- end of figures -->)", re.S)
 
 Row = Mapping[str, Any]
@@ -67,9 +69,11 @@ def _groups(document: dict[str, Any]) -> dict[str, list[Row]]:
 
 def _blocks(document: dict[str, Any], groups: Mapping[str, list[Row]]) -> dict[str, str]:
     counted = {row["row"]: row for name in PLOTS for row in groups[name]}
-    blocks = {name: _compared(name, groups[name]) for name in PLOTS}
+    blocks = {name: _compared(name, groups[name]) for name in ("gain", "even")}
+    blocks["load"] = _crowded(groups["load"])
     blocks["cost"] = _cost(groups["cost"])
-    blocks["tails"] = _table("work", "TCP", "sidestep", rows=filter(None, map(_tail_cells, counted.values())))
+    tails = (_tail_cells(row) for name in ("gain", "even") for row in groups[name] if row["unit"] == "us")
+    blocks["tails"] = _table("work", "TCP", "sidestep", rows=filter(None, tails))
     readme = ([*_figures(counted[name]), _ratio(counted[name])] for name in README_ROWS if name in counted)
     blocks["readme"] = _table("work", "kernel TCP", "sidestep", "ratio", rows=readme)
     blocks["machine"] = "\n".join(_about(document))
@@ -78,18 +82,44 @@ def _blocks(document: dict[str, Any], groups: Mapping[str, list[Row]]) -> dict[s
 
 def _compared(name: str, rows: list[Row]) -> str:
     if not rows:
-        return "No row of this run is of this kind."
+        return NO_ROW
     columns: list[tuple[str, Callable[[Row], str]]] = [("ratio", _ratio_and_spread)]
     if any(row.get("peer") for row in rows):
         columns.append((PEER, _peer))
-    if any(_limit(row) != "-" for row in rows):
-        columns.append(("two copies", _limit))
-    if any(row.get("work_kept") for row in rows):
-        columns.append(("work kept beside", _work_kept))
-    columns.append(("must / aim", lambda row: f"{row['must']:g}x / {row['aim']:g}x"))
+    columns.append(("must/aim", _must))
     cells = ([*_figures(row), *(cell(row) for _, cell in columns)] for row in rows)
     table = _table("work", "TCP", "sidestep", *(title for title, _ in columns), rows=cells)
-    return f"{table}\n\n![{PLOTS[name]}: bars for each row of the table](performance-{name}.svg)"
+    limits = [f"{row['title']} {limit}" for row in rows if (limit := _limit(row))]
+    alone = f"Two copies alone: {', '.join(limits)}.\n\n" if limits else ""
+    return f"{table}\n\n{alone}{_picture(name)}"
+
+
+def _crowded(rows: list[Row]) -> str:
+    """A line for each work, with the ratios beside few and beside many busy programs."""
+    if not rows:
+        return NO_ROW
+    works: dict[str, dict[int, Row]] = {}
+    for row in rows:
+        title, load = _BESIDE.sub("", row["title"]), int(row["row"].rpartition("load")[2])
+        works.setdefault(title, {})[load] = row
+    loads = sorted({load for found in works.values() for load in found})
+    lines = []
+    for title, found in works.items():
+        here = [found.get(load) for load in loads]
+        ratios = ["-" if row is None else _ratio_and_spread(row) for row in here]
+        beside = (["-" if row is None else cell(row).split(" (")[0] for row in here] for cell in (_peer, _work_kept))
+        short = ("/".join(cells) if set(cells) != {"-"} else "-" for cells in beside)
+        lines.append([title, *ratios, *short, _must(next(iter(found.values())))])
+    heads = ["work", *(f"{load} busy" for load in loads), PEER, "work kept beside", "must/aim"]
+    return f"{_table(*heads, rows=lines)}\n\n{_picture('load')}"
+
+
+def _picture(name: str) -> str:
+    return f"![{PLOTS[name]}: bars for each row of the table](performance-{name}.svg)"
+
+
+def _must(row: Row) -> str:
+    return f"{row['must']:g}x/{row['aim']:g}x"
 
 
 def _ratio(row: Row) -> str:
@@ -97,7 +127,7 @@ def _ratio(row: Row) -> str:
 
 
 def _ratio_and_spread(row: Row) -> str:
-    return f"{_ratio(row)} ({row['ratio_min']:.2f} .. {row['ratio_max']:.2f})"
+    return f"{_ratio(row)} ({row['ratio_min']:.2f}..{row['ratio_max']:.2f})"
 
 
 def _peer(row: Row) -> str:
@@ -107,13 +137,13 @@ def _peer(row: Row) -> str:
         return "-"
     if "failed" in found:
         return "failed"
-    return f"{times(found['ratio'])} ({found['ratio_min']:.2f} .. {found['ratio_max']:.2f})"
+    return f"{times(found['ratio'])} ({found['ratio_min']:.2f}..{found['ratio_max']:.2f})"
 
 
 def _limit(row: Row) -> str:
     """Two copies on two CPUs and nothing else, by TCP."""
     found = row["worlds"]["sidestep"]["beside"].get("limit")
-    return "-" if found is None else times(found / _tcp(row)["median"])
+    return "" if found is None else times(found / _tcp(row)["median"])
 
 
 def _work_kept(row: Row) -> str:
@@ -151,7 +181,7 @@ def _tail_cells(row: Row) -> list[str] | None:
     if not all(key in world for world in worlds for key in keys):
         return None
     return [
-        row["title"].removesuffix(", p50"), *(" / ".join(figure(world[key]) for key in keys) for world in worlds),
+        row["title"].removesuffix(", p50"), *("/".join(figure(world[key]) for key in keys) for world in worlds),
     ]  # fmt: skip
 
 

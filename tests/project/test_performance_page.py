@@ -65,14 +65,14 @@ def test_the_page_is_what_the_committed_run_gives() -> None:
 
 
 def test_rows_stand_where_they_belong_and_the_slower_are_said_to_be(tree: Path) -> None:
-    run = saved(tree, "run.json", row("redis-1", 2.5), row("b", 0.8), row("c", 1.02), row("d-load", 0.97))
+    run = saved(tree, "run.json", row("redis-1", 2.5), row("b", 0.8), row("c", 1.02), row("d-load8", 0.97))
     assert page(tree, "--page", run).returncode == 0
-    assert "| work redis-1, tps | 100.0 | 250.0 | **2.50x** (2.40 .. 2.60) | 1x / 2x |" in block(tree, "gain")
-    assert "| work b, tps | 100.0 | 80.00 | **slower 0.80x** (0.70 .. 0.90) | 1x / 2x |" in block(tree, "even")
+    assert "| work redis-1, tps | 100.0 | 250.0 | **2.50x** (2.40..2.60) | 1x/2x |" in block(tree, "gain")
+    assert "| work b, tps | 100.0 | 80.00 | **slower 0.80x** (0.70..0.90) | 1x/2x |" in block(tree, "even")
     assert "**1.02x**" in block(tree, "even")
     assert "**slower 0.97x**" in block(tree, "load")
     assert block(tree, "readme", "README.md").splitlines()[3:] == ["| work redis-1, tps | 100.0 | 250.0 | **2.50x** |"]
-    for name, works in (("gain", ["redis-1"]), ("even", ["b", "c"]), ("load", ["d-load"])):
+    for name, works in (("gain", ["redis-1"]), ("even", ["b", "c"]), ("load", ["d-load8"])):
         picture = ElementTree.parse(tree / f"docs/guides/performance-{name}.svg").getroot()
         titles = [str(text.text) for text in picture.iter() if text.attrib.get("class") == "head"]
         assert [title for title in titles if title.startswith("work")] == [f"work {work}" for work in works]
@@ -80,22 +80,37 @@ def test_rows_stand_where_they_belong_and_the_slower_are_said_to_be(tree: Path) 
     assert page(tree, "--page", tree / SAVED, "--check").returncode == 0
 
 
-def test_the_peer_stands_beside_tcp_and_the_work_of_others_beside_busy_rows(tree: Path) -> None:
+def test_the_peer_stands_beside_tcp_and_two_copies_below_the_table(tree: Path) -> None:
     peer = {"name": "sockmap", "ratio": 1.5, "ratio_min": 1.4, "ratio_max": 1.6}
     failed = {"name": "sockmap", "failed": "0 of 2 ends redirected"}
-    rows = row("a", 2), row("b", 2, peer=failed), row("c-load8", 2, peer=peer, work_kept=0.985)
+    rows = row("a", 2), row("b", 2, peer=failed), row("c", 2, peer=peer)
     rows[2]["worlds"]["sidestep"]["beside"] = {"limit": 400.0}
     rows[2]["worlds"]["sockmap"] = {"median": 150.0, "beside": {}}
     run = saved(tree, "run.json", *rows, peer={"name": "sockmap", "missing": None})
     assert page(tree, "--page", run).returncode == 0
-    gain, load = (block(tree, name).strip().splitlines() for name in ("gain", "load"))
-    assert gain[0] == "| work | TCP | sidestep | ratio | sockmap | must / aim |"
-    assert gain[2].endswith("| - | 1x / 2x |")
-    assert gain[3].endswith("| failed | 1x / 2x |")
+    gain = block(tree, "gain").strip().splitlines()
+    assert gain[0] == "| work | TCP | sidestep | ratio | sockmap | must/aim |"
+    assert gain[2].endswith("| - | 1x/2x |")
+    assert gain[3].endswith("| failed | 1x/2x |")
+    assert gain[4].endswith("| 1.50x (1.40..1.60) | 1x/2x |")
+    assert "Two copies alone: work c 4.00x." in gain
     assert "Not counted for sockmap: work b: 0 of 2 ends redirected." in block(tree, "machine")
-    assert load[0] == "| work | TCP | sidestep | ratio | sockmap | two copies | work kept beside | must / aim |"
-    assert load[2].endswith("| 1.50x (1.40 .. 1.60) | 4.00x | 98.5% | 1x / 2x |")
-    assert "150.0" in (tree / "docs/guides/performance-load.svg").read_text()
+    assert "150.0" in (tree / "docs/guides/performance-gain.svg").read_text()
+
+
+def test_a_work_has_one_line_for_few_and_many_busy_programs(tree: Path) -> None:
+    peer = {"name": "sockmap", "ratio": 1.5, "ratio_min": 1.4, "ratio_max": 1.6}
+    busy = {load: f"work, beside {load} busy programs" for load in (4, 8)}
+    rows = (
+        row("a-load8", 2, title=busy[8], work_kept=0.985), row("b-load8", 0.9),
+        row("a-load4", 3, title=busy[4], peer=peer),
+    )  # fmt: skip
+    rows[2]["worlds"]["sockmap"] = {"median": 150.0, "beside": {}}
+    assert page(tree, "--page", saved(tree, "run.json", *rows)).returncode == 0
+    load = block(tree, "load").strip().splitlines()
+    assert load[0] == "| work | 4 busy | 8 busy | sockmap | work kept beside | must/aim |"
+    assert load[2] == "| work | **3.00x** (2.90..3.10) | **2.00x** (1.90..2.10) | 1.50x/- | -/98.5% | 1x/2x |"
+    assert load[3] == "| work b-load8 | - | **slower 0.90x** (0.80..1.00) | - | - | 1x/2x |"
 
 
 def test_a_cost_may_exceed_that_of_tcp_by_so_much(tree: Path) -> None:
