@@ -223,7 +223,7 @@ lint: build $(VENV)/.lint
 	$(BIN)/pyright
 	$(BIN)/clang-format --dry-run -Werror $(C_FILES)
 	@echo "clang-tidy of the native library"
-	@printf '%s\n' $(filter-out %_$(OTHER_MACHINE).c,$(wildcard $(NATIVE)/*.c)) | \
+	@printf '%s\n' $(filter-out %_$(OTHER_MACHINE).c,$(filter $(NATIVE)/%.c,$(C_FILES))) | \
 		xargs -P $$(nproc) -n 1 $(BIN)/clang-tidy -p build/native --quiet
 	$(BIN)/python docs/reference/make.py --check
 

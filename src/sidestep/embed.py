@@ -1,7 +1,7 @@
 """The shim in this process, where `sidestep run` did not start it.
 
 `libsidestep.so` is loaded. Calls of the interpreter and its libraries into the C library are redirected to it, as the
-dynamic linker does in a preloaded program (`native/shim_embed.c`). Then either every TCP socket made from now on is
+dynamic linker does in a preloaded program (`shim_embed.c`). Then either every TCP socket made from now on is
 tracked (`install`), or only those that were adopted: the sockets of `sidestep.socket`. All others are left alone. Under
 `sidestep run` there is nothing to do.
 

@@ -39,7 +39,7 @@ class PromoteAfter(NamedTuple):
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """`CALLS` or `CALLS:BYTES`, as the shim reads it (native/shim.c::promote_after_read); raises Misuse."""
+        """`CALLS` or `CALLS:BYTES`, as the shim reads it (shim.c::promote_after_read); raises Misuse."""
         calls, colon, payload_len = text.partition(":")
         if (
             not calls.isascii()

@@ -11,7 +11,7 @@ from typing import Final
 import pytest
 import toolchain
 
-SOURCES: Final = [Path(__file__).parent / "programs" / "decoder.c", toolchain.NATIVE / "loader_decode_x86_64.c"]
+SOURCES: Final = [Path(__file__).parent / "programs" / "decoder.c", *toolchain.native("loader_decode_x86_64")]
 
 
 def programs() -> list[Path]:

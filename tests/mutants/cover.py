@@ -24,7 +24,7 @@ examples:
   cover.py run tests/policy tests/switch            the copy is made, tests run, what they touch is added
   cover.py run tests/shim -- -k half_close -n 4     what follows -- goes to pytest
   cover.py report                                   lines and share of each file, over all runs so far
-  cover.py items src/sidestep/native/shim_io.c:120  the items that touch a line
+  cover.py items src/sidestep/native/shim/hooks/shim_io.c:120  the items that touch a line
 
 Figures of all runs are kept in build/coverage/items.sqlite; an item that runs again replaces its own. Items count
 whether they pass or not: instrumented code is slower, and some have a deadline.

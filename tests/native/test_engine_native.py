@@ -23,7 +23,7 @@ NAMES = (
 )  # fmt: skip
 LINE = ("engine_line.c", "line_device.c")
 SOURCES = (
-    *(toolchain.NATIVE / f"{name}.c" for name in NAMES),
+    *toolchain.native(*NAMES),
     *(toolchain.NATIVE_TESTS / name for name in LINE),
 )
 SHORT = tuple(f"-Wl,--wrap={name}" for name in ("malloc", "calloc", "realloc"))  # see engine_line.h

@@ -17,7 +17,7 @@ from toolchain import ADDRESS
 FUZZ_RUNS = 4_000
 FUZZ_SECONDS = float(os.environ.get("SIDESTEP_FUZZ_S", "4"))
 SANITIZED_S = 300
-SOURCES = tuple(toolchain.NATIVE / f"{name}.c" for name in ("framing_in", "framing_out", "crc32c"))
+SOURCES = tuple(toolchain.native("framing_in", "framing_out", "crc32c"))
 
 
 @pytest.mark.slow

@@ -97,7 +97,7 @@ def test_a_reason_that_earlier_shims_give_is_read_as_its_successor() -> None:
 
 
 def test_the_limits_of_channels_are_those_of_channel_h() -> None:
-    text = (NATIVE / "channel.h").read_text()
+    text = (NATIVE / "channel/channel.h").read_text()
     found = dict(re.findall(r"#define (CHANNEL_\w+) ([^/\n]+?)\s*(?:/\*.*)?\n", text))
 
     def number(name: str) -> int:

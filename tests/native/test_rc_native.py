@@ -16,7 +16,7 @@ from toolchain import ADDRESS, Sanitizer, sanitized
 FUZZ_RUNS = 20_000
 FUZZ_SECONDS = float(os.environ.get("SIDESTEP_FUZZ_S", "4"))
 
-SOURCES = tuple(toolchain.NATIVE / f"{name}.c" for name in ("rc", "rc_in", "rc_out", "icrc"))
+SOURCES = tuple(toolchain.native("rc", "rc_in", "rc_out", "icrc"))
 C_TESTS = toolchain.c_tests("rc_test")
 CASES = sanitized(C_TESTS, threads=())
 

@@ -34,7 +34,7 @@ BETWEEN: Final = (
     "rdma/", "sdp/", "remote/", "observe/capture/", "observe/rdma", "observe/device_totals", "observe/doctor_rdma",
     "provider/carry/remote_relay", "provider/carry/lending", "demo/hosts", "cli/rdma", "cli/sdp", "cli/capture",
     "cli/gateway",
-    "native/engine", "native/framing", "native/rc", "native/icrc", "native/crc", "native/_engine", "native/_framing",
+    "native/engine/", "native/wire/", "native/_engine", "native/_framing",
 )  # fmt: skip
 
 

@@ -13,6 +13,7 @@ from typing import Final
 SOURCE: Final = Path(__file__).parents[2] / "src" / "sidestep"
 NATIVE: Final = SOURCE / "native"
 FILE_LINES_MAX: Final = 700
+FOLDER_FILES_MAX: Final = 36  # this number only falls
 FUNCTION_LINES_MAX: Final = 60
 
 # The shim's files, from the lowest: nobody calls who stands behind him here.
@@ -65,8 +66,13 @@ def test_files_are_short() -> None:
     assert {name: count for name, count in lines.items() if count > FILE_LINES_MAX} == {}
 
 
+def test_folders_are_small() -> None:
+    files = Counter(path.parent for path in SOURCE.rglob("*") if path.suffix in {".py", ".pyi", ".c", ".h", ".S"})
+    assert {str(folder.relative_to(SOURCE)): count for folder, count in files.items() if count > FOLDER_FILES_MAX} == {}
+
+
 def test_functions_are_short() -> None:
-    lines = {name: count for path in sorted(NATIVE.glob("*.c")) for _, name, count in functions(path)}
+    lines = {name: count for path in sorted(NATIVE.rglob("*.c")) for _, name, count in functions(path)}
     assert len(lines) > 500
     assert {name: count for name, count in lines.items() if count > FUNCTION_LINES_MAX} == {}
 
@@ -84,17 +90,18 @@ def test_functions_in_python_are_short() -> None:
 
 
 def test_nobody_of_the_shim_calls_up() -> None:
-    assert {path.stem for path in NATIVE.glob("shim*.c")} <= set(SHIM)
+    assert {path.stem for path in NATIVE.glob("shim/*/*.c")} <= set(SHIM)
+    files = {path.stem: path for path in NATIVE.rglob("*.c")}
     defined = {
         called: at
         for at, name in enumerate(SHIM)
-        for before, called, _ in functions(NATIVE / f"{name}.c")
+        for before, called, _ in functions(files[name])
         if "static" not in before and "EXPORT" not in before
     }
     up = {
         name: sum(
             defined.get(one, at) > at
-            for one in set(re.findall(r"\b(\w+)\(", _COMMENT.sub("", (NATIVE / f"{name}.c").read_text())))
+            for one in set(re.findall(r"\b(\w+)\(", _COMMENT.sub("", files[name].read_text())))
         )
         for at, name in enumerate(SHIM)
     }

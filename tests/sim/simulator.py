@@ -73,18 +73,17 @@ class Simulator:
 
 
 def _shim_sources(native: Path) -> list[Path]:
-    found = re.search(r"shim_sources = files\((.*?)\)", (native / "meson.build").read_text(), re.DOTALL)
-    assert found
-    return [native / name for name in re.findall(r"'([^']+\.c)'", found[1])]
+    return [native / "channel/channel.c", native / "loader/loader_decode_x86_64.c", *sorted(native.glob("shim/*/*.c"))]
 
 
 def _compile(name: str, out: Path, native: Path) -> None:
+    includes = [f"-I{folder}" for folder in sorted({out, *(path.parent for path in native.rglob("*.h"))})]
     cc = os.environ.get("CC", "gcc")
     _run(sys.executable, native / "header.py", native / "layout.py", native / "defaults.py", out / "layout.h")
 
     def compiled(source: Path, flags: Iterable[str]) -> Path:
         made = out / f"{source.parent.name}-{source.stem}.o"
-        _run(cc, *flags, f"-I{out}", f"-I{native}", "-c", source, "-o", made)
+        _run(cc, *flags, *includes, "-c", source, "-o", made)
         return made
 
     with ThreadPoolExecutor(2) as pool:
@@ -104,7 +103,7 @@ def build(tree: Path = ROOT) -> Simulator:
     """The simulator for the shim of a source tree; compiled only if there is none of this content yet."""
     native = tree / "src" / "sidestep" / "native"
     digest = hashlib.sha256()
-    for path in sorted([*HERE.glob("*.[ch]"), Path(__file__), *native.glob("*.[ch]"), *native.glob("*.py")]):
+    for path in sorted([*HERE.glob("*.[ch]"), Path(__file__), *native.rglob("*.[ch]"), *native.glob("*.py")]):
         digest.update(path.name.encode() + path.read_bytes())
     digest.update("".join(coverage_build.compile_flags("")).encode())
     target = OUTPUT / f"sim-{digest.hexdigest()[:16]}"

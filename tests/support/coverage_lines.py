@@ -60,7 +60,7 @@ hit = _map()
 
 def c_lines(library: Path, root: Path) -> Lines:
     """The lines of each block of a library or program, those of C files of ours only."""
-    ours = {path.name: str(path.relative_to(root)) for path in (root / "src/sidestep/native").glob("*.[ch]")}
+    ours = {path.name: str(path.relative_to(root)) for path in (root / "src/sidestep/native").rglob("*.[ch]")}
     rows: list[tuple[int, str, int]] = []
     for text in _said("objdump", "--dwarf=decodedline", library):
         if row := _ROW.match(text):

@@ -40,6 +40,7 @@ NATIVE: Final = ROOT / "src" / "sidestep" / "native"
 LAYOUT: Final = tuple(
     NATIVE / name for name in ("header.py", "layout.py", "defaults.py")
 )  # what writes layout.h, and of what
+NATIVE_FOLDERS: Final = tuple(sorted({path.parent for path in NATIVE.rglob("*.h")}))
 HEADERS: Final = ROOT / "include" / "sidestep"  # what C programs include
 OUTPUT: Final = ROOT / "build" / "native-tests"
 OBJECTS: Final = OUTPUT / "objects"
@@ -118,10 +119,10 @@ def require(sanitizer: Sanitizer) -> None:
 def build(name: str, sources: Sequence[Path], flags: Sequence[str], *, cc: str | None = None) -> Path:
     """The program or library `name` made from `sources`; compiled only if there is none of this content yet."""
     cc = cc or compiler()
-    folders = {NATIVE, HEADERS, SUPPORT, NATIVE_TESTS, *(path.parent for path in sources)}
+    folders = {*NATIVE_FOLDERS, HEADERS, SUPPORT, NATIVE_TESTS, *(path.parent for path in sources)}
     headers = [*LAYOUT, *(header for folder in folders for header in folder.glob("*.h"))]
     words, files = [cc, *flags], sorted({*sources, *headers})  # without a compiler: any header might matter
-    if any(path.parent == NATIVE for path in sources) and "clang" not in cc and coverage_build.runtime():
+    if any(path.is_relative_to(NATIVE) for path in sources) and "clang" not in cc and coverage_build.runtime():
         full_name = f"{hashed([*words, 'coverage'], [*files, coverage_build.RUNTIME])}-{name}"
         flags = [*flags, *coverage_build.compile_flags(full_name)]
         sources = [*sources, coverage_build.RUNTIME]
@@ -167,7 +168,7 @@ def _link(cc: str, sources: Sequence[Path], flags: Sequence[str], made: Path) ->
 
 def _object(cc: str, flags: Sequence[str], source: Path) -> Path:
     layout = made_once(f"{hashed([], LAYOUT)}-layout", _write_layout)
-    includes = [f"-I{layout}", f"-I{NATIVE}", f"-I{NATIVE_TESTS}"]
+    includes = [f"-I{folder}" for folder in (layout, *NATIVE_FOLDERS, NATIVE_TESTS)]
     argv = [cc, "-g", "-std=gnu11", "-pthread", *WARNINGS, *includes, *flags]
     files = _succeed([*argv, "-MM", "-MT", "it", source], source.name).replace("\\\n", "").split()[1:]
     name = f"{hashed(argv, [Path(file) for file in files])}-{source.stem}.o"
@@ -191,10 +192,15 @@ def _succeed(argv: Sequence[str | os.PathLike[str]], what: str) -> str:
     return done.stdout
 
 
+def native(*names: str) -> list[Path]:
+    """The C files of the library that are called so."""
+    return [next(NATIVE.rglob(f"{name}.c")) for name in names]
+
+
 def build_test(name: str, sanitizer: Sanitizer, *more: Path, flags: Sequence[str] = ()) -> Path:
     """The C test program tests/native/`name`.c, with the channel's own code, for `sanitizer`."""
     require(sanitizer)
-    sources = [NATIVE_TESTS / f"{name}.c", NATIVE_TESTS / "check.c", NATIVE / "channel.c", *more]
+    sources = [NATIVE_TESTS / f"{name}.c", NATIVE_TESTS / "check.c", *native("channel"), *more]
     return build(f"{name}-{sanitizer.name}", sources, [*sanitizer.flags, *GUARDED, SPILL, *flags])
 
 
@@ -228,7 +234,7 @@ def succeed(argv: Sequence[str | os.PathLike[str]], sanitizer: Sanitizer) -> str
 def build_shim(sanitizer: Sanitizer) -> Path:
     """libsidestep.so for `sanitizer`."""
     require(sanitizer)
-    sources = [NATIVE / "channel.c", NATIVE / "loader_decode_x86_64.c", *sorted(NATIVE.glob("shim*.c"))]
+    sources = [*native("channel", "loader_decode_x86_64"), *sorted(NATIVE.glob("shim/*/*.c"))]
     # the flags that meson.build gives the library, for the same reasons
     flags = [
         *("-shared", "-fPIC", "-fvisibility=hidden", "-ftls-model=initial-exec", "-fno-semantic-interposition"),
@@ -241,7 +247,7 @@ def build_shim(sanitizer: Sanitizer) -> Path:
 def build_module(sanitizer: Sanitizer, name: str, *parts: str) -> Path:
     """The Python extension `name`, made of the C files called so and other parts of the library, for `sanitizer`."""
     require(sanitizer)
-    sources = [*sorted(NATIVE.glob(f"{name}*.c")), *(NATIVE / f"{part}.c" for part in parts)]
+    sources = [*sorted(NATIVE.glob(f"*/{name}*.c")), *native(*parts)]
     flags = [
         "-shared",
         "-fPIC",
@@ -323,7 +329,7 @@ def clang() -> str:
 def guided(name: str, seconds: float, directory: Path, *more: Path, flags: Sequence[str] = ()) -> int:
     """How many inputs libFuzzer led through the target tests/native/`name`.c in so long; any failure is the test's."""
     with_libfuzzer = clang()
-    sources = [NATIVE_TESTS / f"{name}.c", NATIVE_TESTS / "check.c", NATIVE / "channel.c", *more]
+    sources = [NATIVE_TESTS / f"{name}.c", NATIVE_TESTS / "check.c", *native("channel"), *more]
     sanitized = ["-O1", "-fsanitize=fuzzer,address,undefined", "-fno-sanitize-recover=undefined", *GUARDED, SPILL]
     program = build(f"{name}-libfuzzer", sources, [*sanitized, *flags], cc=with_libfuzzer)
     (kept := directory / "kept").mkdir()

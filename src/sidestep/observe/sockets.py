@@ -317,7 +317,7 @@ class Process:
     def _left_out(self, environ: Mapping[str, str]) -> tuple[str, str] | None:
         """The reason why its starter left it out, and the remedy; None: its starter is not under sidestep.
 
-        The shim carries its part of the environment where nothing is left of it: native/shim_environment.c.
+        The shim carries its part of the environment where nothing is left of it: shim_environment.c.
         """
         if (found := self._under_sidestep()) is None:
             return None

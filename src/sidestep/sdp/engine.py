@@ -1,4 +1,4 @@
-"""What the engine needs of a connection that it borrows, and what it brings back (native/engine.h)."""
+"""What the engine needs of a connection that it borrows, and what it brings back (native/engine/engine.h)."""
 
 from __future__ import annotations
 

@@ -48,7 +48,7 @@ def test_offsets_are_those_of_the_headers(tmp_path: Path) -> None:
 
 @_of_64_bits
 def test_the_engine_has_them_alike(tmp_path: Path) -> None:
-    """native/verbs_abi.h, which declares what it uses."""
+    """native/engine/verbs_abi.h, which declares what it uses."""
     own = {"struct ibv_sge": "verbs_sge", "struct ibv_recv_wr": "verbs_recv_wr", "struct ibv_wc": "verbs_wc"}
     own["struct ibv_send_wr"] = "verbs_send_wr"
     lines = [line.split() for line in declared().replace("struct ", "struct-").splitlines()]
@@ -68,6 +68,6 @@ def test_the_engine_has_them_alike(tmp_path: Path) -> None:
 
 
 def test_the_engines_bounds_are_those_of_python() -> None:
-    text = (toolchain.NATIVE / "engine_verbs.h").read_text()
+    text = (toolchain.NATIVE / "engine/engine_verbs.h").read_text()
     assert re.search(rf"#define VERBS_SENDS {limits.VERBS_ENGINE_SENDS}u", text)
     assert re.search(rf"#define VERBS_INLINE_MAX {limits.VERBS_INLINE_MAX}u", text)

@@ -1,6 +1,6 @@
 """Lends connections with other hosts to the engine, and takes them back.
 
-The engine (`native/engine.h`) is a thread that never runs Python. A connection on which nothing unusual goes on is lent
+The engine (`engine.h`) is a thread that never runs Python. A connection on which nothing unusual goes on is lent
 to it: it moves bytes between the application's ring and the wire, and gives the connection back at anything it does not
 know. Then the relay goes on as if it had done all of that itself. It is taken back as well whenever Python has
 something to do with it: every way into a relay that is lent begins with `reclaim`.

@@ -1,4 +1,4 @@
-"""A queue pair that is lent to the engine (native/engine_verbs.h), and what the engine leaves of it.
+"""A queue pair that is lent to the engine (native/engine/engine_verbs.h), and what the engine leaves of it.
 
 Nothing moves in the device when it changes hands. Receives stay posted: the engine gets a table of them, and posts each
 again once its message was taken, so what is posted is the same afterwards, in another order. Requests are numbered on:
