@@ -29,8 +29,8 @@ def test_every_release_has_its_kinds_of_changes_in_order_and_the_package_is_the_
     releases = re.findall(r"(?ms)^## (.*?)\n(.*?)(?=^## |\Z)", CHANGELOG)
     assert [re.fullmatch(r"[\d.]+ - \d{4}-\d\d-\d\d", heading) is not None for heading, _ in releases] == [True, True]
     assert [heading.split()[0] for heading, _ in releases] == [__version__, "0.1.0"]
-    for _, body in releases:
-        assert re.findall(r"(?m)^### (.*)$", body) == KINDS
+    for heading, body in releases:
+        assert re.findall(r"(?m)^### (.*)$", body) == (KINDS[:1] if heading.startswith("0.1.0") else KINDS)  # the first
 
 
 def test_a_change_says_what_is_so_now() -> None:

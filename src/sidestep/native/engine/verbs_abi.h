@@ -1,7 +1,6 @@
 /*
- * verbs_abi.h - what libibverbs has in memory, as far as the engine uses it: structures of `infiniband/verbs.h` of rdma-core, whose
- * layout is the library's ABI (symbol versions IBVERBS_1.x). rdma/kernel/abi.py has all that Python uses; a test compares
- * the two, and that file with the header.
+ * verbs_abi.h - structures of `infiniband/verbs.h` of rdma-core that the engine uses. Their layout is the library's ABI
+ * (symbol versions IBVERBS_1.x). rdma/kernel/abi.py has those of Python. A test compares both files with the header.
  */
 #ifndef SIDESTEP_VERBS_ABI_H
 #define SIDESTEP_VERBS_ABI_H

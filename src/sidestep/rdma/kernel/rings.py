@@ -1,8 +1,8 @@
 """Rings of applications that a device has pinned: those that much goes out from, for as long as it does.
 
 An application gives the pages of its ring back once it has rested; what it writes then lies in others, and the device
-would go on reading the old ones. It counts that (`channel_trim` in native/channel/channel.h), so it need not wait for us, nor
-we for it: before each message the engine (native/engine/engine_verbs.c) compares the count with the one that was read before
+would go on reading the old ones. It counts that (`channel_trim` in channel.h), so it need not wait for us, nor
+we for it: before each message the engine (engine_verbs.c) compares the count with the one that was read before
 the ring was pinned. Where they differ it copies, as from any ring that is not pinned.
 
 So these regions are the engine's alone. What Python posts is not looked for in them: it would not compare.
