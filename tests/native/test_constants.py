@@ -71,7 +71,7 @@ def test_no_ip_header_holds_the_protocol() -> None:
 
 
 def test_the_shim_waits_as_long_as_the_limits_say() -> None:
-    text = (Path(layout.__file__).parent / "shim_rpc.c").read_text()
+    text = (Path(layout.__file__).parent / "shim/provider/shim_rpc.c").read_text()
     for name, limit_s in (("ASK", limits.EXPLICIT_ASK_TIMEOUT_S), ("NAMED", limits.EXPLICIT_NAMED_TIMEOUT_S)):
         found = re.search(rf"#define {name}_TIMEOUT_NS (\d+)", text)
         assert found is not None
