@@ -21,8 +21,8 @@ from harness.apps import as_user
 from harness.cli import HERE, ROOT, build_programs, chosen, tell
 from harness.model import Row, Settings
 from harness.rows import missing
-from harness.runner import CROWDED_S, judge
-from harness.world import SidestepWorld
+from harness.runner import CROWDED_S, judge, measured
+from harness.world import sidestep_world
 
 from sidestep.demo.machine import Machine
 
@@ -33,12 +33,12 @@ def once(row: Row, seconds: float) -> None:
     """One run under the sidestep of this interpreter, as JSON."""
     seconds = max(seconds, CROWDED_S) if row.load else seconds
     settings = Settings(seconds, warmup_s=0.3, idle_s=5.0, connections_max=2_000, pauses=3)
-    with SidestepWorld(promote_after=None, cpus=row.cpus, load=row.load) as world:
-        sample = row.measure(world, settings)
+    with sidestep_world(None, cpus=row.cpus, load=row.load) as world:
+        sample = measured(row, world, settings)
     click.echo(json.dumps(asdict(sample) | {"invalid": judge(row, sample)}))
 
 
-def measured(row: Row, checkout: Path, seconds: float) -> float:
+def figure(row: Row, checkout: Path, seconds: float) -> float:
     """The figure of one run; raises ValueError with the reason where it does not count."""
     argv = [str(checkout / ".venv/bin/python"), str(HERE / "compare.py"), ONCE, row.name, str(seconds)]
     if row.user and os.geteuid() == 0:
@@ -77,7 +77,7 @@ def main(before: Path, patterns: str | None, rounds: int, seconds: float) -> Non
         try:
             for number in range(rounds):
                 for figures, checkout in sides[:: -1 if number % 2 else 1]:
-                    figures.append(measured(row, checkout, seconds))
+                    figures.append(figure(row, checkout, seconds))
         except ValueError as error:
             tell(f"{row.name}: {error}")
             continue

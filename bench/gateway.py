@@ -23,8 +23,9 @@ from typing import Final
 
 from harness.machine import cpu_time_ns
 
-from remote import HERE, WORKS, Row, Talk, client, served  # which shows where `hosts` is
+from remote import HERE, WORKS, Found, Row, client, served, site  # which shows where `hosts` is
 from sidestep.demo.machine import Machine
+from sidestep.demo.world import World
 
 # isort: split
 from hosts import Host, hosts
@@ -79,11 +80,12 @@ def relaying(host: Host, rule: str) -> Iterator[int]:
 def measure(work: str, asking: Host, first: Host, server: Host, gateways: list[int], given: argparse.Namespace) -> Row:
     """All rounds of one work; prints the row, whose SDP is the way through the gateways."""
     row = Row(work)
-    with served(server, work, PORT, shim=False):
+    with World(work, site(server, shim=False), site(asking, shim=False)) as world:
+        served(world, work, PORT)
         for _ in range(given.rounds):
             for target, values in ((server, row.tcp), (first, row.sdp)):
                 before = sum(map(cpu_time_ns, gateways))
-                found = Talk.said_by(client(asking, target, PORT, work, given.seconds, shim=False))
+                found = Found.said_by(client(world, target.address, PORT, work, given.seconds), given.seconds)
                 row.add(values, found, sum(map(cpu_time_ns, gateways)) - before)
     print(row, flush=True)
     return row

@@ -26,8 +26,7 @@ import os
 import statistics
 import subprocess
 import sys
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Final
@@ -39,9 +38,9 @@ from harness.machine import cpu_time_ns  # noqa: E402 - the path has to be there
 from hosts import NETWORK, NETWORK6, Host, hosts  # noqa: E402
 
 from sidestep.demo.machine import Machine  # noqa: E402
+from sidestep.demo.world import END_S, START_S, Program, Site, World  # noqa: E402
 from sidestep.settings import RemoteSettings  # noqa: E402
 
-CONNECT_S: Final = 10.0
 WARM_UP_S: Final = 0.5  # in which it is promoted, too
 WORKS: Final = {
     "64 B round trip": ("pingpong", 64),
@@ -72,7 +71,7 @@ class Row:
     def unit(self) -> str:
         return "us" if WORKS[self.work][0] == "pingpong" else "MB/s"
 
-    def add(self, values: list[float], found: Talk, used_ns: int) -> None:
+    def add(self, values: list[float], found: Found, used_ns: int) -> None:
         """A round of TCP, or of SDP, which used so much of the providers' processors, also before it was measured."""
         size = WORKS[self.work][1]
         values.append(found.p50_ns / 1e3 if self.unit == "us" else found.rate * size / 1e6)
@@ -130,7 +129,7 @@ def main() -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class Talk:
+class Found:
     """What one client found."""
 
     messages: int  # while it measured
@@ -138,9 +137,9 @@ class Talk:
     p50_ns: float  # of a round trip
 
     @classmethod
-    def said_by(cls, client: subprocess.Popen[bytes]) -> Talk:
+    def said_by(cls, client: Program, seconds: float) -> Found:
         """At its end."""
-        said = json.loads(client.communicate()[0])
+        said = client.result(WARM_UP_S + seconds + END_S)
         return cls(said["messages"], said["rate"], said.get("p50_ns", 0))
 
     @property
@@ -149,14 +148,14 @@ class Talk:
         return 1 + WARM_UP_S * self.rate / self.messages
 
 
-def talk(work: str, pair: list[Host], seconds: float, *, shim: bool, connections: int = 1) -> list[Talk]:
+def talk(work: str, pair: list[Host], seconds: float, *, shim: bool, connections: int = 1) -> list[Found]:
     """So many connections at once, each of a client and a server of its own."""
     one, other = pair
     joined = one.joined("connect")
-    with ExitStack() as servers:
-        ports = [servers.enter_context(served(other, work, shim=shim)) for _ in range(connections)]
-        clients = [client(one, other, port, work, seconds, shim=shim) for port in ports]
-        found = [Talk.said_by(each) for each in clients]
+    with World(work, site(other, shim=shim), site(one, shim=shim)) as world:
+        ports = [served(world, work) for _ in range(connections)]
+        clients = [client(world, world.address, port, work, seconds) for port in ports]
+        found = [Found.said_by(each, seconds) for each in clients]
     assert not shim or one.joined("connect") == joined + connections, "not all were promoted"
     return found
 
@@ -219,13 +218,16 @@ def together(work: str, pair: list[Host], connections: int, seconds: float, *, s
     )
 
 
-def client(host: Host, server: Host, port: int, work: str, seconds: float, *, shim: bool) -> subprocess.Popen[bytes]:
+def site(host: Host, *, shim: bool) -> Site:
+    """Where programs run, under sidestep or not."""
+    return Site(host.address, host.sidestep if shim else None, namespace=host.namespace)
+
+
+def client(world: World, address: str, port: int, work: str, seconds: float) -> Program:
     """One that has begun."""
     program, size = WORKS[work]
-    argv = [str(HERE / "build" / program), "client", "-h", server.address, "-p", str(port), "-s", str(size)]
-    with host.namespace.inside():
-        env = host.sidestep.env() if shim else None
-        return subprocess.Popen([*argv, "-w", str(WARM_UP_S), "-t", str(seconds)], env=env, stdout=subprocess.PIPE)
+    argv = [str(HERE / "build" / program), "client", "-h", address, "-p", str(port), "-s", str(size)]
+    return world.start([*argv, "-w", str(WARM_UP_S), "-t", str(seconds)])
 
 
 def provider_ns(pair: list[Host]) -> int:
@@ -233,20 +235,11 @@ def provider_ns(pair: list[Host]) -> int:
     return sum(cpu_time_ns(host.sidestep.provider_pid) for host in pair)
 
 
-@contextmanager
-def served(host: Host, work: str, port: int = 0, *, shim: bool) -> Iterator[int]:
+def served(world: World, work: str, port: int = 0) -> int:
     """A server's port."""
     program, size = WORKS[work]
-    argv = [str(HERE / "build" / program), "server", "-h", host.address, "-p", str(port), "-s", str(size)]
-    with host.namespace.inside():
-        env = host.sidestep.env() if shim else None
-        server = subprocess.Popen(argv, env=env, stdout=subprocess.PIPE, text=True)
-    assert server.stdout is not None
-    try:
-        yield int(server.stdout.readline().removeprefix("listening "))
-    finally:
-        server.kill()
-        server.communicate()
+    argv = [str(HERE / "build" / program), "server", "-h", world.address, "-p", str(port), "-s", str(size)]
+    return int(world.start(argv, world.server).expect("listening", START_S))
 
 
 if __name__ == "__main__":

@@ -19,7 +19,6 @@ import os
 import statistics
 import subprocess
 import sys
-from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Final
@@ -27,10 +26,12 @@ from typing import Final
 from harness.apps import as_user
 from harness.model import Settings
 from harness.rows import ROWS
-from harness.world import Program, World
+from harness.runner import measured
+from harness.world import CountedWorld
 
-from remote import spread  # which shows where `hosts` is
+from remote import site, spread  # which shows where `hosts` is
 from sidestep.demo.machine import Machine
+from sidestep.demo.world import Program
 from sidestep.settings import RemoteSettings
 
 # isort: split
@@ -41,34 +42,11 @@ USER: Final = "postgres"
 CAPABILITIES: Final = ("sys_admin", "net_admin", "net_raw", "net_bind_service", "sys_ptrace")  # of namespaces
 
 
-class HostsWorld(World):
-    """The server on one host, the client on the other."""
+class UnseenWorld(CountedWorld):
+    """A world whose connections may stay on TCP."""
 
-    def __init__(self, name: str, client: Host, server: Host, *, shim: bool) -> None:
-        super().__init__(name)
-        self.address = server.address
-        self._client, self._server, self._shim = client, server, shim
-        self._here = client
-
-    def environment(self) -> dict[str, str]:
-        return self._here.sidestep.env() if self._shim else super().environment()
-
-    def start(self, argv: list[str], **options: object) -> Program:
-        with self._here.namespace.inside():
-            return super().start(argv, **options)  # type: ignore[arg-type]  # as it takes them
-
-    def serve(self, argv: list[str], **options: object) -> Program:
-        self._here = self._server
-        try:
-            return self.start(argv, **options)
-        finally:
-            self._here = self._client
-
-    def beside(self) -> AbstractContextManager[object]:
-        return self._client.namespace.inside()
-
-    def evidence(self, port: int, ends: int, programs: list[Program]) -> None:
-        del port, ends, programs
+    def evidence(self, _port: int, _ends: int, *_programs: Program) -> None:
+        """None."""
 
 
 @dataclass
@@ -118,8 +96,8 @@ def measure(name: str, client: Host, server: Host, given: argparse.Namespace) ->
     for _ in range(given.rounds):
         for kind, values in (("tcp", row.tcp), ("sidestep", row.sidestep)):
             before = client.joined("connect")
-            with HostsWorld(kind, client, server, shim=kind == "sidestep") as world:
-                values.append(found.measure(world, settings).value)
+            with UnseenWorld(kind, *(site(host, shim=kind == "sidestep") for host in (server, client))) as world:
+                values.append(measured(found, world, settings).value)
         row.left_tcp.append(client.joined("connect") - before)
     print(row, flush=True)
     return row

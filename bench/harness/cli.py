@@ -29,8 +29,10 @@ from harness.report import render
 from harness.rows import ROWS, missing
 from harness.runner import run_row
 from harness.sockmap import sockmap_missing
-from harness.world import program_missing, sidestep_missing
 from sidestep.demo.machine import Machine
+from sidestep.demo.world import program_missing
+from sidestep.errors import SidestepError
+from sidestep.installation import native_library
 
 HERE = Path(__file__).resolve().parent.parent
 ROOT = HERE.parent
@@ -45,6 +47,15 @@ def fail(message: str) -> NoReturn:
     """Ends the program for want of something."""
     tell(message)
     sys.exit(2)
+
+
+def sidestep_missing() -> str | None:
+    """Why nothing can run under sidestep here; None when it can."""
+    try:
+        native_library()
+    except SidestepError as error:
+        return str(error)
+    return None
 
 
 def build_programs() -> None:

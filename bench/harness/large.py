@@ -9,9 +9,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
-from harness.model import Evidence, Sample, Settings
-from harness.talks import BUILD, HERE, Talk, latency
-from harness.world import World, program_missing, wait_for_port
+from harness.model import Settings
+from harness.talks import BUILD, HERE, Talk, latency, ran
+from harness.world import CountedWorld
+from sidestep.demo.world import Evidence, Sample, program_missing
 from sidestep.testing import free_port
 
 CALL: Final = 1_000_000  # bytes of a call and of its answer
@@ -28,50 +29,46 @@ def _timing(settings: Settings) -> list[str]:
     return ["--warmup", str(settings.warmup_s), "--seconds", str(settings.seconds), "--hold"]
 
 
-def grpc_cpp(world: World, settings: Settings) -> Sample:
+def grpc_cpp(world: CountedWorld, settings: Settings) -> Sample:
     """Calls a second by gRPC's C++."""
     program = str(BUILD / "grpc_unary")
     timing = ["-w", str(settings.warmup_s), "-t", str(settings.seconds)]
     return _calls(world, settings, [program, "server"], [program, "client", "-s", str(CALL), "-p", "{port}", *timing])
 
 
-def grpc_python(world: World, settings: Settings) -> Sample:
+def grpc_python(world: CountedWorld, settings: Settings) -> Sample:
     """Calls a second by gRPC's Python."""
     client = _python("grpc_unary.py", "client", "--size", str(CALL), "--port", "{port}", *_timing(settings))
     return _calls(world, settings, _python("grpc_unary.py", "server"), client)
 
 
-def _calls(world: World, settings: Settings, server: list[str], client: list[str]) -> Sample:
-    talk = Talk.start(world, server, client)
-    evidence = talk.measured(world, settings, 2)
-    result = talk.result()
+def _calls(world: CountedWorld, settings: Settings, server: list[str], client: list[str]) -> Sample:
+    result, evidence = ran(world, settings, Talk.start(world, server, client))
     return Sample(result["rate"], {**latency(result), "rate": result["rate"]}, evidence)
 
 
-def ray(world: World, settings: Settings) -> Sample:
+def ray(world: CountedWorld, settings: Settings) -> Sample:
     """MB/s of blocks between two nodes of a cluster."""
     port = free_port()
     driver = world.start(_python("ray_blocks.py", "--port", str(port), "--size", str(BLOCK), *_timing(settings)))
     talk = Talk(driver, driver, port)
-    evidence = talk.held(world, UP_S, 2)
+    evidence = talk.held(world, UP_S)
     return _blocks(talk.result(), evidence)
 
 
-def dask(world: World, settings: Settings) -> Sample:
+def dask(world: CountedWorld, settings: Settings) -> Sample:
     """MB/s of blocks from a worker to its client."""
     scheduler_port, port = free_port(), free_port()
     with tempfile.TemporaryDirectory(prefix="bench-dask-") as name:
         where = ["--host", "127.0.0.1", "--no-dashboard"]
         argv = [sys.executable, "-m", "dask", "scheduler", *where, "--port", str(scheduler_port), "--no-show"]
-        scheduler = world.start(argv, cwd=Path(name))
-        wait_for_port(world, scheduler, scheduler_port, UP_S)
+        scheduler = world.serve(argv, scheduler_port, UP_S, cwd=Path(name))
         argv = [sys.executable, "-m", "dask", "worker", f"tcp://127.0.0.1:{scheduler_port}", *where, "--no-nanny"]
         argv += ["--worker-port", str(port), "--nthreads", "1", "--local-directory", name]
-        worker = world.start(argv, cwd=Path(name))
-        wait_for_port(world, worker, port, UP_S)
+        worker = world.serve(argv, port, UP_S, cwd=Path(name))
         options = ["--scheduler", str(scheduler_port), "--size", str(BLOCK), *_timing(settings)]
         talk = Talk(worker, world.start(_python("dask_blocks.py", *options)), port)
-        evidence = talk.held(world, UP_S, 2)
+        evidence = talk.held(world, UP_S)
         result = talk.result()
         scheduler.stop()
     return _blocks(result, evidence)

@@ -7,16 +7,14 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any, Final, Self
 
+from sidestep.demo.world import Sample
+
 if TYPE_CHECKING:
-    from harness.world import World
+    from harness.world import CountedWorld
 
 SPREAD: Final = "unpinned"  # kernel TCP as the kernel places both ends
 OURS: Final = "sidestep"
 PEER: Final = "sockmap"  # what a kernel can do without a library, where root and kernel allow
-
-
-class BenchError(Exception):
-    """A run that could not be made or cannot count; the text says what and what to do."""
 
 
 @dataclass(frozen=True)
@@ -30,29 +28,7 @@ class Settings:
     pauses: int = 5  # messages of a run that pauses for a second before each
 
 
-@dataclass(frozen=True)
-class Evidence:
-    """What `ss` said of a row's connections while they were open."""
-
-    ends_promoted: int
-    ends_wanted: int
-    ring_share: float  # part of the bytes that went through the rings, 0 to 1
-    why_not: tuple[str, ...] = ()  # states and reasons of ends that were not promoted
-    counts: dict[str, int] = field(default_factory=dict)  # messages, doorbells, sleeps and spins of all ends together
-
-    @property
-    def ok(self) -> bool:
-        """True when as many ends were promoted as the row has."""
-        return self.ends_promoted >= self.ends_wanted
-
-
-@dataclass(frozen=True)
-class Sample:
-    """One run: the figure that counts, others beside it, and under sidestep the evidence of promotion."""
-
-    value: float
-    beside: dict[str, float] = field(default_factory=dict)
-    evidence: Evidence | None = None
+Measure = Callable[["CountedWorld", Settings], Sample]
 
 
 @dataclass(frozen=True)
@@ -68,7 +44,7 @@ class Row:
     unit: str
     must: float
     aim: float
-    measure: Callable[[World, Settings], Sample]
+    measure: Measure
     lower_is_better: bool = False
     absolute: bool = False
     over_tcp: bool = False

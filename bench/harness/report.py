@@ -56,7 +56,7 @@ def _cells(row: dict[str, Any]) -> list[str]:
     times = "-"
     if any(world and "p50_us" in world["beside"] for world in (best, ours)):
         times = f"{_times(best)}\n{_times(ours)}"
-    lowest = min((evidence["ring_share"] for evidence in row["promotion"]), default=None)
+    lowest = min((evidence.get("ring_share", 0.0) for evidence in row["promotion"]), default=None)
     return [
         f"{row['title']}\n{row['unit']}", _spread(best) + where, _spread(ours), _ratio(row), _ratio(row.get("peer")),
         times, _kept(row), _limit(row), "-" if lowest is None else f"{lowest:.1%}", _bound(row, "must"),

@@ -8,7 +8,7 @@ from typing import Final
 
 from harness import apps, large, talks
 from harness.model import Row
-from harness.world import program_missing
+from sidestep.demo.world import program_missing
 
 REDIS: Final = ("redis-server", "redis-benchmark")
 NGINX: Final = ("nginx", "wrk")
@@ -175,7 +175,7 @@ _SPECIAL: Final[dict[str, Callable[[], str | None]]] = {
 
 def missing(row: Row) -> list[str]:
     """Why a row cannot run here at all, a sentence for each program that is missing."""
-    found = [_SPECIAL[name]() if name in _SPECIAL else program_missing(name) for name in (*row.needs, "taskset")]
+    found = [_SPECIAL[name]() if name in _SPECIAL else program_missing(name) for name in row.needs]
     if row.user:
         found.append(apps.user_missing(row.user))
     return [sentence for sentence in found if sentence]

@@ -5,30 +5,34 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import replace
+from functools import partial
 
-from harness.model import OURS, PEER, SPREAD, BenchError, Evidence, Outcome, Row, Sample, Settings
-from harness.sockmap import SockmapWorld
-from harness.world import SidestepWorld, World
+from harness.model import OURS, PEER, SPREAD, Outcome, Row, Settings
+from harness.sockmap import sockmap_world
+from harness.world import CountedWorld, sidestep_world
+from sidestep.demo.world import UNSEEN, Evidence, Sample
+from sidestep.errors import SidestepError, Unavailable
 
 Tell = Callable[[str], None]
 CROWDED_S = 1.0
-FAULTS = (BenchError, OSError, subprocess.SubprocessError)
+FAULTS = (SidestepError, OSError, subprocess.SubprocessError)
 
 
 def _worlds(
     row: Row, promote_after: str | None, with_sidestep: bool, with_peer: bool
-) -> dict[str, Callable[[], World]]:
-    worlds: dict[str, Callable[[], World]] = {
-        SPREAD: lambda: World(SPREAD, cpus=row.cpus, load=row.load),
-        "one-cpu": lambda: World("one-cpu", one_cpu=True, cpus=row.cpus, load=row.load),
+) -> dict[str, Callable[[], AbstractContextManager[CountedWorld]]]:
+    worlds: dict[str, Callable[[], AbstractContextManager[CountedWorld]]] = {
+        SPREAD: partial(CountedWorld, SPREAD, cpus=row.cpus, load=row.load),
+        "one-cpu": partial(CountedWorld, "one-cpu", one_cpu=True, cpus=row.cpus, load=row.load),
     }
     if row.absolute or row.as_placed:
         del worlds["one-cpu"]
     if with_sidestep:
-        worlds[OURS] = lambda: SidestepWorld(promote_after=promote_after, cpus=row.cpus, load=row.load)
+        worlds[OURS] = partial(sidestep_world, promote_after, cpus=row.cpus, load=row.load)
     if with_peer and row.peer:
-        worlds[PEER] = lambda: SockmapWorld(cpus=row.cpus, load=row.load)
+        worlds[PEER] = partial(sockmap_world, cpus=row.cpus, load=row.load)
     return worlds
 
 
@@ -36,7 +40,7 @@ def judge(row: Row, sample: Sample, what: str = "promoted") -> str | None:
     """Why a run under sidestep, or of the peer, does not count; None when it does. Nothing is assumed."""
     if not row.promotes:
         return None
-    evidence = sample.evidence or Evidence(0, 1, 0.0, ("the run ended before it could be looked at",))
+    evidence = sample.evidence or Evidence(0, 1, why_not=(UNSEEN,))
     if evidence.ok:
         return None
     why = "; ".join(evidence.why_not) or "fewer connections than expected"
@@ -64,10 +68,8 @@ def run_row(
                 continue
             try:
                 with worlds[name]() as world:
-                    sample = _with_cost(row.measure(world, settings), world.spent)
-            except Exception as error:
-                if not isinstance(error, FAULTS) and not _is_sidestep_error(error):
-                    raise
+                    sample = measured(row, world, settings)
+            except FAULTS as error:
                 tell(f"{row.name}: {name}: {error}")
                 if name == PEER:
                     outcome.peer_failed = str(error)
@@ -86,17 +88,12 @@ def run_row(
     return outcome
 
 
-def _with_cost(sample: Sample, spent: dict[str, float]) -> Sample:
-    """The sample with the CPUs that were used meanwhile, and the CPU time of a message where messages are counted."""
-    beside = dict(spent)
-    if "cpus" in spent and sample.beside.get("rate"):
-        beside["cpu_us"] = 1e6 * spent["cpus"] / sample.beside["rate"]
+def measured(row: Row, world: CountedWorld, settings: Settings) -> Sample:
+    """One run, with the CPUs that were used meanwhile, and the CPU time of a message where messages are counted."""
+    sample = row.measure(world, settings)
+    if not sample.equal:
+        raise Unavailable("the bytes received were not those sent")
+    beside = dict(world.spent)
+    if "cpus" in beside and sample.beside.get("rate"):
+        beside["cpu_us"] = 1e6 * beside["cpus"] / sample.beside["rate"]
     return replace(sample, beside=sample.beside | beside)
-
-
-def _is_sidestep_error(error: Exception) -> bool:
-    try:
-        from sidestep.errors import SidestepError
-    except ImportError:
-        return False
-    return isinstance(error, SidestepError)

@@ -15,12 +15,14 @@ import socket
 import struct
 import tempfile
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import closing, contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, Self
+from typing import Any, Final
 
-from harness.model import PEER, Evidence
-from harness.world import Program, World
+from harness.model import PEER
+from harness.world import CountedWorld
+from sidestep.demo.world import Evidence, Program, Site
 
 BY_TCP_MAX: Final = 4096  # bytes that an end may have received by TCP itself, before both ends were in the map
 _CALLS: Final = {"x86_64": 321, "aarch64": 280}  # bpf(2), by machine
@@ -139,34 +141,37 @@ def sockmap_missing() -> str | None:
     return None
 
 
-class SockmapWorld(World):
-    """Kernel TCP's sockets, past its protocol."""
+@dataclass(frozen=True, slots=True)
+class _GroupSite(Site):
+    """This host, in a group."""
 
-    def __init__(self, *, cpus: int | None = None, load: int = 0) -> None:
-        super().__init__(PEER, cpus=cpus, load=load)
-        self._group: Group | None = None
-
-    def __enter__(self) -> Self:
-        self._group = Group(_groups())
-        self._stack.callback(self._group.close)
-        return super().__enter__()
-
-    @property
-    def _entered(self) -> Group:
-        assert self._group is not None, "the world is not entered"
-        return self._group
+    group: Group | None = None
 
     def argv(self, argv: list[str]) -> list[str]:
         """Starts it in the group."""
-        return ["sh", "-c", 'echo $$ >"$0/cgroup.procs" && exec "$@"', str(self._entered.path), *argv]
+        assert self.group is not None, "made with one"
+        return ["sh", "-c", 'echo $$ >"$0/cgroup.procs" && exec "$@"', str(self.group.path), *argv]
 
-    def evidence(self, port: int, ends: int, programs: list[Program]) -> Evidence | None:
+
+class _SockmapWorld(CountedWorld):
+    """Kernel TCP's sockets, past its protocol."""
+
+    def evidence(self, port: int, ends: int, *programs: Program) -> Evidence | None:
         """How many ends of the server at `port` received next to nothing by TCP itself."""
-        super().evidence(port, ends, programs)
-        received = [size for pid in self._entered.pids() for size in _received_by_tcp(pid, port)]
+        super().evidence(port, ends, *programs)
+        assert isinstance(self.server, _GroupSite)
+        assert self.server.group is not None
+        received = [size for pid in self.server.group.pids() for size in _received_by_tcp(pid, port)]
         redirected = sum(size <= BY_TCP_MAX for size in received)
         by_tcp = max(received, default=0)
-        return Evidence(redirected, ends, 0.0, (f"{len(received)} were found, by TCP {by_tcp} bytes came to one",))
+        return Evidence(redirected, ends, (f"{len(received)} were found, by TCP {by_tcp} bytes came to one",))
+
+
+@contextmanager
+def sockmap_world(**options: Any) -> Iterator[CountedWorld]:
+    """Kernel TCP's sockets, past its protocol, by a group of their own."""
+    with closing(Group(_groups())) as group, _SockmapWorld(PEER, _GroupSite(group=group), **options) as world:
+        yield world
 
 
 def _received_by_tcp(pid: int, port: int) -> Iterator[int]:

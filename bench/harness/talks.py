@@ -2,82 +2,74 @@
 
 from __future__ import annotations
 
-import json
 import resource
 import sys
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from harness import machine
-from harness.model import OURS, BenchError, Evidence, Sample, Settings
-from harness.world import Program, World
+from harness.model import OURS, Measure, Settings
+from harness.world import CountedEvidence, CountedWorld
 from sidestep.demo.machine import memory_kib
+from sidestep.demo.world import PLAIN, START_S, Evidence, Program, Sample, Site, World
+from sidestep.errors import Unavailable
 
 HERE = Path(__file__).resolve().parent.parent
 BUILD = HERE / "build"
-START_S = 20.0  # for a program to come up, generous for a loaded machine
 REST_S, REST_KIB, REST_LOOKS = 4.0, 4096, 10  # how memory is found to be at rest
 USE_S = 0.004  # of each connection that is to be idle then
 USES_MAX = 4  # a provider with little CPU time joins fewer ends in that time
 SETTLE_S = 3.0  # after the last byte: rings give their pages back after a second, spins and timers end
 
-Measure = Callable[[World, Settings], Sample]
 
-
-@dataclass
+@dataclass(frozen=True, slots=True)
 class Talk:
-    """A server and its client, both running."""
+    """A server that prints its port, and a client that keeps its connections until its input ends; both running."""
 
     server: Program
     client: Program
     port: int
 
     @classmethod
-    def start(
-        cls, world: World, server: list[str], client: list[str], lane: int = 0, *, stranger: bool = False
-    ) -> Talk:
-        """Starts the server, then the client with its port; `stranger`: a server that is not under sidestep."""
-        serving = world.start(server, lane=lane, stranger=stranger)
+    def start(cls, world: World, server: list[str], client: list[str], lane: int = 0, site: Site | None = None) -> Talk:
+        """Starts the server, at `site` where that is given, then the client with its port."""
+        serving = world.start(server, site or world.server, lane=lane)
         port = int(serving.expect("listening", START_S))
-        asking = world.start([text.replace("{port}", str(port)) for text in client], lane=lane)
-        return cls(serving, asking, port)
+        return cls(serving, world.start([text.replace("{port}", f"{port}") for text in client], lane=lane), port)
 
-    def held(self, world: World, timeout_s: float, ends: int) -> Evidence | None:
+    def held(self, world: World, timeout_s: float, ends: int = 2) -> Evidence | None:
         """Waits until the client has measured and holds its connections, and looks at them."""
         self.client.expect("holding", timeout_s)
-        return world.evidence(self.port, ends, [self.server, self.client])
-
-    def held_promoted(self, world: World, timeout_s: float, ends: int) -> Evidence | None:
-        """The same; a client of idle connections uses them again while some are not promoted: the provider was busy."""
-        evidence = self.held(world, timeout_s, ends)
-        for _ in range(USES_MAX - 1):
-            if evidence is None or evidence.ok:
-                break
-            assert self.client.process.stdin is not None
-            self.client.process.stdin.write("again\n")
-            self.client.process.stdin.flush()
-            evidence = self.held(world, timeout_s, ends)
-        return evidence
-
-    def measured(self, world: World, settings: Settings, ends: int) -> Evidence | None:
-        """The same, and counts CPU time after the warm-up."""
-        world.begin(self.server, self.client, after_s=settings.warmup_s)
-        self.client.expect("holding", _patience(settings))
-        world.end()
-        return world.evidence(self.port, ends, [self.server, self.client])
+        return world.evidence(self.port, ends, self.server, self.client)
 
     def result(self) -> dict[str, Any]:
         """Lets the client go and returns its result."""
-        output = self.client.finish(START_S)
+        result = self.client.result()
         self.server.stop()
-        try:
-            result: dict[str, Any] = json.loads(output.strip().splitlines()[-1])
-        except (IndexError, ValueError) as error:
-            raise BenchError(f"{self.client.name} gave no result: {output!r}") from error
         return result
+
+
+def ran(world: CountedWorld, settings: Settings, talk: Talk) -> tuple[dict[str, Any], Evidence | None]:
+    """The client's result, and the evidence; CPU time is counted after the warm-up."""
+    with world.counted(talk.server, talk.client, after_s=settings.warmup_s):
+        talk.client.expect("holding", _patience(settings))
+    evidence = world.evidence(talk.port, 2, talk.server, talk.client)
+    return talk.result(), evidence
+
+
+def _held_promoted(talk: Talk, world: CountedWorld, timeout_s: float, ends: int) -> Evidence | None:
+    """What is held; a client of idle connections uses them again while some are not promoted: the provider was busy."""
+    evidence = talk.held(world, timeout_s, ends)
+    for _ in range(USES_MAX - 1):
+        if evidence is None or evidence.ok:
+            break
+        assert talk.client.stdin is not None
+        talk.client.stdin.write("again\n")
+        talk.client.stdin.flush()
+        evidence = talk.held(world, timeout_s, ends)
+    return evidence
 
 
 def _timing(settings: Settings) -> list[str]:
@@ -102,12 +94,12 @@ def pingpong(
     mode: str, *, size: int = 64, edge: bool = False, stranger: bool = False, program: str = "pingpong"
 ) -> Measure:
     """Median round trip of one connection, in us."""
+    site = PLAIN if stranger else None
 
-    def measure(world: World, settings: Settings) -> Sample:
+    def measure(world: CountedWorld, settings: Settings) -> Sample:
         how = ["-m", mode, "-s", str(size), *(["-e"] if edge else [])]
-        talk = Talk.start(world, *_c(program, how, [*how, *_timing(settings)]), stranger=stranger)
-        evidence = talk.measured(world, settings, 2)
-        result = talk.result()
+        talk = Talk.start(world, *_c(program, how, [*how, *_timing(settings)]), site=site)
+        result, evidence = ran(world, settings, talk)
         beside = latency(result)
         return Sample(beside["p50_us"], {**beside, "rate": result["rate"]}, evidence)
 
@@ -116,14 +108,15 @@ def pingpong(
 
 def stream(size: int, *, as_bytes: bool, stranger: bool = False, limit: bool = False) -> Measure:
     """Messages a second one way, or MB/s; with `limit`, beside sidestep's, MB/s of two copies on two CPUs alone."""
+    site = PLAIN if stranger else None
 
-    def measure(world: World, settings: Settings) -> Sample:
-        talk = Talk.start(world, *_c("stream", [], ["-s", str(size), *_timing(settings)]), stranger=stranger)
-        evidence = talk.measured(world, settings, 2)
-        beside = {"rate": (rate := talk.result()["rate"])}
+    def measure(world: CountedWorld, settings: Settings) -> Sample:
+        talk = Talk.start(world, *_c("stream", [], ["-s", str(size), *_timing(settings)]), site=site)
+        result, evidence = ran(world, settings, talk)
+        beside = {"rate": (rate := result["rate"])}
         if limit and world.name == OURS:
             copies = world.start([str(BUILD / "copies"), "client", "-p", "1", "-s", str(size), *_timing(settings)])
-            beside["limit"] = json.loads(copies.finish(_patience(settings)))["rate"] * size / 1e6
+            beside["limit"] = copies.result(_patience(settings))["rate"] * size / 1e6
         return Sample(rate * size / 1e6 if as_bytes else rate, beside, evidence)
 
     return measure
@@ -132,10 +125,10 @@ def stream(size: int, *, as_bytes: bool, stranger: bool = False, limit: bool = F
 def after_idle() -> Measure:
     """Median round trip of a message after an idle second, in us."""
 
-    def measure(world: World, settings: Settings) -> Sample:
+    def measure(world: CountedWorld, settings: Settings) -> Sample:
         client = ["-r", "1", "-w", str(settings.warmup_s), "-c", str(settings.pauses)]
         talk = Talk.start(world, *_c("pingpong", [], client))
-        evidence = talk.held(world, _patience(settings) + settings.pauses, 2)
+        evidence = talk.held(world, _patience(settings) + settings.pauses)
         beside = latency(talk.result())
         return Sample(beside["p50_us"], beside, evidence)
 
@@ -145,10 +138,10 @@ def after_idle() -> Measure:
 def cost(measure: Measure, messages: float) -> Measure:
     """CPU seconds that both ends and the provider use for so many messages."""
 
-    def costs(world: World, settings: Settings) -> Sample:
+    def costs(world: CountedWorld, settings: Settings) -> Sample:
         sample = measure(world, settings)
         if "cpus" not in world.spent:
-            raise BenchError("a program of the row ended before its CPU time was read")
+            raise Unavailable("a program of the row ended before its CPU time was read")
         return Sample(world.spent["cpus"] * messages / sample.beside["rate"], sample.beside, sample.evidence)
 
     return costs
@@ -157,18 +150,17 @@ def cost(measure: Measure, messages: float) -> Measure:
 def pairs(count: int) -> Measure:
     """Messages a second of `count` pairs of processes together, each at a blocking ping-pong."""
 
-    def measure(world: World, settings: Settings) -> Sample:
+    def measure(world: CountedWorld, settings: Settings) -> Sample:
         starting_s = 0.15 * count * (1 + world.load / 4)
         start_at = time.monotonic() + starting_s + settings.warmup_s  # all measure in the same window
         timing = ["-S", str(start_at), "-t", str(settings.seconds)]
         talks = [Talk.start(world, *_c("pingpong", [], timing), lane=lane) for lane in range(count)]
         ends = [end for talk in talks for end in (talk.server, talk.client)]
-        world.begin(*ends, after_s=start_at - time.monotonic())
-        talks[0].client.expect("holding", _patience(settings))
-        world.end()
+        with world.counted(*ends, after_s=start_at - time.monotonic()):
+            talks[0].client.expect("holding", _patience(settings))
         for talk in talks[1:]:
             talk.client.expect("holding", _patience(settings))
-        found = [world.evidence(talk.port, 2, [talk.server, talk.client]) for talk in talks]
+        found = [world.evidence(talk.port, 2, talk.server, talk.client) for talk in talks]
         results = [talk.result() for talk in talks]
         rates = [result["rate"] for result in results]
         beside = {
@@ -183,21 +175,21 @@ def pairs(count: int) -> Measure:
 def _together(found: list[Evidence]) -> Evidence | None:
     if not found:
         return None
-    return Evidence(
-        sum(evidence.ends_promoted for evidence in found), sum(evidence.ends_wanted for evidence in found),
-        min(evidence.ring_share for evidence in found),
-        tuple(sorted({why for evidence in found for why in evidence.why_not})),
-        {name: sum(evidence.counts[name] for evidence in found) for name in found[0].counts},
-    )  # fmt: skip
+    promoted, wanted = sum(each.ends_promoted for each in found), sum(each.ends_wanted for each in found)
+    why_not = tuple(sorted({why for each in found for why in each.why_not}))
+    counted = [each for each in found if isinstance(each, CountedEvidence)]  # not of the peer's
+    counts = {name: sum(each.counts[name] for each in counted) for each in counted[:1] for name in each.counts}
+    return CountedEvidence(promoted, wanted, why_not, min((each.ring_share for each in counted), default=0.0), counts)
 
 
 def short(*, stranger: bool = False) -> Measure:
     """Connections a second: connect, exchange 64 B, close."""
+    site = PLAIN if stranger else None
 
-    def measure(world: World, settings: Settings) -> Sample:
-        talk = Talk.start(world, *_c("short", ["-a", "16"], ["-a", "16", *_timing(settings)]), stranger=stranger)
+    def measure(world: CountedWorld, settings: Settings) -> Sample:
+        talk = Talk.start(world, *_c("short", ["-a", "16"], ["-a", "16", *_timing(settings)]), site=site)
         talk.client.expect("holding", _patience(settings))
-        world.evidence(talk.port, 0, [talk.client, *([] if stranger else [talk.server])])
+        world.evidence(talk.port, 0, talk.client, *([] if stranger else [talk.server]))
         result = talk.result()
         return Sample(result["rate"], latency(result))
 
@@ -210,9 +202,9 @@ def untouched(program: str = "untouched") -> Measure:
     Beside it that of a poll, which a shim has to look at, and of a call that it has no part in.
     """
 
-    def measure(world: World, settings: Settings) -> Sample:
+    def measure(world: CountedWorld, settings: Settings) -> Sample:
         alone = world.start([str(BUILD / program), "client", "-p", "1", *_timing(settings)])
-        result = json.loads(alone.finish(_patience(settings)).strip().splitlines()[-1])
+        result = alone.result(_patience(settings))
         return Sample(result.pop("call_ns"), result)
 
     return measure
@@ -221,13 +213,12 @@ def untouched(program: str = "untouched") -> Measure:
 def python(mode: str) -> Measure:
     """Median round trip of talk.py, in us."""
 
-    def measure(world: World, settings: Settings) -> Sample:
+    def measure(world: CountedWorld, settings: Settings) -> Sample:
         command = [sys.executable, str(HERE / "python" / "talk.py")]
         timing = ["--warmup", str(settings.warmup_s), "--seconds", str(settings.seconds)]
         client = [*command, "client", "--mode", mode, "--port", "{port}", "--hold", *timing]
         talk = Talk.start(world, [*command, "server", "--mode", mode], client)
-        evidence = talk.measured(world, settings, 2)
-        result = talk.result()
+        result, evidence = ran(world, settings, talk)
         beside = latency(result)
         return Sample(beside["p50_us"], {**beside, "rate": result["rate"]}, evidence)
 
@@ -237,14 +228,13 @@ def python(mode: str) -> Measure:
 def python_transfer(size: int) -> Measure:
     """MB/s of large messages by talk.py, each acknowledged."""
 
-    def measure(world: World, settings: Settings) -> Sample:
+    def measure(world: CountedWorld, settings: Settings) -> Sample:
         command = [sys.executable, str(HERE / "python" / "talk.py")]
         how = ["--mode", "transfer", "--size", str(size)]
         timing = ["--warmup", str(settings.warmup_s), "--seconds", str(settings.seconds)]
         client = [*command, "client", *how, "--port", "{port}", "--hold", *timing]
         talk = Talk.start(world, [*command, "server", *how], client)
-        evidence = talk.measured(world, settings, 2)
-        result = talk.result()
+        result, evidence = ran(world, settings, talk)
         return Sample(result["rate"] * size / 1e6, {**latency(result), "rate": result["rate"]}, evidence)
 
     return measure
@@ -253,16 +243,16 @@ def python_transfer(size: int) -> Measure:
 def idle_cpu(connections: int) -> Measure:
     """CPU time that `connections` idle ones cost both programs together, in ms."""
 
-    def measure(world: World, settings: Settings) -> Sample:
+    def measure(world: CountedWorld, settings: Settings) -> Sample:
         talk = Talk.start(world, *_c("idle", [], ["-n", str(connections), "-w", "1"]))
-        evidence = talk.held_promoted(world, 60.0, 2 * connections)
+        evidence = _held_promoted(talk, world, 60.0, 2 * connections)
         time.sleep(SETTLE_S)
         pids = [talk.server.pid, talk.client.pid]
-        provider = world.provider_pid()
-        before = [machine.cpu_time_ns(pid) for pid in [*pids, *([provider] if provider else [])]]
+        used_by = [*pids, *(sidestep.provider_pid for sidestep in world.providers)]
+        before = [machine.cpu_time_ns(pid) for pid in used_by]
         ticks = sum(map(machine.cpu_ticks, pids))
         time.sleep(settings.idle_s)
-        spent = [machine.cpu_time_ns(pid) for pid in [*pids, *([provider] if provider else [])]]
+        spent = [machine.cpu_time_ns(pid) for pid in used_by]
         used = [after - start for after, start in zip(spent, before, strict=True)]
         beside = {"ticks": float(sum(map(machine.cpu_ticks, pids)) - ticks), "provider_ms": sum(used[2:]) / 1e6}
         talk.result()
@@ -283,11 +273,11 @@ def _memory_at_rest() -> int:
 def idle_memory(connections: int) -> Measure:
     """Memory that an idle connection costs the machine with both its ends, in KiB."""
 
-    def measure(world: World, settings: Settings) -> Sample:
+    def measure(world: CountedWorld, settings: Settings) -> Sample:
         count = min(connections, settings.connections_max, resource.getrlimit(resource.RLIMIT_NOFILE)[1] - 1000)
         before = _memory_at_rest()
         talk = Talk.start(world, *_c("idle", [], ["-n", str(count), "-w", str(USE_S * count)]))
-        evidence = talk.held_promoted(world, 300.0, 2 * count)
+        evidence = _held_promoted(talk, world, 300.0, 2 * count)
         time.sleep(SETTLE_S)
         used = before - _memory_at_rest()
         pss = sum(map(machine.pss_kib, [talk.server.pid, talk.client.pid]))

@@ -27,12 +27,13 @@ from harness.model import (  # type: ignore[import-not-found]  # noqa: E402
     SPREAD,
     Outcome,
     Row,
-    Sample,
     Settings,
 )
 from harness.runner import judge  # type: ignore[import-not-found]  # noqa: E402
 from harness.talks import pingpong  # type: ignore[import-not-found]  # noqa: E402
-from harness.world import WINDOW_LEAST_S, World  # type: ignore[import-not-found]  # noqa: E402
+from harness.world import WINDOW_LEAST_S, CountedWorld  # type: ignore[import-not-found]  # noqa: E402
+
+from sidestep.demo.world import Sample  # noqa: E402
 
 TCP = {SPREAD, "one-cpu"}
 
@@ -88,7 +89,7 @@ def test_transfers_in_python() -> None:
 def redirecting() -> Iterator[Any]:
     if why := sockmap.sockmap_missing():
         pytest.skip(why)  # the kernel, or this user's rights, leave no way to try: root is needed
-    with sockmap.SockmapWorld() as world:
+    with sockmap.sockmap_world() as world:
         yield world
 
 
@@ -99,7 +100,7 @@ def test_a_connection_that_is_not_redirected_does_not_count_for_the_peer(monkeyp
         assert pingpong("blocking")(world, settings).evidence.ends_promoted == 2
         row = Row("a", "work", "us", 1, 1, pingpong("blocking", stranger=True))
         assert "0 of 2 ends redirected: 1 were found" in judge(row, row.measure(world, settings), "redirected")
-        group = Path(world.argv([])[-1])
+        group = Path(world.server.argv([])[-1])
         assert group.is_dir()
     assert not group.exists()
     monkeypatch.setattr(sockmap, "_OF_OTHER_END", sockmap._OF_OTHER_END[::-1])  # finds no socket
@@ -137,16 +138,15 @@ def test_what_may_exceed_tcp_is_judged_by_the_excess(ours: float, reached: str) 
 
 
 def test_cpu_time_is_of_all_that_a_program_started() -> None:
-    with World("unpinned") as world:
+    with CountedWorld("unpinned") as world:
         program = world.start(["sh", "-c", "sh -c 'echo up; while :; do :; done' & wait"])
-        assert program.line(20) == "up"
+        program.expect("up", 20)
         (inner,) = family([program.pid]) - {program.pid}
         try:
-            world.begin(program)
-            enough = process_cpu_s(inner) + 2 * WINDOW_LEAST_S
-            while process_cpu_s(inner) < enough:
-                pass
-            world.end()
+            with world.counted(program):
+                enough = process_cpu_s(inner) + 2 * WINDOW_LEAST_S
+                while process_cpu_s(inner) < enough:
+                    pass
         finally:
             os.kill(inner, signal.SIGKILL)
         assert world.spent["cpus"] > 0

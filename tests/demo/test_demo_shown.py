@@ -11,8 +11,10 @@ import pytest
 from common import run_command
 
 from sidestep.cli.demo import _picture, _slower, _table
-from sidestep.demo.demo import Demo, Look, ResultLine, Run, works
+from sidestep.demo.demo import Demo, ResultLine
 from sidestep.demo.machine import Machine, Others
+from sidestep.demo.works import WORKS
+from sidestep.demo.world import Evidence, Sample
 
 SVG = "{http://www.w3.org/2000/svg}"
 
@@ -23,10 +25,10 @@ def lines_of(picture: str) -> list[str]:
 
 def result(work: int, tcp: list[float], sidestep: list[float]) -> ResultLine:
     """What a work gave over TCP and under sidestep, promoted and with the right bytes."""
-    look = Look(2, 2, ())
+    look = Evidence(2, 2)
     places = {"tcp": (tcp, None), "tcp-one-cpu": (tcp, None), "sidestep": (sidestep, look)}
-    runs = {name: [Run(value, True, seen) for value in values] for name, (values, seen) in places.items()}
-    return ResultLine(works()[work], runs)
+    runs = {name: [Sample(value, evidence=seen) for value in values] for name, (values, seen) in places.items()}
+    return ResultLine(WORKS[work], runs)
 
 
 def demo(*lines: ResultLine, before: float = 0.01, during: float = 0.02) -> Demo:
@@ -87,7 +89,7 @@ def test_what_is_slower_than_tcp_is_said_to_be_with_the_reason() -> None:
 
 def test_a_row_that_does_not_count_is_neither_slower_nor_faster() -> None:
     line = result(3, [100], [50])
-    line.runs["sidestep"] = [Run(50, True, Look(0, 2, ("offered",)))]
+    line.runs["sidestep"] = [Sample(50, evidence=Evidence(0, 2, ("offered",)))]
     assert _slower(demo(line)) == []
     assert _table(demo(line))[1][-3:] == ["-", "NO", "yes"]
     assert "does not count" in lines_of(_picture(demo(line)))

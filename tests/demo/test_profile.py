@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from sidestep.demo import demo, profile
-from sidestep.demo.demo import RUNS_MAX, Look, Run, Site
+from sidestep.demo import profile
+from sidestep.demo.works import RUNS_MAX
+from sidestep.demo.world import Evidence, Sample, Site, World
 from sidestep.errors import Unavailable
 from sidestep.testing import Sidestep
 
@@ -13,10 +14,10 @@ from sidestep.testing import Sidestep
 def works(promoted_after_s: float, asked: list[float]) -> dict[str, object]:
     """Works whose connections are promoted once a run is so long."""
 
-    def run(_place: demo.Testbed, seconds: float) -> Run:
+    def run(_world: World, seconds: float) -> Sample:
         asked.append(seconds)
         promoted = seconds >= promoted_after_s
-        return Run(seconds, True, Look(2 if promoted else 0, 2, () if promoted else ("native, young",)))
+        return Sample(seconds, evidence=Evidence(2 if promoted else 0, 2, () if promoted else ("native, young",)))
 
     return {"turn": run}
 

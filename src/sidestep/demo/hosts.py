@@ -7,20 +7,19 @@ of each runs on each host, and both get the number of iterations.
 
 from __future__ import annotations
 
-import shutil
 import sys
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 from typing import Final
 
+from sidestep.demo.world import program_missing
 from sidestep.errors import Unavailable
 from sidestep.rdma.kernel.sysfs import kernel_devices
 
 DEFAULT_PORT: Final = 7473
 ITERATIONS_MAX: Final = 10_000_000
 _SIDESTEP_RUN: Final = [sys.executable, "-m", "sidestep", "run"]
-_PACKAGES: Final = {"rstream": "rdmacm-utils", "ib_send_lat": "perftest", "ib_send_bw": "perftest"}
 _RSTREAM_TIME: Final = 5  # the column
 _PERFTEST_TYPICAL: Final = 4  # microseconds one way, of ib_send_lat
 _PERFTEST_AVERAGE: Final = 3  # MiB/s, of ib_send_bw
@@ -76,8 +75,8 @@ class Run:
 
     def check(self, address: str) -> None:
         """Raises Unavailable if it cannot be done on this host, whose address that is, or the other one's."""
-        if shutil.which(self.tool) is None:
-            raise Unavailable(f"{self.tool} is not installed", remedy=f"apt install {_PACKAGES[self.tool]}")
+        if missing := program_missing(self.tool):
+            raise Unavailable(missing)
         if self.way in (Way.RSOCKETS, Way.VERBS) and not kernel_devices():
             raise Unavailable("the kernel has no RDMA device here")
         if self.way is Way.VERBS and ":" in address:

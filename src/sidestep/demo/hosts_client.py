@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import socket
 import statistics
-import subprocess
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -13,7 +12,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from sidestep.demo.hosts import ITERATIONS_MAX, KINDS, Run, Way, Work
-from sidestep.demo.hosts_server import RUN_MAX_S, host, receive, send, started
+from sidestep.demo.hosts_server import RUN_MAX_S, host, receive, send
+from sidestep.demo.world import Program, World
 from sidestep.errors import SidestepError, Unavailable
 from sidestep.observe import connections as observed
 
@@ -129,26 +129,24 @@ class Client:
         """Output of the program here, which is started again until the other end listens: no event shows that."""
         begun = time.monotonic()
         while True:
-            with started(run.argv(self._port, self._provider, at=self._own, to=self._address)) as program:
-                output = self._watched(row, run, program)
-                if program.returncode == 0:
-                    return output
-            if time.monotonic() > begun + _COME_UP_S:
-                said = " | ".join(output.strip().splitlines()[-3:])
-                raise Unavailable(f"{run.tool} ended with exit code {program.returncode}: {said}")
+            with World(run.tool) as world:
+                program = world.start(run.argv(self._port, self._provider, at=self._own, to=self._address))
+                program.name = run.tool  # the measuring one, not its starter
+                try:
+                    return self._watched(row, run, program)
+                except Unavailable:
+                    if time.monotonic() > begun + _COME_UP_S:
+                        raise
             time.sleep(_LOOK_S)
 
-    def _watched(self, row: Row, run: Run, program: subprocess.Popen[str]) -> str:
+    def _watched(self, row: Row, run: Run, program: Program) -> str:
         """Waits for its end, and looks by what its connection goes meanwhile."""
         end = time.monotonic() + RUN_MAX_S
-        while True:
-            try:
-                return program.communicate(timeout=_LOOK_S)[0]
-            except subprocess.TimeoutExpired:
-                if run.way is Way.SIDESTEP and (carried := self._carried()):
-                    row.carried[run.work] = carried
-            if time.monotonic() > end:
-                raise Unavailable(f"{run.tool} did not end within {RUN_MAX_S:g} seconds")
+        while program.poll() is None and time.monotonic() < end:
+            if run.way is Way.SIDESTEP and (carried := self._carried()):
+                row.carried[run.work] = carried
+            time.sleep(_LOOK_S)
+        return program.finish()
 
     def _carried(self) -> str:
         """Carrier of the measured connection; empty where there is none."""

@@ -8,20 +8,18 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
-import signal
 import socket
 import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import asdict
 from io import BufferedRWPair
 from pathlib import Path
 from typing import Any, Final
 
 from sidestep import __version__
-from sidestep.demo.demo import plain_environment
 from sidestep.demo.hosts import ITERATIONS_MAX, Run, Way, Work
 from sidestep.demo.machine import Machine
+from sidestep.demo.world import World
 from sidestep.errors import SidestepError, Unavailable
 from sidestep.rdma.kernel.sysfs import kernel_devices
 
@@ -84,26 +82,12 @@ def _answer(client: socket.socket, stream: BufferedRWPair, provider: Path) -> No
             except SidestepError as why:
                 send(stream, {"problem": f"{why.message}: {why.remedy}" if why.remedy else why.message})
                 continue
-            with started(run.argv(port + 1, provider, at=own, to=None)) as program:
+            with World(run.tool) as world:
+                program = world.start(run.argv(port + 1, provider, at=own, to=None))
                 send(stream, {"problem": ""})
                 receive(stream)  # it is done
                 with contextlib.suppress(subprocess.TimeoutExpired):
                     program.wait(_END_S)
-
-
-@contextlib.contextmanager
-def started(argv: list[str]) -> Iterator[subprocess.Popen[str]]:
-    """A program without sidestep around it; nothing of it is left behind."""
-    program = subprocess.Popen(
-        argv, env=plain_environment(), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-        text=True, start_new_session=True,
-    )  # fmt: skip
-    try:
-        yield program
-    finally:
-        if program.poll() is None:  # else its number may be another's by now
-            os.killpg(program.pid, signal.SIGKILL)
-        program.communicate()
 
 
 def listening(address: str, port: int) -> socket.socket:

@@ -7,15 +7,17 @@ from contextlib import ExitStack
 from dataclasses import replace
 from typing import Final
 
-from sidestep.demo.demo import RUNS_MAX, Site, Tell, Testbed, talk, two_hosts
+from sidestep.demo.demo import Tell, two_hosts
+from sidestep.demo.works import RUNS_MAX, talk
+from sidestep.demo.world import Site, World
 from sidestep.errors import Unavailable
 from sidestep.gain import Profile
 
 SMALL: Final = 64  # bytes of a message; the larger a piece, the more of its time is for its bytes
 LARGE: Final = 1 << 16
 _WORKS: Final = {
-    "small": talk("pour", "--size", str(SMALL)),
-    "large": talk("pour", "--size", str(LARGE)),
+    "small": talk("pour", SMALL),
+    "large": talk("pour", LARGE),
     "turn": talk("echo"),
 }
 
@@ -52,11 +54,11 @@ def _value(work: str, name: str, sites: list[Site], seconds: float) -> float:
     """
     why_not: tuple[str, ...] = ()
     for _ in range(RUNS_MAX):
-        with Testbed(name, *sites) as place:
-            found = _WORKS[work](place, seconds)
-        if found.look is None or found.look.promoted:
+        with World(name, *sites) as world:
+            found = _WORKS[work](world, seconds)
+        if found.evidence is None or found.evidence.ok:
             return found.value
-        seconds, why_not = 2 * seconds, found.look.why_not
+        seconds, why_not = 2 * seconds, found.evidence.why_not
         asking = sites[-1]
         if asking.sidestep is not None:
             with asking.inside():

@@ -1,13 +1,12 @@
 """The small real programs that `sidestep demo` runs: they know TCP and nothing else.
 
-``python -m sidestep.demo.programs ROLE``, roles: echo-server, echo-client, bulk-server, bulk-client, pour-server,
-pour-client, redis-check, fetch. A server prints its port on a line. A client prints one JSON object on a line. It then
-keeps its connection open until its standard input ends, so that its parent can look at the connection.
+``python programs.py ROLE ADDRESS [PORT ...]``: a role is a function of this file, and the words are its arguments. A
+server prints "listening PORT". A client prints "holding" and keeps its connection open until its standard input ends:
+its parent can look at the connection. It then prints one JSON object.
 """
 
 from __future__ import annotations
 
-import argparse
 import hashlib
 import http.client
 import json
@@ -16,7 +15,6 @@ import socket
 import statistics
 import sys
 import time
-from collections.abc import Callable
 from typing import Any, Final
 
 ECHO_LEN: Final = 64  # bytes
@@ -35,11 +33,12 @@ def _tell(line: str) -> None:
 
 
 def _finish(result: dict[str, Any]) -> None:
-    _tell(json.dumps(result))
+    _tell("holding")
     sys.stdin.read()
+    _tell(json.dumps(result))
 
 
-def _connect(address: str, port: int) -> socket.socket:
+def _connect(address: str, port: str) -> socket.socket:
     sock = socket.create_connection((address, port))
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     return sock
@@ -47,7 +46,7 @@ def _connect(address: str, port: int) -> socket.socket:
 
 def _accept(address: str) -> socket.socket:
     with socket.create_server((address, 0)) as listener:
-        _tell(str(listener.getsockname()[1]))
+        _tell(f"listening {listener.getsockname()[1]}")
         sock, _ = listener.accept()
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     return sock
@@ -76,14 +75,14 @@ def echo_server(address: str) -> None:
             sock.sendall(message)
 
 
-def echo_client(address: str, port: int, seconds: float) -> None:
+def echo_client(address: str, port: str, seconds: str) -> None:
     """Ping-pong with echo_server; the result has the median round trip and whether each answer was what was sent."""
     answer = memoryview(bytearray(ECHO_LEN))
     times: list[int] = []
     number, equal = 0, True
     with _connect(address, port) as sock:
         start = time.perf_counter_ns() + int(WARMUP_S * 1e9)
-        end = start + int(seconds * 1e9)
+        end = start + int(float(seconds) * 1e9)
         now = time.perf_counter_ns()
         while now < end:
             sent = now
@@ -108,13 +107,13 @@ def pour_server(address: str) -> None:
         sock.recv(1)
 
 
-def pour_client(address: str, port: int, seconds: float, size: int) -> None:
+def pour_client(address: str, port: str, seconds: str, size: str) -> None:
     """Sends messages to pour_server; the result has microseconds a message, to the answer that all have come."""
-    message, count = bytes(size), 0
-    batch = max(1, POUR_BATCH // size)  # messages between two looks at the clock
+    message, count = bytes(int(size)), 0
+    batch = max(1, POUR_BATCH // len(message))  # messages between two looks at the clock
     with _connect(address, port) as sock:
         start = time.perf_counter()
-        while time.perf_counter() < start + seconds:
+        while time.perf_counter() < start + float(seconds):
             for _ in range(batch):
                 sock.sendall(message)
             count += batch
@@ -132,13 +131,13 @@ def bulk_server(address: str) -> None:
             sock.sendall(hashlib.sha256(buffer).digest())
 
 
-def bulk_client(address: str, port: int, seconds: float) -> None:
+def bulk_client(address: str, port: str, seconds: str) -> None:
     """Sends transfers to bulk_server; the result has the median MB/s and whether each SHA-256 was right."""
     data = bytearray(random.Random(2002).randbytes(BULK_LEN))  # noqa: S311 - any bytes will do
     view, equal = memoryview(data), True
     rates: list[float] = []
     done, digest = memoryview(bytearray(1)), memoryview(bytearray(DIGEST_LEN))
-    end = time.perf_counter() + WARMUP_S + seconds
+    end = time.perf_counter() + WARMUP_S + float(seconds)
     with _connect(address, port) as sock:
         while time.perf_counter() < end or len(rates) < 2:
             data[:8] = len(rates).to_bytes(8, "little")
@@ -152,7 +151,7 @@ def bulk_client(address: str, port: int, seconds: float) -> None:
         _finish({"value": statistics.median(rates[1:]), "equal": equal})  # the first is the connection's youth
 
 
-def redis_check(address: str, port: int) -> None:
+def redis_check(address: str, port: str) -> None:
     """Stores random values in a redis server and reads them back; the result says whether they are equal."""
     source = random.Random(1989)  # noqa: S311 - any bytes will do
     values = [source.randbytes(source.randrange(1, REDIS_VALUE_LEN_MAX)) for _ in range(REDIS_VALUES)]
@@ -166,20 +165,20 @@ def redis_check(address: str, port: int) -> None:
             sock.sendall(_command(b"GET", b"demo:%d" % number))
             expected = b"$%d\r\n%s\r\n" % (len(value), value)
             equal = equal and answers.read(len(expected)) == expected
-        sock.sendall(_command(b"SET", b"key:__rand_int__", b"sidestep"))  # redis-benchmark -t get asks for that key
+        sock.sendall(_command(b"SET", b"key:__rand_int__", b"VXK"))  # redis-benchmark -t get asks for that key
         stored = stored and answers.readline() == b"+OK\r\n"
         _finish({"value": float(len(values)), "equal": stored and equal})
 
 
-def fetch(address: str, port: int, seconds: float, sha256: str) -> None:
-    """GETs /file of a web server again and again over one connection; the result has the median MB/s."""
+def fetch(address: str, port: str, seconds: str, sha256: str) -> None:
+    """GETs /page.txt of a web server again and again over one connection; the result has the median MB/s."""
     rates: list[float] = []
     equal = True
-    end = time.perf_counter() + WARMUP_S + seconds
-    client = http.client.HTTPConnection(address, port)
+    end = time.perf_counter() + WARMUP_S + float(seconds)
+    client = http.client.HTTPConnection(address, int(port))
     while time.perf_counter() < end or len(rates) < 2:
         start = time.perf_counter()
-        client.request("GET", "/file")
+        client.request("GET", "/page.txt")
         answer = client.getresponse()
         body = answer.read()
         rates.append(len(body) / (time.perf_counter() - start) / 1e6)
@@ -192,22 +191,5 @@ def _command(*words: bytes) -> bytes:
     return b"*%d\r\n" % len(words) + b"".join(b"$%d\r\n%s\r\n" % (len(word), word) for word in words)
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m sidestep.demo.programs", description=__doc__)
-    parser.add_argument("role", choices=[*ROLES])
-    parser.add_argument("--address", default="127.0.0.1", help="the server's")
-    parser.add_argument("--port", type=int, help="the server's port, for clients")
-    parser.add_argument("--seconds", type=float, help="measured, after a short warm-up")
-    parser.add_argument("--size", type=int, help="bytes of a message, for pour-client")
-    parser.add_argument("--sha256", help="what the file sums up to, for fetch")
-    args = vars(parser.parse_args())
-    ROLES[args.pop("role")](**{name: value for name, value in args.items() if value is not None})
-
-
-ROLES: Final[dict[str, Callable[..., None]]] = {
-    "echo-server": echo_server, "echo-client": echo_client, "bulk-server": bulk_server, "bulk-client": bulk_client,
-    "pour-server": pour_server, "pour-client": pour_client, "redis-check": redis_check, "fetch": fetch,
-}  # fmt: skip
-
 if __name__ == "__main__":
-    main()
+    globals()[sys.argv[1]](*sys.argv[2:])
