@@ -14,7 +14,7 @@ from typing import Any, TypeAlias
 import pytest
 
 from sidestep.errors import LimitReached, Misuse
-from sidestep.rdma.cm import CmState, PrivateDataMatch, Unreachable
+from sidestep.rdma.cm import CmState, Listener, PrivateDataMatch, Unreachable
 from sidestep.rdma.loopback.device import LoopbackDevice
 from sidestep.rdma.loopback.fabric import Fabric
 from sidestep.rdma.loopback.manager import (
@@ -28,7 +28,6 @@ from sidestep.rdma.loopback.qp import LoopbackQueuePair
 from sidestep.rdma.loopback.settings import CmKind
 from sidestep.rdma.pools import DatagramPool, MessagePool, RdmaElement, RdmaPool
 from sidestep.rdma.soft.keys import Keys
-from sidestep.rdma.soft.manager import SoftListener
 from sidestep.rdma.soft.memory import AccessRefusal, Domain, SoftRegion
 from sidestep.rdma.soft.qp import SoftQueuePair
 from sidestep.rdma.soft.queues import HandledQueue, PolledQueue
@@ -930,14 +929,14 @@ def takes_all_for_receives(patch: pytest.MonkeyPatch) -> None:
 @caught_by("private_data_arrives_exactly", "reply_can_be_refused")
 def shortens_private_data(patch: pytest.MonkeyPatch) -> None:
     def make(padded: Any) -> Any:
-        return lambda self, private_data, size: padded(self, private_data[:4], size)
+        return lambda self, kind, private_data: padded(self, kind, private_data[:4])
 
     _around(patch, LoopbackManager, "padded", make)
 
 
 @caught_by("too_much_private_data_is_misuse")
 def takes_any_private_data(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(LoopbackManager, "check_private_data", lambda self, private_data, most: None)
+    patch.setattr(LoopbackManager, "check_private_data", lambda self, kind, private_data: None)
 
 
 @caught_by("rejection_tells_reason_and_private_data", "nobody_listens", "backlog_is_bounded", "no_match_is_a_rejection")
@@ -960,7 +959,7 @@ def listens_twice(patch: pytest.MonkeyPatch) -> None:
 
 @caught_by("backlog_is_bounded")
 def counts_no_requests(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(SoftListener, "pending", property(lambda self: 0, lambda self, value: None), raising=False)
+    patch.setattr(Listener, "pending", property(lambda self: 0, lambda self, value: None), raising=False)
 
 
 @caught_by("a_request_is_answered_once")

@@ -23,7 +23,6 @@ from sidestep.rdma.loopback import NO_DELAY, Fabric
 from sidestep.rdma.roce import counting as roce_counting
 from sidestep.rdma.roce.wire import Wire
 from sidestep.rdma.soft import device as soft_device
-from sidestep.rdma.soft import manager as soft_manager
 from sidestep.rdma.soft import memory as soft_memory
 from sidestep.rdma.soft import qp as soft_qp
 from sidestep.rdma.soft import queues as soft_queues
@@ -72,8 +71,8 @@ def test_the_names_exist() -> None:
         cm,
         soft_device,
         Fabric(Random(1)).device("a"),  # with what it has only as an object
-        soft_manager,
-        soft_manager.SoftManager,
+        cm.ConnectionManager,
+        cm.ConnectionRequest,
         soft_memory,
         soft_memory.Domain,
         soft_qp,

@@ -484,6 +484,10 @@ class QueuePair(ABC):
     def modify_to_error(self) -> None:
         """Ends all work: everything posted is flushed. The other end learns it as `error_disconnects` says."""
 
+    def end(self) -> None:
+        """As `modify_to_error`; what becomes of the connection is the caller's matter."""
+        self.modify_to_error()
+
     @abstractmethod
     def destroy(self) -> None:
         """Gives the queue pair back. Nothing of it completes any more; completions not yet polled may be lost.

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sidestep.errors import Misuse, PeerViolation
-from sidestep.rdma.cm import CmState, ConnectionRequest, Disconnected, Rejected, Unreachable
+from sidestep.rdma.cm import CmKind, CmState, ConnectionRequest, Disconnected, Rejected, Unreachable
 from sidestep.rdma.roce import ip_cm
 from sidestep.rdma.roce.datagram import known_address, seal
 from sidestep.rdma.roce.mad import Apr, CmMad, Drep, Dreq, Lap, Mad, Mra, Rej, Rep, Req, Rtu, gid
@@ -19,7 +19,7 @@ from sidestep.rdma.roce.manager import REJECT_GID, REJECT_MTU, REJECT_STALE, REJ
 from sidestep.rdma.roce.packet import QKEY_GSI, QP_GSI, Bth, Deth, Op, Packet
 from sidestep.rdma.roce.settings import RoceSettings
 from sidestep.rdma.roce.wire import Wire
-from sidestep.rdma.soft.handshake import TRANSITIONS, CmKind
+from sidestep.rdma.soft.handshake import TRANSITIONS
 
 OTHER = "fd00::3"  # whoever is there by hand
 

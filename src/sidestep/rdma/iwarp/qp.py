@@ -175,7 +175,7 @@ class IwarpQueuePair(SoftQueuePair):
 
     def _over(self, *, by_remote: bool, confirmed: bool) -> None:
         if self.connection is not None:
-            self.connection.over(by_remote=by_remote, confirmed=confirmed)
+            self.connection.lost(by_remote=by_remote, confirmed=confirmed)
 
     # What the receiver asks and tells.
 
@@ -201,7 +201,7 @@ class IwarpQueuePair(SoftQueuePair):
         assert self.stream is not None
         self.stream.heard()
         if self.state is RTR and self.connection is not None:
-            self.connection.heard()
+            self.connection.communication_established()
 
     def received(self, receive: Receive, length: int, solicited: bool, invalidated: RKey | None) -> None:
         self.recv_cq.add(Completion(receive.wr_id, SUCCESS, OP_RECEIVE, length, self.number, solicited, invalidated))

@@ -222,7 +222,7 @@ class TcpListener:
     def __init__(
         self, loop: Loop, local: tuple[str, int], backlog: int, accept: Callable[[Tcp], object], user_timeout_s: float
     ) -> None:
-        """Port 0 is any free one; see `port`.
+        """Port 0 is any free one; see `number`.
 
         Raises:
             Unavailable: The address or the port cannot be had.
@@ -231,7 +231,7 @@ class TcpListener:
         self._accept = accept
         self._user_timeout_s = user_timeout_s
         sock = listening(local, backlog)
-        self.port: int = sock.getsockname()[1]
+        self.number: int = sock.getsockname()[1]
         self._acceptor = Acceptor(loop, sock, self._take_in)
 
     def close(self) -> None:

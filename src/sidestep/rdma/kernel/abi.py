@@ -87,7 +87,7 @@ class QpMask:
     DEST_QPN: Final = 1 << 20
 
 
-class CmKind:
+class RdmaCmEvent:
     """enum rdma_cm_event_type."""
 
     ADDR_RESOLVED: Final = 0

@@ -112,14 +112,14 @@ class KernelDevice(Device):
 
     def _open(self, *, by_number: bool) -> None:
         if by_number:
-            self.cm = NoManager()
+            self.cm = NoManager(self)
             self.context, self.port, self.kernel_name = open_context(self.libraries, self.address)
         else:
             self.cm = KernelManager(self)
             try:
                 self.context, self.port, self.kernel_name = self.cm.open_context()
             except BaseException:
-                self.cm.close()
+                self.cm.release()
                 raise
         found = cast(self.context, POINTER(abi.Context)).contents
         self.ops = found.ops
@@ -171,7 +171,7 @@ class KernelDevice(Device):
         if self.closed:
             return
         self.closed = True
-        self.cm.end_connections()
+        self.cm.close()
         for domain in self.domains:
             for window in list(domain.windows):
                 window.deallocate()
@@ -187,7 +187,7 @@ class KernelDevice(Device):
             domain.deallocate()
         for queue in list(self.queues.values()):
             queue.destroy()
-        self.cm.close()
+        self.cm.release()
         for fd in (self._async_fd, self._completion_fd):
             self.loop.forget(fd)
         if self._removal is not None:

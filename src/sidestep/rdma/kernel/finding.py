@@ -11,17 +11,15 @@ from ctypes import POINTER, byref, c_int, c_void_p, cast
 from typing import TYPE_CHECKING, Any, Final
 
 from sidestep.errors import Misuse, Unavailable
+from sidestep.rdma.cm import Connection, PortManager
 from sidestep.rdma.kernel import abi, gids
 from sidestep.rdma.kernel.libraries import told
 from sidestep.rdma.kernel.sysfs import ETHERNET, IWARP, ROCE_V2, GidView, KernelDeviceView, PortView
-from sidestep.rdma.soft.manager import ListenerTable
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from sidestep.rdma.cm import Connection, ConnectionHandler
     from sidestep.rdma.kernel.libraries import Libraries
-    from sidestep.rdma.verbs import QueuePair
 
 _STATES: Final = {1: "DOWN", 2: "INIT", 3: "ARMED", 4: "ACTIVE", 5: "ACTIVE_DEFER"}  # enum ibv_port_state
 
@@ -91,25 +89,17 @@ def _port(libraries: Libraries, context: int, number: int) -> PortView:
     return PortView(number, _STATES.get(port.state, "NOP"), layer, "", table)
 
 
-class NoManager(ListenerTable):
+class NoManager(PortManager):
     """In the place of a connection manager: queue pairs of this device are joined by number."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.connections: set[Connection] = set()
-        self.ports: list[int] = []
-
-    def open_service(self, service_id: int) -> int:
+    def check_target(self, address: str, service_id: int) -> str:
         raise Misuse("this device has been opened without a connection manager")
 
-    def connect(
-        self, address: str, service_id: int, qp: QueuePair, private_data: bytes, handler: ConnectionHandler, *,
-        check_reply: Callable[[bytes], bool] | None = None,
-    ) -> Connection:  # fmt: skip
+    def open_port(self, number: int) -> Any:
         raise Misuse("this device has been opened without a connection manager")
 
-    def end_connections(self) -> None:
-        """There are none."""
+    def make_connection(self, *_what: Any) -> Connection:
+        raise NotImplementedError
 
-    def close(self) -> None:
+    def release(self) -> None:
         """It has nothing."""

@@ -24,7 +24,6 @@ from sidestep.rdma.verbs import EventKind, JoinedBy, QpEndpoint, QpState
 if TYPE_CHECKING:
     from ctypes import Structure
 
-    from sidestep.rdma.cm import CmState
     from sidestep.rdma.kernel.device import KernelDevice
     from sidestep.rdma.kernel.gids import GidEntry
     from sidestep.rdma.kernel.qp import KernelQueuePair
@@ -38,35 +37,6 @@ _READY_TO_RECEIVE: Final = (
 _READY_TO_SEND: Final = (
     QpMask.STATE | QpMask.TIMEOUT | QpMask.RETRY_CNT | QpMask.RNR_RETRY | QpMask.SQ_PSN | QpMask.MAX_QP_RD_ATOMIC
 )
-
-
-class Joined:
-    """What such a queue pair has in the place of a connection of rdma_cm."""
-
-    __slots__ = ("_owner", "closes")
-
-    def __init__(self, owner: JoinedBy) -> None:
-        self._owner = owner
-        self.closes = False  # the device has no part in how it ends
-
-    @property
-    def remote_address(self) -> str:
-        return self._owner.remote_address
-
-    @property
-    def state(self) -> CmState:
-        return self._owner.state
-
-    def heard(self) -> None:
-        """The first message is here."""
-        self._owner.communication_established()
-
-    def broken(self) -> None:
-        """The queue pair is in error, or gone: who has joined it sees to the rest."""
-
-    def lost(self) -> None:
-        """The device is gone."""
-        self._owner.lost()
 
 
 class Joining:
@@ -104,7 +74,7 @@ class Joining:
         except OSError as error:
             raise Unavailable(f"{remote} is not reached from {device.name}: {error.strerror}") from error
         self._send_psn, self._mtu = other.psn, MTU_CODES[code]
-        qp.connection = Joined(owner)
+        qp.connection = owner
         qp.initiator_depth = initiator_depth
         qp.told_state(QpState.RTR)
 

@@ -6,9 +6,6 @@
     check_reply, Established    CONNECT_RESPONSE, establish (IB)         accept -> ESTABLISHED
                                 ESTABLISHED (iWARP)
 
-The low 16 bits of a service id are the port, in rdma_cm's TCP port space; the rest is not on the wire, so services of
-one port are told apart by matches only. Port 0 is any that is free.
-
 Queue pairs are made before there is a connection, so rdma_cm is told their numbers (`rdma_conn_param.qp_num`) and they
 are moved here, by what `rdma_init_qp_attr` says: on InfiniBand and RoCE to RTR and RTS; on iWARP the kernel does it.
 An identifier is asked for its error at once: each event is copied and acknowledged before anybody hears of it.
@@ -24,26 +21,21 @@ import socket
 from collections.abc import Callable
 from ctypes import POINTER, byref, c_void_p, cast
 from errno import EACCES, EADDRINUSE, EADDRNOTAVAIL, ENODEV, ENOENT, EPERM
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 from sidestep import limits
 from sidestep.errors import Misuse, SidestepError, Unavailable
-from sidestep.rdma.cm import REJECT_INVALID_SERVICE_ID, CmState
+from sidestep.rdma.cm import PortManager
 from sidestep.rdma.kernel import abi
-from sidestep.rdma.kernel.abi import CmKind
+from sidestep.rdma.kernel.abi import RdmaCmEvent
 from sidestep.rdma.kernel.connection import KernelConnection, KernelRequest
 from sidestep.rdma.kernel.libraries import told
 from sidestep.rdma.kernel.notes import CmNote, address_of, copied, sockaddr
-from sidestep.rdma.kernel.qp import KernelQueuePair
-from sidestep.rdma.soft.manager import ListenerTable, SoftListener
-from sidestep.rdma.verbs import QpState
 
 if TYPE_CHECKING:
     from sidestep.rdma.cm import ConnectionHandler
     from sidestep.rdma.kernel.device import KernelDevice
-    from sidestep.rdma.verbs import QueuePair
-
-_PORT: Final = 0xFFFF
+    from sidestep.rdma.kernel.qp import KernelQueuePair
 
 
 class _Port:
@@ -70,17 +62,15 @@ class _Port:
         self._manager.libraries.rdma_destroy_id(self.id)
 
 
-class KernelManager(ListenerTable):
+class KernelManager(PortManager):
     """The connection manager of one device."""
 
+    device: KernelDevice
+
     def __init__(self, device: KernelDevice) -> None:
-        super().__init__()
-        self.device = device
+        super().__init__(device)
         self.libraries = device.libraries
-        self.connections: set[KernelConnection] = set()
-        self.requests: set[KernelRequest] = set()  # without an answer
         self.heard_by: dict[int, KernelConnection | KernelRequest] = {}  # by address of the identifier
-        self._ports: dict[int, _Port] = {}
         try:
             self._channel: Any = self.libraries.rdma_create_event_channel()
         except OSError as error:
@@ -107,61 +97,25 @@ class KernelManager(ListenerTable):
         finally:
             self.libraries.rdma_destroy_id(identifier)
 
-    # ---- the user's side ----
+    # ---- for the connection manager ----
 
-    def open_service(self, service_id: int) -> int:
-        self.device.check_open()
-        number = service_id & _PORT
-        if number in self._ports:
-            return service_id
-        port = _Port(self, number)
-        self._ports[port.number] = port
-        return service_id & ~_PORT | port.number
+    def make_connection(
+        self, qp: KernelQueuePair, remote_address: str, handler: ConnectionHandler,
+        check_reply: Callable[[bytes], bool] | None,
+    ) -> KernelConnection:  # fmt: skip
+        return KernelConnection(self, qp, remote_address, handler, check_reply)
 
-    def connect(
-        self,
-        address: str,
-        service_id: int,
-        qp: QueuePair,
-        private_data: bytes,
-        handler: ConnectionHandler,
-        *,
-        check_reply: Callable[[bytes], bool] | None = None,
-    ) -> KernelConnection:
-        self.device.check_open()
-        self.check_private_data(private_data, self.device.attributes.request_private_data_max)
-        port = service_id & _PORT
-        if not port:
-            raise Misuse(f"service id {service_id:#x} names no port", remedy="its low 16 bits are the port")
+    def check_target(self, address: str, service_id: int) -> str:
         try:
-            there = sockaddr(address, port)
+            sockaddr(address, 0)
         except (ValueError, OSError) as error:
             raise Misuse(f"{address!r} is no IP address") from error
-        own = self.check_qp(qp)
-        connection = KernelConnection(self, own, address, handler, CmState.REQUEST_SENT)
-        connection.ask(there, private_data, check_reply)
-        return connection
+        return super().check_target(address, service_id)
 
-    def listener_closed(self, listener: SoftListener) -> None:
-        super().listener_closed(listener)
-        number = listener.service_id & _PORT
-        if not any(each.service_id & _PORT == number for each in self.listeners):
-            self._ports.pop(number).close()
+    def open_port(self, number: int) -> _Port:
+        return _Port(self, number)
 
-    @property
-    def ports(self) -> list[int]:
-        return sorted(self._ports)
-
-    def end_connections(self) -> None:
-        """Ends everything, without waiting for anybody."""
-        for listener in list(self.listeners):
-            listener.close()
-        for request in list(self.requests):
-            request.drop()
-        for connection in list(self.connections):
-            connection.drop()
-
-    def close(self) -> None:
+    def release(self) -> None:
         """Gives the channel back."""
         self.device.loop.forget(self._fd)
         self.libraries.rdma_destroy_event_channel(self._channel)
@@ -174,23 +128,10 @@ class KernelManager(ListenerTable):
         self.libraries.rdma_create_id(self._channel, byref(identifier), None, abi.PS_TCP)
         return identifier
 
-    def check_qp(self, qp: QueuePair) -> KernelQueuePair:
-        """A queue pair that can be connected; raises Misuse."""
-        if not isinstance(qp, KernelQueuePair) or qp.device is not self.device:
-            raise Misuse("a queue pair of another device")
-        if qp.state is not QpState.INIT or qp.connection is not None:
-            raise Misuse(f"a queue pair in {qp.state.name} that was used before cannot be connected")
-        return qp
-
-    def find(self, port: int, private_data: bytes) -> SoftListener | int:
-        """Whom a request is for, whatever the high bits of his service id are."""
-        reason = REJECT_INVALID_SERVICE_ID
-        for service_id in {each.service_id: None for each in self.listeners if each.service_id & _PORT == port}:
-            found = self.find_listener(service_id, private_data)
-            if isinstance(found, SoftListener):
-                return found
-            reason = found
-        return reason
+    def destroy(self, identifier: Any) -> None:
+        """Gives it back: nothing more is heard of it."""
+        self.heard_by.pop(address_of(identifier), None)
+        self.libraries.rdma_destroy_id(identifier)
 
     # ---- the channel's side ----
 
@@ -206,20 +147,11 @@ class KernelManager(ListenerTable):
             self._note(note)
 
     def _note(self, note: CmNote) -> None:
-        if note.kind == CmKind.CONNECT_REQUEST:
-            self._requested(note)
+        if note.kind == RdmaCmEvent.CONNECT_REQUEST:
+            port = next((number for number, each in self._ports.items() if each.address == note.listen_id), 0)
+            KernelRequest(self, cast(note.id, POINTER(abi.CmId)), note, port)
         elif (who := self.heard_by.get(note.id)) is not None:
             who.note(note)
-
-    def _requested(self, note: CmNote) -> None:
-        port = next((each.number for each in self._ports.values() if each.address == note.listen_id), 0)
-        identifier = cast(note.id, POINTER(abi.CmId))
-        listener = self.find(port, note.private_data)
-        if isinstance(listener, int):
-            self.reject(identifier, b"")
-            self.libraries.rdma_destroy_id(identifier)
-            return
-        KernelRequest(self, identifier, note, listener)
 
     def reject(self, identifier: Any, private_data: bytes) -> None:
         """Says no, if the other end still listens."""

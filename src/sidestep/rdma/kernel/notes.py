@@ -10,18 +10,20 @@ from ipaddress import ip_address
 from struct import Struct
 from typing import Any, Final
 
-from sidestep.rdma.kernel.abi import CmKind
+from sidestep.rdma.kernel.abi import RdmaCmEvent
 
 _IN: Final = Struct("=H2s4s8x")  # struct sockaddr_in: port and address in network order
 _IN6: Final = Struct("=H2s4x16sI")  # struct sockaddr_in6
-_WITH_PARAMETERS: Final = (CmKind.CONNECT_REQUEST, CmKind.CONNECT_RESPONSE, CmKind.ESTABLISHED, CmKind.REJECTED)
+_WITH_PARAMETERS: Final = (
+    RdmaCmEvent.CONNECT_REQUEST, RdmaCmEvent.CONNECT_RESPONSE, RdmaCmEvent.ESTABLISHED, RdmaCmEvent.REJECTED,
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
 class CmNote:
     """An event of the channel, copied."""
 
-    kind: int  # CmKind
+    kind: int  # RdmaCmEvent
     status: int
     id: int  # address of the rdma_cm_id
     listen_id: int

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from sidestep import limits
 from sidestep.errors import LimitReached, Misuse
+from sidestep.rdma.cm import CLOSING
 from sidestep.rdma.kernel import abi
 from sidestep.rdma.kernel.abi import QpMask
 from sidestep.rdma.kernel.joining import Joining
@@ -45,9 +46,7 @@ from sidestep.rdma.work import (
 )
 
 if TYPE_CHECKING:
-    from sidestep.rdma.kernel.connection import KernelConnection
     from sidestep.rdma.kernel.device import KernelDevice
-    from sidestep.rdma.kernel.joining import Joined
     from sidestep.rdma.kernel.memory import KernelDomain, KernelWindow
     from sidestep.rdma.kernel.queues import Hardware, KernelQueue
     from sidestep.rdma.kernel.receives import KernelSharedReceives
@@ -85,7 +84,7 @@ class KernelQueuePair(QueuePair):
         self.on_event = on_event
         self.initiator_depth = 0
         self.windows: set[KernelWindow] = set()
-        self.connection: KernelConnection | Joined | None = None
+        self.connection: JoinedBy | None = None
         self._state = QpState.INIT
         self.sends: deque[Posted] = deque()
         self._first = 0  # number of the oldest one there
@@ -258,7 +257,7 @@ class KernelQueuePair(QueuePair):
             self._settle()
         elif self._state is QpState.RTS and self.sends[-2].verdict is None and not self.sends[-2].tells:
             # Nothing would tell that its turn has come. What is flushed with it could have succeeded: nobody asked.
-            self.to_error()
+            self.end()
 
     def post_recv(self, receive: Receive) -> None:
         self.lending.reclaim()
@@ -283,9 +282,9 @@ class KernelQueuePair(QueuePair):
     def modify_to_error(self) -> None:
         if self._state in _OVER:
             return
-        self.to_error()
+        self.end()
         if self.device.attributes.error_disconnects and self.connection is not None:
-            self.connection.broken()
+            self.connection.lost()
 
     def destroy(self) -> None:
         if self._state is QpState.RESET:
@@ -315,8 +314,8 @@ class KernelQueuePair(QueuePair):
         self._let_go_of_queues()
         self.domain.queue_pairs.discard(self)
         self._run_quiet()
-        if self.connection is not None:
-            self.connection.broken()
+        if self.device.iwarp and self.connection is not None:
+            self.connection.lost()
 
     # ---- lending it to the engine ----
 
@@ -379,7 +378,10 @@ class KernelQueuePair(QueuePair):
         )
 
     def ready_to_send(self) -> None:
-        self._join_by_number().ready_to_send()
+        if self._joining is None:
+            self.told_state(QpState.RTS)  # as rdma_cm's connection has seen to
+        else:
+            self._joining.ready_to_send()
 
     def _join_by_number(self) -> Joining:
         self.device.check_joins()
@@ -396,13 +398,13 @@ class KernelQueuePair(QueuePair):
         if self._state not in _OVER:
             self._state = state
 
-    def to_error(self) -> None:
+    def end(self) -> None:
         """Nothing more happens on it; what is posted is flushed by the device."""
         self.lending.reclaim()
         if self._state in _OVER:
             return
         self._state = QpState.ERROR
-        if not self.device.iwarp or self.connection is None or not self.connection.closes:
+        if not self.device.iwarp or self.connection is None or self.connection.state not in CLOSING:
             # An iWARP connection that is closed in order is moved by the kernel, which still has to send its end.
             try:
                 self.modify(abi.QpAttr(qp_state=QpState.ERROR), QpMask.STATE)
@@ -516,7 +518,7 @@ class KernelQueuePair(QueuePair):
         status = _status(wc.status)
         if status is _SUCCESS:
             if self._state is QpState.RTR and self.connection is not None:
-                self.connection.heard()
+                self.connection.communication_established()
             invalidated = RKey(wc.invalidated_rkey) if wc.wc_flags & abi.WC_WITH_INV else None
             if invalidated is not None:
                 self.device.invalidated(invalidated)
@@ -549,9 +551,9 @@ class KernelQueuePair(QueuePair):
         """Something posted has failed: the device ends it, or has already."""
         if self._state in _OVER:
             return
-        self.to_error()
+        self.end()
         if self.device.attributes.error_disconnects and self.connection is not None:
-            self.connection.broken()
+            self.connection.lost()
 
     # ---- events ----
 
@@ -559,7 +561,7 @@ class KernelQueuePair(QueuePair):
         """What the device says of it."""
         if kind is EventKind.COMMUNICATION_ESTABLISHED:
             if self.connection is not None:
-                self.connection.heard()
+                self.connection.communication_established()
             self.tell(kind)
         elif kind is EventKind.QP_LAST_WQE_REACHED:
             self.when_quiet(self._taken_last)

@@ -5,22 +5,20 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from sidestep.rdma.cm import CmState, Disconnected, Unreachable
+from sidestep.rdma.cm import CmKind
 from sidestep.rdma.loopback.observer import CmMessage
 from sidestep.rdma.loopback.qp import LoopbackQueuePair
 from sidestep.rdma.soft.handshake import (
     TRANSITIONS,
-    CmKind,
     HandshakeConnection,
     HandshakeManager,
     HandshakeRequest,
 )
 
 if TYPE_CHECKING:
-    from sidestep.rdma.cm import ConnectionHandler
+    from sidestep.rdma.cm import ConnectionHandler, Listener
     from sidestep.rdma.loopback.device import LoopbackDevice
     from sidestep.rdma.loopback.fabric import Fabric, Timer
-    from sidestep.rdma.soft.manager import SoftListener
 
 __all__ = ["TRANSITIONS", "LoopbackConnection", "LoopbackManager", "LoopbackRequest"]
 
@@ -46,13 +44,6 @@ class LoopbackConnection(HandshakeConnection[LoopbackQueuePair, CmMessage]):
     def timewait_s(self) -> float:
         return self._manager.device.fabric.timing.timewait_s
 
-    def lost(self) -> None:
-        """The connection beneath is no more."""
-        if self.state is CmState.ESTABLISHED:
-            self._over(Disconnected(by_remote=True, confirmed=False))
-        elif self.state in (CmState.REQUEST_SENT, CmState.REPLY_SENT):
-            self.end(Unreachable())
-
 
 class LoopbackManager(HandshakeManager[LoopbackQueuePair, CmMessage]):
     """The connection manager of one device."""
@@ -74,7 +65,7 @@ class LoopbackManager(HandshakeManager[LoopbackQueuePair, CmMessage]):
     ) -> LoopbackConnection:
         return LoopbackConnection(self, qp, remote_address, handler, check_reply)
 
-    def make_request(self, listener: SoftListener, message: CmMessage) -> LoopbackRequest:
+    def make_request(self, listener: Listener, message: CmMessage) -> LoopbackRequest:
         return LoopbackRequest(self, listener, message)
 
     def send(

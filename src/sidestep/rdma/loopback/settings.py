@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Final, TypeAlias
 
-from sidestep.rdma.soft.handshake import CmKind
+from sidestep.rdma.cm import CmKind
 from sidestep.rdma.work import Status
 
 __all__ = ["NO_DELAY", "CmKind", "Faults", "Span", "Timing"]

@@ -19,8 +19,8 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from sidestep import limits
-from sidestep.errors import LimitReached, Misuse, PeerViolation
-from sidestep.rdma.cm import REJECT_CONSUMER, REJECT_TIMEOUT, CmState, Established
+from sidestep.errors import LimitReached, PeerViolation
+from sidestep.rdma.cm import REJECT_CONSUMER, REJECT_TIMEOUT, CmKind, CmState
 from sidestep.rdma.roce import ip_cm
 from sidestep.rdma.roce.datagram import known_address
 from sidestep.rdma.roce.mad import Apr, CmMad, Drep, Dreq, Lap, Mad, Mra, Rej, Rep, Req, Rtu, gid
@@ -30,10 +30,10 @@ from sidestep.rdma.roce.path import Path
 from sidestep.rdma.roce.qp import RoceQueuePair
 from sidestep.rdma.roce.tap import PacketWire
 from sidestep.rdma.roce.ud import DatagramMaker, deth_of
-from sidestep.rdma.soft.handshake import CmKind, HandshakeConnection, HandshakeManager
+from sidestep.rdma.soft.handshake import HandshakeConnection, HandshakeManager
 
 if TYPE_CHECKING:
-    from sidestep.rdma.cm import ConnectionHandler
+    from sidestep.rdma.cm import Connection, ConnectionHandler
     from sidestep.rdma.roce.device import RoceDevice
     from sidestep.rdma.roce.schedule import Delay
     from sidestep.rdma.verbs import QueuePair
@@ -48,6 +48,7 @@ _APR_UNKNOWN, _APR_UNSUPPORTED = 1, 2
 _TIMEOUT_CODES: Final = (8, 22)  # 1 ms to 17 s: what a peer may make this end wait for an answer, each time
 _PATIENCE_MAX: Final = 24  # 69 s: what an MRA may ask for, as Linux does
 _EPHEMERAL: Final = 0xC000
+_OF_SOME: Final = "service_id", "responder_resources", "initiator_depth", "reason"
 
 
 Came: TypeAlias = "tuple[int, bytes | memoryview]"  # a datagram: the port that it comes from, and its payload
@@ -64,11 +65,11 @@ class CmReceived:
     transaction_id: int
     message: CmMad
     came: Came
-    service_id: int = 0
-    responder_resources: int = 0
-    initiator_depth: int = 0
-    reason: int = 0
-    private_data: bytes = b""
+    private_data: bytes
+    service_id: int  # as those that follow: 0 in a message that has none
+    responder_resources: int
+    initiator_depth: int
+    reason: int
 
 
 class RoceConnection(HandshakeConnection[RoceQueuePair, CmReceived]):
@@ -119,7 +120,7 @@ class RoceConnection(HandshakeConnection[RoceQueuePair, CmReceived]):
         ack = _bounded(message.ack_timeout, *_TIMEOUT_CODES)
         self._follow(message, message.retry_count, message.rnr_retry, ack)
 
-    def answered(self, reply: CmReceived) -> None:
+    def agreed(self, reply: CmReceived) -> None:
         message = reply.message
         assert isinstance(message, Rep)
         settings = self._manager.device.settings
@@ -138,11 +139,6 @@ class RoceConnection(HandshakeConnection[RoceQueuePair, CmReceived]):
         super().end(event)
         self._manager.no_longer(self)
         self.wire.closed(self.qp.number)
-
-    def _establish(self, event: Established) -> None:
-        passive = self.state is CmState.REPLY_SENT
-        self._manager.device.events.add("connection_made", "passive" if passive else "active")
-        super()._establish(event)
 
     def _follow(self, message: Req | Rep, retry_count: int, rnr_retry: int, ack_timeout_code: int) -> None:
         device = self._manager.device
@@ -166,9 +162,11 @@ class RoceManager(HandshakeManager[RoceQueuePair, CmReceived]):
     """The connection manager of one device."""
 
     device: RoceDevice
+    connections: dict[int, RoceConnection]
 
     def __init__(self, device: RoceDevice) -> None:
         super().__init__(device)
+        self.count = device.events.add
         self.by_queue_pair: dict[tuple[str, int, int], RoceConnection] = {}  # of the other end
         self._comm_id = device.rng.getrandbits(32)
         self._datagrams = DatagramMaker(QP_GSI)
@@ -182,19 +180,15 @@ class RoceManager(HandshakeManager[RoceQueuePair, CmReceived]):
     def connect(
         self, address: str, service_id: int, qp: QueuePair, private_data: bytes, handler: ConnectionHandler, *,
         check_reply: Callable[[bytes], bool] | None = None,
-    ) -> RoceConnection:  # fmt: skip
-        device = self.device
-        device.check_open()
-        remote, address = device.reached(address)
-        if not 0 <= service_id < 1 << 64:
-            raise Misuse("a service id has 64 bits")
+    ) -> Connection:  # fmt: skip
         if ip_cm.has_header(service_id):
-            most = device.attributes.request_private_data_max - ip_cm.HEADER_LEN
-            self.check_private_data(private_data, most)
-            private_data = ip_cm.encode(device.ip, _EPHEMERAL | qp.number & 0x3FFF, remote) + private_data
-        connection = super().connect(address, service_id, qp, private_data, handler, check_reply=check_reply)
-        assert isinstance(connection, RoceConnection)
-        return connection
+            remote, _ = self.device.reached(address)
+            private_data = ip_cm.encode(self.device.ip, _EPHEMERAL | qp.number & 0x3FFF, remote) + private_data
+        return super().connect(address, service_id, qp, private_data, handler, check_reply=check_reply)
+
+    def check_target(self, address: str, service_id: int) -> str:
+        self.device.check_open()
+        return self.device.reached(super().check_target(address, service_id))[1]
 
     def open_service(self, service_id: int) -> int:
         """Port 0 of rdma_cm's port spaces is any that is free here."""
@@ -227,12 +221,9 @@ class RoceManager(HandshakeManager[RoceQueuePair, CmReceived]):
         except PeerViolation as broken:
             self.device.events.add("mad_dropped", broken.rule)
             return
-        message = mad.message
-        if isinstance(message, Rep | Rtu | Rej | Dreq | Drep | Mra | Lap | Apr):  # a REQ has no connection yet
-            connection = self.connections.get(message.remote_comm_id)
-            if isinstance(connection, RoceConnection) and connection.remote_address == address:
-                connection.wire.message(*came, outbound=False)
-        if isinstance(message, Mra | Lap | Apr):
+        if (connection := self._connection_of(address, mad.message)) is not None:
+            connection.wire.message(*came, outbound=False)
+        if isinstance(mad.message, Mra | Lap | Apr):
             self._beside(address, mad)
         elif (heard := self._heard(address, mad, came)) is not None:
             self.receive(heard)
@@ -272,10 +263,7 @@ class RoceManager(HandshakeManager[RoceQueuePair, CmReceived]):
     ) -> None:
         """Queues a message of a connection's, or of none; `fields` are those that not every kind has."""
         connection = self.connections.get(local_id)
-        assert connection is None or isinstance(connection, RoceConnection)
-        transaction_id = fields.pop("transaction_id", None)
-        if transaction_id is None:
-            transaction_id = connection.transaction_id if connection is not None else 0
+        transaction_id = connection.transaction_id if connection is not None else 0
         message: CmMad
         if kind is CmKind.REQ:
             assert connection is not None
@@ -351,8 +339,7 @@ class RoceManager(HandshakeManager[RoceQueuePair, CmReceived]):
         if len(self._unsent) >= limits.ROCE_MADS_MAX:
             self.device.events.add("mad_dropped", "too_many_to_send")
             return
-        connection = self.connections.get(mad.message.local_comm_id)
-        if wire is None and isinstance(connection, RoceConnection):
+        if wire is None and (connection := self.connections.get(mad.message.local_comm_id)) is not None:
             wire = connection.wire
         if wire is not None:
             wire.unsent += 1
@@ -361,30 +348,24 @@ class RoceManager(HandshakeManager[RoceQueuePair, CmReceived]):
 
     # --- what comes ---
 
+    def _connection_of(self, address: str, message: CmMad) -> RoceConnection | None:
+        """The one that a message of that host names; None for a REQ, which has none yet."""
+        connection = self.connections.get(getattr(message, "remote_comm_id", 0))
+        return connection if connection is not None and connection.remote_address == address else None
+
     def _heard(self, address: str, mad: Mad, came: Came) -> CmReceived | None:
         message = mad.message
-        more: dict[str, Any] = {"private_data": message.private_data}
-        if isinstance(message, Req):
-            ids = message.local_comm_id, 0
-            more["service_id"] = message.service_id
-        else:
-            assert isinstance(message, Rep | Rtu | Rej | Dreq | Drep)
-            ids = message.local_comm_id, message.remote_comm_id
-        if isinstance(message, Req | Rep):
-            more["responder_resources"] = message.responder_resources
-            more["initiator_depth"] = message.initiator_depth
-        if isinstance(message, Rej):
-            more["reason"] = message.reason
         if isinstance(message, Dreq):
-            connection = self.connections.get(message.remote_comm_id)
-            if connection is not None and connection.qp.number != message.remote_qpn:
+            named = self.connections.get(message.remote_comm_id)
+            if named is not None and named.qp.number != message.remote_qpn:
                 self.device.events.add("mad_dropped", "other_queue_pair")  # IBTA 12.6.9: it names who gets it
                 return None
-            if isinstance(connection, RoceConnection) and connection.remote_address == address:
+            if (connection := self._connection_of(address, message)) is not None:
                 connection.transaction_id = mad.transaction_id  # which the DREP repeats
         return CmReceived(
-            kind=CmKind(message.ATTRIBUTE), source=address, local_id=ids[0], remote_id=ids[1],
-            transaction_id=mad.transaction_id, message=message, came=came, **more,
+            kind=CmKind(message.ATTRIBUTE), source=address, local_id=message.local_comm_id,
+            transaction_id=mad.transaction_id, message=message, came=came, private_data=message.private_data,
+            remote_id=getattr(message, "remote_comm_id", 0), **{name: getattr(message, name, 0) for name in _OF_SOME},
         )  # fmt: skip
 
     def _on_request(self, message: CmReceived) -> None:
@@ -427,15 +408,12 @@ class RoceManager(HandshakeManager[RoceQueuePair, CmReceived]):
 
     def _beside(self, address: str, mad: Mad) -> None:
         message = mad.message
-        assert isinstance(message, Mra | Lap | Apr)
-        connection = self.connections.get(message.remote_comm_id)
-        known = isinstance(connection, RoceConnection) and connection.remote_address == address
+        connection = self._connection_of(address, message)
         if isinstance(message, Lap):
-            status = _APR_UNSUPPORTED if known else _APR_UNKNOWN
+            status = _APR_UNKNOWN if connection is None else _APR_UNSUPPORTED
             apr = Apr(message.remote_comm_id, message.local_comm_id, status)
             self._queue(address, Mad(mad.transaction_id, apr))
-        elif isinstance(message, Mra) and known:
-            assert isinstance(connection, RoceConnection)
+        elif isinstance(message, Mra) and connection is not None:
             connection.ask_patience(message)
 
     def _repeats(self, message: CmReceived) -> bool:

@@ -17,11 +17,13 @@ _FRAMES_MAX: Final = 1024  # bytes of one look: a frame of the start-up has 532 
 class Starting(ABC):
     """Between a machine of `startup`, a TCP connection and the loop's timers."""
 
-    _loop: Loop
     _machine: Initiator | Responder
     _tcp: Tcp
-    _timer: Timer | None
-    _unsent: bytes
+
+    def __init__(self, loop: Loop) -> None:
+        self._loop = loop
+        self._timer: Timer | None = None
+        self._unsent = b""
 
     def on_readable(self) -> None:
         try:
