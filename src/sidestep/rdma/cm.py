@@ -359,7 +359,7 @@ class Connection(ABC):
     @property
     def key(self) -> int:
         """Its name among the manager's connections."""
-        return self.qp.number
+        return id(self)
 
     @abstractmethod
     def ask(self, service_id: int, private_data: bytes) -> None:

@@ -156,6 +156,10 @@ class ControlConnection(Connection):
         self._own: QpEndpoint | None = None  # once it was told
         self._other: QpEndpoint | None = None  # once they are joined
 
+    @property
+    def key(self) -> int:
+        return self.qp.number
+
     def adopt(self, link: ControlLink, number: int) -> None:
         self._link, self._number = link, number
 

@@ -163,6 +163,23 @@ def test_an_attempt_that_is_withdrawn() -> None:
     assert (rej.reason, rej.ari_guid, listener.pending) == (4, active.device.guid, 0)
 
 
+def test_the_user_ends_it_while_he_is_asked_about_the_reply() -> None:
+    wire, active, passive, _ = asked()
+
+    def says_yes(_reply: bytes) -> bool:
+        assert active.connection is not None
+        active.connection.disconnect()
+        return True
+
+    active.connection = active.device.cm.connect(
+        RIGHT, SERVICE, active.qp, b"", active.on_cm, check_reply=says_yes
+    )  # fmt: skip
+    rest(wire)
+    assert active.told == []
+    assert [each.reason for each in passive.told if isinstance(each, Rejected)] == [4]
+    assert not active.device.cm.connections
+
+
 # ---- what is checked before a user sees it ----
 
 
