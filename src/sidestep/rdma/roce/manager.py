@@ -33,7 +33,7 @@ from sidestep.rdma.roce.ud import DatagramMaker, deth_of
 from sidestep.rdma.soft.handshake import HandshakeConnection, HandshakeManager
 
 if TYPE_CHECKING:
-    from sidestep.rdma.cm import Connection, ConnectionHandler
+    from sidestep.rdma.cm import ConnectionHandler
     from sidestep.rdma.roce.device import RoceDevice
     from sidestep.rdma.roce.schedule import Delay
     from sidestep.rdma.verbs import QueuePair
@@ -180,11 +180,13 @@ class RoceManager(HandshakeManager[RoceQueuePair, CmReceived]):
     def connect(
         self, address: str, service_id: int, qp: QueuePair, private_data: bytes, handler: ConnectionHandler, *,
         check_reply: Callable[[bytes], bool] | None = None,
-    ) -> Connection:  # fmt: skip
+    ) -> RoceConnection:  # fmt: skip
         if ip_cm.has_header(service_id):
             remote, _ = self.device.reached(address)
             private_data = ip_cm.encode(self.device.ip, _EPHEMERAL | qp.number & 0x3FFF, remote) + private_data
-        return super().connect(address, service_id, qp, private_data, handler, check_reply=check_reply)
+        connection = super().connect(address, service_id, qp, private_data, handler, check_reply=check_reply)
+        assert isinstance(connection, RoceConnection)
+        return connection
 
     def check_target(self, address: str, service_id: int) -> str:
         self.device.check_open()
