@@ -11,6 +11,7 @@ from pathlib import Path
 
 import needed
 import pytest
+import queue_link
 from common import PATIENCE_S
 from relay_example import installed, prefer_relay, relayed
 
@@ -31,7 +32,7 @@ def through() -> Iterator[Sidestep]:
 @pytest.fixture
 def slow(monkeypatch: pytest.MonkeyPatch) -> Iterator[Sidestep]:
     """A provider that has only the slow protocol."""
-    monkeypatch.setenv("PYTHONPATH", str(SLOW))
+    monkeypatch.setenv("PYTHONPATH", f"{SLOW}:{Path(queue_link.__file__).parent}")
     with Sidestep(promote_after="0") as sidestep:
         prefer_relay(sidestep)
         yield sidestep

@@ -1,6 +1,6 @@
 /*
- * relay.c - a provider between the two ends, as a third actor: what provider/carry/local_relay.py and the two ends of far.py that it
- * joins do for the applications, in one step instead of two, with a protocol that copies.
+ * relay.c - a provider between the two ends, as a third actor: what the two ends of provider/carry/local_relay.py
+ * do for the applications, in one step instead of two, with a protocol that copies.
  *
  * Each move is one step of a turn there (hand words on, carry some bytes, give room back, find who is gone), at some moment
  * that the scheduler chooses: so bytes and words arrive late, and not all at once. A recall takes three: it is said, heard at

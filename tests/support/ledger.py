@@ -11,6 +11,7 @@ import shutil
 from pathlib import Path
 
 import pytest
+import queue_link
 import sidestep_ledger
 from sidestep_ledger import WHERE, WITNESS_NUMBER
 
@@ -36,6 +37,7 @@ class Book:
 def install(directory: Path, monkeypatch: pytest.MonkeyPatch) -> Book:
     """Installs them into `directory`, for every provider that is started from now on."""
     shutil.copy(sidestep_ledger.__file__, directory)
+    shutil.copy(queue_link.__file__, directory)
     info = directory / "sidestep_ledger-1.dist-info"
     info.mkdir()
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: sidestep-ledger\nVersion: 1\n", encoding="ascii")

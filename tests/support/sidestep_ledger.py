@@ -7,6 +7,8 @@ import os
 from pathlib import Path
 from typing import ClassVar
 
+from queue_link import QueueLink
+
 from sidestep.errors import Unavailable
 from sidestep.native.layout import IPPROTO_SDP
 from sidestep.switch.protocol import Capabilities, Endpoint, OffloadProtocol, Pair, Request
@@ -25,7 +27,7 @@ class Ledger(OffloadProtocol):
     def join(self, pair: Pair) -> None:
         self._write(f"join {pair.request.remote}")
         if self._wanted() == "open and give up":
-            pair.open()
+            pair.carry(QueueLink(), QueueLink())
             raise Unavailable("the other side of it does not answer")
         pair.attach()
 

@@ -192,6 +192,7 @@ class Operations:
                 return
             self._changed(reply)
             if is_protocol:
+                hub.cut_off(name)
                 hub.leave(name)
 
         remove()

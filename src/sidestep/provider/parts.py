@@ -194,6 +194,7 @@ class Parts:
 
     def _on_broken_module(self, name: str, error: BaseException) -> None:
         self.counters.add("module_failed", name)
+        self.hub.cut_off(name)
         self.hub.leave(name)
         self.tell("".join(traceback.format_exception(error)), Source.MODULES)
 

@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from sidestep.rdma.verbs import Device
     from sidestep.settings import RemoteSettings
     from sidestep.switch.link import Carried, Link
-    from sidestep.switch.stream import Stream
     from sidestep.switch.transports import Transports
 
 
@@ -89,8 +88,11 @@ class Pair(Protocol):
     def attach(self) -> None:
         """Hands each end the other's memory; the provider takes no further part in the connection."""
 
-    def open(self) -> tuple[Stream, Stream]:
-        """Stands in between: a stream with the end that connected, and one with the end that accepted."""
+    def carry(self, connected: Link, accepted: Link) -> tuple[Carried, Carried]:
+        """Stands in between: a link for the end that connected, and one for the end that accepted; raises Unavailable.
+
+        What one link takes, the protocol brings to the other end.
+        """
 
 
 class Outgoing(Protocol):

@@ -2,34 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import ClassVar
 
+from queue_link import QueueLink, joined
+
 from sidestep.switch.protocol import Capabilities, OffloadProtocol, Pair
-from sidestep.switch.stream import Stream
 
 PIECE = 4000
 
 
 class Slow(OffloadProtocol):
-    """Copies a piece from one ring to the other, and waits."""
+    """Brings a piece from one ring to the other, and waits."""
 
     name: ClassVar[str] = "slow"
     capabilities: ClassVar[Capabilities] = Capabilities(self_routing=True)
 
     def join(self, pair: Pair) -> None:
-        a, b = pair.open()
-        self.carry(a, b)
-        self.carry(b, a)
+        links = QueueLink(self.later, PIECE), QueueLink(self.later, PIECE)
+        joined(pair.carry(*links), links)
 
-    def carry(self, source: Stream, target: Stream) -> None:
-        """One piece now, the next in a millisecond."""
-        for piece in source.readable()[:1]:
-            for room in target.writable()[:1]:
-                count = min(len(piece), len(room), PIECE)
-                room[:count] = piece[:count]
-                target.commit(count)
-                source.consume(count)
-        if source.ended:
-            target.end()
-        elif not source.lost:
-            self.services.loop.call_later(0.001, lambda: self.carry(source, target))
+    def later(self, call: Callable[[], object]) -> None:
+        self.services.loop.call_later(0.001, call)

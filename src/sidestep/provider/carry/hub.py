@@ -151,7 +151,6 @@ class Hub:
         self.finishing: dict[RemoteRelay, None] = {}  # relays that are over, but for last words on their way
         self._feeds: dict[tuple[bytes, int], _Feed] = {}
         self._news: dict[Side, None] = {}  # sides in order
-        self._farewells: list[Callable[[], None]] = []  # calls to protocols that have lost a stream
         self._young: deque[tuple[float, RemoteRelay]] = deque()  # relays in order of the latest time of attachment
         self._numbers = 0
         self._tidy_due = False
@@ -286,8 +285,6 @@ class Hub:
 
     def about_to_wait(self) -> bool:
         """Call before waiting; whether the wait must not sleep."""
-        if self._farewells:
-            return True
         if self._doorbell is None or not self._relayed:
             return False
         if self.lending is None:
@@ -303,9 +300,6 @@ class Hub:
 
     def handle_turn(self) -> None:
         """Call after waiting: serves each channel that has news, once."""
-        farewells, self._farewells = self._farewells, []
-        for farewell in farewells:
-            self.loop.call(farewell)
         if self._doorbell is None or not self._relayed:
             return
         if self.lending is None:
@@ -346,7 +340,7 @@ class Hub:
         try:
             side.relayed.turn(side)
         except Exception:
-            side.relayed.leave()
+            side.relayed.handle_fault()
             raise
         if self.lending is not None and side.relayed.lends:
             self.lending.want(side.relayed)
@@ -396,7 +390,13 @@ class Hub:
         self._leaving |= protocol is None
         for relayed in list(self._relayed.values()):
             if protocol in (None, relayed.protocol):
-                relayed.leave()
+                self.loop.call(relayed.leave)
+
+    def cut_off(self, protocol: str) -> None:
+        """Takes connections back to TCP whose protocol has gone, and whose two ends are here."""
+        for relayed in list(self._relayed.values()):
+            if protocol == relayed.protocol:
+                relayed.cut_off()
 
     def settled(self, protocol: str | None = None) -> bool:
         """True if the provider, or that protocol, can leave without a connection being reset."""
@@ -404,7 +404,7 @@ class Hub:
         return settled and not any(protocol in (None, relayed.protocol) for relayed in self.finishing)
 
     def drop(self, relayed: RemoteRelay) -> None:
-        """Drops a connection: its stream is lost to the protocol, which is called about it in the next turn."""
+        """Drops a connection: its link has no more to do with it."""
         if relayed.lost:
             return
         self.reclaim(relayed)
@@ -428,10 +428,6 @@ class Hub:
         self._tidy_due = False
         gc.collect()
         _channel.give_back_free_memory()
-
-    def later(self, call: Callable[[], None]) -> None:
-        """Makes a call in the next turn, guarded: to code that must not be called from inside its own call."""
-        self._farewells.append(call)
 
     def _forget(self, side: Side) -> None:
         for feed in list(side.feeds):

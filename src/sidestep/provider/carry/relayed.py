@@ -14,7 +14,7 @@ from sidestep.native.layout import Acked, Back, Notice, PeerState
 from sidestep.provider.carry.direction import Directions, Out, RecallEvent, moved
 from sidestep.provider.carry.hub import Hub, Side
 from sidestep.rdma.verbs import SendRing
-from sidestep.switch.link import Link
+from sidestep.switch.link import Control, Link
 
 
 class Relayed(Directions):
@@ -134,9 +134,16 @@ class Relayed(Directions):
         channel.publish("notice", Notice.RECALL | Notice.DEMOTE)
         return True
 
-    def _give_kept(self) -> None:
-        """Moves the kept bytes to the ring, where they belong."""
+    def _show_switch(self, side: Side) -> None:
+        self._switch_withheld = False
+        side.tell(tx_switch_offset=self.peer_switched_at, tx_switched=self.in_round)
+        self.link.send_control(Control.ACKED, Acked.SWITCH)
+
+    def give_kept(self) -> None:
+        """Moves the kept bytes to the ring, where they belong: the other application does not send them again."""
         side = self.side
+        if self._switch_withheld:
+            self._show_switch(side)
         self.recall = moved(self.recall, RecallEvent.REFUSED)
         kept, self._kept = memoryview(bytes(self._kept)), bytearray()
         for piece in side.channel.writable():  # the ring has room, as checked before

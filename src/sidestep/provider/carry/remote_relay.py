@@ -391,11 +391,6 @@ class RemoteRelay(Relayed):
         if not self._switch_withheld:
             self._show_switch(side)
 
-    def _show_switch(self, side: Side) -> None:
-        self._switch_withheld = False
-        side.tell(tx_switch_offset=self.peer_switched_at, tx_switched=self.in_round)
-        self.link.send_control(Control.ACKED, Acked.SWITCH)
-
     def _on_read(self, side: Side, count: int) -> None:
         channel = side.channel
         passed = count - channel.received
@@ -470,9 +465,7 @@ class RemoteRelay(Relayed):
     def _arrived(self, count: int) -> bool:
         """All has, unless some is recalled and we drop what comes; that is said. False: it is reset."""
         if self.recall is Recall.OURS and count != self.recalled_at:
-            if self._switch_withheld:
-                self._show_switch(self.side)
-            self._give_kept()  # it will not send it again
+            self.give_kept()  # it will not send it again
         elif self.recall is Recall.REQUESTED and count != self.recalled_at:
             self.reset("recall")  # nor what our application wants again
             return False
@@ -551,6 +544,13 @@ class RemoteRelay(Relayed):
         if not self._reset_armed:
             self._reset_armed = True
             self._hub.loop.call_later(limits.SETTLE_ENDED_S, partial(self.handle_arrived, None))
+
+    def handle_fault(self) -> None:
+        """A turn has failed."""
+        self.leave()
+
+    def cut_off(self) -> None:
+        """The protocol has gone; a link with another host breaks with it."""
 
     def handle_farewell(self) -> None:
         """The other provider has let go of it, and all that it said has come; not opened, it never left TCP there."""

@@ -7,13 +7,14 @@ from hashlib import blake2b
 
 from sidestep.errors import Unavailable
 from sidestep.native.layout import Attach, Rpc
-from sidestep.provider.carry.local_relay import open_relay
+from sidestep.provider.carry import local_relay
+from sidestep.provider.carry.local_relay import LocalEnd
 from sidestep.provider.clients import Brought, Client
 from sidestep.provider.pairing.shared import Shared
 from sidestep.provider.rpc import Message, Packet
+from sidestep.switch.link import Link
 from sidestep.switch.offers import Offer
 from sidestep.switch.protocol import Request
-from sidestep.switch.stream import Stream
 
 
 @dataclass(slots=True)
@@ -26,7 +27,7 @@ class LocalPair:
     claim: Packet
     taken: bool = False
     carried: bool = False  # both ends have got an answer, and it is no refusal
-    streams: tuple[Stream, ...] = ()
+    relays: tuple[LocalEnd, ...] = ()
 
     @property
     def request(self) -> Request:
@@ -48,24 +49,23 @@ class LocalPair:
             doorbell_page_id=self.claimer.doorbell_name(message.doorbell_page_id),
         )  # fmt: skip
 
-    def open(self) -> tuple[Stream, Stream]:
+    def carry(self, connected: Link, accepted: Link) -> tuple[LocalEnd, LocalEnd]:
         """Hands each end a channel with the provider; raises Unavailable."""
         self._take()
         shared, offer = self.shared, self.offer
         shared.need_home(offer.key.netns_cookie, self.claim.message.netns_cookie)
         second_id = blake2b(offer.segment_id, digest_size=16).digest()
         with shared.segments.made(second_id, offer.ring_size, self.claimer.uid) as made:
-            self.streams = streams = self._open(made, second_id)
+            relays = self._enter((connected, accepted), made, second_id)
         self.carried = True
-        return streams
+        return relays
 
-    def _open(self, made: int, second_id: bytes) -> tuple[Stream, Stream]:
+    def _enter(self, links: tuple[Link, Link], made: int, second_id: bytes) -> tuple[LocalEnd, LocalEnd]:
         shared, offer, claimer, message = self.shared, self.offer, self.claimer, self.claim.message
         doorbell = shared.hub.descriptors()
-        streams = open_relay(
-            shared.hub,
-            shared.offerer_end(offer),
-            shared.claimer_end(made, claimer, offer.key.mirrored(), self.claim),
+        ends = shared.offerer_end(offer), shared.claimer_end(made, claimer, offer.key.mirrored(), self.claim)
+        self.relays = relays = local_relay.enter(
+            shared.hub, ends, links,
             protocol=offer.protocol, on_drop=lambda: shared.segments.release_second(second_id),
         )  # fmt: skip
         attach = Message(
@@ -74,17 +74,17 @@ class LocalPair:
             doorbell_page_id=shared.hub.doorbell_id,
         )  # fmt: skip
         if not shared.send(claimer, attach, (made, *doorbell)):
-            streams[0].close()
+            self.leave()
             raise Unavailable("the end that claimed it has gone")
         shared.claimed(
             offer, doorbell, ("claim_matched",), flags=Attach.RELAYED, doorbell_page_id=shared.hub.doorbell_id
         )
-        return streams
+        return relays
 
     def leave(self) -> None:
-        """Closes the streams that the protocol has opened, as it gives up and no other would serve them."""
-        for stream in self.streams:
-            stream.close()
+        """Leaves both ends on TCP, as the protocol gives up and no other would serve them."""
+        for relay in self.relays[:1]:
+            relay.cut_off()
 
     def _take(self) -> None:
         if self.taken:
