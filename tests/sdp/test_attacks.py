@@ -319,7 +319,7 @@ def test_a_confirmed_move_is_one_though_the_peer_disconnects_before_everything_c
 
 
 def test_a_confirmed_move_is_one_though_the_peer_is_gone_and_its_disconnect_was_lost() -> None:
-    """What is not acknowledged then is what it had no reason to wait for; `sidestep sdp simulate --seed 13389`."""
+    """What is not acknowledged then is what it had no reason to wait for; `tests/simulate/show.py 13389`."""
     peer = established()
     peer.hold_completions = True
     sent = peer.send(b"delivered", bcopy_only=True)

@@ -1,7 +1,7 @@
 """Ten thousand seeded conversations: what arrives is what was sent, and what was lent is given back.
 
-`sidestep sdp simulate --seed N` shows a conversation that failed. SIDESTEP_SIMULATIONS is the number of seeds, and
-SIDESTEP_SIMULATIONS_FROM the first one: a nightly run takes others.
+`.venv/bin/python tests/simulate/show.py N` shows a conversation that failed. SIDESTEP_SIMULATIONS is the number
+of seeds, and SIDESTEP_SIMULATIONS_FROM the first one: a nightly run takes others.
 """
 
 from __future__ import annotations
@@ -14,11 +14,15 @@ import pytest
 from selection import rotate
 
 from sidestep.sdp.halves import Halves
-from sidestep.sdp.simulate import Conversation, Outcome, PlanKind, Surprise, converse, draw
+from sidestep.sdp.simulate import plan
+from sidestep.sdp.simulate.conversation import Conversation, Outcome, Surprise
+from sidestep.sdp.simulate.plan import PlanKind
 from sidestep.sdp.simulate.trace import Trace
 from sidestep.sdp.sink import Sink
 from sidestep.sdp.source import Source
 from sidestep.sdp.wire import Mid
+from simulate.conversation import CheckedConversation, converse
+from simulate.plan import draw
 
 COUNT = int(os.environ.get("SIDESTEP_SIMULATIONS", "10000"))
 FIRST = int(os.environ.get("SIDESTEP_SIMULATIONS_FROM", "0"))
@@ -32,7 +36,7 @@ def faults(seeds: range) -> list[str]:
         try:
             converse(seed)
         except Surprise as surprise:
-            found.append(f"sidestep sdp simulate --seed {seed}: {surprise}")
+            found.append(f"tests/simulate/show.py {seed}: {surprise}")
     return found
 
 
@@ -63,7 +67,7 @@ def test_every_message_and_operation_is_used() -> None:
     conversations: Counter[str] = Counter()  # in which it was seen
     for seed in range(300):
         trace = Trace()
-        Conversation(draw(seed), trace).run()
+        CheckedConversation(draw(seed), trace).run()
         seen: set[str] = set()
         for entry in trace.entries:
             if entry.what == "rdma":
@@ -89,8 +93,18 @@ def test_every_kind_has_its_share() -> None:
 def test_one_seed_gives_one_conversation() -> None:
     for seed in (3, 17, 99):
         first, second = Trace(), Trace()
-        assert Conversation(draw(seed), first).run() == Conversation(draw(seed), second).run()
+        assert CheckedConversation(draw(seed), first).run() == CheckedConversation(draw(seed), second).run()
         assert first.entries == second.entries
+
+
+def test_the_command_plays_the_same_conversation() -> None:
+    """But for sockets that move, and for others beside it."""
+    alike = [seed for seed in range(40) if not (draw(seed).moves or draw(seed).others)]
+    assert len(alike) >= 20
+    for seed in alike:
+        printed, checked = Trace(), Trace()
+        assert Conversation(plan.draw(seed), printed).run() == CheckedConversation(draw(seed), checked).run()
+        assert printed.entries == checked.entries
 
 
 # What was wrong there once; tests/sdp tells of each in its own words where the protocol was.

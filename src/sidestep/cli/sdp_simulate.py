@@ -11,7 +11,8 @@ import click
 
 from sidestep.cli.shown import printable, show
 from sidestep.errors import Misuse
-from sidestep.sdp.simulate import Conversation, Outcome, PlanKind, Surprise, draw
+from sidestep.sdp.simulate.conversation import Conversation, Outcome, Surprise
+from sidestep.sdp.simulate.plan import PlanKind, draw
 from sidestep.sdp.simulate.trace import Trace
 
 _KINDS = [kind.value for kind in PlanKind]
@@ -28,7 +29,7 @@ def simulate(seed: int, count: int, kind: str | None, as_ladder: bool, as_json: 
 
     Both ends and their programs run over a device that exists in this process only, in virtual time. The seed decides
     the settings of both, what the programs send, receive, cancel and close, how long messages take, and what goes
-    wrong. Received bytes are compared with sent ones, and lent buffers with returned ones.
+    wrong. If nothing does, received bytes are compared with sent ones.
 
     Time is in microseconds. An arrow of two dashes is an SDP message, RDMA operations and the connection manager's
     messages say what they are; lines of `left:` and `right:` are actions and results of a program.
@@ -101,6 +102,6 @@ def _show_failure(
     seed: int, conversation: Conversation, surprise: Surprise, trace: Trace, *, as_json: bool, as_ladder: bool
 ) -> None:
     found = {"seed": seed, "kind": conversation.plan.kind.value, "fault": str(surprise), "entries": trace.as_json()}
-    show(found, [*_lines(trace, as_ladder=as_ladder), conversation.describe()], as_json=as_json)
+    show(found, _lines(trace, as_ladder=as_ladder), as_json=as_json)
     if not as_json:
         click.echo(f"sidestep: seed {seed}: {surprise}", err=True)

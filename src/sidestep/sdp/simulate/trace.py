@@ -1,7 +1,4 @@
-"""A conversation as it was: every message, every RDMA operation, and what the users did and were told.
-
-It is read as lines in words, drawn as a ladder, or given as plain values.
-"""
+"""Record of a conversation: every message and RDMA operation, and the users' actions and events."""
 
 from __future__ import annotations
 
@@ -14,12 +11,16 @@ from sidestep.rdma.work import Status
 from sidestep.sdp import dissect
 
 LEFT: Final = "left"
-_ARROWS: Final = {True: "-->", False: "<--"}
+_RDMA: Final = {
+    Kind.WRITE: "RDMA Write of {0.length} at {0.remote_va:#x}",
+    Kind.READ_REQUEST: "RDMA Read of {0.length} at {0.remote_va:#x}",
+    Kind.READ_RESPONSE: "answer to RDMA Read, {0.length} bytes",
+}
 
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One thing that happened."""
+    """One event."""
 
     at: float  # virtual time
     end: str  # that sends it, or where it happens
@@ -29,7 +30,7 @@ class Entry:
 
 
 class Trace:
-    """An observer of the fabric that also takes notes of the users."""
+    """Observer of the fabric that also takes notes of the users."""
 
     def __init__(self) -> None:
         self.entries: list[Entry] = []
@@ -37,41 +38,33 @@ class Trace:
     def qp_message(self, message: QpMessage) -> None:
         if message.kind is Kind.SEND:
             body = b"".join(message.payload)
-            self._add(message.at, message.source, "message", dissect.line(body), body)
-        elif message.kind is Kind.WRITE:
-            self._add(message.at, message.source, "rdma", f"RDMA Write of {message.length} at {message.remote_va:#x}")
-        elif message.kind is Kind.READ_REQUEST:
-            self._add(message.at, message.source, "rdma", f"RDMA Read of {message.length} at {message.remote_va:#x}")
-        elif message.kind is Kind.READ_RESPONSE:
-            self._add(message.at, message.source, "rdma", f"answer to RDMA Read, {message.length} bytes")
+            self.entries.append(Entry(message.at, message.source, "message", dissect.line(body), body))
+        elif message.kind in _RDMA:
+            self._add(message, "rdma", _RDMA[message.kind].format(message))
         elif message.status is not Status.SUCCESS:
-            self._add(message.at, message.source, "rdma", f"refusal: {message.status}")
+            self._add(message, "rdma", f"refusal: {message.status}")
 
     def cm_message(self, message: CmMessage) -> None:
-        text = message.kind.name
-        body = b""
+        text, body = message.kind.name, b""
         if message.kind in (CmKind.REQ, CmKind.REP):
             body = message.private_data
             text += f": {dissect.line(body)}"
         elif message.kind is CmKind.REJ:
             text += f": reason {message.reason}"
-        self._add(message.at, message.source, "cm", text, body)
+        self._add(message, "cm", text, body)
 
     def placed(self, placed: Placed) -> None:
         """Bytes were written: the messages tell enough."""
 
     def note(self, at: float, end: str, text: str) -> None:
-        """A user did something, or was told something."""
-        self._add(at, end, "user", text)
+        self.entries.append(Entry(at, end, "user", text))
 
-    def _add(self, at: float, end: str, what: str, text: str, message: bytes = b"") -> None:
-        self.entries.append(Entry(at, end, what, text, message))
-
-    # --- to be read ---
+    def _add(self, message: QpMessage | CmMessage, what: str, text: str, body: bytes = b"") -> None:
+        self.entries.append(Entry(message.at, message.source, what, text, body))
 
     def lines(self) -> Iterator[str]:
         for entry in self.entries:
-            arrow = _ARROWS[entry.end == LEFT] if entry.what != "user" else f"{entry.end}:"
+            arrow = f"{entry.end}:" if entry.what == "user" else "-->" if entry.end == LEFT else "<--"
             yield f"{entry.at * 1e6:12.2f} us  {arrow} {entry.text}"
 
     def ladder(self, width: int = 120) -> Iterator[str]:
@@ -79,24 +72,21 @@ class Trace:
         inner = max(40, width - 15)  # behind the time
         yield f"{'time, us':>12}   left{' ' * (inner - 9)}right"
         for entry in self.entries:
-            yield from _rungs(entry, inner)
+            yield f"{entry.at * 1e6:12.2f}   {_rung(entry, inner)}"
 
     def as_json(self) -> list[dict[str, Any]]:
-        told = []
+        rows: list[dict[str, Any]] = []
         for entry in self.entries:
-            row: dict[str, Any] = {"at_s": entry.at, "end": entry.end, "what": entry.what, "text": entry.text}
+            rows.append({"at_s": entry.at, "end": entry.end, "what": entry.what, "text": entry.text})
             if entry.message:
-                row["sdp"] = dissect.as_json(dissect.read(entry.message))
-            told.append(row)
-        return told
+                rows[-1]["sdp"] = dissect.as_json(dissect.read(entry.message))
+        return rows
 
 
-def _rungs(entry: Entry, inner: int) -> Iterator[str]:
-    time = f"{entry.at * 1e6:12.2f}   "
+def _rung(entry: Entry, inner: int) -> str:
     text = entry.text if len(entry.text) <= inner - 8 else entry.text[: inner - 11] + "..."
     if entry.what == "user":
-        yield f"{time}* {text}" if entry.end == LEFT else f"{time}|{text:>{inner - 3}} *"
-        return
-    line = "=" if entry.what == "rdma" else "." if entry.what == "cm" else "-"
+        return f"* {text}" if entry.end == LEFT else f"|{text:>{inner - 3}} *"
+    line = {"rdma": "=", "cm": "."}.get(entry.what, "-")
     body = f" {text} ".center(inner - 4, line)
-    yield f"{time}|{line}{body}>|" if entry.end == LEFT else f"{time}|<{body}{line}|"
+    return f"|{line}{body}>|" if entry.end == LEFT else f"|<{body}{line}|"

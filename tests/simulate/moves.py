@@ -13,9 +13,9 @@ from sidestep.rdma.cm import ConnectionRequest
 from sidestep.rdma.loopback import Fabric
 from sidestep.sdp.endpoint import SdpStream
 from sidestep.sdp.settings import SdpSettings
-from sidestep.sdp.simulate.user import User
 from sidestep.sdp.stack import Stack
 from sidestep.sdp.wire import service_id
+from simulate.user import CheckedUser
 
 _PATIENCE: Final = 2.0  # times the time that a connection gives a move
 
@@ -28,11 +28,10 @@ class Move:
         fabric: Fabric,
         stack: Stack,
         settings: SdpSettings,
-        user: User,
+        user: CheckedUser,
         port: int,
         joined: Callable[[SdpStream], None],
     ) -> None:
-        assert user.stream is not None
         self.over = False
         self._stack = stack
         self._settings = settings
@@ -58,12 +57,12 @@ class Move:
             self._end()
             if self._request is not None:
                 self._request.reject()
-        elif self._request is not None and self._leaving.suspended is not None and self._user.stream is None:
+        elif self._request is not None and self._leaving.suspended is not None and not self._user.joined:
             self._end()
             self._stack.serve(
                 self._request, self._accepted, self._port, self._settings, suspended=self._leaving.suspended
             )
-            if self._user.stream is None:  # it could not be accepted
+            if not self._user.joined:  # it could not be accepted
                 self._user.lose()
 
     def _accepted(self, stream: SdpStream) -> None:
@@ -74,7 +73,7 @@ class Move:
     def _give_up(self) -> None:
         if not self.over:
             self._end()
-            if self._user.stream is None:
+            if not self._user.joined:
                 self._user.lose()
 
     def _end(self) -> None:

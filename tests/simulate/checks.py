@@ -1,4 +1,4 @@
-"""What must be true of a conversation: whenever all is quiet, and when it has ended."""
+"""Rules of a conversation: whenever all is quiet, and when it has ended."""
 
 from __future__ import annotations
 
@@ -7,14 +7,15 @@ from typing import TYPE_CHECKING
 from sidestep import limits
 from sidestep.rdma.soft.memory import Domain
 from sidestep.sdp.requests import SdpEventKind
+from sidestep.sdp.simulate.conversation import Surprise
 from sidestep.sdp.simulate.plan import PlanKind
-from sidestep.sdp.simulate.user import Book, Surprise, User
 from sidestep.sdp.states import OPEN, SdpState
+from simulate.user import CheckedUser
 
 if TYPE_CHECKING:
     from sidestep.sdp.connection import SdpConnection
     from sidestep.sdp.endpoint import SdpStream
-    from sidestep.sdp.simulate.conversation import Conversation
+    from simulate.conversation import CheckedConversation
 
 
 def _need(truth: bool, what: str) -> None:
@@ -25,10 +26,10 @@ def _need(truth: bool, what: str) -> None:
 # --- when all is quiet ---
 
 
-def at_rest(conversation: Conversation) -> None:
+def at_rest(conversation: CheckedConversation) -> None:
     """Nothing is on its way: what the two ends know of each other must agree."""
     left, right = conversation.users
-    if left.stream is None or right.stream is None:
+    if not (left.joined and right.joined):
         return
     if left.connection.state not in OPEN or right.connection.state not in OPEN:
         return
@@ -43,14 +44,12 @@ def at_rest(conversation: Conversation) -> None:
         _check_progress(user, other)
 
 
-def _is_broken(user: User) -> bool:
-    assert user.stream is not None
+def _is_broken(user: CheckedUser) -> bool:
     qp = user.stream.qp
     return qp is None or qp.state.name != "RTS" or qp.link.cut  # type: ignore[attr-defined]
 
 
-def _check_buffers(user: User) -> None:
-    assert user.stream is not None
+def _check_buffers(user: CheckedUser) -> None:
     connection, stream, name = user.connection, user.stream, user.name
     flow, resize = connection._flow, connection._resize
     assert stream.qp is not None
@@ -103,7 +102,7 @@ def _check_direction(name: str, sender: SdpConnection, receiver: SdpConnection) 
         _need(owed == sink.due, f"{name} owes {owed} bytes by Data, the other end expects {sink.due}")
 
 
-def _check_progress(user: User, reader: User) -> None:
+def _check_progress(user: CheckedUser, reader: CheckedUser) -> None:
     """Who waits for bytes that are there must get them without the help of a timer."""
     connection = user.connection
     source, sink = connection._source, reader.connection._sink
@@ -123,19 +122,19 @@ def _check_progress(user: User, reader: User) -> None:
 # --- when it has ended ---
 
 
-def at_end(conversation: Conversation) -> None:
+def at_end(conversation: CheckedConversation) -> None:
     """Both ends are done: the books agree, and nothing is left behind."""
     left, right = conversation.users
     gentle = conversation.plan.kind is PlanKind.CLEAN
     for stream in conversation.streams:
         _check_leftovers(stream)
     for user in (left, right):
-        if not user.book.events:
+        if not user.events:
             continue
         _check_memory(user)
-        _need(not user.open_receives, f"{user.name}: {user.open_receives} receives never ended")
+        _need(not user.receives, f"{user.name}: {len(user.receives)} receives never ended")
         _check_events(user, gentle=gentle, moved=bool(conversation.plan.moves))
-    if all(conversation.joined):
+    if all(user.met for user in conversation.users):
         inline = [end.settings.urgent_inline for end in conversation.plan.ends]
         if gentle and not conversation.plan.moves:
             _check_announced(left, right)
@@ -144,7 +143,7 @@ def at_end(conversation: Conversation) -> None:
         _check_stream(right, left, inline=inline[0], whole=gentle)
 
 
-def nothing_left(conversation: Conversation) -> None:
+def nothing_left(conversation: CheckedConversation) -> None:
     """Neither device has anything that belonged to a connection."""
     _need(not conversation.fabric.queue_pairs, f"queue pairs are left: {conversation.fabric.queue_pairs}")
     for stack in conversation.stacks:
@@ -171,16 +170,16 @@ def _check_leftovers(stream: SdpStream) -> None:
         raise Surprise(f"a closed connection has {request}")
 
 
-def _check_memory(user: User) -> None:
-    for received in user.book.received:
+def _check_memory(user: CheckedUser) -> None:
+    for received in user.records:
         _need(bytes(received.memory) == received.content, f"{user.name}: a receive changed after it had ended")
-    for sent in user.book.sent:
-        _need(sent.request.done, f"{user.name}: a send never ended")
-        _need(sent.request.region is None, f"{user.name}: the region of a send is left")
+    for request, _ in user.sent:
+        _need(request.done, f"{user.name}: a send never ended")
+        _need(request.region is None, f"{user.name}: the region of a send is left")
 
 
-def _check_events(user: User, *, gentle: bool, moved: bool) -> None:
-    book, name = user.book, user.name
+def _check_events(user: CheckedUser, *, gentle: bool, moved: bool) -> None:
+    events, name = user.events, user.name
     for kind in (
         SdpEventKind.ESTABLISHED,
         SdpEventKind.WRITE_CLOSED,
@@ -190,37 +189,36 @@ def _check_events(user: User, *, gentle: bool, moved: bool) -> None:
     ):
         if moved and kind in (SdpEventKind.ESTABLISHED, SdpEventKind.END_OF_STREAM):
             continue  # told by each process
-        _need(book.count(kind) <= 1, f"{name} is told {kind} {book.count(kind)} times")
+        _need(events.count(kind) <= 1, f"{name} is told {kind} {events.count(kind)} times")
         if gentle and kind is not SdpEventKind.BROKEN:
-            _need(book.count(kind) == 1, f"{name} is never told {kind}")
-    _need(book.count(SdpEventKind.CLOSED) == 1, f"{name} is never told the last word")
+            _need(events.count(kind) == 1, f"{name} is never told {kind}")
+    _need(events.count(SdpEventKind.CLOSED) == 1, f"{name} is never told the last word")
 
 
-def _check_stream(sender: User, reader: User, *, inline: bool, whole: bool) -> None:
+def _check_stream(sender: CheckedUser, reader: CheckedUser, *, inline: bool, whole: bool) -> None:
     """The bytes that were received are those that were sent, each once, in order; all of them if `whole`."""
-    got, name = reader.book.stream, f"{sender.name} to {reader.name}"
+    got, name = reader.received, f"{sender.name} to {reader.name}"
     if whole:
-        expected, marks = _expected(sender.book, inline=inline)
+        expected, marks = _expected(sender, inline=inline)
         if bytes(got) != expected:
             same = next((i for i, (a, b) in enumerate(zip(got, expected, strict=False)) if a != b), -1)
             raise Surprise(f"{name}: {len(got)} bytes of {len(expected)}, the first difference at {same}")
     else:
-        expected = _expected_prefix(sender.book, bytes(got), inline=inline, name=name)
+        expected = _expected_prefix(sender, bytes(got), inline=inline, name=name)
         marks = None
-    for offset, peeked in reader.book.peeked:
+    for offset, peeked in reader.peeked:
         seen = bytes(got[offset : offset + len(peeked)])
         _need(peeked.startswith(seen), f"{name}: peeked {peeked!r} at {offset}, then came {seen!r}")
     if marks is not None:
         _check_marks(reader, marks, name, inline=inline)
 
 
-def _expected(book: Book, *, inline: bool) -> tuple[bytes, dict[int, list[int]]]:
+def _expected(sender: CheckedUser, *, inline: bool) -> tuple[bytes, dict[int, list[int]]]:
     """The stream as it must arrive, and urgent bytes by offset: their own if `inline`, else that of what follows."""
     stream = bytearray()
     marks: dict[int, list[int]] = {}
-    for sent in book.sent:
-        request = sent.request
-        part = sent.content[: request.passed]
+    for request, content in sender.sent:
+        part = content[: request.passed]
         if request.urgent and request.passed == request.length:
             marks.setdefault(len(stream) + len(part) - 1, []).append(part[-1])
             if not inline:
@@ -229,23 +227,23 @@ def _expected(book: Book, *, inline: bool) -> tuple[bytes, dict[int, list[int]]]
     return bytes(stream), marks
 
 
-def _check_marks(reader: User, marks: dict[int, list[int]], name: str, *, inline: bool) -> None:
-    for received in reader.book.received:
+def _check_marks(reader: CheckedUser, marks: dict[int, list[int]], name: str, *, inline: bool) -> None:
+    for received in reader.records:
         end = received.start + received.length
         if inline:
             end -= 1  # the byte may come as the last one of a receive that was advertised
         inside = [at for at in marks if received.start < at < end]
         _need(not inside, f"{name}: a receive of {received.start} + {received.length} goes over the mark at {inside}")
-    for offset, byte in reader.book.marks:
+    for offset, byte in reader.marks:
         _need(offset in marks, f"{name}: a mark at {offset}, the urgent bytes are at {marks}")
         had = byte is None or any(byte in bytes_there for bytes_there in marks.values())
         _need(had, f"{name}: an urgent byte {byte}, sent were {marks}")
 
 
-def _check_announced(sender: User, reader: User) -> None:
+def _check_announced(sender: CheckedUser, reader: CheckedUser) -> None:
     """Each urgent byte once, and perhaps some that were cancelled."""
-    announced = reader.book.count(SdpEventKind.URGENT)
-    urgent = [sent.request for sent in sender.book.sent if sent.request.urgent]
+    announced = reader.events.count(SdpEventKind.URGENT)
+    urgent = [request for request, _ in sender.sent if request.urgent]
     passed = sum(request.passed == request.length for request in urgent)
     _need(
         passed <= announced <= len(urgent),
@@ -253,11 +251,10 @@ def _check_announced(sender: User, reader: User) -> None:
     )
 
 
-def _expected_prefix(book: Book, got: bytes, *, inline: bool, name: str) -> bytes:
+def _expected_prefix(sender: CheckedUser, got: bytes, *, inline: bool, name: str) -> bytes:
     """What may have arrived where the connection broke: sends that ended well exactly, others up to some byte."""
     ends = {0}  # offsets of `got` up to which it is explained
-    for sent in book.sent:
-        request = sent.request
+    for request, content in sender.sent:
         least = request.passed
         most = request.passed if request.error is None else request.length
         nexts: set[int] = set()
@@ -265,7 +262,7 @@ def _expected_prefix(book: Book, got: bytes, *, inline: bool, name: str) -> byte
             if at == len(got):
                 return got
             for taken in [least] if most == least else [*range(least, most + 1)]:
-                part = sent.content[:taken]
+                part = content[:taken]
                 if request.urgent and taken == request.length and not inline:
                     part = part[:-1]
                 rest = got[at:]
@@ -285,9 +282,9 @@ def _expected_prefix(book: Book, got: bytes, *, inline: bool, name: str) -> byte
 # --- for people ---
 
 
-def describe(conversation: Conversation, index: int) -> str:
+def describe(conversation: CheckedConversation, index: int) -> str:
     user = conversation.users[index]
-    if user.stream is None:
+    if not user.joined:
         return f"{user.name}: no connection"
     connection = user.connection
     flow, source, sink = connection._flow, connection._source, connection._sink
@@ -303,10 +300,6 @@ def describe(conversation: Conversation, index: int) -> str:
             f"  receives: {len(sink.receives)} queued, {len(sink.shown)} shown, {len(sink.ready)} pieces ready, "
             f"{len(sink.adverts)} SrcAvails, {sink.due} due, mode {sink.mode.name}, ND {sink.nd}, ended {sink.ended}, "
             f"withdrawing {sink.withdrawing}, reads {sink.reads}, control {len(connection._control)}",
-            f"  user: {len(user.book.stream)} bytes received, {len(user.book.sent)} sends, "
-            f"{len(user.book.events)} events",
+            f"  user: {len(user.received)} bytes received, {len(user.sent)} sends, {len(user.events)} events",
         )
     )
-
-
-__all__ = ["at_end", "at_rest", "describe", "held_buffers"]
