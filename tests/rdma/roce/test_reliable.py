@@ -181,6 +181,22 @@ def test_a_repeated_read_asks_for_a_part_of_one_request() -> None:
     assert asked[3:] == [(1024, 2048), (2048, 2560)]
 
 
+@pytest.mark.spec("IBTA 9.7.5.1.6")
+def test_a_read_that_comes_again_late_does_no_harm() -> None:
+    """Its memory may be the other end's no more."""
+    wire, active, passive, ear = pair()
+    far, sink = passive.memory(b"far away"), active.memory(8)
+    active.qp.post_send(RdmaRead(1, (sink.view,), far.va, far.rkey))
+    wire.run()
+    (asked,) = [packet for target, packet in ear.heard if target == RIGHT and packet.find(Reth)]
+    far.deregister()
+    ear.heard.clear()
+    wire.inject(LEFT, RIGHT, seal(asked.encode(), known_address(LEFT), known_address(RIGHT)))
+    wire.run()
+    assert [packet for target, packet in ear.heard if target == LEFT] == []
+    assert passive.qp.state is QpState.RTS
+
+
 @pytest.mark.spec("IBTA 9.7.5.1.2")
 def test_an_acknowledgement_that_passes_a_read_tells_that_its_answer_was_lost() -> None:
     wire, active, passive, ear = pair()

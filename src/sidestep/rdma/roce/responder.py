@@ -423,7 +423,9 @@ class Responder:
             begin = skipped * self._path.mtu
             if not 0 <= skipped < read.count or reth.rkey != read.rkey or reth.va != read.va + begin:
                 continue
-            if begin + reth.length <= read.length:
+            # A request that comes late is dropped: its answer is there, and its memory may be the other end's no more.
+            granted = self._host.grant(reth.rkey, reth.va, reth.length, REMOTE_READ)
+            if begin + reth.length <= read.length and not isinstance(granted, AccessRefusal):
                 self._answer_again(_Read(psn, reth.va, reth.rkey, reth.length, packets_of(reth.length, self._path.mtu)))
             return
 
