@@ -449,7 +449,7 @@ class Connection(ABC):
         self._stop_timer()
         self.state = CmState.ESTABLISHED
         self.qp.ready_to_send()
-        self._tell(Established(private_data))
+        self._manager.notices.append(partial(self.handler, self, Established(private_data)))
 
     def end(self, event: ConnectionEvent | None) -> None:
         """It never was, or is no more: nothing follows."""
@@ -482,7 +482,8 @@ class Connection(ABC):
             self._timer = None
 
     def _tell(self, event: ConnectionEvent) -> None:
-        self._manager.notices.append(partial(self.handler, self, event))
+        """Tells an end, behind all that was posted."""
+        self.qp.when_quiet(partial(self._manager.notices.append, partial(self.handler, self, event)))
 
 
 def ignore(_connection: Connection, _message: Any) -> None:

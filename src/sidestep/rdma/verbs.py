@@ -488,6 +488,10 @@ class QueuePair(ABC):
         """As `modify_to_error`; what becomes of the connection is the caller's matter."""
         self.modify_to_error()
 
+    def when_quiet(self, callback: Callable[[], object]) -> None:
+        """Calls when nothing is posted any more; the queue pair is in ERROR, or destroyed."""
+        callback()
+
     @abstractmethod
     def destroy(self) -> None:
         """Gives the queue pair back. Nothing of it completes any more; completions not yet polled may be lost.

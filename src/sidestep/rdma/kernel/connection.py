@@ -14,7 +14,6 @@ from __future__ import annotations
 
 from ctypes import Structure, byref, c_char_p, c_int, c_void_p, cast
 from errno import ECONNREFUSED
-from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from sidestep.rdma.cm import (
@@ -26,7 +25,6 @@ from sidestep.rdma.cm import (
     CmState,
     Connection,
     ConnectionRequest,
-    Disconnected,
     Rejected,
     TimewaitExit,
     Unreachable,
@@ -39,7 +37,6 @@ from sidestep.rdma.verbs import EventKind, QpState
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from sidestep.rdma.cm import ConnectionEvent
     from sidestep.rdma.kernel.manager import KernelManager
     from sidestep.rdma.kernel.notes import CmNote
     from sidestep.rdma.kernel.qp import KernelQueuePair
@@ -224,13 +221,6 @@ class KernelConnection(Connection):
         if self._id is not None:
             self._manager.destroy(self._id)
             self._id = None
-
-    def _tell(self, event: ConnectionEvent) -> None:
-        """An end is told when all that was posted is back."""
-        if isinstance(event, Disconnected | Rejected | Unreachable):
-            self.qp.when_quiet(partial(super()._tell, event))
-        else:
-            super()._tell(event)
 
     def _make_ready(self, resources: int) -> None:
         """Moves the queue pair as far as the kernel's manager knows it; raises OSError."""
