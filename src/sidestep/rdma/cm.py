@@ -131,7 +131,7 @@ class TimewaitExit:
 
 Transport: TypeAlias = tuple[tuple[str, int], tuple[str, int]]  # address and port of this end, and of the other one
 ConnectionEvent: TypeAlias = Established | Rejected | Unreachable | Disconnected | TimewaitExit
-# What handlers return is of no meaning.
+# The return value of a handler has no meaning.
 ConnectionHandler: TypeAlias = "Callable[[Connection, ConnectionEvent], object]"
 RequestHandler: TypeAlias = "Callable[[ConnectionRequest], object]"
 
@@ -193,7 +193,7 @@ def depths(qp: QueuePair, other: Any) -> tuple[int, int]:
 class ConnectionRequest(ABC):
     """Somebody wants a connection. It must be answered, once.
 
-    It counts for its listener until it is answered, or who asked has given up.
+    A request counts for its listener until it is answered, or its sender has given up.
     """
 
     def __init__(
@@ -441,7 +441,7 @@ class Connection(ABC):
         """The other end agrees."""
         self._over(Disconnected(by_remote=False))
 
-    # What follows.
+    # Changes of state.
 
     def establish(self, private_data: bytes = b"") -> None:
         """Both ends may send."""
@@ -452,7 +452,7 @@ class Connection(ABC):
         self._manager.notices.append(partial(self.handler, self, Established(private_data)))
 
     def end(self, event: ConnectionEvent | None) -> None:
-        """It never was, or is no more: nothing follows."""
+        """Ends the connection at once, without time-wait."""
         self._stop_timer()
         self.state = CmState.CLOSED
         self._forget()
@@ -461,7 +461,7 @@ class Connection(ABC):
             self._tell(event)
 
     def _over(self, event: Disconnected) -> None:
-        """It was, and is no more."""
+        """Ends an established connection; time-wait follows."""
         self._stop_timer()
         self.state = CmState.TIMEWAIT
         self.qp.end()
@@ -487,7 +487,7 @@ class Connection(ABC):
 
 
 def ignore(_connection: Connection, _message: Any) -> None:
-    """It changes nothing: what matters is on its way, or came before."""
+    """Changes nothing: the message that matters is on its way, or came before."""
 
 
 Transitions: TypeAlias = "dict[tuple[CmState, CmKind], Callable[[Any, Any], None]]"  # a connection, and the message

@@ -244,7 +244,7 @@ class ControlConnection(Connection):
             raise PeerViolation(f"{kind.name} in {state.name}", rule="control_order")
 
     def on_crossed(self, _message: None) -> None:
-        """What it had joined with is no more, and the two words have crossed."""
+        """The queue pair that it was joined with is gone, and the two words have crossed."""
         self.disconnect()
         self._tell(Rejected(REJECT_TIMEOUT))
 

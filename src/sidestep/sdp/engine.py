@@ -1,4 +1,4 @@
-"""What the engine needs of a connection that it borrows, and what it brings back (native/engine/engine.h)."""
+"""Fields of a connection that the engine borrows, and that it brings back (`engine.h`)."""
 
 from __future__ import annotations
 
