@@ -344,6 +344,18 @@ def test_a_socket_that_does_not_block_goes_to_tcp_soon(make_first: Make) -> None
     assert one.counter("reach_opened") == 1
 
 
+def test_a_host_that_is_late_once_is_asked_again(make_first: Make) -> None:
+    one, other = make_first(2)
+    serving(other, other.address)
+    for late, opened in ((1, 2), (2, 3)):
+        assert call(one, other.address, 0, size=10)[1:] == ["right"]
+        with asleep(other):
+            for _ in range(late):
+                assert call(one, other.address, 0, size=10)[1:] == ["right"]
+        assert call(one, other.address, 0, size=10)[1:] == ["right"]
+        assert one.counter("reach_opened") == opened
+
+
 def test_redis(make_first: Make) -> None:
     one, other = make_first(2)
     other.popen(["redis-server", "--port", "6379", "--save", "", "--appendonly", "no", "--protected-mode", "no"],

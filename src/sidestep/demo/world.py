@@ -16,6 +16,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Collection, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass, field
@@ -33,6 +34,9 @@ START_S: Final = 20.0  # patience for a program to come up, generous for a loade
 END_S: Final = 20.0  # patience for a program to end once its work is done
 LOAD_S: Final = 40.0  # patience for a load generator
 UNSEEN: Final = "the run ended before it could be looked at"
+
+_OPENED: Final = "reach_opened"  # counters
+_REFUSED: Final = "reach_refused"
 
 _SEARCH_PATH: Final = f"{os.environ.get('PATH', os.defpath)}:/usr/sbin:/sbin"  # nginx is there, for users as well
 _PACKAGES: Final = {
@@ -179,6 +183,7 @@ class World(ExitStack):
         env = site.sidestep.env() if site.sidestep else plain_environment()
         argv = site.argv([_found(argv[0]) or argv[0], *argv[1:]])
         errors = self.enter_context(tempfile.TemporaryFile("w+", errors="replace"))  # noqa: SIM115 - as it says
+        self._before = self._counted_first()
         with site.inside():  # safe: this program has no threads
             program = Program(argv, name, errors, stop, env=env, preexec_fn=pin, **options)
         self.callback(program.stop)
@@ -220,9 +225,13 @@ class World(ExitStack):
         if not self.providers:
             return None
         if self.client.first:
-            opened, refused = (now - old for now, old in zip(self._counted_first(), self._before, strict=True))
-            why = (f"{refused} connections came to TCP",) if refused else ()
-            return Evidence(0 if refused else min(2 * opened, ends), ends, why)
+            counted = self._counted_first() - self._before
+            opened = counted.pop(_OPENED, 0)
+            why = tuple(
+                f"{number} connections came to TCP: {name.partition('{')[2][:-1]}"
+                for name, number in sorted(counted.items())
+            )
+            return Evidence(0 if why else min(2 * opened, ends), ends, why)
         listed = [c for sidestep in self.providers for c in sidestep.connections()]
         return self.judged([c for c in listed if f"{port}" in (_port(c.local), _port(c.remote))], ends)
 
@@ -233,13 +242,12 @@ class World(ExitStack):
             why_not = {"sidestep sees no such connection"}
         return Evidence(sum(c.promoted for c in found), ends, tuple(sorted(why_not)))
 
-    def _counted_first(self) -> tuple[int, int]:
-        """Numbers of the client's connections that began with SDP, and that were to and did not."""
+    def _counted_first(self) -> Counter[str]:
+        """Numbers of the client's connections that began with SDP, and, by errno, that were to and did not."""
         if not self.client.first or self.client.sidestep is None:
-            return 0, 0
+            return Counter()
         counters = self.client.sidestep.status()["counters"]
-        refused = sum(int(count) for name, count in counters.items() if name.startswith("reach_refused"))
-        return counters.get("reach_opened", 0), refused
+        return Counter({name: count for name, count in counters.items() if name.startswith((_OPENED, _REFUSED))})
 
 
 def plain_environment() -> dict[str, str]:

@@ -57,6 +57,7 @@ if TYPE_CHECKING:
 _SO_ATTACH_FILTER: Final = 26  # asm-generic/socket.h
 _SO_DETACH_FILTER: Final = 27
 _DROP_ALL: Final = struct.pack("HBBI", 0x06, 0, 0, 0)  # BPF_RET | BPF_K, 0: of every packet no byte is kept
+_NEVER: Final = 0.0  # it is where SDP was had
 _BACKLOG: Final = 8  # strangers may knock as well
 
 
@@ -69,7 +70,7 @@ class SdpConnects:
         self.stack_for: Final = stack_for
         self.pieces: Final = Pieces()
         self._there: dict[_SdpConnect, None] = {}
-        self._unanswered: OrderedDict[Endpoint, float] = OrderedDict()  # until when TCP comes first
+        self._tcp_until: OrderedDict[Endpoint, float] = OrderedDict()  # until when TCP comes first there
 
     def close(self) -> None:
         for reach in list(self._there):
@@ -87,7 +88,7 @@ class SdpConnects:
         remote = asked.request.remote
         if not remote.port:
             raise Unavailable("no service has port 0")
-        until = self._unanswered.get(remote)
+        until = self._tcp_until.get(remote)
         if not asked.insists and until is not None and until > self.sdp.loop.now:
             raise Unavailable("SDP has failed there a moment ago")
         reach = _SdpConnect(self, asked, self._local_of(asked))
@@ -96,14 +97,22 @@ class SdpConnects:
 
     def was_unanswered(self, remote: Endpoint) -> None:
         """TCP comes first there, for a while."""
-        self._unanswered.pop(remote, None)
-        self._unanswered[remote] = self.sdp.loop.now + limits.REACH_UNANSWERED_S
-        while len(self._unanswered) > limits.REACH_UNANSWERED_MAX:
-            self._unanswered.popitem(last=False)
+        self._note(remote, self.sdp.loop.now + limits.REACH_UNANSWERED_S)
 
-    def worth_it(self, remote: Endpoint) -> None:
+    def was_late(self, remote: Endpoint) -> None:
+        """As unanswered, unless the one before had SDP there: a busy host is late once, a dead one again."""
+        if self._tcp_until.pop(remote, None) != _NEVER:
+            self.was_unanswered(remote)
+
+    def was_answered(self, remote: Endpoint) -> None:
         """SDP has been had there."""
-        self._unanswered.pop(remote, None)
+        self._note(remote, _NEVER)
+
+    def _note(self, remote: Endpoint, tcp_until: float) -> None:
+        self._tcp_until.pop(remote, None)
+        self._tcp_until[remote] = tcp_until
+        while len(self._tcp_until) > limits.REACH_UNANSWERED_MAX:
+            self._tcp_until.popitem(last=False)
 
     def ended(self, reach: _SdpConnect) -> None:
         self._there.pop(reach, None)
@@ -176,7 +185,7 @@ class _SdpConnect:
         if self._over or self._stream is not None:
             return
         if self._asked_of == whom and port in (None, self._port):
-            self._fail(errno.ECONNREFUSED, "it is refused there")
+            self._fail_there(errno.ECONNREFUSED, "it is refused there")
         elif port is not None:
             self._asked_of, self._port = whom, port
             self._connect()
@@ -191,9 +200,9 @@ class _SdpConnect:
         if self._over or self._stream is not None or not asked <= self._silent.keys():
             return
         if all(self._silent.values()):
-            self._fail(errno.ETIMEDOUT, "no port mapper answers there")
+            self._fail_there(errno.ETIMEDOUT, "no port mapper answers there")
         else:
-            self._fail(errno.ECONNREFUSED, "there is no such service by SDP")
+            self._fail_there(errno.ECONNREFUSED, "there is no such service by SDP")
 
     def _connect(self) -> None:
         addresses = Addresses(self.local.address, self.local.port, self.remote.address, self._port)
@@ -206,7 +215,7 @@ class _SdpConnect:
                 str(self.remote.address), addresses, self._handle_event, BY_CARRIER[carrier], beside_hello=beside
             )
         except SidestepError as why:
-            self._fail(errno.ENETUNREACH, why.message)
+            self._fail_there(errno.ENETUNREACH, why.message)
 
     def _beside_hello(self, hello: bytes) -> bytes:
         promotion = Promotion(Purpose.INBOUND, self.remote.port, secrets.token_bytes(16))
@@ -232,7 +241,7 @@ class _SdpConnect:
                 self._connects.peers.doubt(self._asked_of, self._port)
                 self._ask(self._asked_of)
             else:
-                self._fail(error, event.error.message if event.error is not None else "it broke")
+                self._fail_there(error, event.error.message if event.error is not None else "it broke")
 
     @property
     def _opened(self) -> bool:
@@ -250,7 +259,7 @@ class _SdpConnect:
             taken_s = limits.REACH_TAKEN_S + 2 * (self._loop.now - self._began_at)
         self._end.cancel()
         self._end = self._loop.call_later(taken_s, self._handle_not_taken)
-        self._connects.worth_it(self.remote)
+        self._connects.was_answered(self.remote)
 
     # ---- the way here ----
 
@@ -302,10 +311,11 @@ class _SdpConnect:
         if self.asked.insists:
             self._send_to_place(shut=True)
         else:
+            self._connects.was_late(self.remote)
             self._fail(errno.ETIMEDOUT, "it takes too long")
 
     def _handle_silence(self) -> None:
-        self._fail(errno.ETIMEDOUT, "it does not answer")
+        self._fail_there(errno.ETIMEDOUT, "it does not answer")
 
     def _handle_not_taken(self) -> None:
         self._fail(errno.ECONNREFUSED, "the program has not come")
@@ -316,12 +326,16 @@ class _SdpConnect:
             self._fail(errno.ECONNREFUSED, "the program has gone")
             self._finish()
 
+    def _fail_there(self, error: int, why: str) -> None:
+        """Fails because of the other host: the next connections there are TCP's."""
+        if not self._over and not self.asked.insists:
+            self._connects.was_unanswered(self.remote)
+        self._fail(error, why)
+
     def _fail(self, error: int, why: str) -> None:
         if self._over:
             return
         self._log(f"does not go by SDP: {why}")
-        if not self.asked.insists:
-            self._connects.was_unanswered(self.remote)
         self._drop_stream()
         if not self._answered:
             self._answer()

@@ -1,6 +1,7 @@
 /*
  * Threads come and go, children are forked and executed, and signals come at 1 kHz each, on other stacks and not, while every
- * thread sends patterns and compares what comes back. PORT has an echo server; for SECONDS. Prints the exchanges.
+ * thread sends patterns and compares what comes back. PORT has an echo server; for SECONDS. Prints the exchanges. The main
+ * thread's connection lasts all the time, so it is promoted however late the provider comes to it.
  */
 #include <arpa/inet.h>
 #include <errno.h>
@@ -76,10 +77,22 @@ static int connected(void)
 	return fd;
 }
 
+static void exchange(int fd, unsigned *seed, size_t length)
+{
+	uint8_t sent[LARGEST], got[LARGEST];
+
+	for (size_t at = 0; at < length; at++)
+		sent[at] = (uint8_t)rand_r(seed);
+	all(send_some, fd, sent, length);
+	all(read, fd, got, length);
+	CHECK(memcmp(sent, got, length) == 0);
+	atomic_fetch_add(&exchanges, 1);
+}
+
 static void *work(void *argument)
 {
 	_Atomic pid_t *self = argument;
-	uint8_t sent[LARGEST], got[LARGEST], *stack = malloc(65536);
+	uint8_t *stack = malloc(65536);
 	unsigned seed = (unsigned)syscall(SYS_gettid);
 	const int on_other = seed % 2;
 
@@ -87,15 +100,8 @@ static void *work(void *argument)
 		CHECK(sigaltstack(&(stack_t){.ss_sp = stack, .ss_size = 65536}, NULL) == 0);
 	*self = (pid_t)seed;
 	int fd = connected();
-	for (int i = 0; i < EXCHANGES; i++) {
-		size_t length = 1 + (size_t)rand_r(&seed) % (i % 4 ? 200 : LARGEST);
-		for (size_t at = 0; at < length; at++)
-			sent[at] = (uint8_t)rand_r(&seed);
-		all(send_some, fd, sent, length);
-		all(read, fd, got, length);
-		CHECK(memcmp(sent, got, length) == 0);
-		atomic_fetch_add(&exchanges, 1);
-	}
+	for (int i = 0; i < EXCHANGES; i++)
+		exchange(fd, &seed, 1 + (size_t)rand_r(&seed) % (i % 4 ? 200 : LARGEST));
 	*self = 0;
 	close(fd);
 	if (on_other)
@@ -143,6 +149,8 @@ int main(int argc, char **argv)
 	CHECK(argc == 3);
 	port = (uint16_t)atoi(argv[1]);
 	const time_t end = time(NULL) + atoi(argv[2]);
+	const int steady = connected();
+	unsigned seed = (unsigned)getpid();
 	action.sa_flags = SA_SIGINFO | SA_RESTART | SA_ONSTACK;
 	inner.sa_flags = SA_RESTART;
 	CHECK(sigaction(SIGWINCH, &inner, NULL) == 0);
@@ -154,6 +162,7 @@ int main(int argc, char **argv)
 		for (int i = 0; i < WORKERS; i++)
 			CHECK(pthread_create(&threads[i], NULL, work, (void *)&workers[i]) == 0);
 		have_child(round);
+		exchange(steady, &seed, 1 + round % LARGEST);
 		for (int i = 0; i < WORKERS; i++)
 			CHECK(pthread_join(threads[i], NULL) == 0);
 	}
