@@ -17,6 +17,7 @@ from sidestep import limits
 from sidestep.errors import PeerViolation
 from sidestep.rdma.work import Access, RdmaRead, RdmaWrite, Receive, RKey, Send, Status
 from sidestep.sdp.connection import SdpCause, SdpConnection
+from sidestep.sdp.header import MASK
 from sidestep.sdp.requests import (
     Accept,
     Connect,
@@ -34,7 +35,6 @@ from sidestep.sdp.requests import (
     StreamSend,
     Work,
 )
-from sidestep.sdp.serial import MASK
 from sidestep.sdp.settings import Addresses, Carrier, SdpSettings
 from sidestep.sdp.states import OPEN, SdpState
 from sidestep.sdp.strategy import Strategy

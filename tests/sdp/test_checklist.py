@@ -41,8 +41,8 @@ from sidestep.errors import Misuse, Unavailable
 from sidestep.rdma.cm import REJECT_CONSUMER
 from sidestep.rdma.work import RdmaRead
 from sidestep.sdp.connection import SdpCause
+from sidestep.sdp.header import MASK
 from sidestep.sdp.requests import Connect, Disconnect, Reject, SdpEvent, SdpEventKind, StreamReceive
-from sidestep.sdp.serial import MASK
 from sidestep.sdp.settings import SdpSettings
 from sidestep.sdp.states import SdpState
 from sidestep.sdp.wire import (

@@ -46,9 +46,9 @@ from sidestep.sdp.connection import SdpCause, SdpConnection
 from sidestep.sdp.endpoint import SdpStream
 from sidestep.sdp.flow import Flow
 from sidestep.sdp.halves import Halves
+from sidestep.sdp.header import MASK
 from sidestep.sdp.requests import ReturnBuffer, SdpEventKind, StreamEvent, StreamReceive, StreamSend
 from sidestep.sdp.resize import Resize
-from sidestep.sdp.serial import MASK
 from sidestep.sdp.settings import Addresses, Carrier, SdpSettings
 from sidestep.sdp.sink import Sink
 from sidestep.sdp.source import Source

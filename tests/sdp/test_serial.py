@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sidestep.sdp.serial import MASK, add, diff, ge
+from sidestep.sdp.header import MASK, add, diff, ge
 
 TRUE = st.integers(0, 1 << 40)  # a count that does not wrap
 STEPS = st.integers(-(1 << 31) + 1, (1 << 31) - 1)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from sdp_vectors import Vector, between, vectors
 
-from sidestep.sdp import serial
+from sidestep.sdp.header import add, diff
 from sidestep.sdp.wire import BSDH_LEN, Bsdh, Mid, decode, encode
 
 SDP = between("V01", "V52")
@@ -44,8 +44,8 @@ def test_the_conversation_keeps_its_numbers() -> None:
         here = vector.sender
         if bsdh.mid not in (Mid.HELLO, Mid.HELLO_ACK):
             bufs, acknowledged = told[here]
-            credit = bufs - serial.diff(sent[here], acknowledged)
-            assert (bsdh.mseq, bsdh.mseq_ack) == (serial.add(sent[here], 1), heard[here]), vector.name
+            credit = bufs - diff(sent[here], acknowledged)
+            assert (bsdh.mseq, bsdh.mseq_ack) == (add(sent[here], 1), heard[here]), vector.name
             assert credit == vector.credit, vector.name
             assert credit >= (3 if payload else 2)
         sent[here] = bsdh.mseq

@@ -33,13 +33,13 @@ from sidestep.rdma.control import Control
 from sidestep.rdma.iwarp.device import IwarpDevice
 from sidestep.rdma.iwarp.qp import IwarpQueuePair
 from sidestep.rdma.tools.devices import source_for
-from sidestep.remote.node import Node
 from sidestep.remote.peers import Peers
 from sidestep.sdp.connection import SdpCause
 from sidestep.sdp.endpoint import ignore_event
 from sidestep.sdp.errnos import os_error
 from sidestep.sdp.host import Host
 from sidestep.sdp.settings import Carrier, SdpSettings
+from sidestep.sdp.stack import Node
 from sidestep.switch.protocol import Endpoint
 
 if TYPE_CHECKING:

@@ -29,13 +29,12 @@ from sidestep.remote.bridge import Bridge
 from sidestep.remote.dial import Dial, reset
 from sidestep.remote.gateway_rules import Rule, check_rules
 from sidestep.remote.inbound import BY_CARRIER, Inbound, settings_for
-from sidestep.remote.node import Node
 from sidestep.remote.peers import Peers
 from sidestep.remote.pump import Pieces, Pump
 from sidestep.sdp.endpoint import ignore_event
 from sidestep.sdp.requests import SdpEvent, SdpEventKind, StreamEvent
 from sidestep.sdp.settings import Addresses, Carrier
-from sidestep.sdp.stack import Stack
+from sidestep.sdp.stack import Node, Stack
 from sidestep.switch.protocol import Endpoint
 
 if TYPE_CHECKING:

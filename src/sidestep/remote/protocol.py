@@ -39,7 +39,6 @@ from sidestep.remote.control_links import ControlLinks
 from sidestep.remote.control_manager import ControlManager
 from sidestep.remote.inbound import settings_for
 from sidestep.remote.link import SdpLink
-from sidestep.remote.node import Node
 from sidestep.remote.peers import PROVIDER_ITSELF, PROVIDER_PORT, Peers
 from sidestep.remote.places import Places
 from sidestep.remote.promotion import SIZE, Promotion, Purpose, read_key, why_not, why_not_in
@@ -53,7 +52,7 @@ from sidestep.sdp.hello import Hello
 from sidestep.sdp.portmapper import UDP_PORT
 from sidestep.sdp.requests import SdpEvent, SdpEventKind, StreamEvent
 from sidestep.sdp.settings import Addresses, SdpSettings
-from sidestep.sdp.stack import Stack
+from sidestep.sdp.stack import Node, Stack
 from sidestep.switch.link import Carried
 from sidestep.switch.protocol import (
     Capabilities,

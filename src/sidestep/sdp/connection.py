@@ -23,10 +23,8 @@ What it does is done by its parts, each with state of its own; a part uses those
     handshake   Hello, HelloAck, refusals
     teardown    the end, well or badly
     suspend     the stream goes on over another transport connection
-    updates     messages that only tell of credit
-    keepalive   whether the other end lives
     incoming    every message, by the tables of `states`
-    outgoing    what may be sent now, and in what order
+    outgoing    what may be sent now, in what order; messages that only tell of credit; whether the other end lives
 
 The connection itself keeps what they share - state, error, events, timers - and goes the short way for payload on a
 connection where nothing unusual goes on.
@@ -49,8 +47,7 @@ from sidestep.sdp.halves import Halves
 from sidestep.sdp.handshake import Handshake
 from sidestep.sdp.hello import Version
 from sidestep.sdp.incoming import Incoming
-from sidestep.sdp.keepalive import Keepalive
-from sidestep.sdp.outgoing import Outgoing
+from sidestep.sdp.outgoing import Keepalive, Outgoing, Updates
 from sidestep.sdp.requests import (
     Region,
     ReturnBuffer,
@@ -70,7 +67,6 @@ from sidestep.sdp.source import Source
 from sidestep.sdp.states import OPEN, OPENING, TRANSITIONS, SdpState, Stimulus
 from sidestep.sdp.suspend import Suspend
 from sidestep.sdp.teardown import Teardown
-from sidestep.sdp.updates import Updates
 from sidestep.sdp.wire import BSDH, OOB_PEND, OOB_PRES, Mid, Mode
 
 _unpack: Final = BSDH.unpack_from

@@ -27,7 +27,6 @@ from sidestep.rdma.cm import ConnectionRequest, Disconnected, Established, Rejec
 from sidestep.rdma.pools import RdmaElement
 from sidestep.rdma.verbs import AsyncEvent, EventKind, Lent, QpCapabilities, QueuePair, SendRing
 from sidestep.rdma.work import Access, RdmaRead, RdmaWrite, Receive, RKey, Send, Status
-from sidestep.sdp import engine
 from sidestep.sdp.buffers import PoolBuffer, Want
 from sidestep.sdp.connection import SdpCause, SdpConnection
 from sidestep.sdp.private_data import fitted, whole
@@ -244,12 +243,18 @@ class SdpStream:
     @property
     def plain(self) -> bool:
         """Whether it could be lent as soon as nothing is under way."""
-        return engine.is_plain(self.connection)
+        connection = self.connection
+        resize, suspend = connection._resize, connection._suspend
+        return not (
+            connection.state is not SdpState.ESTABLISHED or not connection._fast or resize.busy
+            or resize.asked is not None or suspend.port is not None or suspend.sent
+            or connection._teardown.reader_closed
+        )  # fmt: skip
 
     @property
     def filled(self) -> int:
         """Bytes that have come for receives which are not done."""
-        return engine.filled(self.connection)
+        return self.connection._sink.filled
 
     def lend(self, record: dict[str, int], reclaim: Callable[[], object], ring: Callable[[], SendRing]) -> Lent | None:
         """Its wire, if nothing unusual goes on and no request but receives is under way, which are forgotten.
@@ -259,16 +264,27 @@ class SdpStream:
         qp = self.qp
         if qp is None or self._running or self._lasts_out or self._want is not None:
             return None
-        if not engine.may_lend(self.connection, record) or (lent := qp.lend(record, reclaim, ring)) is None:
+        connection = self.connection
+        if not self.plain or not connection.quiet() or connection.timers or connection._control:
             return None
-        engine.lend(self.connection)
+        if not (connection._source.lend() and connection._sink.lend() and connection._flow.lend(record)):
+            return None
+        record["local_size"] = connection._resize.local
+        if (lent := qp.lend(record, reclaim, ring)) is None:
+            return None
+        connection._sink.receives.clear()
         self._reclaim = reclaim
         return lent
 
     def take_back(self, record: dict[str, int], error: int) -> None:
         """The engine has given it back; `error`: the errno that broke the wire, or 0."""
         self._reclaim = nothing
-        engine.take_back(self.connection, record, self.stack.clock())
+        connection = self.connection
+        connection.now = self.stack.clock()
+        connection._flow.take_back(record)
+        connection._source.take_back(record)
+        connection._sink.take_back(record)
+        connection.dirty = True  # messages that the engine has not taken come by `handle_message`
         if self.qp is not None:
             self.qp.take_back(record, error)
 

@@ -29,8 +29,8 @@ from typing import Final, TypeAlias
 from sidestep import limits
 from sidestep.errors import InternalError, PeerViolation
 from sidestep.rdma.work import RdmaRead, RdmaWrite, Receive, RKey, Send
+from sidestep.sdp.header import MASK
 from sidestep.sdp.requests import Disconnect, StreamSend, Work
-from sidestep.sdp.serial import MASK
 from sidestep.sdp.wire import BSDH, BSDH_LEN, OOB_PEND, Header, Mid
 
 _SIGNAL_EVERY: Final = limits.SDP_SIGNAL_EVERY

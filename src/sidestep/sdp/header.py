@@ -1,6 +1,10 @@
 """What all SDP messages share: the 16-byte base header, the identifiers, and the rules a message can break by itself.
 
 All fields are big-endian (docs/wire/sdp.md §0.3). What a message may do in which state is not decided here.
+
+MSeq, MSeqAck, NonDiscards and PotentialNonDiscards wrap from 0xFFFFFFFF to 0 and are compared here only. A number is
+"at or after" another if it lies less than half the circle ahead (docs/wire/sdp.md §8); of two numbers exactly half a
+circle apart neither is.
 """
 
 from __future__ import annotations
@@ -20,6 +24,7 @@ OOB_PRES: Final = 1  # the last payload byte is the urgent one; in Data only
 OOB_PEND: Final = 2  # an urgent byte is on its way; in any message
 REQ_PIPE: Final = 4  # the Data Sink would like the mode Pipelined; in RdmaRdCompl, and in RdmaWrCompl as the draft says
 
+MASK: Final = 0xFFFF_FFFF  # of numbers that wrap
 LENGTH_MAX: Final = 1 << 31  # bytes: the most that a Len or a size field may name (draft-pinkerton-iwarp-sdp)
 BUFFER_SIZE_MIN: Final = 37  # bytes of a Private Buffer: BSDH, SinkAH and one byte
 
@@ -143,3 +148,18 @@ class Header:
     def fault(self, payload_len: int) -> str | None:
         """The rule of `RULES` that it breaks with so many bytes of payload, if any."""
         return None
+
+
+def add(a: int, count: int) -> int:
+    """The number `count` steps after `a`; before it if `count` is negative."""
+    return (a + count) & 0xFFFF_FFFF
+
+
+def diff(a: int, b: int) -> int:
+    """How many steps lead from `b` forward to `a`: 0 to 2^32 - 1."""
+    return (a - b) & 0xFFFF_FFFF
+
+
+def ge(a: int, b: int) -> bool:
+    """Whether `a` is `b` or comes after it."""
+    return (a - b) & 0xFFFF_FFFF < 0x8000_0000

@@ -23,9 +23,9 @@ from sidestep import limits
 from sidestep.errors import PeerViolation
 from sidestep.rdma.work import Access, Receive, RKey
 from sidestep.sdp.flow import Flow
+from sidestep.sdp.header import MASK
 from sidestep.sdp.requests import Register, StreamReceive, Suspended
 from sidestep.sdp.resize import Resize
-from sidestep.sdp.serial import MASK
 from sidestep.sdp.settings import SdpSettings
 from sidestep.sdp.states import MODE_CHANGES, MODES, Master
 from sidestep.sdp.strategy import Strategy

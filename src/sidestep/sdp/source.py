@@ -28,8 +28,8 @@ from sidestep import limits
 from sidestep.errors import PeerViolation
 from sidestep.rdma.work import Access, RKey
 from sidestep.sdp.flow import Flow
+from sidestep.sdp.header import MASK, ge
 from sidestep.sdp.requests import Register, StreamSend
-from sidestep.sdp.serial import MASK, ge
 from sidestep.sdp.settings import SdpSettings
 from sidestep.sdp.states import MODE_CHANGES, MODES, Master
 from sidestep.sdp.strategy import Strategy

@@ -1,4 +1,4 @@
-"""SDP over a device: what all connections of one device share, see `endpoint`."""
+"""SDP over a device: what all connections of one device share, see `endpoint`, and what drives it."""
 
 from __future__ import annotations
 
@@ -7,10 +7,12 @@ from dataclasses import replace
 from functools import partial
 from heapq import heapify, heappop, heappush
 from ipaddress import IPv4Address, ip_address
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 
 from sidestep import limits
 from sidestep.errors import Misuse, SidestepError, Unavailable
+from sidestep.loop import Loop
+from sidestep.loop import Timer as LoopTimer
 from sidestep.rdma import cm
 from sidestep.rdma.cm import REJECT_CONSUMER, ConnectionRequest
 from sidestep.rdma.pools import MessagePool, RdmaPool
@@ -43,6 +45,7 @@ _DONE: Final = Status.SUCCESS
 _CQ_SIZE: Final = 65536  # completions; queues with a handler are emptied as they fill
 _HEADERS_MAX: Final = BSDH_LEN + SinkAvail.LENGTH  # bytes of the longest headers that payload follows
 _LISTENERS_LOOKED_AT: Final = 32  # listeners until those that were closed are forgotten
+DeviceT = TypeVar("DeviceT", bound=Device)
 
 
 class Stack:
@@ -385,6 +388,32 @@ class Stack:
         if self.wake_at is not None and (self._woken_at is None or at < self._woken_at):
             self._woken_at = at
             self.wake_at(at)
+
+
+class Node(Generic[DeviceT]):
+    """One device, driven by a loop that it shares with others, and ended with it; `options` go to `Stack`."""
+
+    def __init__(self, loop: Loop, device: DeviceT, settings: SdpSettings | None = None, **options: Any) -> None:
+        self._loop = loop
+        self._timer: LoopTimer | None = None
+        self.device = device
+        try:
+            self.stack = Stack(device, lambda: loop.now, settings, wake_at=self._wake_at, **options)
+        except BaseException:
+            self.device.close()
+            raise
+
+    def close(self) -> None:
+        """Ends everything at once."""
+        self.stack.close()
+        if self._timer is not None:
+            self._timer.cancel()
+        self.device.close()
+
+    def _wake_at(self, at: float) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = self._loop.call_later(max(0.0, at - self._loop.now), self.stack.handle_timeouts)
 
 
 def stack_on(fabric: Fabric, device: Device, settings: SdpSettings | None = None, **options: Any) -> Stack:

@@ -14,8 +14,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from sidestep.errors import PeerViolation, SidestepError, Unavailable
+from sidestep.sdp.header import ge
 from sidestep.sdp.requests import Disconnect, SdpCause, SdpEventKind
-from sidestep.sdp.serial import ge
 from sidestep.sdp.settings import Carrier
 from sidestep.sdp.states import NO_PAYLOAD, OPEN, OPENING, SdpState, Stimulus
 from sidestep.sdp.wire import AbortConn, DisConn

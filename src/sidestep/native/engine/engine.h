@@ -9,7 +9,7 @@
  * At any moment one of the two has the connection. Both take the engine's lock to change that, so Python may take a
  * connection back at any time.
  *
- * The rules of SDP here are those of sdp/flow.py and sdp/updates.py, those of the link those of carry/remote_relay.py.
+ * The rules of SDP here are those of sdp/flow.py and sdp/outgoing.py, those of the link those of carry/remote_relay.py.
  */
 #ifndef SIDESTEP_ENGINE_H
 #define SIDESTEP_ENGINE_H

@@ -5,7 +5,7 @@
 #include "engine.h"
 #include "engine_wire.h"
 
-#define LOAN_STARVED_MS 20 /* that payload waits for credit before Python asks for it; see sdp/updates.py */
+#define LOAN_STARVED_MS 20 /* that payload waits for credit before Python asks for it; see sdp/outgoing.py */
 
 struct engine_loan {
 	struct engine_loan *next_ready, *next_returned, *next_number, *next_polled;

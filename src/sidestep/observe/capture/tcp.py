@@ -7,7 +7,7 @@ from typing import Final
 
 from sidestep import limits
 from sidestep.observe.capture.layers import Segment
-from sidestep.sdp import serial
+from sidestep.sdp.header import add, diff, ge
 
 _SEGMENT_COST: Final = 128  # bytes that a segment takes which waits, beside its own
 
@@ -25,15 +25,15 @@ class Direction:
 
     def feed(self, segment: Segment) -> bytes:
         if segment.syn and self._next is None:
-            self._next = serial.add(segment.sequence, 1)
+            self._next = add(segment.sequence, 1)
         payload = bytes(segment.payload)
         if not payload or self.lost or segment.syn:
             return b""
         if self._next is None:
             self._next = segment.sequence
-        ahead = serial.diff(segment.sequence, self._next)
-        if not serial.ge(segment.sequence, self._next):  # it begins before
-            ahead = -serial.diff(self._next, segment.sequence)
+        ahead = diff(segment.sequence, self._next)
+        if not ge(segment.sequence, self._next):  # it begins before
+            ahead = -diff(self._next, segment.sequence)
         self._keep(self._offset + ahead, payload)
         return self._readable(self._next)
 
@@ -63,5 +63,5 @@ class Direction:
             self._early_len -= len(piece) + _SEGMENT_COST
             found += piece[self._offset + len(found) - offset :]
         self._offset += len(found)
-        self._next = serial.add(sequence, len(found))
+        self._next = add(sequence, len(found))
         return bytes(found)
