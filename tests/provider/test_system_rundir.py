@@ -18,8 +18,7 @@ from common import forked
 from sidestep import config
 from sidestep.errors import Unavailable
 from sidestep.native import defaults
-from sidestep.provider import activation
-from sidestep.provider.rundir import RunDir, lock_path
+from sidestep.provider.rundir import RunDir, lock_path, passed_listener
 
 
 @pytest.fixture
@@ -183,7 +182,7 @@ def test_the_socket_handed_over_is_taken_and_kept(tmp_path: Path) -> None:
     path = tmp_path / "provider"
 
     def judge(environment: dict[str, str]) -> None:
-        found = activation.listener(environment)
+        found = passed_listener(environment)
         assert found is not None
         assert environment == {"HOME": "/"}
         assert not os.get_inheritable(found.fileno())
@@ -204,13 +203,13 @@ def test_the_socket_handed_over_is_taken_and_kept(tmp_path: Path) -> None:
 def test_a_socket_of_another_kind_is_refused(family: socket.AddressFamily, kind: socket.SocketKind) -> None:
     def judge(environment: dict[str, str]) -> None:
         with pytest.raises(Unavailable, match="ListenSequentialPacket"):
-            activation.listener(environment)
+            passed_listener(environment)
 
     with_descriptor_3(socket.socket(family, kind), judge)  # the second is right but for listening
 
 
 def test_what_is_for_others_is_left() -> None:
-    assert activation.listener({}) is None
-    assert activation.listener({"LISTEN_PID": "1", "LISTEN_FDS": "1"}) is None
+    assert passed_listener({}) is None
+    assert passed_listener({"LISTEN_PID": "1", "LISTEN_FDS": "1"}) is None
     with pytest.raises(Unavailable, match="not one"):
-        activation.listener({"LISTEN_PID": str(os.getpid()), "LISTEN_FDS": "2"})
+        passed_listener({"LISTEN_PID": str(os.getpid()), "LISTEN_FDS": "2"})

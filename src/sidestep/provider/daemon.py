@@ -9,9 +9,8 @@ from pathlib import Path
 from typing import Final
 
 from sidestep.errors import Unavailable
-from sidestep.provider import activation
 from sidestep.provider.log import to_file, to_stderr
-from sidestep.provider.rundir import BUSY, READY, AlreadyRunning, RunDir, log_path
+from sidestep.provider.rundir import BUSY, READY, AlreadyRunning, RunDir, log_path, passed_listener
 from sidestep.provider.server import Provider
 from sidestep.settings import ProviderSettings
 
@@ -35,7 +34,7 @@ def serve(
     """
     _raise_descriptor_limit()
     try:
-        listener = activation.listener() if settings.system else None
+        listener = passed_listener() if settings.system else None
         place = RunDir.inherit(listener) if listener else RunDir.take(settings.socket, public=settings.system)
         if background:
             _detach(log_path(settings.socket), keep={place.lock_fd, place.listener.fileno(), ready_fd})

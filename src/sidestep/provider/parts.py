@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import os
+import resource
 import socket
 import time
 import traceback
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
+from sidestep import limits
 from sidestep.counters import Counters
 from sidestep.loop import Loop
 from sidestep.policy import Role, Subject
-from sidestep.provider import capacity
 from sidestep.provider.carry.hub import Hub
 from sidestep.provider.carry.lending import made
 from sidestep.provider.carry.polling import Waiting
@@ -45,12 +47,44 @@ from sidestep.switch.transports import TRANSPORTS_GROUP, Transports
 if TYPE_CHECKING:
     from sidestep.provider.network.routes import Network
 
+_FDS_PER_CLIENT: Final = 2  # the connection and the arena
+_FDS_PER_OFFER: Final = 4  # segment, doorbell, doorbell page, UDP socket
+_FDS_PER_CLAIM: Final = 3  # descriptors while its path is proven: doorbell, doorbell page, UDP socket
+
+
+@dataclass(frozen=True, slots=True)
+class Room:
+    """Numbers of each kind that the descriptor limit allows."""
+
+    clients: int
+    offers: int
+    proofs: int
+    lineage: int
+    leases: int  # binds of explicit sockets
+    relays: int  # connections through the provider
+
+
+def room_of_descriptors(*, remote: bool) -> Room:
+    """Room of this process; `remote`: connections with other hosts are carried."""
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    free = max(0, (1 << 20 if soft == resource.RLIM_INFINITY else soft) - limits.DESCRIPTORS_SPARE)
+    leases_max = min(limits.EXPLICIT_BINDS_TOTAL_MAX, free // 16)
+    for_relays = free // (2 if remote else 4)  # all connections with other hosts are among them there
+    relays_max = min(limits.RELAYS_MAX, for_relays // limits.RELAY_DESCRIPTORS)
+    free -= leases_max + relays_max * limits.RELAY_DESCRIPTORS
+    clients_max = max(1, min(limits.CLIENTS_MAX, free // 4))
+    proofs_max = max(1, min(limits.PATH_PROOFS_MAX, free // 64))
+    lineage_max = max(1, min(limits.LINEAGE_MAX, free // 64))
+    left = free - _FDS_PER_CLIENT * clients_max - _FDS_PER_CLAIM * proofs_max - lineage_max
+    offers_max = max(1, min(limits.OFFERS_TOTAL_MAX, left // _FDS_PER_OFFER))
+    return Room(clients_max, offers_max, proofs_max, lineage_max, leases_max, relays_max)
+
 
 class Parts:
     """All parts, which is why there are so many; calls from one to another are here as well."""
 
     def __init__(self, settings: ProviderSettings, listener: socket.socket, write_log: Callable[[str], None]) -> None:
-        room = capacity.of_descriptors(remote=settings.remote is not None)
+        room = room_of_descriptors(remote=settings.remote is not None)
         self.settings = settings
         self.netns_cookie = lookup.netns_cookie()
         self.clients_max = room.clients
@@ -117,8 +151,9 @@ class Parts:
             self.loop.on_readable(policy_fd, policy.handle_readable)
         return policy
 
-    def _pairing_of(self, room: capacity.Room) -> Pairing:
+    def _pairing_of(self, room: Room) -> Pairing:
         settings, share = self.settings, self.users.share
+        memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
         shared = Shared(
             registry=self.registry,
             protocols=self.protocols,
@@ -130,7 +165,7 @@ class Parts:
                 total_max=room.offers,
                 owner_max=lambda uid: share(room.offers, uid),
             ),
-            segments=Segments(settings.budget_bytes or capacity.memory_bytes(), self.table.arenas, share, self.loop),
+            segments=Segments(settings.budget_bytes or memory, self.table.arenas, share, self.loop),
             ring_size=(settings.remote_ring_size, settings.remote_ring_size),
             netns_cookie=self.netns_cookie,
             services=self.services,

@@ -2,6 +2,9 @@
 
 A lock file beside the socket names the provider. The kernel drops the lock with its holder, so kill -9 leaves nothing
 but a stale socket, which the next provider replaces. If two start at once the lock decides.
+
+A service manager may pass the listening socket on (sd_listen_fds(3)). It keeps the socket, so the first client can
+start the provider, and a restart never leaves a client without a listener.
 """
 
 from __future__ import annotations
@@ -9,6 +12,7 @@ from __future__ import annotations
 import fcntl
 import os
 import socket
+from collections.abc import MutableMapping
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -17,6 +21,7 @@ from sidestep.errors import Unavailable
 
 READY: Final = b"ready"  # the provider listens
 BUSY: Final = b"busy"  # another provider has the lock
+_FIRST_FD: Final = 3  # SD_LISTEN_FDS_START
 _BACKLOG: Final = 1024  # shims connect without waiting; beyond it they try again later
 
 
@@ -90,3 +95,32 @@ class RunDir(NamedTuple):
             pass
         self.listener.close()
         os.close(self.lock_fd)
+
+
+def passed_listener(environment: MutableMapping[str, str] = os.environ) -> socket.socket | None:
+    """The socket that the service manager handed over, None if there is none; takes its variables away.
+
+    They are for this process alone.
+
+    Raises:
+        Unavailable: What was handed over is not one listening AF_UNIX SOCK_SEQPACKET socket.
+    """
+    pid, count = environment.pop("LISTEN_PID", ""), environment.pop("LISTEN_FDS", "")
+    environment.pop("LISTEN_FDNAMES", None)
+    if pid != str(os.getpid()) or not count.isascii() or not count.isdigit() or count == "0":
+        return None
+    if count != "1":
+        raise Unavailable(f"{count} sockets were handed over, not one", remedy="see sidestep.socket")
+    os.set_inheritable(_FIRST_FD, False)
+    try:
+        found = socket.socket(fileno=_FIRST_FD)
+    except OSError as error:
+        raise Unavailable(f"descriptor {_FIRST_FD} is not a socket: {error.strerror}") from error
+    listens = found.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)
+    if (found.family, found.type, listens) != (socket.AF_UNIX, socket.SOCK_SEQPACKET, 1):
+        found.close()
+        raise Unavailable(
+            "the socket handed over does not listen for AF_UNIX SOCK_SEQPACKET connections",
+            remedy="write ListenSequentialPacket= into sidestep.socket",
+        )
+    return found
