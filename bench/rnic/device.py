@@ -18,8 +18,7 @@ from rnic.method import (
     Replies,
 )
 from sidestep.rdma.cm import Connection, ConnectionEvent, ConnectionRequest, Disconnected, Established
-from sidestep.rdma.iwarp.device import IwarpDevice
-from sidestep.rdma.iwarp.settings import IwarpSettings
+from sidestep.rdma.iwarp.device import IwarpDevice, IwarpSettings
 from sidestep.rdma.iwarp.startup.terms import MpaSettings
 from sidestep.rdma.verbs import QpCapabilities
 from sidestep.rdma.work import Access, Completion, Opcode, RdmaRead, RdmaWrite, Receive, RKey, Send

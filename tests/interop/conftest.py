@@ -13,8 +13,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 from guest_verbs import Bench, RxeBench, start_agents
 from lab_guest import BUILD_TIMEOUT_S, START_TIMEOUT_S, Background, Lab, Unusable
 
-from sidestep.rdma.iwarp.device import IwarpDevice
-from sidestep.rdma.iwarp.settings import IwarpSettings
+from sidestep.rdma.iwarp.device import IwarpDevice, IwarpSettings
 from sidestep.rdma.roce.udp_link import UdpRoceDevice
 
 pytest.register_assert_rewrite("moves")

@@ -12,7 +12,7 @@ from guest_verbs import WAIT_S, Bench, End, Requests
 from lab_guest import Lab
 
 from sidestep.rdma.cm import REJECT_CONSUMER, REJECT_INVALID_SERVICE_ID, Disconnected, Rejected
-from sidestep.rdma.iwarp.settings import IwarpSettings
+from sidestep.rdma.iwarp.device import IwarpSettings
 from sidestep.rdma.iwarp.startup.terms import MpaSettings
 from sidestep.rdma.work import Opcode, Status
 

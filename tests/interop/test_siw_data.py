@@ -9,7 +9,7 @@ import pytest
 from guest_verbs import Bench, End
 from lab_guest import Lab
 
-from sidestep.rdma.iwarp.settings import IwarpSettings
+from sidestep.rdma.iwarp.device import IwarpSettings
 from sidestep.rdma.iwarp.startup.terms import MpaSettings
 
 MIB = 1 << 20

@@ -9,7 +9,7 @@ from guest_verbs import Bench
 from lab_guest import Lab
 from rping_client import RpingClient
 
-from sidestep.rdma.iwarp.settings import IwarpSettings
+from sidestep.rdma.iwarp.device import IwarpSettings
 from sidestep.rdma.iwarp.startup.terms import MpaSettings
 from sidestep.rdma.tools.server import ToolServer
 

@@ -22,7 +22,7 @@ from iwarp_vectors import frames
 from sidestep import limits
 from sidestep.native import _framing, layout
 from sidestep.native._framing import Inbound, Outbound, crc32c, crc32c_by, crc32c_implementations
-from sidestep.rdma.iwarp.crc32c import crc32c as slow_crc32c
+from sidestep.rdma.iwarp.mpa import crc32c as slow_crc32c
 from sidestep.rdma.iwarp.mpa import fpdu, frame_len
 
 FPDU_MAX = _framing.FPDU_MAX

@@ -6,8 +6,7 @@ from collections.abc import Iterator
 from typing import Final
 
 from sidestep.errors import Rules
-from sidestep.rdma.iwarp.crc32c import crc32c
-from sidestep.rdma.iwarp.mpa import CRC_LEN, MARKER_LEN, markers_in, next_frame, payload_of
+from sidestep.rdma.iwarp.mpa import CRC_LEN, MARKER_LEN, crc32c, markers_in, next_frame, payload_of
 
 RULES: Final = Rules(
     mpa_crc="the checksum of a frame is that of its bytes",

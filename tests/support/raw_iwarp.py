@@ -21,7 +21,6 @@ from typing import ClassVar, Final, Self
 
 from common import PATIENCE_S
 
-from sidestep.rdma.iwarp.crc32c import crc32c
 from sidestep.rdma.iwarp.ddp import (
     INVALIDATING,
     QUEUE_READ,
@@ -33,7 +32,7 @@ from sidestep.rdma.iwarp.ddp import (
     ReadRequest,
     Segment,
 )
-from sidestep.rdma.iwarp.mpa import CRC_LEN, fpdu
+from sidestep.rdma.iwarp.mpa import CRC_LEN, crc32c, fpdu
 from sidestep.rdma.iwarp.startup.frame import ENHANCED_LEN, MpaRole, StartFrame
 
 TIMEOUT_S: Final = PATIENCE_S

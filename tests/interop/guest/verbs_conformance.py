@@ -21,10 +21,9 @@ from control_pair import ControlPair
 
 from sidestep.loop import Loop
 from sidestep.rdma.conformance import CHECKS, Check, DeviceUnderTest, Violation, run
-from sidestep.rdma.kernel.device import KernelDevice
+from sidestep.rdma.kernel.device import KernelDevice, VerbsSettings
 from sidestep.rdma.kernel.finding import NoManager
 from sidestep.rdma.kernel.manager import KernelManager
-from sidestep.rdma.kernel.settings import VerbsSettings
 from sidestep.rdma.verbs import Device
 from sidestep.remote.control_link import PRIVATE_DATA_MAX
 from sidestep.remote.control_manager import ControlManager

@@ -7,8 +7,7 @@ import socket
 from loop_dut import LoopUnderTest, addresses
 
 from sidestep.loop import Loop
-from sidestep.rdma.iwarp.device import ATTRIBUTES, IwarpDevice
-from sidestep.rdma.iwarp.settings import IwarpSettings
+from sidestep.rdma.iwarp.device import ATTRIBUTES, IwarpDevice, IwarpSettings
 from sidestep.rdma.verbs import DeviceAttributes
 
 

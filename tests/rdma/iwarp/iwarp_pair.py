@@ -6,8 +6,7 @@ from loop_dut import WAIT_S, addresses
 
 from sidestep.loop import Loop
 from sidestep.rdma.cm import Connection, ConnectionEvent, ConnectionRequest, Disconnected
-from sidestep.rdma.iwarp.device import IwarpDevice
-from sidestep.rdma.iwarp.settings import IwarpSettings
+from sidestep.rdma.iwarp.device import IwarpDevice, IwarpSettings
 from sidestep.rdma.iwarp.startup.terms import MpaSettings
 from sidestep.rdma.verbs import MemoryRegion, QpState
 from sidestep.rdma.work import Access, Completion, Receive, SendRequest

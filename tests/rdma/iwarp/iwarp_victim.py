@@ -23,9 +23,8 @@ from sidestep.rdma.cm import ConnectionRequest
 from sidestep.rdma.conformance import Bench
 from sidestep.rdma.conformance.harness import Side
 from sidestep.rdma.iwarp.ddp import RdmapOp, Segment
-from sidestep.rdma.iwarp.device import IwarpDevice
+from sidestep.rdma.iwarp.device import IwarpDevice, IwarpSettings
 from sidestep.rdma.iwarp.qp import IwarpQueuePair
-from sidestep.rdma.iwarp.settings import IwarpSettings
 from sidestep.rdma.iwarp.startup.terms import MpaSettings
 from sidestep.rdma.verbs import MemoryRegion, ProtectionDomain, QpCapabilities
 from sidestep.rdma.work import Access, RdmaRead, RdmaWrite

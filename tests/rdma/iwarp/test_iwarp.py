@@ -10,9 +10,8 @@ from mpa_oracle import Deframer
 
 from sidestep.errors import Misuse, PeerViolation
 from sidestep.rdma.iwarp import ddp
-from sidestep.rdma.iwarp.crc32c import crc32c
 from sidestep.rdma.iwarp.ddp import RdmapOp, ReadRequest, Segment
-from sidestep.rdma.iwarp.mpa import fpdu
+from sidestep.rdma.iwarp.mpa import crc32c, fpdu
 from sidestep.rdma.iwarp.startup import frame as start_frame
 from sidestep.rdma.iwarp.startup.frame import MpaRole, StartFrame
 

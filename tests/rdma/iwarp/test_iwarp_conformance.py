@@ -9,8 +9,7 @@ from conformance_items import applying, left_out
 from iwarp_dut import IwarpUnderTest
 
 from sidestep.rdma.conformance import Check, run
-from sidestep.rdma.iwarp.device import ATTRIBUTES
-from sidestep.rdma.iwarp.settings import IwarpSettings
+from sidestep.rdma.iwarp.device import ATTRIBUTES, IwarpSettings
 from sidestep.rdma.iwarp.startup.frame import Rtr
 from sidestep.rdma.iwarp.startup.terms import MpaSettings
 

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from sidestep import limits
-from sidestep.rdma.iwarp.crc32c import crc32c
 from sidestep.rdma.iwarp.ddp import TAGGED, RdmapOp, Segment
+from sidestep.rdma.iwarp.mpa import crc32c
 from sidestep.rdma.iwarp.startup import frame as start_frame
 from sidestep.rdma.iwarp.startup.frame import Enhanced, MpaRole, Rtr, StartFrame
 from sidestep.rdma.iwarp.terminate import Code, Condition

@@ -11,9 +11,8 @@ from mpa_oracle import Deframer
 
 from sidestep.rdma.cm import ConnectionEvent
 from sidestep.rdma.iwarp.ddp import RdmapOp, ReadRequest, Segment
-from sidestep.rdma.iwarp.device import IwarpDevice
+from sidestep.rdma.iwarp.device import IwarpDevice, IwarpSettings
 from sidestep.rdma.iwarp.mpa import fpdu
-from sidestep.rdma.iwarp.settings import IwarpSettings
 from sidestep.rdma.iwarp.startup.frame import Enhanced, MpaRole, StartFrame
 from sidestep.rdma.iwarp.startup.terms import MpaSettings
 from sidestep.rdma.iwarp.terminate import Condition, Includes, Terminate

@@ -21,9 +21,8 @@ from sidestep.rdma.cm import ConnectionRequest, Disconnected, Established, Unrea
 from sidestep.rdma.conformance import Bench
 from sidestep.rdma.conformance.harness import Side
 from sidestep.rdma.iwarp.ddp import RdmapOp, ReadRequest, Segment
-from sidestep.rdma.iwarp.device import IwarpDevice
+from sidestep.rdma.iwarp.device import IwarpDevice, IwarpSettings
 from sidestep.rdma.iwarp.sender import CHUNK
-from sidestep.rdma.iwarp.settings import IwarpSettings
 from sidestep.rdma.iwarp.startup.terms import MpaSettings
 from sidestep.rdma.verbs import Device, MemoryRegion, QpCapabilities, QpState, QueuePair
 from sidestep.rdma.work import Access, RdmaRead, RdmaWrite, Receive, Send, Status

@@ -2,7 +2,7 @@
  * crc32c.h - CRC32C (RFC 3720 B.4; RFC 5044 4.4 uses it for MPA), as fast as the CPU does it.
  *
  * `state` is the register of the shift: ~0 before the first byte, complemented after the last. So a checksum goes on over
- * any number of pieces without more to be done between them. rdma/iwarp/crc32c.py is the readable form.
+ * any number of pieces without more to be done between them. crc32c of rdma/iwarp/mpa.py is the readable form.
  */
 #ifndef SIDESTEP_CRC32C_H
 #define SIDESTEP_CRC32C_H

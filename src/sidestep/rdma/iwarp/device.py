@@ -9,6 +9,7 @@ Several devices may share a loop. Nothing needs a privilege: ports are TCP ports
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
 from secrets import SystemRandom
 from typing import TYPE_CHECKING, Final
 
@@ -18,8 +19,8 @@ from sidestep.loop import Loop
 from sidestep.rdma.iwarp.counting import EVENTS, StreamTally
 from sidestep.rdma.iwarp.manager import IwarpManager
 from sidestep.rdma.iwarp.qp import IwarpQueuePair
-from sidestep.rdma.iwarp.settings import IwarpSettings
 from sidestep.rdma.iwarp.startup.frame import ENHANCED_LEN, PRIVATE_DATA_MAX
+from sidestep.rdma.iwarp.startup.terms import MpaSettings
 from sidestep.rdma.iwarp.tap import Taps
 from sidestep.rdma.iwarp.tcp import check_address
 from sidestep.rdma.soft.device import SoftDevice
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     from sidestep.rdma.soft.keys import Memory
     from sidestep.rdma.soft.memory import QpInit
 
+_NUDGES_S: Final = tuple(limits.IWARP_NUDGE_S * 10**number for number in range(limits.IWARP_NUDGES_MAX))
 _PRIVATE_DATA: Final = PRIVATE_DATA_MAX - ENHANCED_LEN
 ATTRIBUTES: Final = DeviceAttributes(
     request_private_data_max=_PRIVATE_DATA,
@@ -45,6 +47,22 @@ ATTRIBUTES: Final = DeviceAttributes(
     acknowledged=False,
     error_disconnects=True,
 )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class IwarpSettings:
+    """Choices of a device's owner; times are in seconds.
+
+    Between two of these devices a start-up is peer-to-peer: a message of no length tells the end that accepted that it
+    may send. `startup` has what else is said there; read depths come from the queue pair.
+    """
+
+    startup: MpaSettings = field(default_factory=lambda: MpaSettings(peer_to_peer=True))
+    connect_s: float = 20.0  # for TCP's handshake
+    close_s: float = limits.IWARP_CLOSE_S  # for the other end's FIN, once ours is out; then RST
+    silence_s: float = limits.IWARP_SILENCE_S  # what is not acknowledged so long breaks the connection
+    nudges_s: tuple[float, ...] = _NUDGES_S  # who asked: pauses, as long as the other end says nothing
+    half_open_max: int = limits.IWARP_HALF_OPEN_MAX  # connections whose Request is not here; the oldest gives way
 
 
 class IwarpDevice(SoftDevice):

@@ -35,9 +35,9 @@ if TYPE_CHECKING:
     from sidestep.errors import InternalError
     from sidestep.loop import Loop, Timer
     from sidestep.rdma.iwarp.counting import StreamTally
+    from sidestep.rdma.iwarp.device import IwarpSettings
     from sidestep.rdma.iwarp.qp import IwarpQueuePair
     from sidestep.rdma.iwarp.receiver import Fault
-    from sidestep.rdma.iwarp.settings import IwarpSettings
     from sidestep.rdma.iwarp.startup.terms import Agreed
     from sidestep.rdma.iwarp.tcp import Tcp
 

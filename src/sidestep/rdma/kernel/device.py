@@ -16,6 +16,7 @@ import logging
 import os
 from collections import Counter
 from ctypes import POINTER, Structure, byref, c_void_p, cast
+from dataclasses import dataclass
 from ipaddress import ip_address
 from typing import TYPE_CHECKING, Any, Final
 
@@ -31,7 +32,6 @@ from sidestep.rdma.kernel.pinned import PinnedMemory
 from sidestep.rdma.kernel.queues import KernelHandledQueue, KernelPolledQueue
 from sidestep.rdma.kernel.receives import KernelSharedReceives
 from sidestep.rdma.kernel.removal import Removal
-from sidestep.rdma.kernel.settings import VerbsSettings
 from sidestep.rdma.roce.packet import MTU_CODES
 from sidestep.rdma.verbs import AsyncEvent, Device, DeviceAttributes, EventKind
 from sidestep.rdma.work import RKey
@@ -53,6 +53,20 @@ _DEPTH_MAX: Final = 255  # RDMA Reads: of 8 bits
 _KINDS: Final = {int(kind) for kind in EventKind}
 _OF_SRQ: Final = (EventKind.SRQ_LIMIT_REACHED,)
 _OF_PORT: Final = (EventKind.PORT_ACTIVE, EventKind.PORT_ERROR, EventKind.GID_CHANGE)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VerbsSettings:
+    """Choices of a device's owner; times are in seconds, but for those that InfiniBand encodes."""
+
+    resolve_s: float = limits.VERBS_RESOLVE_S  # for an address or a route to be found
+    connect_s: float = limits.VERBS_CONNECT_S  # from `connect` to the answer; then Unreachable
+    # What the kernel proposes lasts half a minute on a dead path; a broken connection is to be known in seconds.
+    # IBTA 9.7.6.1.3: 4.096 us * 2^16 = 268 ms until a request is sent again; a busy host has answered after 67, too.
+    ack_timeout: int = 16
+    retries: int = 6  # so often; rxe takes 7 for ever, though that is a number like others here (IBTA 9.7.6.1.3)
+    rnr_timer: int = 14  # IBTA 9.7.5.2.8, table 45: 1.28 ms until a sender without a receive tries again
+    rnr_retries: int = 6  # so often; 7 would be for ever
 
 
 class KernelDevice(Device):

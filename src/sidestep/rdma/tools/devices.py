@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Final, TypeAlias
 
 from sidestep.errors import Misuse, Unavailable
 from sidestep.loop import READ, Loop
-from sidestep.rdma.iwarp.device import IwarpDevice
-from sidestep.rdma.iwarp.settings import IwarpSettings
+from sidestep.rdma.iwarp.device import IwarpDevice, IwarpSettings
 from sidestep.rdma.iwarp.startup.terms import MpaSettings
 from sidestep.rdma.kernel.device import KernelDevice
 from sidestep.rdma.roce.udp_link import UdpRoceDevice
