@@ -16,7 +16,7 @@ from click.testing import CliRunner, Result
 
 from sidestep.cli.group import cli
 from sidestep.errors import SidestepError
-from sidestep.observe.capture.hexed import looks_like_hex, messages_in
+from sidestep.observe.capture.decode import looks_like_hex, messages_in
 
 HELLO = V["V01"]
 DATA = V["V18"]

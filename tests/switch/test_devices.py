@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from sidestep import limits
-from sidestep.devices import device_of
+from sidestep.cli.policy import device_of
 
 
 def gid(root: Path, device: str, interface: str, port: int = 1, index: int = 0) -> Path:

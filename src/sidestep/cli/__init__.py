@@ -1,4 +1,4 @@
-"""The `sidestep` command: one file a subcommand, loaded when it is used.
+"""The `sidestep` command: files of subcommands, loaded when they are used.
 
 stdout is data, stderr is talk. Exit codes: 0 done, 1 could not be done, 2 wrong usage; `sidestep run` ends as its
 program does.
@@ -16,12 +16,13 @@ import sys
 
 from sidestep.errors import SidestepError
 
-# Name -> its line of the help page, and the module that defines a click command of that name. In the page's order.
+# Name -> its line of the help page, and the module that defines a click command of that name, or MODULE:NAME. In the
+# page's order.
 SECTIONS = {
     "Programs and their connections": {
         "run": ("Run a program under sidestep.", "sidestep.cli.run"),
         "service": ("Run services of systemd under sidestep.", "sidestep.cli.service"),
-        "bundle": ("Write what programs need in a root without glibc.", "sidestep.cli.bundle"),
+        "bundle": ("Write what programs need in a root without glibc.", "sidestep.cli.service"),
         "ss": ("List the connections: state, why, and what went which way.", "sidestep.cli.ss"),
         "explain": ("Explain what carries a connection, or what keeps it on TCP.", "sidestep.cli.explain"),
         "top": ("Watch the connections: rates, how much by ring, at what cost.", "sidestep.cli.top"),
@@ -38,8 +39,8 @@ SECTIONS = {
     },
     "RDMA and SDP": {
         "gateway": ("Relay between TCP and SDP, for hosts that know only one.", "sidestep.cli.gateway"),
-        "sdp": ("SDP messages, captures and conversations in words.", "sidestep.cli.sdp"),
-        "rdma": ("RDMA on any machine: devices, and tools to try them.", "sidestep.cli.rdma"),
+        "sdp": ("SDP messages, captures and conversations in words.", "sidestep.cli.group:sdp"),
+        "rdma": ("RDMA on any machine: devices, and tools to try them.", "sidestep.cli.group:rdma"),
         "capture": ("Capture what software RDMA devices send, for Wireshark.", "sidestep.cli.capture"),
     },
 }

@@ -10,8 +10,7 @@ from pathlib import Path
 import click
 
 from sidestep.cli.options import json_option
-from sidestep.cli.shown import show
-from sidestep.cli.table import table
+from sidestep.cli.shown import show, table
 from sidestep.demo.demo import ROUNDS, SECONDS, Demo, ResultLine, run_demo, run_two_hosts
 from sidestep.demo.picture import Bar, Group, draw, figure, slower, times
 from sidestep.errors import Unavailable

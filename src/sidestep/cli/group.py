@@ -1,11 +1,11 @@
-"""The command line as click has it, which loads a subcommand when it is used."""
+"""The command line as click has it, which loads a subcommand when it is used, and its groups of nothing else."""
 
 from __future__ import annotations
 
 import gc
 import importlib
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Final
 
 import click
 
@@ -70,6 +70,20 @@ class _Top(LazyGroup):
         return page()
 
 
+_RDMA: Final = {
+    "list": ("List the RDMA devices of running processes.", "sidestep.cli.rdma_list:list_"),
+    "server": ("Serve `sidestep rdma ping` and `bw`, and rping of librdmacm.", "sidestep.cli.rdma_server"),
+    "ping": ("Measure how long RDMA Sends take to a server and back.", "sidestep.cli.rdma_measure"),
+    "bw": ("Measure the bandwidth of RDMA Writes, Reads or Sends to a server.", "sidestep.cli.rdma_measure"),
+    "bench": ("Compare TCP, rsockets, verbs and sidestep between two hosts.", "sidestep.cli.rdma_bench"),
+    "profile": ("Measure which connections gain by the way to another host.", "sidestep.cli.rdma_bench"),
+}
+_SDP: Final = {
+    "decode": ("Show SDP messages in words.", "sidestep.cli.sdp_decode"),
+    "simulate": ("Play a conversation of two SDP ends and print its messages.", "sidestep.cli.sdp_simulate"),
+}
+
+
 @click.group(
     cls=_Top, lazy=SECTIONS, help=f"{ABOUT}\n\n{EXIT_CODES}",
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
@@ -78,3 +92,17 @@ class _Top(LazyGroup):
 def cli() -> None:
     gc.freeze()  # modules of the command are loaded: it starts next
     gc.enable()
+
+
+@click.group(cls=LazyGroup, lazy={"Commands": _RDMA})
+def rdma() -> None:
+    """RDMA on any machine: what devices there are, and tools to try them.
+
+    Two devices are RDMA adapters made of software, which need neither privileges nor hardware. `iwarp` speaks iWARP
+    over TCP, `roce` InfiniBand's reliable connections over UDP (RoCEv2). `verbs` is one of the kernel's.
+    """
+
+
+@click.group(cls=LazyGroup, lazy={"Commands": _SDP})
+def sdp() -> None:
+    """The Sockets Direct Protocol: messages and captures in words, and conversations to look at."""

@@ -7,10 +7,11 @@ import pwd
 import sys
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import closing
 from datetime import datetime
 from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import Any, Final
 
@@ -20,7 +21,6 @@ from sidestep import config, limits
 from sidestep.cli.group import Group
 from sidestep.cli.options import json_option, socket_option
 from sidestep.cli.shown import show
-from sidestep.devices import device_of
 from sidestep.errors import Misuse, Unavailable, counted
 from sidestep.loop import Loop
 from sidestep.observe.sockets import addresses
@@ -42,6 +42,7 @@ Places = Sequence[PolicyPlace]
 
 _SOFTWARE: Final = "none in hardware: one in software stands in its place"
 _NO_DEVICE: Final = "none: no RDMA device sends there"
+_SYS: Final = Path("/sys")
 
 
 def _places(files: Sequence[Path]) -> Places:
@@ -287,3 +288,34 @@ def trace_line(decision: dict[str, Any]) -> str:
     )
     rule = decision["rule"]
     return f"{line} [{_rule_text(rule)}]" if rule and rule["text"] not in decision["why"] else line
+
+
+def device_of(interface: str, root: Path = _SYS) -> str | None:
+    """The RDMA device that sends over `interface`; None if there is none. `root` is where sysfs is.
+
+    Every entry of a port's GID table names its interface (a VLAN's as well). An adapter's own directory lists its RDMA
+    devices.
+    """
+    if not interface or interface in (".", "..") or "/" in interface:
+        return None
+    for device in _entries(root / "class/infiniband"):
+        for port in _entries(device / "ports"):
+            if any(_text(index) == interface for index in _entries(port / "gid_attrs/ndevs")):
+                return device.name
+    return next((device.name for device in _entries(root / "class/net" / interface / "device/infiniband")), None)
+
+
+def _entries(directory: Path) -> Iterator[Path]:
+    """Entries of a directory, in order; none if it is not there."""
+    try:
+        found = list(islice(directory.iterdir(), limits.SYSFS_ENTRIES_MAX))
+    except OSError:  # errors: no such class of devices here, or the device has just gone
+        return
+    yield from sorted(found)
+
+
+def _text(file: Path) -> str | None:
+    try:
+        return file.read_text(encoding="utf-8", errors="replace").strip()
+    except OSError:  # EINVAL: this entry of the GID table is empty
+        return None

@@ -13,10 +13,9 @@ import click
 from sidestep import limits
 from sidestep.cli.shown import printable, show
 from sidestep.errors import Misuse, Unavailable
-from sidestep.observe.capture.decode import Decoder
+from sidestep.observe.capture.decode import Decoder, looks_like_hex, messages_in
 from sidestep.observe.capture.events import What
 from sidestep.observe.capture.files import is_capture
-from sidestep.observe.capture.hexed import looks_like_hex, messages_in
 from sidestep.sdp import dissect
 
 _INDENT = " " * 8

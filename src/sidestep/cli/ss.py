@@ -12,9 +12,8 @@ import click
 
 from sidestep import config
 from sidestep.cli.options import json_option, matching, selection_options, socket_option
-from sidestep.cli.shown import printable, schema
+from sidestep.cli.shown import printable, schema, table, terminal_width
 from sidestep.cli.ss_table import print_table, way
-from sidestep.cli.table import table, terminal_width
 from sidestep.native.layout import State
 from sidestep.observe.connections import Connection, connections, ended
 

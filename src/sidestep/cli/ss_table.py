@@ -8,8 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice
 from typing import Any, Final
 
-from sidestep.cli.shown import cut, printable, short
-from sidestep.cli.table import GAP, table, terminal_width, width_of
+from sidestep.cli.shown import GAP, cut, printable, short, table, terminal_width, width_of
 from sidestep.observe.connections import Connection, Traffic
 
 # Attributes of ECMA-48, 8.3.117: bold; green, cyan and yellow.

@@ -29,8 +29,8 @@ from sidestep.rdma.cm import REJECT_CONSUMER, ConnectionEvent, ConnectionRequest
 from sidestep.rdma.iwarp.device import ATTRIBUTES, IwarpDevice
 from sidestep.rdma.tools.bandwidth import Bandwidth
 from sidestep.rdma.tools.devices import HostPort
-from sidestep.rdma.tools.echo import Echo
 from sidestep.rdma.tools.server import ToolServer
+from sidestep.rdma.tools.talk import Echo
 from sidestep.rdma.tools.terms import Note, NoteKind, Op, Terms
 from sidestep.rdma.work import Send
 

@@ -19,8 +19,8 @@ from sidestep.rdma.roce.ip_cm import TCP_SERVICE
 from sidestep.rdma.roce.udp_link import UdpRoceDevice
 from sidestep.rdma.tools.client import Session, connect
 from sidestep.rdma.tools.devices import HostPort
-from sidestep.rdma.tools.echo import Pinger
 from sidestep.rdma.tools.server import ToolServer
+from sidestep.rdma.tools.talk import Pinger
 from sidestep.rdma.tools.terms import Op, Terms
 
 

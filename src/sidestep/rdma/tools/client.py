@@ -20,8 +20,7 @@ from sidestep.rdma.cm import (
 from sidestep.rdma.roce.ip_cm import TCP_SERVICE
 from sidestep.rdma.tools.bandwidth import Bandwidth
 from sidestep.rdma.tools.devices import HostPort
-from sidestep.rdma.tools.echo import Pinger
-from sidestep.rdma.tools.talk import Talk
+from sidestep.rdma.tools.talk import Pinger, Talk
 from sidestep.rdma.tools.terms import Note, NoteKind, Op, Terms
 
 if TYPE_CHECKING:

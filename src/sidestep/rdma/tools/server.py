@@ -10,8 +10,8 @@ from sidestep import limits
 from sidestep.errors import LimitReached, PeerViolation, SidestepError
 from sidestep.rdma.cm import Connection, ConnectionEvent, ConnectionRequest, Established
 from sidestep.rdma.tools.bandwidth import Bandwidth
-from sidestep.rdma.tools.echo import Echo
 from sidestep.rdma.tools.rping import Rping
+from sidestep.rdma.tools.talk import Echo
 from sidestep.rdma.tools.terms import Op, Terms, speaks
 
 if TYPE_CHECKING:
