@@ -559,7 +559,7 @@ SLOW = {"click", "dataclasses", "inspect", "json", "pathlib", "selectors", "shut
         (("run", "--help"), 7, SLOW),
         (
             ("ss",),
-            24,
+            22,
             {"asyncio", "click", "dataclasses", "shutil", "ssl", "subprocess", "textwrap", "sidestep.rdma",
              "sidestep.remote", "sidestep.policy", "sidestep.settings"},
         ),
