@@ -241,6 +241,23 @@ def test_close_while_a_stream_moves_loses_nothing(who: str) -> None:
     reads.is_in(SdpState.CLOSED)
 
 
+@pytest.mark.spec("docs/wire/sdp.md §15")
+def test_an_answer_that_never_completes_has_come() -> None:
+    """The end that moves has SuspCommAck and leaves; the acknowledgement, which would complete it, is lost."""
+    peer = RawPeer(small()).establish()
+    peer.hold_completions = True
+    send = peer.send(b"a word", bcopy_only=True)
+    assert Mid.SUSP_COMM_ACK in [message.bsdh.mid for message in peer.say(SuspComm(service_id(6001)))]
+    peer.disconnected()
+    peer.is_in(SdpState.RESUMING)
+    assert send.done
+    assert send.error is None
+    peer.hold_completions = False
+    peer.resume()
+    peer.say(Data())
+    peer.is_in(SdpState.ESTABLISHED)
+
+
 def test_what_is_over_has_no_timer_of_the_same_moment() -> None:
     """Two timers are due at once, and the first ends the connection."""
     peer = RawPeer(small(keepalive_s=30.0, suspend_s=60.0)).establish()

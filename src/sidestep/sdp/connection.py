@@ -517,6 +517,10 @@ class SdpConnection:
             error, cause = PeerViolation("a message that does not fit", rule="message_size"), SdpCause.VIOLATION
         if status is not Status.FLUSHED:
             self._teardown.break_off(error, cause, transport_ended=True)
+        self._hang_up()
+
+    def _hang_up(self) -> None:
+        self._suspend.cut_off()
         self._teardown.hang_up()
 
     def handle_completion(self, wr_id: int, status: Status, now: float) -> None:
@@ -524,7 +528,7 @@ class SdpConnection:
         self.now = now
         if status is not _DONE:
             if status is Status.FLUSHED or not self._flow.open:
-                self._teardown.hang_up()
+                self._hang_up()
             elif self._suspend.confirmed:  # the other end has left; it says so later, or that was lost
                 self._suspend.left()
             else:

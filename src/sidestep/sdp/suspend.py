@@ -112,16 +112,18 @@ class Suspend:
 
     def left(self) -> None:
         """The transport connection is gone, or of no use any more."""
-        if not self.confirmed or not self._flow.open:
+        moves = self.confirmed and self._flow.open
+        if not moves and self._host.state is not SdpState.RESUMING:
             return
-        # the other end has confirmed and left before what was in flight completed: it has all of it
+        # one end left before what was in flight from the other completed: that end has all of it
         in_flight = self._flow.in_flight
         while in_flight:
             _, send, _ = in_flight.popleft()
             if send is not None:
                 send.pending -= 1
                 self._halves.end_send(send)
-        self._hand_over()
+        if moves:
+            self._hand_over()
 
     def _hand_over(self) -> None:
         """The stream goes on elsewhere."""
@@ -167,8 +169,13 @@ class Suspend:
 
     # --- at the other end ---
 
-    def _leave(self) -> None:
-        """Our SuspCommAck has gone: leave this transport connection and ask for another."""
+    def cut_off(self) -> None:
+        """The queue pair is in error. Who has our SuspCommAck may leave before its completion has come here."""
+        if self.answered and self.sent:
+            self._leave(wait=True)
+
+    def _leave(self, *, wait: bool = False) -> None:
+        """Our SuspCommAck has gone: leave this transport connection, or `wait` for that, and ask for another."""
         host, settings, timers = self._host, self._settings, self._timers
         if not self._flow.open:
             return  # the connection has ended meanwhile
@@ -176,7 +183,7 @@ class Suspend:
         self._teardown.left = False
         host.tell(SdpEventKind.RESUMING)
         timers["suspend"] = host.now + settings.suspend_s
-        if settings.carrier is Carrier.IWARP:  # a completed Send has not arrived: the other end disconnects
+        if wait or settings.carrier is Carrier.IWARP:  # a completed Send has not arrived: the other end disconnects
             timers["abort"] = host.now + settings.last_ack_s
         else:
             self._flow.work.append(Disconnect())
