@@ -98,7 +98,7 @@ class Updates:
             self._probe_wait = self._settings.probe_s
 
     def probe_timeout(self) -> None:
-        """It was in vain so far."""
+        """Nothing could be sent: the next attempt waits longer."""
         self._probed = self._first()
         if self._starved and self._host.sendable and self._flow.may_send_bare():
             self._flow.send_update()
@@ -108,7 +108,7 @@ class Updates:
 class Keepalive:
     """Whether the other end lives (docs/wire/sdp.md §18): after a silence an RDMA Write of nothing asks its transport.
 
-    It takes no credit and no buffer, and no program sees it; a dead peer shows as an error of the transport.
+    The Write takes no credit and no buffer, and no program sees it; a dead peer shows as an error of the transport.
     """
 
     __slots__ = ("_asks", "_flow", "_host", "_settings", "_timers", "_traffic")
@@ -125,7 +125,7 @@ class Keepalive:
             self._timers["keepalive"] = self._host.now + self._settings.keepalive_s
 
     def timeout(self) -> None:
-        """It may have been a silence."""
+        """Asks, if there was a silence."""
         flow = self._flow
         traffic = flow.tx_mseq + flow.rx_mseq
         if traffic == self._traffic and not self._asks and self._host.sendable and flow.room():

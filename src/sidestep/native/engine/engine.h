@@ -24,7 +24,7 @@
 #include "doorbell.h"
 #include "framing.h"
 
-/* Why a connection is given back. engine.py has the names. */
+/* Why a connection is given back. lending.py has the names. */
 enum engine_reason {
 	ENGINE_KEPT,    /* it is not */
 	ENGINE_ASKED,   /* Python has taken it */

@@ -73,7 +73,7 @@ _TABLE: Final = tuple(_entry(index) for index in range(256))
 def crc32c(data: bytes | bytearray | memoryview, start: int = 0) -> int:
     """CRC32C of the data, `start` being that of what comes before: readable and slow, the oracle of faster ones.
 
-    It is enough for tests and tools (RFC 3720 B.4).
+    This speed is enough for tests and tools (RFC 3720 B.4).
     """
     crc = start ^ 0xFFFF_FFFF
     for byte in data:

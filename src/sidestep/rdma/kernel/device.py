@@ -61,7 +61,7 @@ class VerbsSettings:
 
     resolve_s: float = limits.VERBS_RESOLVE_S  # for an address or a route to be found
     connect_s: float = limits.VERBS_CONNECT_S  # from `connect` to the answer; then Unreachable
-    # What the kernel proposes lasts half a minute on a dead path; a broken connection is to be known in seconds.
+    # On a dead path the kernel's own proposal lasts half a minute; a broken connection is to be known in seconds.
     # IBTA 9.7.6.1.3: 4.096 us * 2^16 = 268 ms until a request is sent again; a busy host has answered after 67, too.
     ack_timeout: int = 16
     retries: int = 6  # so often; rxe takes 7 for ever, though that is a number like others here (IBTA 9.7.6.1.3)
