@@ -229,10 +229,8 @@ KEYS_MAX: Final = 1 << 22  # keys of a software device, out of 2^24: a guess sel
 FABRIC_EVENTS_PER_RUN: Final = 10_000_000  # events of a loopback fabric; beyond it two ends never end: LimitReached
 
 # InfiniBand's reliable connections over UDP (the software HCA).
-ROCE_WINDOW: Final = 64  # packets of a queue pair not acknowledged, Reads' answers too; more wait: sockets drop bursts
-ROCE_ENGINE_WINDOW: Final = 128  # the same where the engine has it, which answers sooner; at most ROCE_RECEIVE_BUFFER's
-ROCE_ANSWERS_MAX: Final = 64  # answers of a queue pair that wait to be sent; the next is left out, and asked for again
-ROCE_TURN_PACKETS: Final = 16  # packets that one queue pair sends before the others have their turn
+ROCE_WINDOW: Final = 256  # packets of a queue pair not acknowledged, Reads' answers too; fewer where buffers are small
+ROCE_TURN_PACKETS: Final = 64  # packets that one queue pair sends before the others have their turn
 ROCE_TURN_DATAGRAMS: Final = 256  # datagrams of one turn, each way; then other sockets and users have theirs
 ROCE_MADS_MAX: Final = 1024  # messages of the connection manager that wait to be sent; the next is dropped, and counted
 ROCE_ANSWERED_MAX: Final = 1024  # connection requests done with that a device remembers; the oldest are forgotten

@@ -1,34 +1,19 @@
 /*
- * fuzz_rc.c - libFuzzer target: two queue pairs of rc.h on a wire that does what it likes, and a third who says anything.
+ * fuzz_rc.c - libFuzzer target: two queue pairs of rc_qp.h on a wire that does what it likes, and a stranger who says anything.
  *
- * Input: 1 byte options, then moves of 1 byte and what they need. Bit 7 of a move says which end. Packets of the third have the
- * addresses and the checksum of the other end, or not. An end that took one with a right checksum has been lied to: what it
- * hears is not judged from then on. The other one still gets what was sent, in order; and if nobody was lied to, neither is given
- * up but for silence, and in the end everything has arrived.
+ * Input: 1 byte options, then moves of 1 byte and what they need. Bit 7 of a move says which end. Packets of the stranger have the
+ * addresses and the checksum of the other end, or not. An end that took one with a right checksum has been lied to: what comes to
+ * it is not judged from then on, nor what it answers. If nobody was lied to, neither end is in error but for silence, and in the
+ * end everything has arrived.
  */
-#include "check.h"
+#include "rc_ends.h"
 
 #include "icrc.h"
-#include "rc.h"
 
-#include <string.h>
-#if defined(__has_feature)
-#if __has_feature(address_sanitizer) && !defined(__SANITIZE_ADDRESS__)
-#define __SANITIZE_ADDRESS__
-#endif
-#endif
-#ifdef __SANITIZE_ADDRESS__
-#include <sanitizer/asan_interface.h>
-#else
-#define ASAN_POISON_MEMORY_REGION(at, len) ((void)(at), (void)(len))
-#define ASAN_UNPOISON_MEMORY_REGION(at, len) ((void)(at), (void)(len))
-#endif
-
-#define MOST 3000u /* less than the largest packet has */
 #define FLYING_MAX 64u
-#define MESSAGES_MAX 64u
 #define SECOND 1000000000ll
 #define DRAIN_MAX 10000u
+#define DATAGRAM_MAX 65536u
 
 struct datagram {
 	int to;
@@ -37,44 +22,29 @@ struct datagram {
 	uint8_t *bytes;
 };
 
-struct side {
-	struct rc rc;
-	uint32_t said, heard, lens[MESSAGES_MAX];
-	bool lied_to, over;
-};
-
 struct world {
 	struct side sides[2];
+	bool over[2];
 	struct datagram flying[FLYING_MAX];
 	uint32_t count;
 	int64_t now;
+	bool lied;
 };
+
+static uint32_t port_of(int end)
+{
+	return 50000u + (uint32_t)end;
+}
 
 static void world_open(struct world *world, unsigned options)
 {
 	*world = (struct world){.now = SECOND};
 	for (int end = 0; end < 2; end++) {
-		struct rc *rc = &world->sides[end].rc;
-		uint32_t first = end ? 0xFFFFF8 : 5, other = end ? 5 : 0xFFFFF8; /* one goes around its circle */
-		memset(rc->local, 1 + end, sizeof(rc->local));
-		memset(rc->remote, 2 - end, sizeof(rc->remote));
-		rc->record = (struct rc_record){
-			.ipv6 = options & 1,
-			.source_port = 50000u + (uint32_t)end,
-			.remote_port = 50001u - (uint32_t)end,
-			.local_qp = 17u + (uint32_t)end,
-			.remote_qp = 18u - (uint32_t)end,
-			.mtu = 256u << (options >> 1 & 7) % 5,
-			.window = options & 16 ? 4 : 64,
-			.acknowledged = first,
-			.cursor = first,
-			.reached = first,
-			.next = first,
-			.expected = other,
-			.carried_out = rc_after(other, -1u),
-			.timeout_ns = 67000000,
-		};
-		CHECK(rc_begin(rc, NULL, 0) == 0);
+		side_open(world->sides + end, end, 256u << (options >> 1 & 7) % 5, options & 16 ? 4 : 64, options & 1);
+		world->sides[end].other = world->sides + !end;
+		world->sides[end].receives = 3;
+		if (options & 32)
+			world->sides[end].qp.plain_max = END_MOST;
 	}
 }
 
@@ -97,151 +67,143 @@ static struct datagram land(struct world *world, uint32_t at)
 	return found;
 }
 
-static void check_numbers(const struct rc *rc)
+static void check_numbers(const struct rc_qp *qp)
 {
-	const struct rc_record *record = &rc->record;
+	uint32_t flights = 0;
 
-	CHECK(rc_ahead(record->cursor, record->acknowledged) >= 0 && rc_ahead(record->reached, record->cursor) >= 0 &&
-	      rc_ahead(record->next, record->reached) >= 0);
-	CHECK(rc_waiting(rc) <= RC_QUEUE_MAX + MOST + record->mtu);
-	CHECK(rc_ahead(record->reached, record->acknowledged) <= (int32_t)record->window);
-	CHECK(rc->message_len <= MOST && rc->pieces_len <= MOST / 256 + 2);
+	for (const struct qp_flight *each = qp->flights; each; each = each->next)
+		flights += each->count;
+	CHECK(qp_ahead(qp->cursor, qp->acknowledged) >= 0 && qp_ahead(qp->reached, qp->cursor) >= 0 &&
+	      qp_ahead(qp->next, qp->reached) >= 0);
+	CHECK(qp_ahead(qp->reached, qp->acknowledged) <=
+	      (int32_t)qp->window + (int32_t)(qp->window / 2 ? qp->window / 2 : 1));
+	CHECK((int32_t)flights >= qp_ahead(qp->next, qp->acknowledged) && (!qp->flights == (qp->next == qp->acknowledged)));
+	CHECK(qp->answers_len <= QP_ANSWERS_MAX && qp->fetches_len <= qp->resources && qp->asked_len <= QP_DEPTH_MAX);
 }
 
-static void say(struct side *side, int end, struct input *input)
+static void ask(struct world *world, int end, struct input *input)
 {
-	static uint8_t bytes[MOST];
-	uint32_t what = (uint32_t)input_take(input, 2), len = what & 1 ? what % MOST : what % 300;
+	struct side *side = world->sides + end;
+	uint32_t what = (uint32_t)input_take(input, 2), len = what & 4 ? what % END_MOST : (what >> 3) % 300;
+	enum qp_op op = (enum qp_op[]){QP_SEND, QP_WRITE, QP_READ, QP_ADD}[side->qp.plain_max ? 0 : what & 3];
 
-	if (side->over || side->said == MESSAGES_MAX || rc_waiting(&side->rc) >= RC_QUEUE_MAX)
-		return;
-	for (uint32_t i = 0; i < len; i++)
-		bytes[i] = stream_byte((uint64_t)end << 32 | side->said, i);
-	uint32_t head = len < 16 ? len : 16, cut = head + (len - head) / 3;
-	const struct iovec pieces[] = {{bytes + head, cut - head}, {bytes + cut, len - cut}};
-	CHECK(rc_put(&side->rc, bytes, head, pieces, 2) == 0);
-	side->lens[side->said++] = len;
+	if (!world->over[end] && side->asked < END_ASKED_MAX - 1 && side->asked - side->done < 16)
+		side_ask(side, op, len, (END_WRITTEN - len) / 2, !side->qp.plain_max && len % 3 == 1);
+}
+
+/* What has come of it; a refusal, or a failure, ends it. */
+static void look(struct world *world, int end)
+{
+	struct rc_qp *qp = &world->sides[end].qp;
+
+	if (qp->failed || qp->refused) {
+		CHECK(world->lied || (qp->failed && qp->status == QP_RETRY_EXCEEDED) || world->over[!end], "%s", qp->why);
+		qp->failed = NULL;
+		qp->refused = false;
+		world->over[end] = true;
+		world->sides[end].judged = false;
+		qp_stop(qp);
+	}
+	side_done(world->sides + end);
 }
 
 static void send_all(struct world *world, int end, uint32_t most)
 {
-	struct side *side = world->sides + end;
-	static uint8_t whole[2 * RC_DATAGRAM_MAX];
-	uint8_t answer[RC_ANSWER_LEN];
-	struct iovec pieces[2];
-	uint32_t count, len;
-	int used;
+	static uint8_t whole[DATAGRAM_MAX];
+	size_t bytes;
 
-	if (side->over)
-		return;
-	while ((len = rc_answer(&side->rc, answer)))
-		fly(world, !end, answer, len, 0, false);
-	while (world->count < FLYING_MAX && (used = rc_train(&side->rc, most, pieces, &count, &len))) {
-		uint32_t bytes = 0;
-		for (int i = 0; i < used; i++) {
-			memcpy(whole + bytes, pieces[i].iov_base, pieces[i].iov_len);
-			bytes += (uint32_t)pieces[i].iov_len;
-		}
-		CHECK(count <= most && bytes <= 65507 && bytes > (count - 1) * len && bytes <= count * len);
-		fly(world, !end, whole, bytes, len, false);
-		rc_sent(&side->rc, count, world->now);
+	while (world->count < FLYING_MAX) {
+		struct qp_train train = {.most = most, .port = port_of(end), .sends = !world->over[end]};
+		if (!(bytes = qp_train(&world->sides[end].qp, whole, sizeof(whole), &train, world->now)))
+			break;
+		CHECK(train.count <= most && bytes <= 65507 && bytes > (train.count - 1) * train.segment &&
+		      bytes <= train.count * train.segment);
+		fly(world, !end, whole, (uint32_t)bytes, train.segment, false);
 	}
-}
-
-/* It is given back: what is left is whole datagrams. */
-static void give_up(struct side *side)
-{
-	const uint8_t *left;
-	uint32_t len;
-
-	rc_rewind(&side->rc);
-	for (uint32_t n = 0; (left = rc_left(&side->rc, n, &len)); n++)
-		CHECK(left >= side->rc.staging && len && left + len <= side->rc.staging + side->rc.tail && n < RC_DATAGRAM_MAX);
-	side->over = true;
-}
-
-static void hear(struct world *world, int end)
-{
-	static uint8_t bytes[MOST];
-	struct side *side = world->sides + end, *other = world->sides + !end;
-	enum rc_found found;
-
-	while ((found = rc_next(&side->rc, MOST, world->now)) == RC_MESSAGE) {
-		uint32_t len = side->rc.message_len, cut = len / 3;
-		CHECK(len <= MOST);
-		rc_copy(&side->rc, 0, bytes, cut);
-		rc_copy(&side->rc, cut, bytes + cut, len - cut);
-		if (!side->lied_to) {
-			CHECK(side->heard < other->said && len == other->lens[side->heard], "%u bytes", len);
-			for (uint32_t i = 0; i < len; i++)
-				CHECK(bytes[i] == stream_byte((uint64_t)!end << 32 | side->heard, i), "byte %u of message %u", i,
-				      side->heard);
-		}
-		side->heard++;
-		rc_taken(&side->rc);
-	}
-	if (found == RC_NOTHING)
-		return;
-	CHECK(found == RC_STRANGE && (side->lied_to || other->lied_to), "%d", found);
-	give_up(side);
+	look(world, end);
 }
 
 static void arrive(struct world *world, uint32_t at)
 {
 	struct datagram datagram = land(world, at);
 	struct side *side = world->sides + datagram.to;
-	struct rc *rc = &side->rc;
+	uint32_t from = 0, segment = datagram.segment ? datagram.segment : datagram.len;
 
-	if (!side->over) {
-		if (rc->staging)
-			ASAN_UNPOISON_MEMORY_REGION(rc->staging, rc->size);
-		uint8_t *room = rc_room(rc, MOST);
-		CHECK(room);
-		memcpy(room, datagram.bytes, datagram.len);
-		ASAN_POISON_MEMORY_REGION(room + datagram.len, rc->size - (size_t)(room + datagram.len - rc->staging));
-		rc_commit(rc, datagram.len, datagram.segment);
-		side->lied_to |= datagram.lie;
-		hear(world, datagram.to);
+	if (datagram.lie) {
+		world->lied = true;
+		side->judged = false;
+	}
+	while (from < datagram.len) {
+		enum qp_state state = world->over[datagram.to] ? QP_ERROR : QP_RTS;
+		uint32_t left = datagram.len - from;
+		size_t taken =
+			qp_receive(&side->qp, datagram.bytes + from, left, segment, port_of(!datagram.to), state, world->now);
+		CHECK(taken <= left);
+		look(world, datagram.to);
+		from += taken ? (uint32_t)taken : segment < left ? segment : left;
 	}
 	free(datagram.bytes);
 }
 
-/* ---- the third ---- */
-static uint32_t near(const struct rc *rc, struct input *input)
+/* ---- the stranger ---- */
+static uint32_t near(const struct rc_qp *qp, struct input *input)
 {
 	unsigned what = (unsigned)input_take(input, 1);
-	const struct rc_record *record = &rc->record;
-	const uint32_t of[] = {record->expected, record->acknowledged, record->next, record->reached};
+	const uint32_t of[] = {qp->expected, qp->acknowledged, qp->next, qp->reached};
 
-	return what & 64 ? (uint32_t)input_take(input, 3) : rc_after(of[what >> 4 & 3], what & 8 ? (what & 7) - 3 : 0);
+	return what & 64 ? (uint32_t)input_take(input, 3) : qp_after(of[what >> 4 & 3], what & 8 ? (what & 7) - 3 : 0);
+}
+
+/* Headers that could be good: where, and how much. */
+static uint32_t put_headers(uint8_t *at, uint32_t has, uint32_t size, struct input *input)
+{
+	uint8_t *begin = at;
+	unsigned what = has & (QP_RETH | QP_AETH | QP_ATOMIC) ? (unsigned)input_take(input, 1) : 0;
+
+	if (has & (QP_RETH | QP_ATOMIC)) {
+		const uint64_t of[] = {END_VA, END_VA + END_COUNTER, END_VA + END_REGION, 0};
+		qp_put64(at, of[what & 3] + ((what >> 2 & 7) - 3) * (what & 64 ? 8u : 0));
+		qp_put32(at + 8, END_KEY + (what >> 5 & 1));
+		qp_put32(at + 12, what & 128 ? (uint32_t)input_take(input, 4) : size);
+		at += has & QP_ATOMIC ? 28 : 16;
+	}
+	if (has & QP_AETH) {
+		const uint8_t syndromes[] = {0x1F, 0, 0x20, 0x3F, 0x60, 0x61, 0x62, 0x63, 0x7F, 0x40};
+		qp_put32(at, (uint32_t)syndromes[what % sizeof(syndromes)] << 24 | 3);
+		at += 4;
+	}
+	at += has & QP_ORIGINAL ? 8 : 0;
+	at += has & QP_IMMEDIATE ? 4 : 0;
+	if (has & QP_IETH) {
+		qp_put32(at, END_KEY);
+		at += 4;
+	}
+	return (uint32_t)(at - begin);
 }
 
 /* A packet of which the checksum is right, and nothing else has to be. */
 static void lie(struct world *world, int to, struct input *input)
 {
-	static const uint8_t opcodes[] = {0, 0, 1, 1, 2, 2, 4, 4, 0x11, 0x11, 3, 5, 6, 0x0C, 0x10, 0x17};
-	static uint8_t packet[RC_OVERHEAD + 4096 + 4];
-	const struct rc *rc = &world->sides[to].rc;
+	static uint8_t packet[QP_PACKET_MAX + 64];
+	struct rc_qp *qp = &world->sides[to].qp;
 	unsigned what = (unsigned)input_take(input, 1), size = (unsigned)input_take(input, 1);
-	uint32_t mtu = rc->record.mtu,
-			 len = RC_OVERHEAD + (size & 192 ? 4 * (size & 63) : mtu + 4 * (size & 1) - 4 * (size >> 1 & 1));
+	uint32_t opcode = what & 31, len = size & 192 ? size & 63 : qp->mtu - (size & 3) + (size >> 5 & 1), pad = -len & 3;
 
-	if (size == 255)
-		len = (uint32_t)input_take(input, 1) % RC_OVERHEAD;
-	memset(packet, (int)input_take(input, 1), sizeof(packet)); /* the syndrome of an acknowledgement among them */
-	rc_put_bth(packet, rc->record.local_qp, opcodes[what & 15], what >> 4 & 3,
-	           near(rc, input) | (what & 64 ? 1u << 31 : 0));
+	memset(packet, (int)size, sizeof(packet));
+	struct rc_qp as = {.remote_qp = qp->local_qp};
+	qp_put_header(&as, packet, opcode, (what & 64 ? QP_ASKS : 0) | (what & 32 ? QP_SOLICITED : 0),
+	              size & 128 && size & 16 ? size & 3 : pad, near(qp, input));
+	uint32_t at = 12 + put_headers(packet + 12, qp_opcodes[opcode], len, input) + len + pad;
 	if (what & 128)
-		packet[input_take(input, 1) % RC_BTH] ^= (uint8_t)input_take(input, 1);
-	bool right = len >= RC_OVERHEAD && !(size & 64 && what & 128);
-	if (len >= RC_OVERHEAD) {
-		uint32_t begun = rc_icrc_begun(&world->sides[!to].rc, true, len);
-		rc_put_icrc(packet + len - RC_ICRC, rc_icrc(begun, packet, len - RC_ICRC));
-	}
+		packet[input_take(input, 1) % 12] ^= (uint8_t)input_take(input, 1);
+	bool right = !(size & 64 && what & 128);
+	/* sealed as by the other end: its identification may be any */
+	qp_seal(&world->sides[!to].qp, packet, at, port_of(!to), 0);
 	if (!right) /* by one bit, which no other identification explains */
-		packet[len > RC_BTH ? RC_BTH : 0] ^= 1;
-	fly(world, to, packet, len, 0, right);
-	world->flying[world->count - 1].damaged |= !right;
+		packet[12] ^= 1;
+	fly(world, to, packet, at + 4, 0, right);
+	if (world->count)
+		world->flying[world->count - 1].damaged |= !right;
 }
 
 static void say_bytes(struct world *world, int to, struct input *input)
@@ -267,33 +229,39 @@ static void damage(struct world *world, struct input *input)
 
 static void pass(struct world *world, int end, int64_t ns)
 {
-	struct side *side = world->sides + end;
-	int64_t due = rc_deadline(&side->rc);
-
 	world->now += ns;
-	if (side->over || !due || due > world->now || rc_pass(&side->rc, world->now))
-		return;
-	CHECK(side->rc.expiries == RC_EXPIRIES);
-	give_up(side);
+	if (!world->over[end])
+		qp_pass(&world->sides[end].qp, world->now);
+	look(world, end);
+}
+
+/* One was silent for too long. */
+static bool gave_up(const struct world *world)
+{
+	return world->over[0] || world->over[1];
 }
 
 /* Nobody was lied to: by a wire that is good from now on everything comes. */
 static void drain(struct world *world)
 {
-	const struct side *one = world->sides, *other = world->sides + 1;
+	struct side *one = world->sides, *other = world->sides + 1;
 
-	for (uint32_t step = 0; one->heard < other->said || other->heard < one->said; step++) {
-		CHECK(step < DRAIN_MAX, "it comes to no end: %u of %u, %u of %u", one->heard, other->said, other->heard,
-		      one->said);
-		if (one->over || other->over) /* it was silent for too long before */
-			return;
-		for (int end = 0; end < 2; end++)
-			send_all(world, end, RC_TRAIN_MAX);
+	for (uint32_t step = 0; !gave_up(world) && (one->done < one->asked || other->done < other->asked); step++) {
+		CHECK(step < DRAIN_MAX, "it comes to no end: %u of %u, %u of %u", one->done, one->asked, other->done,
+		      other->asked);
+		for (int end = 0; end < 2; end++) {
+			world->sides[end].receives = 3;
+			send_all(world, end, 64);
+		}
 		for (int end = 0; end < 2 && !world->count; end++)
 			pass(world, end, 67000000);
 		while (world->count)
 			arrive(world, 0);
 	}
+	if (gave_up(world))
+		return;
+	side_check_written(one);
+	side_check_written(other);
 }
 
 static void move(struct world *world, struct input *input)
@@ -303,13 +271,14 @@ static void move(struct world *world, struct input *input)
 
 	switch (what & 15) {
 	case 0:
-	case 1: say(world->sides + end, end, input); break;
+	case 1: ask(world, end, input); break;
 	case 2:
 	case 3:
 	case 4: send_all(world, end, 1 + (what >> 4 & 7) * 9); break;
 	case 5: lie(world, end, input); break;
 	case 6: say_bytes(world, end, input); break;
 	case 7: pass(world, end, (int64_t)input_take(input, 1) << (what >> 4 & 7) * 4); break;
+	case 12: world->sides[end].receives = what >> 4 & 3; break;
 	default:
 		if (!world->count)
 			break;
@@ -319,8 +288,10 @@ static void move(struct world *world, struct input *input)
 			free(land(world, (uint32_t)input_take(input, 1) % world->count).bytes);
 		else if ((what & 15) == 10) {
 			struct datagram again = world->flying[input_take(input, 1) % world->count];
+			uint32_t count = world->count;
 			fly(world, again.to, again.bytes, again.len, again.segment, again.lie);
-			world->flying[world->count - 1].damaged = true; /* not once more: two bits may do */
+			if (world->count != count)
+				world->flying[count].damaged = true; /* not once more: two bits may do */
 		} else
 			arrive(world, (what & 15) == 11 ? (uint32_t)input_take(input, 1) % world->count : 0);
 	}
@@ -338,21 +309,16 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 	while (input.left) {
 		move(&world, &input);
 		for (int end = 0; end < 2; end++)
-			check_numbers(&world.sides[end].rc);
+			check_numbers(&world.sides[end].qp);
 	}
-	if (!world.sides[0].lied_to && !world.sides[1].lied_to) {
-		for (uint32_t at = 0; at < world.count; at++) /* nor is anybody now */
-			while (at < world.count && world.flying[at].lie)
-				free(land(&world, at).bytes);
+	for (uint32_t at = 0; at < world.count; at++) /* nor is anybody lied to now */
+		while (at < world.count && world.flying[at].lie)
+			free(land(&world, at).bytes);
+	if (!world.lied)
 		drain(&world);
-	}
 	while (world.count)
 		free(land(&world, 0).bytes);
-	for (int end = 0; end < 2; end++) {
-		struct rc *rc = &world.sides[end].rc;
-		if (rc->staging)
-			ASAN_UNPOISON_MEMORY_REGION(rc->staging, rc->size);
-		rc_free(rc);
-	}
+	for (int end = 0; end < 2; end++)
+		side_close(world.sides + end);
 	return 0;
 }

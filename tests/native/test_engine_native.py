@@ -19,7 +19,7 @@ SANITIZED_S = 400
 FUZZ_SECONDS = float(os.environ.get("SIDESTEP_FUZZ_S", "4"))
 NAMES = (
     "engine", "engine_loan", "engine_stream", "engine_datagram", "engine_verbs", "framing_in", "framing_out", "crc32c",
-    "rc", "rc_in", "rc_out", "icrc",
+    "rc_qp", "rc_requester", "rc_responder", "icrc",
 )  # fmt: skip
 LINE = ("engine_line.c", "line_device.c")
 SOURCES = (
@@ -68,8 +68,9 @@ def test_any_moves_guided(tmp_path: Path) -> None:
 def test_the_module_sanitized() -> None:
     """Python and an engine that is watched take turns at connections, some of them with strangers."""
     extension = toolchain.build_module(
-        ADDRESS, "engine", "channel", "framing_in", "framing_out", "crc32c", "rc", "rc_in", "rc_out", "icrc"
-    )
+        ADDRESS, "engine", "channel", "framing_in", "framing_out", "crc32c", "rc_type", "rc_qp", "rc_requester",
+        "rc_responder", "icrc",
+    )  # fmt: skip
     program = toolchain.NATIVE_TESTS / "programs" / "sanitized_module.py"
     provider = toolchain.TESTS / "provider"
     env = {

@@ -16,7 +16,7 @@ from toolchain import ADDRESS, Sanitizer, sanitized
 FUZZ_RUNS = 20_000
 FUZZ_SECONDS = float(os.environ.get("SIDESTEP_FUZZ_S", "4"))
 
-SOURCES = tuple(toolchain.native("rc", "rc_in", "rc_out", "icrc"))
+SOURCES = (*toolchain.native("rc_qp", "rc_requester", "rc_responder", "icrc"), toolchain.NATIVE_TESTS / "rc_ends.c")
 C_TESTS = toolchain.c_tests("rc_test")
 CASES = sanitized(C_TESTS, threads=())
 

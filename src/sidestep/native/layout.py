@@ -604,17 +604,6 @@ RECORDS: Final[dict[str, tuple[Field, ...]]] = {
         *_same("Q", "messages_sent messages_received payloads_sent payloads_received"),
         *_same("Q", "wire_sent wire_received bytes_sent bytes_received"),
     ),
-    # The same of its queue pair, where it has one of InfiniBand: rdma/roce/path.py, requester.py and responder.py.
-    "rc_record": (
-        *_same("I", "ipv6 source_port remote_port local_qp remote_qp mtu window"),
-        # packets sent: number of the first not acknowledged, the next to be sent, the first never sent, the first free
-        *_same("I", "acknowledged cursor reached next"),
-        # counts of packets received, and messages; then the gap reported to the other end, and if an ACK is due
-        *_same("I", "expected carried_out completed reported_gap owes_ack"),
-        ("timeout_ns", "Q", 1),
-        # done meanwhile
-        *_same("Q", "packets_sent packets_received packets_dropped packets_resent resent naks_sent naks_received"),
-    ),
 }
 CHANNEL_RECORDS: Final = ("channel_producer", "channel_consumer", "channel_side")
 

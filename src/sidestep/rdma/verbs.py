@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from typing_extensions import Buffer
 
     from sidestep.errors import SidestepError
-    from sidestep.native._engine import Datagrams, KernelQueuePair
+    from sidestep.native._engine import KernelQueuePair, Rc
     from sidestep.native._framing import Inbound, Outbound
     from sidestep.rdma.cm import CmState, ConnectionManager
     from sidestep.rdma.iwarp.tap import Taps
@@ -291,7 +291,7 @@ class LentStream(NamedTuple):
 class LentDatagrams(NamedTuple):
     """The same by UDP sockets."""
 
-    datagrams: Datagrams
+    connection: Rc
 
 
 class LentQueuePair(NamedTuple):

@@ -8,8 +8,9 @@ import pytest
 from hca_ends import LEFT, RIGHT, HcaEnd, connected
 
 from sidestep.rdma.roce.datagram import known_address, seal
-from sidestep.rdma.roce.numbers import after, ahead, rnr_timer_s, timeout_s
+from sidestep.rdma.roce.numbers import after, ahead, timeout_s
 from sidestep.rdma.roce.packet import Aeth, Bth, ImmDt, Op, Packet, Reth
+from sidestep.rdma.roce.qp import RoceQueuePair
 from sidestep.rdma.roce.settings import RoceSettings
 from sidestep.rdma.roce.wire import Wire
 from sidestep.rdma.verbs import EventKind, QpCapabilities, QpState
@@ -62,12 +63,21 @@ def test_numbers_are_on_a_circle() -> None:
     assert ahead(1 << 23, 0) == -(1 << 23)
 
 
-@pytest.mark.spec("IBTA 9.7.5.2.8")
 def test_times() -> None:
-    assert rnr_timer_s(0) == pytest.approx(0.65536)
-    assert rnr_timer_s(1) == pytest.approx(1e-5)
-    assert rnr_timer_s(31) == pytest.approx(0.49152)
     assert timeout_s(14) == pytest.approx(0.0671, rel=1e-3)
+
+
+@pytest.mark.spec("IBTA 9.7.5.2.8")
+@pytest.mark.parametrize(("code", "wait_s"), [(0, 0.65536), (1, 1e-5), (24, 0.04096), (31, 0.49152)])
+def test_a_requester_waits_as_long_as_it_is_asked_to(code: int, wait_s: float) -> None:
+    wire, active, _, ear = pair()
+    ear.lost = {(Op.SEND_ONLY, 1)}
+    active.qp.post_send(Send(1, (b"word",)))
+    wire.run()
+    nak = Packet(Bth(Op.ACK, active.qp.number, ear.heard[0][1].bth.psn), (Aeth.of(0x20 | code, 0),))
+    inject(wire, RIGHT, LEFT, nak)
+    wire.run()
+    assert active.qp.deadline == pytest.approx(wire.now + wait_s, abs=1e-9)
 
 
 # ---- what goes out ----
@@ -97,9 +107,9 @@ def test_acknowledgements_are_coalesced() -> None:
         passive.room(8, number)
         active.qp.post_send(Send(number, (b"word",)))
     while (datagram := active.device.poll_datagram(wire.now)) is not None:
-        taken.append(datagram)
-    for datagram in taken:
-        passive.device.handle_datagram(LEFT, 4791, datagram.payload, wire.now)
+        taken.append(bytes(datagram.payload))
+    for payload in taken:
+        passive.device.handle_datagram(LEFT, 4791, payload, wire.now)
     passive.device.pump(wire.now)
     wire.run()
     assert ear.ops(LEFT) == [Op.ACK]
@@ -238,7 +248,7 @@ def test_who_has_no_receive_is_asked_again() -> None:
     passive.room(8), passive.room(8), passive.room(8)
     rest(wire)
     assert [each.ok for each in active.sent] == [True] * 3
-    assert wire.now - began >= rnr_timer_s(SMALL.rnr_timer_code)
+    assert wire.now - began >= 0.04096  # as SMALL.rnr_timer_code says
     naks = [found.syndrome for target, packet in ear.heard if target == LEFT and (found := packet.find(Aeth))]
     assert naks[0] == 0x20 | SMALL.rnr_timer_code
     assert 0x60 not in naks  # what was behind it is no gap
@@ -353,11 +363,10 @@ def test_numbers_of_a_user_that_are_too_large() -> None:
 def test_a_fault_of_ours_ends_one_connection(monkeypatch: pytest.MonkeyPatch) -> None:
     wire, active, _, _ = pair()
 
-    def fails(now: float) -> None:
+    def fails(qp: RoceQueuePair, room: memoryview, most: int, now: float) -> None:
         raise RuntimeError("for once")
 
-    assert active.qp._requester is not None
-    monkeypatch.setattr(active.qp._requester, "poll", fails)
+    monkeypatch.setattr(RoceQueuePair, "poll_train", fails)
     active.qp.post_send(Send(1, (b"word",)))
     wire.run()
     assert [each.kind for each in active.events] == [EventKind.QP_FATAL]

@@ -150,8 +150,8 @@ def test_what_is_refused(what: str) -> None:
         "key": AtomicEth(va, region.rkey ^ 1, 1, 0),
         "bounds": AtomicEth(va + 32, region.rkey, 1, 0),
     }.get(what, AtomicEth(va, region.rkey, 1, 0))
-    assert passive.qp._responder is not None
-    bth = Bth(Op.FETCH_ADD, passive.qp.number, passive.qp._responder.expected, ack_req=True)
+    assert passive.qp.rc is not None
+    bth = Bth(Op.FETCH_ADD, passive.qp.number, passive.qp.rc.expected, ack_req=True)
     injected(wire, Packet(bth, (where,), b"more" if what == "length" else b""))
     (nak,) = [packet.find(Aeth) for to, packet in ear.heard if to == LEFT]
     assert nak is not None

@@ -3,85 +3,157 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, TypeAlias
 
 import pytest
 from wire_dut import WireUnderTest
 
 from sidestep.rdma.conformance import CHECKS, Check, Violation, run
-from sidestep.rdma.roce import numbers, requester, responder
+from sidestep.rdma.roce.datagram import seal
 from sidestep.rdma.roce.manager import RoceConnection, RoceManager
+from sidestep.rdma.roce.numbers import after, ahead
+from sidestep.rdma.roce.packet import ENDS, READ_RESPONSES, SENDS, STARTS, WRITES, Aeth, Op, Packet
 from sidestep.rdma.roce.qp import RoceQueuePair
-from sidestep.rdma.roce.requester import Requester
-from sidestep.rdma.roce.responder import Nak, Responder
 from sidestep.rdma.roce.settings import RoceSettings
 from sidestep.rdma.roce.wire import WireFaults
 
 Mutant: TypeAlias = Callable[[pytest.MonkeyPatch], None]
+Tamper: TypeAlias = Callable[[RoceQueuePair, Packet], Packet | None]
 BY_NAME = {check.name: check for check in CHECKS}
 SEEDS = range(4)
+ATOMICS = {Op.CMP_SWAP, Op.FETCH_ADD}
+REQUESTS = SENDS | WRITES | ATOMICS | {Op.READ_REQUEST}
 
 
 def _around(patch: pytest.MonkeyPatch, owner: Any, name: str, make: Callable[[Any], Any]) -> None:
     patch.setattr(owner, name, make(getattr(owner, name)))
 
 
+def _takes(patch: pytest.MonkeyPatch, tamper: Tamper) -> None:
+    """Each packet reaches the connection as `tamper` makes it, or not at all."""
+
+    def make(take_in: Any) -> Any:
+        def tampered(self: RoceQueuePair, data: memoryview, segment: int, port: int, now: float) -> int:
+            packet = tamper(self, Packet.decode(data[:-4]))
+            if packet is not None and self.path is not None:
+                take_in(self, memoryview(seal(packet.encode(), self.path.remote, self.device.ip, port)), 0, port, now)
+            return len(data)
+
+        return tampered
+
+    _around(patch, RoceQueuePair, "take_in", make)
+
+
+def _sends(patch: pytest.MonkeyPatch, tamper: Tamper) -> None:
+    """Each packet leaves as `tamper` makes it, or not at all."""
+
+    def make(poll_train: Any) -> Any:
+        def tampered(self: RoceQueuePair, room: memoryview, most: int, now: float) -> tuple[int, int, int] | None:
+            while (train := poll_train(self, room, most, now)) is not None:
+                packet = tamper(self, Packet.decode(memoryview(bytes(room[: train[0] - 4]))))
+                if packet is not None and self.path is not None:
+                    sealed = seal(packet.encode(), self.device.ip, self.path.remote)
+                    room[: len(sealed)] = sealed
+                    return len(sealed), 0, 1
+            return None
+
+        return tampered
+
+    _around(patch, RoceQueuePair, "poll_train", make)
+
+
+def _at(packet: Packet, psn: int) -> Packet:
+    return replace(packet, bth=replace(packet.bth, psn=psn))
+
+
+def _distance(qp: RoceQueuePair, packet: Packet) -> int:
+    """Of a request from the one that is expected."""
+    assert qp.rc is not None
+    return ahead(packet.bth.psn, qp.rc.expected)
+
+
 def never_goes_back(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(Requester, "_rewind", lambda self: None)
+    sent: dict[RoceQueuePair, int] = {}
+
+    def once(qp: RoceQueuePair, packet: Packet) -> Packet | None:
+        psn = packet.bth.psn
+        if packet.bth.opcode in REQUESTS:
+            if qp in sent and ahead(psn, sent[qp]) <= 0:
+                return None
+            sent[qp] = psn
+        return packet
+
+    _sends(patch, once)
 
 
 def has_no_timer(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(Requester, "deadline", None)
+    patch.setattr(RoceQueuePair, "deadline", None)
 
 
 def carries_out_what_is_ahead(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(responder, "ahead", lambda psn, of: min(numbers.ahead(psn, of), 0))
+    def lax(qp: RoceQueuePair, packet: Packet) -> Packet:
+        is_ahead = packet.bth.opcode in REQUESTS and _distance(qp, packet) > 0
+        return _at(packet, qp.rc.expected) if is_ahead and qp.rc else packet
+
+    _takes(patch, lax)
 
 
 def carries_out_twice(patch: pytest.MonkeyPatch) -> None:
-    def make(handle: Any) -> Any:
-        def again(self: Responder, packet: Any) -> Any:
-            if numbers.ahead(packet.bth.psn, self._expected) == -1 and self._message is None:
-                self._expected = packet.bth.psn
-            return handle(self, packet)
+    def again(qp: RoceQueuePair, packet: Packet) -> Packet:
+        repeats = packet.bth.opcode in STARTS & ENDS & (SENDS | WRITES) and _distance(qp, packet) == -1
+        return _at(packet, qp.rc.expected) if repeats and qp.rc else packet
 
-        return again
-
-    _around(patch, Responder, "handle", make)
+    _takes(patch, again)
 
 
 def takes_any_answer(patch: pytest.MonkeyPatch) -> None:
     """A packet of a Read's answer counts for the one that is missing."""
+    missing: dict[RoceQueuePair, int] = {}
 
-    def make(answered: Any) -> Any:
-        def lax(self: Requester, packet: Any, now: float) -> bool:
-            if self._flights and self._flights[0].read is not None:
-                object.__setattr__(packet.bth, "psn", self._acknowledged)
-            found: bool = answered(self, packet, now)
-            return found
+    def lax(qp: RoceQueuePair, packet: Packet) -> Packet:
+        if packet.bth.opcode not in READ_RESPONSES:
+            return packet
+        psn = missing.setdefault(qp, packet.bth.psn)
+        missing[qp] = after(psn, 1)
+        return _at(packet, psn)
 
-        return lax
-
-    _around(patch, Requester, "_answered", make)
+    _takes(patch, lax)
 
 
 def cuts_at_another_mtu(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(requester, "piece_of", lambda gather, offset, size: b"".join(gather)[offset : offset + size - 1])
+    def cut(qp: RoceQueuePair, packet: Packet) -> Packet:
+        short = packet.payload[:-1]
+        return replace(packet, bth=replace(packet.bth, pad=-len(short) % 4), payload=short) if short else packet
+
+    _sends(patch, cut)
 
 
 def places_at_the_begin(patch: pytest.MonkeyPatch) -> None:
-    _around(patch, responder, "place", lambda place: lambda scatter, offset, data: place(scatter, 0, data))
+    """What follows the first packet of a message does not lie behind it."""
+
+    def astray(qp: RoceQueuePair, packet: Packet) -> Packet:
+        behind = packet.bth.opcode in (SENDS | WRITES) - STARTS
+        return replace(packet, payload=bytes(len(packet.payload))) if behind else packet
+
+    _takes(patch, astray)
 
 
 def refuses_with_another_code(patch: pytest.MonkeyPatch) -> None:
-    def make(refuse: Any) -> Any:
-        return lambda self, psn, nak, *rest: refuse(self, psn, Nak.REMOTE_OPERATION, *rest)
+    def other(qp: RoceQueuePair, packet: Packet) -> Packet:
+        aeth = packet.find(Aeth)
+        refuses = aeth is not None and aeth.syndrome > 0x60
+        return replace(packet, extensions=(Aeth.of(0x63, 0),)) if refuses else packet
 
-    _around(patch, Responder, "_refuse", make)
+    _sends(patch, other)
 
 
 def waits_for_no_receive(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(Responder, "_not_ready", lambda self, psn: None)
+    def mute(qp: RoceQueuePair, packet: Packet) -> Packet | None:
+        aeth = packet.find(Aeth)
+        return None if aeth is not None and aeth.syndrome >> 5 == 1 else packet
+
+    _sends(patch, mute)
 
 
 def takes_all_reads_at_once(patch: pytest.MonkeyPatch) -> None:
@@ -104,16 +176,15 @@ def answers_no_disconnect(patch: pytest.MonkeyPatch) -> None:
 
 
 def operates_twice(patch: pytest.MonkeyPatch) -> None:
-    def again(self: Responder, packet: Any) -> None:
-        expected, self._expected = self._expected, packet.bth.psn
-        self._take_atomic(packet)
-        self._expected = expected
+    def again(qp: RoceQueuePair, packet: Packet) -> Packet:
+        repeats = packet.bth.opcode in ATOMICS and _distance(qp, packet) < 0
+        return _at(packet, qp.rc.expected) if repeats and qp.rc else packet
 
-    patch.setattr(Responder, "_operated_before", again)
+    _takes(patch, again)
 
 
 def forgets_what_it_operated(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(Responder, "_operated_before", lambda self, packet: None)
+    _takes(patch, lambda qp, packet: None if packet.bth.opcode in ATOMICS and _distance(qp, packet) < 0 else packet)
 
 
 CAUGHT: dict[Mutant, str] = {

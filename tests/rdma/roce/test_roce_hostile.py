@@ -17,6 +17,7 @@ from sidestep.rdma.verbs import QpCapabilities, QpState
 from sidestep.rdma.work import Access, RdmaRead, Receive, Send
 
 GUARD = 64
+ANSWERS_MAX = 64  # native/wire/rc_qp.h::QP_ANSWERS_MAX
 ROOM = 600
 ALL = Access.LOCAL_WRITE | Access.REMOTE_WRITE | Access.REMOTE_READ | Access.REMOTE_ATOMIC
 _settings = RoceSettings(mtu=256, window=8)
@@ -48,9 +49,8 @@ class Victim:
         for each in self.buffers:
             assert not any(each[:GUARD])
             assert not any(each[-GUARD:])
-        responder = self.end.qp._responder
-        assert responder is not None
-        assert len(responder._answers) <= limits.ROCE_ANSWERS_MAX
+        assert self.end.qp.rc is not None
+        assert self.end.qp.rc.answers_len <= ANSWERS_MAX
         assert self.end.qp.state in (QpState.RTS, QpState.ERROR)
         ids = [each.wr_id for each in self.end.received]
         assert ids == sorted(set(ids))
@@ -123,9 +123,8 @@ def test_a_flood_of_gaps_and_repetitions_costs_little() -> None:
         packet = Packet(Bth(Op.SEND_ONLY, number, psn, ack_req=True), (), b"word")
         raw = seal(packet.encode(), known_address(LEFT), known_address(RIGHT))
         victim.end.device.handle_datagram(LEFT, 4791, raw, victim.wire.now)  # and nothing may leave meanwhile
-    responder = victim.end.qp._responder
-    assert responder is not None
-    assert len(responder._answers) <= 3
+    assert victim.end.qp.rc is not None
+    assert victim.end.qp.rc.answers_len <= 3
     victim.check()
 
 
@@ -141,9 +140,8 @@ def test_reads_of_a_greedy_peer_are_bounded() -> None:
         )
         raw = seal(read.encode(), known_address(LEFT), known_address(RIGHT))
         victim.end.device.handle_datagram(LEFT, 4791, raw, victim.wire.now)
-    responder = victim.end.qp._responder
-    assert responder is not None
-    assert len(responder._answers) == 2
+    assert victim.end.qp.rc is not None
+    assert victim.end.qp.rc.answers_len == 2
 
 
 def test_connection_requests_of_a_stranger_are_bounded() -> None:

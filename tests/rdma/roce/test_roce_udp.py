@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import socket
+from dataclasses import replace
 
 import pytest
 from conformance_items import applying, left_out
@@ -69,6 +70,15 @@ def test_the_port_is_taken() -> None:
     UdpRoceDevice(one, loop, QUICK).close()
     assert loop.idle
     loop.close()
+
+
+def test_a_small_receive_buffer_makes_a_small_window() -> None:
+    """Else sockets drop what the other end sends at once."""
+    one, _, _ = addresses()
+    for asked, window in ((1 << 16, range(1, 33)), (1 << 18, range(33, 129))):
+        device = UdpRoceDevice(one, settings=replace(QUICK, receive_buffer=asked, mtu=4096))
+        assert device.window in window
+        device.close()
 
 
 @pytest.mark.parametrize("address", ["localhost", "", "127.0.0.1:1"])

@@ -91,7 +91,10 @@ def promises_more_than_goes(patch: pytest.MonkeyPatch) -> None:
 
 @caught_by("datagram_has_the_size_of_a_packet")
 def cuts_what_is_long(patch: pytest.MonkeyPatch) -> None:
-    _around(patch, ud, "piece_of", lambda piece_of: lambda gather, at, size: piece_of(gather, at, min(size, 255)))
+    def make(packet: Any) -> Any:
+        return lambda self, qp, qkey, payload, *rest, **more: packet(self, qp, qkey, payload[:255], *rest, **more)
+
+    _around(patch, ud.DatagramMaker, "packet", make)
 
 
 @caught_by("datagram_needs_the_key")

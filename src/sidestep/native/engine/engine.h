@@ -47,14 +47,13 @@ struct engine_peer_doorbell {
 	int fd;
 };
 
-struct rc;
+struct rc_loaned;
 struct verbs_qp;
 
 /* What carries messages: one of these. */
 struct engine_way {
 	struct verbs_qp *verbs; /* a device of the kernel, or NULL */
-	struct rc *rc;          /* RoCEv2 by these sockets, or NULL: iWARP by TCP */
-	int receive_fd, send_fd;
+	struct rc_loaned *rc;     /* RoCEv2, or NULL: iWARP by TCP */
 	struct framing_in *in;
 	struct framing_out *out;
 	int fd;

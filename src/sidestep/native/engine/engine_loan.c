@@ -66,7 +66,7 @@ void loan_begin(struct engine_loan *loan, const struct engine_record *record, st
 	if (way->verbs)
 		wire_verbs_init(&loan->by.verbs, way->verbs, end, record);
 	else if (way->rc)
-		wire_datagram_init(&loan->by.datagram, way->rc, way->receive_fd, way->send_fd);
+		wire_datagram_init(&loan->by.datagram, way->rc);
 	else
 		wire_stream_init(&loan->by.stream, way->in, way->out, way->fd, record->tx_msn, record->rx_msn);
 }

@@ -7,13 +7,13 @@
 
 #include "crc32c.h"
 #include "engine.h"
-#include "engine_datagrams.h"
 #include "engine_queue_pairs.h"
 #include "framing_module.h"
+#include "rc_type.h"
 
 struct state {
 	PyTypeObject *channel, *doorbell, *remote_doorbell, *inbound, *outbound; /* of the other modules */
-	PyTypeObject *loan, *datagrams, *queue_pair;
+	PyTypeObject *loan, *rc, *queue_pair;
 };
 
 struct engine_object {
@@ -30,7 +30,7 @@ struct loan_object {
 	PyObject *channel, *doorbell_object;
 	struct inbound *inbound; /* NULL: it is not by a stream */
 	struct outbound *outbound;
-	struct datagrams *datagrams;
+	struct rc_object *rc;
 	struct queue_pair *queue_pair;
 };
 
@@ -61,9 +61,9 @@ static void wire_is_loaned(struct loan_object *object, bool is)
 	if (object->queue_pair) {
 		object->queue_pair->busy = is;
 		object->queue_pair->ready = false;
-	} else if (object->datagrams) {
-		object->datagrams->busy = is;
-		object->datagrams->ready = false;
+	} else if (object->rc) {
+		object->rc->busy = is;
+		object->rc->ready = false;
 	} else {
 		object->inbound->busy = object->outbound->busy = is;
 	}
@@ -123,7 +123,7 @@ static void loan_dealloc(PyObject *self)
 	Py_XDECREF(object->doorbell_object);
 	Py_XDECREF((PyObject *)object->inbound);
 	Py_XDECREF((PyObject *)object->outbound);
-	Py_XDECREF((PyObject *)object->datagrams);
+	Py_XDECREF((PyObject *)object->rc);
 	Py_XDECREF((PyObject *)object->queue_pair);
 	object_free(self);
 }
@@ -174,7 +174,7 @@ PyDoc_STRVAR(
 	lend_doc,
 	"lend($self, record, channel, words, doorbell, number, /, *wire)\n--\n\n"
 	"Gives a connection to the engine, as `layout.pack('engine_record', ...)`; `words` is what was read last by\n"
-	"Channel.remote(); the wire is an Inbound, an Outbound and a descriptor, or Datagrams, or a KernelQueuePair. A Loan.");
+	"Channel.remote(); the wire is an Inbound, an Outbound and a descriptor, or an Rc, or a KernelQueuePair. A Loan.");
 
 /* Words of an application as channel_remote() in channel_type.c has read them. */
 static int words_of(PyObject *tuple, struct channel_side *words)
@@ -203,13 +203,12 @@ static bool way_of(const struct state *state, struct loan_object *loan, PyObject
 		if (fit)
 			loan->queue_pair = (struct queue_pair *)Py_NewRef(first);
 		*way = (struct engine_way){.verbs = &queue_pair->qp};
-	} else if (PyObject_TypeCheck(first, state->datagrams)) {
-		struct datagrams *datagrams = (struct datagrams *)first;
-		fit = !second && datagrams->ready && !datagrams->busy;
+	} else if (PyObject_TypeCheck(first, state->rc)) {
+		struct rc_object *rc = (struct rc_object *)first;
+		fit = !second && rc->ready && !rc->busy;
 		if (fit)
-			loan->datagrams = (struct datagrams *)Py_NewRef(first);
-		*way = (struct engine_way){
-			.rc = &datagrams->rc, .receive_fd = datagrams->receive_fd, .send_fd = datagrams->send_fd};
+			loan->rc = (struct rc_object *)Py_NewRef(first);
+		*way = (struct engine_way){.rc = &rc->loaned};
 	} else {
 		if (!is_a(first, state->inbound, "inbound") || !is_a(second ? second : Py_None, state->outbound, "outbound"))
 			return false;
@@ -476,8 +475,8 @@ static int module_exec(PyObject *module)
 	state->outbound = state->inbound ? type_of("sidestep.native._framing", "Outbound") : NULL;
 	if (!state->outbound || add_type(module, &engine_spec) < 0)
 		return -1;
-	state->datagrams = (PyTypeObject *)PyType_FromModuleAndSpec(module, &datagrams_spec, NULL);
-	if (!state->datagrams || PyModule_AddType(module, state->datagrams) < 0)
+	state->rc = (PyTypeObject *)PyType_FromModuleAndSpec(module, &rc_spec, NULL);
+	if (!state->rc || PyModule_AddType(module, state->rc) < 0)
 		return -1;
 	state->queue_pair = (PyTypeObject *)PyType_FromModuleAndSpec(module, &queue_pair_spec, NULL);
 	if (!state->queue_pair || PyModule_AddType(module, state->queue_pair) < 0 || add_type(module, &send_slab_spec) < 0)
@@ -497,7 +496,7 @@ static int module_traverse(PyObject *module, visitproc visit, void *arg)
 		Py_VISIT(state->inbound);
 		Py_VISIT(state->outbound);
 		Py_VISIT(state->loan);
-		Py_VISIT(state->datagrams);
+		Py_VISIT(state->rc);
 		Py_VISIT(state->queue_pair);
 	}
 	return 0;
@@ -514,7 +513,7 @@ static int module_clear(PyObject *module)
 		Py_CLEAR(state->inbound);
 		Py_CLEAR(state->outbound);
 		Py_CLEAR(state->loan);
-		Py_CLEAR(state->datagrams);
+		Py_CLEAR(state->rc);
 		Py_CLEAR(state->queue_pair);
 	}
 	return 0;

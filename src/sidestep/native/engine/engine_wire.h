@@ -4,7 +4,7 @@
 
 #include "engine.h"
 #include "engine_verbs.h"
-#include "rc.h"
+#include "rc_qp.h"
 
 #define WIRE_HEADER_MAX 64u /* bytes of a message that are the engine's own, and copied */
 
@@ -56,12 +56,37 @@ struct wire_stream {
 	size_t at; /* of the run that `next` found */
 };
 
+#define RC_PARTS_MAX 64u
+
+/* A reliable connection that an engine has, or had: what has come and was not looked at, or not taken, stays. */
+struct rc_loaned {
+	struct rc_qp *qp;
+	int receive_fd, send_fd;
+	uint32_t local_port, remote_port, train; /* packets that may go by one call */
+	uint8_t *in; /* [in_at, in_tail): in datagrams of `segment` bytes */
+	uint32_t in_at, in_tail, segment;
+	uint8_t *out; /* a datagram that the kernel had no room for */
+	size_t out_len;
+	struct qp_train out_train;
+	uint8_t *message; /* a Send that comes, or is whole */
+	uint32_t message_size, message_len;
+	uint32_t kept; /* bytes that lie in `message`; those behind them lie in `in` */
+	uint32_t parts_len;
+	struct iovec parts[RC_PARTS_MAX];
+	bool whole, solicited;
+};
+/* Sends a train from this socket. 0 or -errno; -EAGAIN: there is no room. */
+int rc_send(const struct rc_qp *qp, int fd, const uint8_t *data, size_t len, const struct qp_train *train);
+/* Gives memory back. */
+void rc_loaned_free(struct rc_loaned *loaned);
+/* Makes room for a message of so many bytes, and keeps a part that has come. False: there is no memory. */
+bool rc_loaned_room(struct rc_loaned *loaned, uint32_t size);
+extern const struct qp_host rc_loaned_host;
+
 /* RoCEv2 over UDP: a message is a Send of a reliable connection. */
 struct wire_datagram {
 	struct wire wire;
-	struct rc *rc;
-	int receive_fd, send_fd;
-	uint32_t train; /* packets that may go by one call */
+	struct rc_loaned *loaned;
 };
 
 /* A device of the kernel: a message is a Send. */
@@ -75,7 +100,7 @@ struct wire_verbs {
 void wire_verbs_init(struct wire_verbs *verbs, struct verbs_qp *qp, const struct channel_end *end,
                      const struct engine_record *record);
 
-void wire_datagram_init(struct wire_datagram *datagram, struct rc *rc, int receive_fd, int send_fd);
+void wire_datagram_init(struct wire_datagram *datagram, struct rc_loaned *loaned);
 
 void wire_stream_init(struct wire_stream *stream, struct framing_in *in, struct framing_out *out, int fd,
                       uint32_t tx_msn, uint32_t rx_msn);

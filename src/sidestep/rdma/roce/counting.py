@@ -16,26 +16,19 @@ EVENTS: Final = {
     "request_rejected": "requests of others that were refused here, by reason",
     "connection_made": "connections established, by who asked: this end (active) or the other one (passive)",
 }
-_RNR: Final = 1  # the upper three bits of a syndrome
-_NAKS: Final = {0x60: "sequence", 0x61: "invalid_request", 0x62: "remote_access", 0x63: "remote_operation"}
-
-
-def nak_reason(syndrome: int) -> str | None:
-    """What a negative acknowledgement says (IBTA 9.7.5.2.8, tables 44 and 46); None: it is a positive one."""
-    kind = syndrome >> 5
-    if not kind:
-        return None
-    return "receiver_not_ready" if kind == _RNR else _NAKS.get(syndrome, "other")
+# What a negative acknowledgement says, by native/wire/rc_qp.h::qp_nak (IBTA 9.7.5.2.8, tables 44 and 46).
+NAKS: Final = ("receiver_not_ready", "sequence", "invalid_request", "remote_access", "remote_operation", "other")
 
 
 class Tally:
     """Packets of one queue pair."""
 
-    __slots__ = ("naks_received", "naks_sent", "packets_received", "packets_sent")
+    __slots__ = ("naks_received", "naks_sent", "packets_received", "packets_resent", "packets_sent", "resent")
 
     def __init__(self) -> None:
-        self.packets_sent = self.packets_received = 0
+        self.packets_sent = self.packets_received = self.packets_resent = 0
         self.naks_sent = self.naks_received = 0
+        self.resent = 0  # times that the requester went back
 
     def as_json(self) -> dict[str, int]:
         return {name: getattr(self, name) for name in sorted(self.__slots__)}

@@ -23,6 +23,7 @@ from typing import Final
 from sidestep.rdma.frames import IpAddress, network_header
 from sidestep.rdma.roce.packet import ICRC_LEN, UDP_PORT, begin_icrc, finish_icrc
 
+DATAGRAM_MAX: Final = 65536  # bytes, of many packets that are cut or come together
 _UDP: Final = Struct(">HHHH")
 _PROTOCOL_UDP: Final = 17
 _IDENTIFICATION: Final = 4  # offset in the header of IPv4

@@ -22,9 +22,9 @@ from sidestep.errors import Misuse, PeerViolation
 from sidestep.rdma.iwarp.tap import Taps
 from sidestep.rdma.path_mtu import PACKET_OVERHEAD, ROUTE_MTU_UNKNOWN, largest_code
 from sidestep.rdma.roce.counting import EVENTS
-from sidestep.rdma.roce.datagram import is_intact, known_address, seal
+from sidestep.rdma.roce.datagram import DATAGRAM_MAX, is_intact, known_address, seal
 from sidestep.rdma.roce.ip_cm import has_header
-from sidestep.rdma.roce.manager import Came, RoceManager
+from sidestep.rdma.roce.manager import RoceManager
 from sidestep.rdma.roce.packet import ICRC_LEN, MTU_CODES, PKEY_DEFAULT, QP_GSI, UDP_PORT, Bth, Op, Packet
 from sidestep.rdma.roce.qp import RoceQueuePair
 from sidestep.rdma.roce.schedule import Deadlines, Delays
@@ -39,7 +39,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from random import Random
 
-    from sidestep.native._engine import Datagrams
     from sidestep.rdma.frames import IpAddress
     from sidestep.rdma.soft.memory import Domain, QpInit
 
@@ -55,8 +54,12 @@ class Datagram(NamedTuple):
     """One to send."""
 
     address: str
-    payload: bytes
+    payload: bytes | memoryview  # good until the next is polled
     source_port: int = UDP_PORT
+    segment: int = 0  # bytes of the datagrams that it is to be cut into
+
+
+SENT: Final = Datagram("", b"")  # stands for some that the device has sent itself
 
 
 class RoceDevice(SoftDevice):
@@ -75,6 +78,7 @@ class RoceDevice(SoftDevice):
     """
 
     cm: RoceManager
+    train_max = 1  # packets of a connection that one datagram may be cut into
 
     def __init__(
         self,
@@ -94,6 +98,7 @@ class RoceDevice(SoftDevice):
             raise Misuse(f"{address} is not the address of one host", remedy="give one that this host has")
         super().__init__(name, address, attributes, notices, rng)
         self.settings = settings or RoceSettings()
+        self.window = self.settings.window  # packets of a queue pair that are not acknowledged
         self.rng = rng
         self.guid = rng.getrandbits(64) | 1
         self.queue_pairs_by_number: dict[int, AnyQueuePair] = {}
@@ -103,6 +108,7 @@ class RoceDevice(SoftDevice):
         self._deadlines: Deadlines[AnyQueuePair] = Deadlines()
         self._busy: dict[AnyQueuePair, None] = {}  # those that may have something to send
         self._left = limits.ROCE_TURN_PACKETS  # that the first of them may send
+        self._out = memoryview(bytearray(DATAGRAM_MAX))
         self.senders: Counter[tuple[IpAddress, int]] = Counter()  # queue pairs whose other end sends from there
         self._qp_number = rng.randrange(_QP_FIRST, _QP_MASK)
         self._numbers_given = 0
@@ -124,25 +130,67 @@ class RoceDevice(SoftDevice):
         del qp
         return UDP_PORT
 
-    def datagrams_of(self, qp: RoceQueuePair) -> Datagrams | None:
-        """Sockets of this queue pair alone, for the engine; None: there are none, or not yet."""
+    def send_from(self, qp: RoceQueuePair, most: int, now: float) -> tuple[Datagram, int] | None:
+        """Sends packets of a queue pair, at most so many: a datagram that has not left, or `SENT`; and their number.
+
+        None: the device cannot do that itself.
+        """
+        del qp, most, now
+        return None
+
+    def sockets_of(self, qp: RoceQueuePair) -> tuple[int, int] | None:
+        """Sockets of this queue pair alone, to receive and to send by; None: there are none, or not yet."""
         del qp
         return None
 
     def leave_to_engine(self, qp: RoceQueuePair) -> None:
         """Nobody else reads and writes there from now on."""
 
-    def take_from_engine(self, qp: RoceQueuePair, left: list[bytes]) -> None:
-        """It has given that back, and has left datagrams that it did not take."""
+    def take_from_engine(self, qp: RoceQueuePair, left: bytes, segment: int) -> None:
+        """It has given that back, and has left datagrams of so many bytes that it did not take."""
 
     def catch_up(self, qp: RoceQueuePair) -> None:
         """What has come to sockets of this queue pair alone is taken."""
 
-    def handle_datagram(self, address: str, port: int, payload: bytes | memoryview, now: float) -> None:
-        """Takes in one that came to port 4791. What is wrong with it is counted, and not answered (IBTA 9.6)."""
+    def handle_datagram(
+        self, address: str, port: int, payload: bytes | memoryview, now: float, segment: int = 0
+    ) -> None:
+        """Takes in one that came to port 4791, or many of `segment` bytes each but the last.
+
+        What is wrong with one is counted, and not answered (IBTA 9.6).
+        """
+        view, remote = memoryview(payload), known_address(address)
+        size = segment or len(view)
+        while True:
+            if not (taken := self._to_connection(remote, view, size, port, now)):
+                taken = min(size, len(view))
+                self._handle_other(address, remote, port, bytes(view[:taken]), now)
+            if taken >= len(view):
+                return
+            view = view[taken:]
+
+    def _to_connection(self, remote: IpAddress, view: memoryview, size: int, port: int, now: float) -> int:
+        """The bytes of packets that a connection takes."""
+        if len(view) < Bth.LENGTH:
+            return 0
+        qp = self.queue_pairs_by_number.get(int.from_bytes(view[5:8]))
+        if not isinstance(qp, RoceQueuePair) or qp.path is None or qp.path.remote != remote:
+            return 0
+        looked_on = qp.wire is not None and qp.wire.live
+        taken = qp.take_in(view[:size] if looked_on else view, size, port, now)
+        if taken and looked_on:
+            assert qp.wire is not None
+            qp.wire.passed(port, view[:taken], outbound=False)
+        if taken:
+            if qp.remote_port != port:
+                self._heard_from(qp, port)
+            self._busy.setdefault(qp)
+        return taken
+
+    def _handle_other(self, address: str, remote: IpAddress, port: int, payload: bytes, now: float) -> None:
+        """One that no connection takes: of the connection manager, of other queue pairs, or to be dropped."""
         view = memoryview(payload)
         try:
-            remote = known_address(address)
             if len(view) < Bth.LENGTH + ICRC_LEN or len(view) % 4:
                 self.events.add("packet_dropped", "short")
                 return
@@ -161,7 +209,7 @@ class RoceDevice(SoftDevice):
             self.events.add("packets_received")
             self.cm.handle_packet(address, packet, now, (port, view))
         else:
-            self._to_queue_pair(remote, packet, now, (port, view))
+            self._to_other(remote, packet)
 
     def poll_datagram(self, now: float) -> Datagram | None:
         """The next one to send."""
@@ -175,31 +223,43 @@ class RoceDevice(SoftDevice):
             return datagram
         while self._busy:
             qp = next(iter(self._busy))
-            packet_to = self._polled(qp, now)
-            if packet_to is not None:
-                self._left -= 1
-            if packet_to is None or not self._left:
+            polled, count = self._polled(qp, now)
+            self._left -= count
+            if not count or self._left <= 0:
                 self._left = limits.ROCE_TURN_PACKETS
                 self._busy.pop(qp, None)
-            if packet_to is None:
+            if not count:
                 self._deadlines.set(qp, qp.deadline)
                 continue
             self._busy.setdefault(qp)  # at the end, if it had its turn
-            source_port = self.source_port(qp) if isinstance(qp, RoceQueuePair) else UDP_PORT
-            datagram = self._sealed(*packet_to, source_port)
-            if qp.wire is not None and qp.wire.live:
-                qp.wire.passed(datagram.source_port, datagram.payload, outbound=True)
-            return datagram
+            return polled
         return None
 
-    def _polled(self, qp: AnyQueuePair, now: float) -> tuple[str, Packet] | None:
-        """A fault of ours ends one connection, not the loop that serves others."""
+    def _polled(self, qp: AnyQueuePair, now: float) -> tuple[Datagram | None, int]:
+        """The next datagram of a queue pair, and the packets in it.
+
+        A fault of ours ends one connection, not the loop that serves others.
+        """
         try:
-            return qp.poll_packet(now)
+            if isinstance(qp, UdQueuePair):
+                packet_to = qp.poll_packet(now)
+                return (None, 0) if packet_to is None else (self._sealed(*packet_to), 1)
+            looked_on = qp.wire is not None and qp.wire.live
+            if not looked_on and (sent := self.send_from(qp, self._left, now)) is not None:
+                return sent
+            train = qp.poll_train(self._out, 1 if looked_on else min(self.train_max, self._left), now)
+            if train is None or qp.path is None:
+                return None, 0
+            length, segment, count = train
+            payload = self._out[:length]
+            datagram = Datagram(qp.path.address, payload, self.source_port(qp), segment if count > 1 else 0)
+            if looked_on and qp.wire is not None:
+                qp.wire.passed(datagram.source_port, payload, outbound=True)
+            return datagram, count
         except Exception as fault:
             _log.exception("queue pair %d is broken by a fault of sidestep", qp.number)
             qp.break_off(EventKind.QP_FATAL, f"{type(fault).__name__}: {fault}")
-            return None
+            return None, 0
 
     def next_deadline(self) -> float | None:
         """When `handle_timeout` is to be called next."""
@@ -304,7 +364,7 @@ class RoceDevice(SoftDevice):
         if qp.path is not None and port is not None:
             self.senders[qp.path.remote, port] += 1
 
-    def _to_queue_pair(self, remote: IpAddress, packet: Packet, now: float, came: Came) -> None:
+    def _to_other(self, remote: IpAddress, packet: Packet) -> None:
         qp = self.queue_pairs_by_number.get(packet.bth.dest_qp)
         if qp is None:
             self.events.add("packet_dropped", "no_queue_pair")
@@ -318,19 +378,11 @@ class RoceDevice(SoftDevice):
         elif qp.path is None or qp.path.remote != remote:
             self.events.add("packet_dropped", "other_end")  # IBTA 9.6.1.5: of whom it is not connected to
         else:
-            if qp.wire is not None and qp.wire.live:
-                qp.wire.passed(*came, outbound=False)
-            if qp.handle_packet(packet, now):
-                self.events.add("packets_received")
-                if qp.remote_port != came[0]:
-                    self._heard_from(qp, came[0])
-                self._busy.setdefault(qp)
-            else:
-                self.events.add("packet_dropped", "state")
+            self.events.add("packet_dropped", "state")
 
-    def _sealed(self, address: str, packet: Packet, source_port: int = UDP_PORT) -> Datagram:
+    def _sealed(self, address: str, packet: Packet) -> Datagram:
         self.events.add("packets_sent")
-        return Datagram(address, seal(packet.encode(), self.ip, known_address(address), source_port), source_port)
+        return Datagram(address, seal(packet.encode(), self.ip, known_address(address)))
 
 
 def _port(service_id: int) -> int:

@@ -151,7 +151,7 @@ class RoceConnection(HandshakeConnection[RoceQueuePair, CmReceived]):
                 # IBTA 12.7.22: each side tells the first number of the packets that it wants to get.
                 send_psn=message.starting_psn, receive_psn=self.receive_psn, timeout_s=timeout_s(ack_timeout_code),
                 retry_count=retry_count, rnr_retry=rnr_retry, rnr_timer_code=device.settings.rnr_timer_code,
-                window=device.settings.window,
+                window=device.window,
             )
         )  # fmt: skip
         self.qp.wire = self.wire

@@ -11,28 +11,25 @@ The one to send by is never connected, since its packets are to have identificat
 from __future__ import annotations
 
 import socket
-from collections.abc import Iterator
 from contextlib import suppress
 from secrets import randbelow
 from struct import Struct
-from typing import TYPE_CHECKING, Any, Final
+from typing import Final
 
 from sidestep.rdma.roce.packet import UDP_PORT
-
-if TYPE_CHECKING:
-    from sidestep.native._engine import Datagrams
-    from sidestep.rdma.frames import IpAddress
 
 # Of Linux, and not in Python's socket module.
 _IP_MTU_DISCOVER: Final = 10
 _IPV6_MTU_DISCOVER: Final = 23
 _PROBE: Final = 3  # "don't fragment" always; what is known of a path's MTU does not count
+_UDP_SEGMENT: Final = 103
 _UDP_GRO: Final = 104
 _PORT_FIRST: Final = 0xC000  # RoCEv2, annex A17: ports to send from
 _PORTS: Final = 1 << 14
 _TRIES: Final = 8  # of ports that may be taken
-_DATAGRAM_MAX: Final = 65536
 _INT: Final = Struct("=i")
+_SHORT: Final = Struct("=H")
+CONTROL_LEN: Final = socket.CMSG_SPACE(_INT.size)
 
 
 def unfragmented(sock: socket.socket) -> None:
@@ -42,6 +39,24 @@ def unfragmented(sock: socket.socket) -> None:
         sock.setsockopt(socket.IPPROTO_IPV6, _IPV6_MTU_DISCOVER, _PROBE)
     else:
         sock.setsockopt(socket.IPPROTO_IP, _IP_MTU_DISCOVER, _PROBE)
+
+
+def join_received(sock: socket.socket) -> None:
+    """Datagrams of one sender come together, where they are of one length."""
+    sock.setsockopt(socket.IPPROTO_UDP, _UDP_GRO, 1)
+
+
+def segment_of(control: list[tuple[int, int, bytes]]) -> int:
+    """Bytes of each datagram but the last, of those that came together; 0: it was one."""
+    for level, kind, value in control:
+        if (level, kind) == (socket.IPPROTO_UDP, _UDP_GRO):
+            return int(_INT.unpack_from(value)[0])
+    return 0
+
+
+def cut_into(segment: int) -> tuple[int, int, bytes]:
+    """For `sendmsg`: into datagrams of so many bytes."""
+    return socket.IPPROTO_UDP, _UDP_SEGMENT, _SHORT.pack(segment)
 
 
 class OwnSockets:
@@ -55,8 +70,7 @@ class OwnSockets:
         self.sending: socket.socket | None = None
         self.receiving: socket.socket | None = None
         self.joined_to: int | None = None  # the other end's port
-        self._datagrams: Datagrams | None = None
-        self.left: list[bytes] = []  # what the engine has not taken, and nobody else yet
+        self.left = b"", 0  # what the engine has not taken, and nobody else yet; bytes of each datagram of it
         with suppress(OSError):  # too many descriptors
             self.sending = self._opened()
             self._bind_anywhere(self.sending)
@@ -68,7 +82,7 @@ class OwnSockets:
             self.receiving.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
             self.receiving.bind((self._address, UDP_PORT))
             self.receiving.connect((address, port))
-            self.receiving.setsockopt(socket.IPPROTO_UDP, _UDP_GRO, 1)
+            join_received(self.receiving)
         except OSError:
             self.part()
             return False
@@ -79,34 +93,14 @@ class OwnSockets:
         """No more."""
         if self.receiving is not None:
             self.receiving.close()
-        self.receiving = self.joined_to = self._datagrams = None
+        self.receiving = self.joined_to = None
 
-    def datagrams(self, local: IpAddress, remote: IpAddress) -> Datagrams | None:
-        """Both of them, for the engine."""
-        from sidestep.native._engine import Datagrams  # who has no engine does not ask
-
-        if self._datagrams is None and self.sending is not None and self.receiving is not None:
-            fds = self.receiving.fileno(), self.sending.fileno()
-            self._datagrams = Datagrams(local.packed, remote.packed, *fds)
-        return self._datagrams
-
-    def received(self, most: int) -> Iterator[tuple[Any, bytes]]:
-        """What has come, and from where; at most so many times what the kernel has put together."""
-        for _ in range(most):
-            if self.receiving is None:
-                return
-            try:
-                data, control, _, source = self.receiving.recvmsg(_DATAGRAM_MAX, socket.CMSG_SPACE(_INT.size))
-            except BlockingIOError:
-                return
-            except OSError:  # an ICMP error; the timers tell it
-                continue
-            size = len(data)
-            for level, kind, value in control:
-                if (level, kind) == (socket.IPPROTO_UDP, _UDP_GRO):
-                    (size,) = _INT.unpack_from(value)
-            for begin in range(0, len(data), max(1, size)):
-                yield source, data[begin : begin + size]
+    @property
+    def fds(self) -> tuple[int, int] | None:
+        """Both of them, to receive and to send by."""
+        if self.sending is None or self.receiving is None:
+            return None
+        return self.receiving.fileno(), self.sending.fileno()
 
     def close(self) -> None:
         self.part()

@@ -1,46 +1,52 @@
-"""A queue pair of the software HCA: a requester and a responder, and what the user sees of them."""
+"""A queue pair of the software HCA: what its user sees of a reliable connection.
+
+`Rc` (native/wire/rc_qp.h) has the connection's requester and responder: all that is done for a packet. Here is what is
+done for a request or a message, what ends the queue pair, and whether memory may be used.
+"""
 
 from __future__ import annotations
 
 from collections import deque
 from typing import TYPE_CHECKING, Final
 
-from sidestep import limits
 from sidestep.errors import Misuse, Unavailable
-from sidestep.native import layout
-from sidestep.rdma.roce.counting import Tally, nak_reason
+from sidestep.native._engine import Rc
+from sidestep.rdma.roce.counting import NAKS, Tally
 from sidestep.rdma.roce.mad import address_of, gid
 from sidestep.rdma.roce.numbers import timeout_s
-from sidestep.rdma.roce.packet import MTU_CODES, READ_RESPONSES, Aeth, Op, Packet
+from sidestep.rdma.roce.packet import MTU_CODES
 from sidestep.rdma.roce.path import Path
-from sidestep.rdma.roce.requester import Requester
-from sidestep.rdma.roce.responder import Delivered, Refused, Responder
 from sidestep.rdma.roce.tap import Joined, PacketWire
-from sidestep.rdma.soft.ordered import OrderedQueuePair
+from sidestep.rdma.soft.memory import AccessRefusal
+from sidestep.rdma.soft.ordered import OrderedQueuePair, Sent
 from sidestep.rdma.soft.qp import ERROR, FLUSHED, INIT, OP_RECEIVE, RESET, RTR, RTS, SUCCESS
 from sidestep.rdma.verbs import EventKind, JoinedBy, LentDatagrams, QpEndpoint, SendRing
-from sidestep.rdma.work import Completion
+from sidestep.rdma.work import CompareSwap, Completion, FetchAdd, RdmaRead, RdmaWrite, RKey, Send, Status
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from sidestep.native._engine import Datagrams
     from sidestep.rdma.roce.device import RoceDevice
     from sidestep.rdma.soft.keys import Memory
-    from sidestep.rdma.soft.memory import AccessRefusal, QpInit
-    from sidestep.rdma.soft.ordered import Sent
+    from sidestep.rdma.soft.memory import QpInit
     from sidestep.rdma.verbs import Beginning
-    from sidestep.rdma.work import SendRequest
+    from sidestep.rdma.work import Receive, SendRequest
 
-_RESPONSES: Final = READ_RESPONSES | {Op.ACK, Op.ATOMIC_ACK}
+_SEND, _WRITE, _READ, _SWAP, _ADD = range(5)  # native/wire/rc_qp.h::qp_op
+_COUNTS: Final = ("packets_sent", "packets_received", "packets_resent", "packets_dropped", "resent")  # Rc.counts
+_EVENTS: Final = {  # IBTA 9.7.5.2.8, table 46: what a refusal of this end is to its user
+    0x61: EventKind.QP_REQUEST_ERROR,
+    0x62: EventKind.QP_ACCESS_ERROR,
+    0x63: EventKind.QP_FATAL,
+}
 
 
 class RoceQueuePair(OrderedQueuePair):
     """One end of a reliable connection."""
 
     __slots__ = (
-        "_counted", "_datagrams", "_psn", "_reclaim", "_requester", "_responder", "_resumed", "path", "remote_port",
-        "returned", "tally", "wire",
+        "_counts", "_flying", "_loaned", "_psn", "_reclaim", "path", "rc", "remote_port", "returned",
+        "tally", "wire",
     )  # fmt: skip
 
     device: RoceDevice
@@ -52,14 +58,13 @@ class RoceQueuePair(OrderedQueuePair):
         self._psn: int | None = None  # of the first packet to it, where `join` connects it
         self.tally = Tally()
         self.wire: PacketWire | None = None  # once it is connected
-        self._requester: Requester | None = None
-        self._responder: Responder | None = None
+        self.rc: Rc | None = None
+        self._counts: list[int] = []  # of that, as they were told
+        self._flying: deque[Sent] = deque()  # what that has been given, and is not acknowledged
         self.remote_port: int | None = None  # that packets of the other end come from
-        self._datagrams: Datagrams | None = None  # while the engine has it
-        self._counted: dict[str, int] = {}  # of what that has done since
+        self._loaned = False  # the engine has it
         self._reclaim: Callable[[], object] | None = None
         self.returned = False  # it is back, and what has come has still to be looked at
-        self._resumed: deque[Sent] = deque()  # what the engine has sent, and is not acknowledged
         device.queue_pairs_by_number[self.number] = self
 
     # --- the user's side ---
@@ -81,23 +86,21 @@ class RoceQueuePair(OrderedQueuePair):
             super().destroy()
             if self.wire is not None and self._joined:
                 self.wire.closed()
-            self._requester = self._responder = None
+            self.count()
+            self.rc = None
             self.device.forget_qp(self)
 
     def stop_waiting(self) -> None:
-        if self._requester is not None:
-            self._requester.stop()
-        if self._responder is not None:
-            self._responder.stop()
+        self._flying.clear()
+        if self.rc is not None:
+            self.rc.stop()
 
     def details(self) -> dict[str, object]:
         self.count()
         found = super().details()
-        if self.path is not None and self._requester is not None:
+        if self.path is not None and self.rc is not None:
             found["remote_number"] = self.path.remote_qp
             found["mtu"] = self.path.mtu
-            found["resent"] = self._requester.resent
-            found["packets_resent"] = self._requester.packets_resent
             found |= self.tally.as_json()
         return found
 
@@ -107,64 +110,55 @@ class RoceQueuePair(OrderedQueuePair):
         self, record: dict[str, int], reclaim: Callable[[], object], ring: Callable[[], SendRing]
     ) -> LentDatagrams | None:
         """Its sockets, if nothing is under way here, and packets that come are told apart by the kernel."""
-        requester, responder, path = self._requester, self._responder, self.path
+        rc, path = self.rc, self.path
         if (
-            self.state is not RTS or self._datagrams is not None or self.returned or self._sent or self._waiting
-            or path is None or requester is None or responder is None or self.wire is None or self.wire.live
+            self.state is not RTS or self._loaned or self.returned or self._sent or self._waiting or path is None
+            or rc is None or self.wire is None or self.wire.live or self.srq is not None or self.remote_port is None
+            or (fds := self.device.sockets_of(self)) is None
         ):  # fmt: skip
             return None
-        numbers = dict.fromkeys((name for name, _, _ in layout.RECORDS["rc_record"]), 0)
-        if self.srq is not None or not requester.lend(numbers) or (datagrams := self.device.datagrams_of(self)) is None:
+        receive = rc.lend(*fds, self.device.source_port(self), self.remote_port)
+        if not receive:
             return None
-        partial = responder.lend(numbers)
-        if partial is None or self.remote_port is None:
-            return None
-        numbers |= {
-            "source_port": self.device.source_port(self), "remote_port": self.remote_port, "local_qp": self.number,
-            "remote_qp": path.remote_qp, "mtu": path.mtu, "window": limits.ROCE_ENGINE_WINDOW,
-            "timeout_ns": round(path.timeout_s * 1e9),
-        }  # fmt: skip
-        datagrams.begin(layout.pack("rc_record", **numbers), partial)
-        self._datagrams, self._reclaim, self._counted = datagrams, reclaim, numbers
+        if receive is not True:
+            self.untake_receive(receive)
+        self._loaned, self._reclaim = True, reclaim
         self.wire.reclaim = self.reclaim
         self.device.leave_to_engine(self)
-        return LentDatagrams(datagrams)
+        return LentDatagrams(rc)
 
     def take_back(self, record: dict[str, int], error: int) -> None:
         """What has come and was not taken is looked at in this turn; no error is the end of this wire."""
         del record, error
-        datagrams, self._datagrams, self._reclaim = self._datagrams, None, None
-        requester, responder = self._requester, self._responder
-        assert datagrams is not None and requester is not None and responder is not None  # noqa: PT018
-        numbers = layout.unpack("rc_record", datagrams.record())
-        self._resumed += requester.take_back(numbers, datagrams.unacknowledged())
-        responder.take_back(numbers)
-        self._add_counts(numbers)
-        left = datagrams.left()
-        datagrams.release()
+        assert self.rc is not None
+        self._loaned, self._reclaim = False, None
+        fits, left, segment = self.rc.take_back(self)
         self.returned = True
-        self.device.take_from_engine(self, left)
+        self.device.take_from_engine(self, left, segment)
+        if not fits:
+            self.break_off(EventKind.QP_FATAL, "a message came that no receive was posted for")
 
     def catch_up(self) -> None:
         self.reclaim()
         self.device.catch_up(self)
 
     def count(self) -> None:
-        """What the engine has done up to now is counted."""
-        if self._datagrams is not None:
-            self._add_counts(layout.unpack("rc_record", self._datagrams.record()))
-
-    def _add_counts(self, numbers: dict[str, int]) -> None:
-        before, self._counted = self._counted, numbers
-        grown = {name: count - before[name] for name, count in numbers.items()}
+        """What was done up to now is counted."""
+        if self.rc is None:
+            return
+        before, self._counts = self._counts or [0] * (len(_COUNTS) + 2 * len(NAKS)), self.rc.counts()
+        grown = [now - then for now, then in zip(self._counts, before, strict=True)]
         tally, add = self.tally, self.device.events.add_many
-        for name in ("packets_sent", "packets_received", "naks_sent", "naks_received"):
-            setattr(tally, name, getattr(tally, name) + grown[name])
+        naks_sent, naks_received = grown[len(_COUNTS) :][: len(NAKS)], grown[-len(NAKS) :]
+        counted = dict(zip(_COUNTS, grown, strict=False), naks_sent=sum(naks_sent), naks_received=sum(naks_received))
+        for name in Tally.__slots__:
+            setattr(tally, name, getattr(tally, name) + counted[name])
         for name in ("packets_sent", "packets_received", "packets_resent"):
-            add(grown[name], name)
-        add(grown["naks_sent"], "nak_sent", "sequence")
-        add(grown["naks_received"], "nak_received", "sequence")
-        add(grown["packets_dropped"], "packet_dropped", "engine")
+            add(counted[name], name)
+        add(counted["packets_dropped"], "packet_dropped", "engine")
+        for name, some in (("nak_sent", naks_sent), ("nak_received", naks_received)):
+            for reason, count in zip(NAKS, some, strict=True):
+                add(count, name, reason)
 
     def reclaim(self) -> None:
         """Somebody here has to do with it."""
@@ -202,7 +196,7 @@ class RoceQueuePair(OrderedQueuePair):
                 mtu=min(other.mtu, MTU_CODES[device.mtu_code_to(str(remote))]), send_psn=other.psn,
                 receive_psn=self._first_psn, timeout_s=timeout_s(settings.ack_timeout_code),
                 retry_count=settings.retry_count, rnr_retry=settings.rnr_retry,
-                rnr_timer_code=settings.rnr_timer_code, window=settings.window,
+                rnr_timer_code=settings.rnr_timer_code, window=device.window,
             ),
             responder_resources,
         )  # fmt: skip
@@ -223,96 +217,71 @@ class RoceQueuePair(OrderedQueuePair):
     def follow(self, path: Path, responder_resources: int | None = None) -> None:
         """The way is known; what may be sent and taken the state says."""
         self.path = path
-        self._requester = Requester(path, self, depth=0)
         resources = self.capabilities.responder_resources if responder_resources is None else responder_resources
-        self._responder = Responder(path, self, resources=resources)
+        self.rc = Rc(
+            self.device.ip.packed, path.remote.packed, self.number, path.remote_qp, path.mtu, path.window,
+            path.send_psn, path.receive_psn, path.timeout_s, path.retry_count, path.rnr_retry, path.rnr_timer_code,
+            resources,
+        )  # fmt: skip
 
     def ready_to_send(self) -> None:
         super().ready_to_send()
-        if self._requester is not None:
-            self._requester.depth = self.initiator_depth
+        if self.rc is not None:
+            self.rc.depth = self.initiator_depth
 
     # --- the device's side ---
 
-    def handle_packet(self, packet: Packet, now: float) -> bool:
-        """Takes in a packet that came from the other end; False if this state drops it."""
-        if self._datagrams is not None:
-            return False  # it went astray as the engine got it, and will be sent again
-        self.tally.packets_received += 1
-        if packet.bth.opcode in _RESPONSES:
-            if self.state is not RTS or self._requester is None:
-                return False
-            self._count_nak("nak_received", packet)
-            if self._requester.handle(packet, now):
-                self._statuses_changed()
-        elif self._responder is None:
-            return False
-        elif self.state is RTS or self.state is RTR:
-            self._request(packet, self._responder)
-        elif self.state is ERROR:
-            self._responder.insist(packet.bth.psn)
-        else:
-            return False
-        return True
+    def take_in(self, data: memoryview, segment: int, port: int, now: float) -> int:
+        """Takes in packets that came from the other end, of so many bytes each but the last.
 
-    def poll_packet(self, now: float) -> tuple[str, Packet] | None:
-        """The next one to send, if there is any now, and where to."""
-        packet = self._next_packet(now) if self._datagrams is None else None
-        if packet is None:
+        Returns the bytes taken: up to a packet that is none of this connection's, or that this state drops.
+        """
+        rc, state = self.rc, self.state
+        if rc is None or self._loaned or state not in (RTR, RTS, ERROR):
+            return 0  # what went astray as the engine got it will be sent again
+        taken = rc.receive(self, data, segment, port, state, self.remote_access, now)
+        if state is RTR and rc.begun:
+            # IBTA 12.9.6: the first message is as good as the RTU that it overtook.
+            self.tell(EventKind.COMMUNICATION_ESTABLISHED)
+            if self.connection is not None:
+                self.connection.communication_established()
+        self.follow_up()
+        return taken
+
+    def poll_train(self, room: memoryview, most: int, now: float) -> tuple[int, int, int] | None:
+        """Writes the next packets to send, as one datagram: its bytes, those of each but the last, and their number."""
+        rc = self.rc
+        if rc is None or self._loaned:
             return None
-        assert self.path is not None
-        return self.path.address, packet
+        train = rc.train(self, room, most, self.device.source_port(self), self.state is RTS, now)
+        self.follow_up()
+        return train
 
-    def _next_packet(self, now: float) -> Packet | None:
-        if self._responder is not None:
-            packet = self._polled(self._responder)
-            if self._responder.refused is not None:
-                refused, self._responder.refused = self._responder.refused, None
-                self._refuse(refused)
-            if packet is not None:
-                return packet
-        requester = self._requester
-        if requester is None or self.state is not RTS:
-            return None
-        again = requester.packets_resent
-        packet = requester.poll(now)
-        if packet is not None:
-            self.tally.packets_sent += 1
-            if requester.packets_resent != again:
-                self.device.events.add("packets_resent")
-        if requester.changed:
-            requester.changed = False
-            self._statuses_changed()
-        return packet
-
-    def _polled(self, responder: Responder) -> Packet | None:
-        packet = responder.poll()
-        if packet is not None:
-            self.tally.packets_sent += 1
-            self._count_nak("nak_sent", packet)
-        return packet
-
-    def _count_nak(self, name: str, packet: Packet) -> None:
-        aeth = packet.find(Aeth)
-        if aeth is None or (reason := nak_reason(aeth.syndrome)) is None:
-            return
-        self.device.events.add(name, reason)
-        if name == "nak_sent":
-            self.tally.naks_sent += 1
-        else:
-            self.tally.naks_received += 1
+    def send_trains(
+        self, fd: int, room: memoryview, most: int, train_max: int, now: float
+    ) -> tuple[int, int, int, int]:
+        """Sends the next packets by a socket: see `Rc.send`."""
+        rc = self.rc
+        if rc is None or self._loaned:
+            return 0, 0, 0, 0
+        sent = rc.send(self, fd, most, train_max, room, self.device.source_port(self), self.state is RTS, now)
+        self.follow_up()
+        return sent
 
     @property
     def deadline(self) -> float | None:
-        if self._requester is None or self.state is not RTS or self._datagrams is not None:
-            return None
-        return self._requester.deadline
+        return self.rc.deadline() if self.rc and self.state is RTS and not self._loaned else None
 
     def handle_timeout(self, now: float) -> None:
-        if self.deadline is not None and self._requester is not None and self._requester.handle_timeout(now):
-            self._statuses_changed()
+        if self.rc is not None and self.state is RTS and not self._loaned:
+            self.rc.expire(now)
+            self.follow_up()
 
-    # --- what the requester and the responder ask ---
+    # --- what the connection asks ---
+
+    def take_posted(self) -> Receive | None:
+        """The next receive; None: none is posted."""
+        return self.take_receive() if self._receives else None
 
     def grant(self, key: int, va: int, length: int, right: int) -> memoryview | AccessRefusal:
         return self.domain.grant(key, va, length, right, self)
@@ -320,49 +289,69 @@ class RoceQueuePair(OrderedQueuePair):
     def may_be_invalidated(self, key: int) -> Memory | AccessRefusal:
         return self.domain.may_be_invalidated(key, self)
 
+    def void_key(self, key: int) -> None:
+        memory = self.may_be_invalidated(key)
+        assert not isinstance(memory, AccessRefusal)
+        memory.invalidate()
+
     # --- what follows ---
 
     def _leave(self, sent: Sent) -> None:
-        assert self._requester is not None
-        self._requester.begin(sent)
+        rc, request = self.rc, sent.request
+        assert rc is not None
+        self._flying.append(sent)
         self.device.has_work(self)
+        match request:
+            case Send():
+                key, immediate = request.invalidate, request.immediate
+                rc.post(_SEND, request.gather, 0, key or 0, 0, 0, immediate, key is not None, request.solicited)
+            case RdmaWrite():
+                where = request.remote_va, request.rkey
+                rc.post(_WRITE, request.gather, *where, 0, 0, request.immediate, False, request.solicited)
+            case RdmaRead():
+                rc.post(_READ, request.scatter, request.remote_va, request.rkey)
+            case CompareSwap():
+                where = request.remote_va, request.rkey
+                rc.post(_SWAP, request.scatter, *where, request.swap, request.compare)
+            case FetchAdd():
+                rc.post(_ADD, request.scatter, request.remote_va, request.rkey, request.add)
 
-    def _statuses_changed(self) -> None:
-        while self._resumed and (status := self._resumed[0].status) is not None:
-            self._resumed.popleft()
-            if status is not SUCCESS:
-                self.break_off(EventKind.QP_FATAL, f"what the engine has sent ended by {status.name}")
+    def follow_up(self) -> None:
+        """What has come of packets: messages, requests that are done, and the end."""
+        rc = self.rc
+        if rc is None or (outcome := rc.outcome()) is None:
+            return
+        finished, index, status, delivered, refusal = outcome
+        for each in delivered:
+            self._deliver(*each)
+        for _ in range(finished):
+            self._flying.popleft().status = SUCCESS
+        if status and index >= 0:
+            self._flying[index].status = Status(status)
+        elif status:
+            self.break_off(EventKind.QP_FATAL, f"what the engine has sent ended by {Status(status).name}")
         self._complete_answered()
         if self.state is RTS:
             self._go_on()
+        if refusal is not None and self.rc is rc:
+            self._refuse(*refusal)
 
-    def _request(self, packet: Packet, responder: Responder) -> None:
-        if self.state is RTR and packet.bth.psn == responder.expected:
-            # IBTA 12.9.6: the first message is as good as the RTU that it overtook.
-            self.tell(EventKind.COMMUNICATION_ESTABLISHED)
-            if self.connection is not None:
-                self.connection.communication_established()
-        outcome = responder.handle(packet)
-        if isinstance(outcome, Delivered):
-            self.recv_cq.add(
-                Completion(
-                    outcome.receive.wr_id, SUCCESS, OP_RECEIVE, outcome.length, self.number, outcome.solicited,
-                    outcome.invalidated, outcome.immediate,
-                )
-            )  # fmt: skip
-        elif isinstance(outcome, Refused):
-            self._refuse(outcome)
+    def _deliver(
+        self, receive: Receive, length: int, solicited: bool, voided: int | None, immediate: bytes | None
+    ) -> None:
+        key = None if voided is None else RKey(voided)
+        self.recv_cq.add(Completion(receive.wr_id, SUCCESS, OP_RECEIVE, length, self.number, solicited, key, immediate))
 
-    def _refuse(self, refused: Refused) -> None:
-        """What the other end sent ends this one; it is told by the responder."""
-        if refused.receive is not None:
-            self.recv_cq.add(Completion(refused.receive.wr_id, refused.status, OP_RECEIVE, 0, self.number))
+    def _refuse(self, nak: int, status: int, why: str) -> None:
+        """What the other end sent ends this one; the connection tells it."""
+        if status and self.rc is not None and (taken := self.rc.give_up()) is not None:
+            self.recv_cq.add(Completion(taken.wr_id, Status(status), OP_RECEIVE, 0, self.number))
         self.end()
-        if refused.event is not None:
-            self.tell(refused.event, refused.why)
+        if not status:
+            self.tell(_EVENTS[nak], why)
 
     def _flush_receives(self) -> None:
-        taken = self._responder.give_up() if self._responder is not None else None
+        taken = self.rc.give_up() if self.rc is not None else None
         if taken is not None:
             self.recv_cq.add(Completion(taken.wr_id, FLUSHED, OP_RECEIVE, 0, self.number))
         super()._flush_receives()

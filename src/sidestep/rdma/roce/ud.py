@@ -22,8 +22,7 @@ from typing import TYPE_CHECKING, ClassVar, Final
 from sidestep.rdma import grh
 from sidestep.rdma.roce.counting import Tally
 from sidestep.rdma.roce.packet import ICRC_LEN, PSN_MASK, Bth, Deth, ImmDt, Op, Packet
-from sidestep.rdma.roce.pieces import piece_of, place
-from sidestep.rdma.soft.qp import OP_RECEIVE, RTS, SUCCESS, UD, SoftQueuePair, length_of
+from sidestep.rdma.soft.qp import OP_RECEIVE, RTS, SUCCESS, UD, SoftQueuePair
 from sidestep.rdma.verbs import QpType
 from sidestep.rdma.work import GRH_LEN, QKEY_CONTROLLED, Completion, Status, UdSend
 
@@ -31,7 +30,7 @@ if TYPE_CHECKING:
     from sidestep.rdma.frames import IpAddress
     from sidestep.rdma.roce.device import RoceDevice
     from sidestep.rdma.soft.memory import QpInit
-    from sidestep.rdma.work import SendRequest
+    from sidestep.rdma.work import Scatter, SendRequest
 
 DATAGRAMS: Final = frozenset({Op.UD_SEND_ONLY, Op.UD_SEND_ONLY_IMM})
 _HEADERS_LEN: Final = 8 + Bth.LENGTH + Deth.LAYOUT.size  # of UDP and of a datagram without immediate data
@@ -125,7 +124,7 @@ class UdQueuePair(SoftQueuePair):
             self.complete(request, status)
             return None
         qkey = self._qkey if request.remote_qkey & QKEY_CONTROLLED else request.remote_qkey
-        payload = piece_of(request.gather, 0, length_of(request))
+        payload = b"".join(request.gather)
         packet = self._maker.packet(request.remote_qpn, qkey, payload, request.immediate, solicited=request.solicited)
         self._waiting.popleft()
         self.tally.packets_sent += 1
@@ -157,12 +156,7 @@ class UdQueuePair(SoftQueuePair):
         immediate = packet.find(ImmDt)
         udp_len = _HEADERS_LEN + (0 if immediate is None else ImmDt.LAYOUT.size) + length + packet.bth.pad + ICRC_LEN
         header = grh.written(remote, self.device.ip, udp_len)
-        placed = (
-            self.may_receive(receive.scatter)
-            and place(receive.scatter, 0, header)
-            and place(receive.scatter, GRH_LEN, packet.payload)
-        )
-        if not placed:
+        if not (self.may_receive(receive.scatter) and _placed(receive.scatter, header + bytes(packet.payload))):
             self.recv_cq.add(Completion(receive.wr_id, Status.LOCAL_PROTECTION_ERROR, OP_RECEIVE, 0, self.number))
             self.end()
             return None
@@ -174,3 +168,15 @@ class UdQueuePair(SoftQueuePair):
             )
         )  # fmt: skip
         return None
+
+
+def _placed(scatter: Scatter, data: bytes) -> bool:
+    """Copies; False if the memory is not what the receive says: read-only, not bytes, or released."""
+    try:
+        for entry in scatter:
+            room = entry[: len(data)]
+            room[:] = data[: len(room)]
+            data = data[len(room) :]
+    except (TypeError, ValueError, BufferError):
+        return False
+    return not data

@@ -23,18 +23,26 @@ from sidestep import limits
 from sidestep.errors import SidestepError, Unavailable
 from sidestep.loop import READ, WRITE, Loop, Timer
 from sidestep.rdma.path_mtu import route_mtu
-from sidestep.rdma.roce.device import ATTRIBUTES, Datagram, RoceDevice
-from sidestep.rdma.roce.own_sockets import OwnSockets, unfragmented
+from sidestep.rdma.roce.datagram import DATAGRAM_MAX
+from sidestep.rdma.roce.device import ATTRIBUTES, SENT, Datagram, RoceDevice
+from sidestep.rdma.roce.own_sockets import (
+    CONTROL_LEN,
+    OwnSockets,
+    cut_into,
+    join_received,
+    segment_of,
+    unfragmented,
+)
 from sidestep.rdma.roce.packet import UDP_PORT
 
 if TYPE_CHECKING:
-    from sidestep.native._engine import Datagrams
     from sidestep.rdma.roce.device import AnyQueuePair
     from sidestep.rdma.roce.qp import RoceQueuePair
     from sidestep.rdma.roce.settings import RoceSettings
     from sidestep.rdma.verbs import DeviceAttributes
 
-_DATAGRAM_MAX: Final = 65536
+_ROOM_FACTOR: Final = 1.6  # bytes of a receive buffer for one of payload
+_TRAIN_MAX: Final = 64  # UDP_MAX_SEGMENTS of older kernels
 _log: Final = logging.getLogger(__name__)
 
 
@@ -62,6 +70,7 @@ class UdpRoceDevice(RoceDevice):
         name: str = "roce",
         attributes: DeviceAttributes = ATTRIBUTES,
     ) -> None:
+        self.train_max = _TRAIN_MAX
         self.loop = loop or Loop()
         self._owns_loop = loop is None
         self._timer: Timer | None = None
@@ -69,9 +78,13 @@ class UdpRoceDevice(RoceDevice):
         self._unsent: Datagram | None = None  # the kernel had no room for it
         self._own: dict[AnyQueuePair, OwnSockets] = {}
         self._sending: dict[int, socket.socket] = {}  # by their ports
+        self._room = memoryview(bytearray(DATAGRAM_MAX))
         super().__init__(address, self.loop.notices, SystemRandom(), settings, name=name, attributes=attributes)
         self._sock = _opened(address, self.ip.version, self.settings.receive_buffer)
         self._sending[UDP_PORT] = self._sock
+        # Sockets drop bursts. The other end's buffer is taken to be like this one's, in which packets need more room.
+        room = self._sock.getsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF)
+        self.window = min(self.window, max(1, int(room / _ROOM_FACTOR) // self.settings.mtu))
         self.loop.watch(self._sock.fileno(), READ, self._on_ready)
 
     # --- the core's side ---
@@ -83,14 +96,22 @@ class UdpRoceDevice(RoceDevice):
                 self._sending[own.source_port] = own.sending
         return own.source_port
 
-    def datagrams_of(self, qp: RoceQueuePair) -> Datagrams | None:
+    def send_from(self, qp: RoceQueuePair, most: int, now: float) -> tuple[Datagram, int] | None:
+        if qp.path is None or "%" in qp.path.address:
+            return None
+        port = self.source_port(qp)
+        fd = self._sending[port].fileno()
+        count, failed, length, segment = qp.send_trains(fd, self._out, most, self.train_max, now)
+        return (Datagram(qp.path.address, self._out[:length], port, segment) if failed else SENT), count
+
+    def sockets_of(self, qp: RoceQueuePair) -> tuple[int, int] | None:
         own, path, port = self._own.get(qp), qp.path, qp.remote_port
         if own is None or path is None or port is None or port == UDP_PORT or "%" in path.address:
             return None
         if self.senders[path.remote, port] > 1 or (self._unsent is not None and self._unsent.source_port != UDP_PORT):
             return None  # the kernel would not tell them apart; or it may be one of these
         if own.joined_to == port:
-            return own.datagrams(self.ip, path.remote)
+            return own.fds
         self._part(own)
         if own.join(path.address, port):  # what has come to the other socket until now is read first
             self._watch_own(qp, own)
@@ -102,8 +123,8 @@ class UdpRoceDevice(RoceDevice):
         assert own.receiving is not None
         self.loop.forget(own.receiving.fileno())
 
-    def take_from_engine(self, qp: RoceQueuePair, left: list[bytes]) -> None:
-        self._own[qp].left = left
+    def take_from_engine(self, qp: RoceQueuePair, left: bytes, segment: int) -> None:
+        self._own[qp].left = left, segment
         self.loop.soon(partial(self._go_on, qp))
 
     def catch_up(self, qp: RoceQueuePair) -> None:
@@ -112,10 +133,10 @@ class UdpRoceDevice(RoceDevice):
             self._take_in_own(qp, own)
 
     def _take_left(self, qp: RoceQueuePair, own: OwnSockets) -> None:
-        left, own.left = own.left, []
-        if qp.path is not None and qp.remote_port is not None:
-            for datagram in left:
-                self._take(qp.path.address, qp.remote_port, datagram)
+        qp.follow_up()
+        (left, segment), own.left = own.left, (b"", 0)
+        if left and qp.path is not None and qp.remote_port is not None:
+            self._take(qp.path.address, qp.remote_port, left, segment)
 
     def _go_on(self, qp: RoceQueuePair) -> None:
         qp.returned = False
@@ -135,9 +156,8 @@ class UdpRoceDevice(RoceDevice):
         self._pump()
 
     def _take_in_own(self, qp: RoceQueuePair, own: OwnSockets) -> None:
-        if self._own.get(qp) is own:
-            for source, datagram in own.received(limits.ROCE_TURN_DATAGRAMS):
-                self._take(source[0], source[1], datagram)
+        if self._own.get(qp) is own and own.receiving is not None:
+            self._take_all(own.receiving)
 
     def forget_qp(self, qp: AnyQueuePair) -> None:
         super().forget_qp(qp)
@@ -179,22 +199,27 @@ class UdpRoceDevice(RoceDevice):
         if events & WRITE:
             self.loop.watch(self._sock.fileno(), READ, self._on_ready)
         if events & ~WRITE:
-            self._take_in()
+            self._take_all(self._sock)
         self._pump()
 
-    def _take_in(self) -> None:
-        for _ in range(limits.ROCE_TURN_DATAGRAMS):
+    def _take_all(self, sock: socket.socket) -> None:
+        for count in range(limits.ROCE_TURN_DATAGRAMS):
+            if sock.fileno() < 0:
+                return
             try:
-                payload, source = self._sock.recvfrom(_DATAGRAM_MAX, socket.MSG_DONTWAIT)
+                length, control, _, source = sock.recvmsg_into([self._room], CONTROL_LEN, socket.MSG_DONTWAIT)
             except BlockingIOError:
                 return
             except OSError:  # an ICMP error of what was sent; the timers tell it
                 continue
-            self._take(source[0], source[1], payload)
+            segment = segment_of(control)
+            self._take(source[0], source[1], self._room[:length], segment)
+            if count % 4 == 3:
+                self._pump()  # the other end goes on while more is taken in
 
-    def _take(self, address: str, port: int, payload: bytes) -> None:
+    def _take(self, address: str, port: int, payload: bytes | memoryview, segment: int = 0) -> None:
         try:
-            self.handle_datagram(address, port, payload, self.loop.now)
+            self.handle_datagram(address, port, payload, self.loop.now, segment)
         except SidestepError:
             raise
         except Exception:
@@ -211,7 +236,7 @@ class UdpRoceDevice(RoceDevice):
             if datagram is None:
                 break
             if not self._sent(datagram):
-                self._unsent = datagram
+                self._unsent = datagram._replace(payload=bytes(datagram.payload))
                 self._await_room(datagram.source_port)
                 break
         else:
@@ -231,13 +256,19 @@ class UdpRoceDevice(RoceDevice):
 
     def _sent(self, datagram: Datagram) -> bool:
         sock = self._sending.get(datagram.source_port)
-        if sock is None:
-            return True  # of a queue pair that is destroyed
+        if sock is None or datagram is SENT:
+            return True  # or of a queue pair that is destroyed
+        target = datagram.address, UDP_PORT
         try:
-            sock.sendto(datagram.payload, socket.MSG_DONTWAIT, (datagram.address, UDP_PORT))
+            if datagram.segment:
+                sock.sendmsg([datagram.payload], [cut_into(datagram.segment)], socket.MSG_DONTWAIT, target)
+            else:
+                sock.sendto(datagram.payload, socket.MSG_DONTWAIT, target)
         except OSError as why:
             if why.errno in (errno.EAGAIN, errno.ENOBUFS):
                 return why.errno == errno.ENOBUFS  # of the interface: it is lost, as it may be on the way
+            if datagram.segment and why.errno in (errno.EINVAL, errno.EIO, errno.EOPNOTSUPP):
+                self.train_max = 1  # this kernel, or interface, does not cut it
             # No route, or too long for it: as if lost, and sent again until the connection gives up.
             self.events.add("packet_unsent", errno.errorcode.get(why.errno or 0, "unknown"))
         return True
@@ -267,6 +298,8 @@ def _opened(address: str, version: int, receive_buffer: int) -> socket.socket:
     )
     try:
         unfragmented(sock)
+        with suppress(OSError):  # a kernel before 5.0
+            join_received(sock)
         if ipv6:
             with suppress(OSError):  # rxe and adapters send no checksum
                 sock.setsockopt(socket.IPPROTO_UDP, 102, 1)  # UDP_NO_CHECK6_RX

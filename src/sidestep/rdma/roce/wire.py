@@ -159,7 +159,7 @@ class WireDevice(RoceDevice):
     def pump(self, now: float) -> None:
         """Sends what there is."""
         while (datagram := self.poll_datagram(now)) is not None:
-            self.wire.inject(self.address, datagram.address, datagram.payload)
+            self.wire.inject(self.address, datagram.address, bytes(datagram.payload))
 
     def close(self) -> None:
         if not self.closed:
