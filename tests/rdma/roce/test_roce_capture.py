@@ -63,8 +63,8 @@ def work(wire: Wire, active: HcaEnd, passive: HcaEnd) -> None:
     passive.room(3000)
     far, near = passive.memory(bytes(3000)), active.memory(pattern(3000, 1))
     active.qp.post_send(Send(1, (near.view,), solicited=True))
-    active.qp.post_send(RdmaWrite(2, (near.view[:100],), far.va, far.rkey))
-    active.qp.post_send(RdmaRead(3, (near.view[:100],), far.va, far.rkey))
+    active.qp.post_send(RdmaRead(2, (near.view[:100],), far.va, far.rkey))
+    active.qp.post_send(RdmaWrite(3, (near.view[:100],), far.va, far.rkey))
     wire.run()
     assert [each.ok for each in active.sent] == [True] * 3
 

@@ -16,7 +16,6 @@
 #include <sys/socket.h>
 
 #define PORT 4791
-#define DATAGRAM_MAX 65536u
 #define QUEUE_MAX (128u << 10)  /* bytes not acknowledged, after which nothing is added */
 #define MESSAGE_MAX (64u << 10) /* bytes of a message of ours */
 #define FILLS_MAX 16 /* reads of which nothing is left, after which others have their turn */
@@ -121,8 +120,7 @@ static void free_done(struct rc_qp *qp)
 
 void rc_loaned_free(struct rc_loaned *loaned)
 {
-	free(loaned->in);
-	free(loaned->out);
+	free(loaned->datagrams);
 	free(loaned->message);
 	*loaned = (struct rc_loaned){.qp = loaned->qp};
 }
@@ -146,10 +144,8 @@ static int fill(struct wire *wire)
 
 	if (!wire->readable)
 		return 0;
-	if (!loaned->in && !(loaned->in = malloc(DATAGRAM_MAX)))
-		return -ENGINE_MEMORY;
 	keep(loaned);
-	struct iovec into = {.iov_base = loaned->in, .iov_len = DATAGRAM_MAX};
+	struct iovec into = {.iov_base = loaned->datagrams, .iov_len = RC_DATAGRAM_MAX};
 	struct msghdr message = {
 		.msg_iov = &into, .msg_iovlen = 1, .msg_control = control.bytes, .msg_controllen = sizeof(control.bytes)};
 	ssize_t got = recvmsg(loaned->receive_fd, &message, MSG_DONTWAIT);
@@ -175,8 +171,9 @@ static int datagram_next(struct wire *wire, uint32_t most)
 		return -ENGINE_MEMORY;
 	for (int fills = 0;; fills++) {
 		if (loaned->in_at < loaned->in_tail)
-			loaned->in_at += (uint32_t)qp_receive(qp, loaned->in + loaned->in_at, loaned->in_tail - loaned->in_at,
-			                                      loaned->segment, loaned->remote_port, QP_RTS, wire->now_ns);
+			loaned->in_at +=
+				(uint32_t)qp_receive(qp, loaned->datagrams + loaned->in_at, loaned->in_tail - loaned->in_at,
+			                         loaned->segment, loaned->remote_port, QP_RTS, wire->now_ns);
 		free_done(qp);
 		if (loaned->whole) {
 			wire->len = loaned->message_len;
@@ -279,7 +276,8 @@ int rc_send(const struct rc_qp *qp, int fd, const uint8_t *data, size_t len, con
 /* 0: it has gone, or is as good as lost on the way; -EAGAIN: there is no room. */
 static int send_out(struct rc_loaned *loaned)
 {
-	int result = rc_send(loaned->qp, loaned->send_fd, loaned->out, loaned->out_len, &loaned->out_train);
+	int result =
+		rc_send(loaned->qp, loaned->send_fd, loaned->datagrams + RC_DATAGRAM_MAX, loaned->out_len, &loaned->out_train);
 
 	if (result == -EAGAIN)
 		return result;
@@ -298,12 +296,11 @@ static int datagram_flush(struct wire *wire)
 	struct rc_qp *qp = loaned->qp;
 
 	qp_pass(qp, wire->now_ns);
-	if (!loaned->out && !(loaned->out = malloc(DATAGRAM_MAX)))
-		return -ENGINE_MEMORY;
 	while (!wire->blocked && !qp->failed) {
 		if (!loaned->out_len) {
 			loaned->out_train = (struct qp_train){.most = loaned->train, .port = loaned->local_port, .sends = true};
-			loaned->out_len = qp_train(qp, loaned->out, DATAGRAM_MAX, &loaned->out_train, wire->now_ns);
+			loaned->out_len =
+				qp_train(qp, loaned->datagrams + RC_DATAGRAM_MAX, RC_DATAGRAM_MAX, &loaned->out_train, wire->now_ns);
 		}
 		if (!loaned->out_len)
 			break;

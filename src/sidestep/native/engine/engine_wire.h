@@ -57,16 +57,16 @@ struct wire_stream {
 };
 
 #define RC_PARTS_MAX 64u
+#define RC_DATAGRAM_MAX 65536u
 
 /* A reliable connection that an engine has, or had: what has come and was not looked at, or not taken, stays. */
 struct rc_loaned {
 	struct rc_qp *qp;
 	int receive_fd, send_fd;
 	uint32_t local_port, remote_port, train; /* packets that may go by one call */
-	uint8_t *in; /* [in_at, in_tail): in datagrams of `segment` bytes */
+	uint8_t *datagrams; /* one that comes, in parts of `segment` bytes: [in_at, in_tail); and one that leaves */
 	uint32_t in_at, in_tail, segment;
-	uint8_t *out; /* a datagram that the kernel had no room for */
-	size_t out_len;
+	size_t out_len; /* bytes that the kernel had no room for */
 	struct qp_train out_train;
 	uint8_t *message; /* a Send that comes, or is whole */
 	uint32_t message_size, message_len;

@@ -501,10 +501,15 @@ static PyObject *rc_lend(PyObject *self, PyObject *args)
 	                             .send_fd = send_fd,
 	                             .local_port = local_port,
 	                             .remote_port = remote_port,
-	                             .train = QP_ENGINE_TRAIN};
+	                             .train = QP_ENGINE_TRAIN,
+	                             .datagrams = malloc(2 * (size_t)RC_DATAGRAM_MAX)};
+	if (!loaned->datagrams)
+		return PyErr_NoMemory();
 	if (qp->message.kind == QP_SENDING) { /* the Send goes on in an engine */
-		if (!(loaned->message = malloc(qp->message.placed + 1u)))
+		if (!(loaned->message = malloc(qp->message.placed + 1u))) {
+			rc_loaned_free(loaned);
 			return PyErr_NoMemory();
+		}
 		loaned->message_size = qp->message.placed + 1;
 		loaned->kept = qp->message.placed;
 		qp_gather(qp->receive.pieces, qp->receive.pieces_len, 0, loaned->message, qp->message.placed);
@@ -548,7 +553,7 @@ static PyObject *rc_take_back(PyObject *self, PyObject *given)
 		host_deliver(qp, loaned->message_len, loaned->solicited, NULL, NULL);
 	else if (qp->message.kind == QP_SENDING)
 		fits = adopt(object, qp->message.placed);
-	PyObject *left = Py_BuildValue("(iy#I)", fits, (const char *)loaned->in + loaned->in_at,
+	PyObject *left = Py_BuildValue("(iy#I)", fits, (const char *)loaned->datagrams + loaned->in_at,
 	                               (Py_ssize_t)(loaned->in_tail - loaned->in_at), (unsigned int)loaned->segment);
 	rc_loaned_free(loaned);
 	if (!PyErr_Occurred())

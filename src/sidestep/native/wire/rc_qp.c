@@ -337,8 +337,8 @@ void qp_stop(struct rc_qp *qp)
 
 /* ---- memory ---- */
 /* Copies between the pieces of a message, from an offset on, and one block. */
-static uint32_t copy(const struct iovec *pieces, uint32_t count, uint64_t offset, uint8_t *to, const uint8_t *from,
-                     uint32_t len)
+static uint32_t copy(const struct iovec *pieces, uint32_t count, uint64_t offset, uint8_t *block, uint32_t len,
+                     bool gathers)
 {
 	uint32_t done = 0;
 
@@ -349,7 +349,7 @@ static uint32_t copy(const struct iovec *pieces, uint32_t count, uint64_t offset
 		}
 		size_t some = pieces[i].iov_len - offset < len - done ? pieces[i].iov_len - offset : len - done;
 		uint8_t *at = (uint8_t *)pieces[i].iov_base + offset;
-		memcpy(to ? to + done : at, to ? at : from + done, some);
+		memcpy(gathers ? block + done : at, gathers ? at : block + done, some);
 		done += (uint32_t)some;
 		offset = 0;
 	}
@@ -358,12 +358,12 @@ static uint32_t copy(const struct iovec *pieces, uint32_t count, uint64_t offset
 
 uint32_t qp_gather(const struct iovec *pieces, uint32_t count, uint64_t offset, uint8_t *to, uint32_t len)
 {
-	return copy(pieces, count, offset, to, NULL, len);
+	return copy(pieces, count, offset, to, len, true);
 }
 
 uint32_t qp_scatter(const struct iovec *pieces, uint32_t count, uint64_t offset, const uint8_t *from, uint32_t len)
 {
-	return copy(pieces, count, offset, NULL, from, len);
+	return copy(pieces, count, offset, (uint8_t *)(uintptr_t)from, len, false);
 }
 
 /* IBTA 9.7.5.2.8, tables 44 and 46. */

@@ -229,7 +229,7 @@ static void take_write(struct rc_qp *qp, const struct qp_packet *packet)
 		not_ready(qp, packet->psn);
 		return;
 	}
-	if (packet->len)
+	if (at)
 		memcpy(at, packet->payload, packet->len);
 	message.placed += packet->len;
 	qp->message = message;
@@ -464,7 +464,7 @@ static uint32_t respond(struct rc_qp *qp, struct qp_answer *answer, uint8_t *to)
 	}
 	uint32_t opcode = first && last ? RESPONSE_ONLY : first ? RESPONSE_FIRST : last ? RESPONSE_LAST : RESPONSE_MIDDLE;
 	uint32_t at = put_aeth(qp, to, opcode, pad, psn, ACK);
-	if (len)
+	if (from)
 		memcpy(to + at, from, len);
 	memset(to + at + len, 0, pad);
 	answer->sent++;
